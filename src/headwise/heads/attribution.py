@@ -113,7 +113,22 @@ def attribute(
     with evaluating(model), attach(handlers), recorder.listening():
         # (V,) The text is cut behind the position, which so becomes the last one: the recorder hears only that.
         last = logits(model, row[:, : position + 1], last=True)[0, -1]  # what comes later changes nothing here
-    parts = Parts(model, recorder, calls, last, answer, position)
+    return added(model, recorder, calls, last, answer, position)
+
+
+def added(
+    model: nn.Module,
+    recorder: Recorder,
+    calls: Mapping[str, Call],
+    logits: Tensor,
+    answer: tuple[int, ...],
+    position: int,
+) -> Attribution:
+    """What each part of a model adds to a logit, layer by layer.
+
+    Args as of `_Parts`.
+    """
+    parts = Parts(model, recorder, calls, logits, answer, position)
     for number in range(len(recorder.layers)):
         parts.add(number)
     return parts.summed()

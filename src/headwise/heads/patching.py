@@ -8,11 +8,10 @@ changes nothing, 1 restores the clean answer.
 
 from __future__ import annotations
 
-import copy
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
 from typing import Any, TypeVar
@@ -26,14 +25,7 @@ from headwise.errors import HeadwiseError
 from headwise.heads.effect import slopes_of
 from headwise.heads.statistics import unknown_head
 from headwise.intervals import Interval, interval_of
-from headwise.models.ask import (
-    answer_logits,
-    device_of,
-    evaluating,
-    require_next,
-    require_slopes,
-    vocabulary_of,
-)
+from headwise.models.ask import answer_logits, device_of, evaluating, require_next, require_slopes, vocabulary_of
 from headwise.models.hook import Handler, attach, hooked, inside
 from headwise.models.open import ids_of, token_of
 from headwise.models.sites import Layer, Site, layers_of
@@ -59,9 +51,6 @@ Place = tuple[str, tuple[int, ...]]  # the name of a site, and the query heads w
 Receiver = tuple[str, str]  # ("q", "L3.H5") or ("k", "L3.KV1"): what of a head, or key/value head, reads
 Key = TypeVar("Key", bound=Hashable)
 Rows = slice | list[int]  # the tokens at which something is changed
-Beside = Callable[[], AbstractContextManager[Any]]  # what else listens to a pass
-# Logits (V,) after the clean and the corrupted text -> the tokens that are compared: the answer, and another or none.
-Choice = Callable[[Tensor, Tensor | None], tuple[int, int | None]]
 Progress = Callable[[int, int], None]  # steps done, and of all
 
 
@@ -143,13 +132,11 @@ def patch(
     if fast:
         require_slopes(model)
     pairs = _pairs(model, clean, corrupted, target)
-    passes = Passes(model, layers_of(model))
     effects = defaultdict(list)  # head -> its effect in each pair of texts
     by_position = defaultdict(list)  # head -> its effect at each token of the first pair, then of the next
     ends = []  # of each pair the difference that its clean text has, and its corrupted one
     with evaluating(model):
-        for number, pair in enumerate(pairs, 1):
-            study = _study(passes, pair, number, len(pairs))
+        for study in _studies(model, pairs):
             names = chosen_heads(study.names(at), heads, at)
             ends.append((study.clean, study.corrupted))
             T = study.text.ids.numel()
@@ -167,7 +154,7 @@ def patch(
             for name, effect in table.items():
                 effects[name].append(effect)
             if progress is not None:
-                progress(number, len(pairs))
+                progress(len(ends), len(pairs))
     of_clean, of_corrupted = (interval_of(list(values)) for values in zip(*ends, strict=True))
     intervals = _shares(effects, ends)
     size = np.subtract(*np.transpose(ends))  # (pairs,)
@@ -177,16 +164,19 @@ def patch(
     return Patching(at, intervals, of_clean, of_corrupted, means, by_pair)
 
 
-def _study(passes: Passes, pair: Pair, number: int, count: int) -> Study:
-    """The study of a pair, 1 to `count`, whose texts have been read; an error names the pair."""
-    study = Study(passes, *pair)
-    try:
-        study.read()
-    except HeadwiseError as error:
-        if count == 1:
-            raise
-        raise HeadwiseError(f"pair {number - 1} of {count}, counted from 0: {error}") from None
-    return study
+def _studies(model: nn.Module, pairs: Sequence[Pair]) -> Iterator[Study]:
+    """The study of each pair; an error names the pair."""
+    passes = Passes(model, layers_of(model))
+    for number, (clean, corrupted, target) in enumerate(pairs):
+        texts = passes.read(clean), passes.read(corrupted)
+        first, second = target or [int(text.answer.argmax()) for text in texts]
+        try:
+            study = Study(passes, *texts, (first, second))
+        except HeadwiseError as error:
+            if len(pairs) == 1:
+                raise
+            raise HeadwiseError(f"pair {number} of {len(pairs)}, counted from 0: {error}") from None
+        yield study
 
 
 def _shares(effects: Mapping[str, Sequence[float]], ends: Sequence[tuple[float, float]]) -> dict[str, Interval]:
@@ -226,12 +216,9 @@ def path_effects(
     require_next(model)
     if at not in READ:
         raise unknown(f"at={at!r} is nothing that a head reads from another", at, READ)
-    passes = Passes(model, layers_of(model))
     effects, ends = defaultdict(list), []
-    pairs = _pairs(model, clean, corrupted, target)
     with evaluating(model):
-        for number, pair in enumerate(pairs, 1):
-            study = _study(passes, pair, number, len(pairs))
+        for study in _studies(model, _pairs(model, clean, corrupted, target)):
             ends.append((study.clean, study.corrupted))
             chosen_heads(study.names(at), [receiver], at)  # raises for a receiver that is not there
             for name, effect in study.paths([(at, receiver)], senders)[at, receiver].items():
@@ -281,184 +268,115 @@ def _positions(positions: Sequence[int] | str | None, T: int) -> Rows:
 # Passes of one model
 
 
-@dataclass(eq=False)  # each is itself alone, as is a variant, so that it can be a key
+@dataclass(frozen=True)
 class Reading:
-    """A text (1,T) that a model reads, and what is kept of that; empty before."""
+    """A text (1,T) that a model has read, and what is kept of that."""
 
     ids: Tensor
-    calls: dict[str, Call] = field(default_factory=dict)  # of each attention, by the name of its site
-    runs: Counter[str] = field(default_factory=Counter)  # of its attention function, which DiffLlama calls twice
-    outputs: dict[nn.Module, Any] = field(default_factory=dict)  # what each block gave, blocks in their order
-    answer: Tensor = field(default_factory=partial(torch.empty, 0))  # (V,) logits of the token that is answered
+    answer: Tensor  # (V,) logits of the token that is answered
+    calls: dict[str, Call]  # of each attention, by the name of its site
+    runs: Counter[str]  # of its attention function, which DiffLlama calls twice
+    outputs: dict[nn.Module, Any]  # what each block gave, blocks in their order
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Variant:
-    """A text in which something changes from one block on; what lies below is not computed again."""
+    """A text in which some heads give something else."""
 
-    reading: Reading
-    turns: range  # numbers of the blocks that it passes; one that ends before the last has no logits, and no answer
-    handlers: Mapping[Site, Handler]  # what it changes of calls
-    ask: Callable[[Tensor], float]  # logits (V,) of its answer -> the number that it was to be asked for
-    early: Mapping[Site, Handler] = field(default_factory=dict)  # what it changes before gates and norms of the heads
+    start: int  # number of the first block with such heads
+    handlers: Mapping[str, Handler]  # name of a site -> what takes the place of `out` in its call of this one text
+    early: bool  # before the gates and norms of the site?
 
 
 class Passes:
-    """The passes of a model that a study asks for: texts, and variants of them, at a masked position or at the end.
+    """The passes of a model that a study asks for: texts, and variants of them, answered at a position.
 
-    Variants go up the model side by side, a block at a time, and each joins the others where it leaves the text:
-
-        block          0     1     2     3     logits
-        the text       ---------------------->         what each block gave is kept
-        variant a            ---------------->
-        variant b                  ---------->
-
-    For a step the model runs from its beginning, so that masks and positions are its own; but blocks below give at once
-    what they gave before, and behind the block whose turn it is the pass ends. Texts run as a whole, and so do variants
-    where the blocks of a decoder read an encoder besides.
+    Variants that begin at one block are rows of one batch. The model runs from its beginning, so that masks and
+    positions are its own; but the blocks below give at once what they gave when the text was read.
     """
 
     def __init__(self, model: nn.Module, layers: Sequence[Layer], position: int = -1) -> None:
         self.model, self.layers, self.position = model, layers, position
         # Each once: a decoder's block that also reads an encoder holds two attentions, and so stands in two layers.
         self.blocks = list(dict.fromkeys(layer.block for layer in layers))
-        self.layer_of = {layer.site.name: layer for layer in layers}
+        self.sites = {layer.site.name: layer.site for layer in layers}
+        self.starts = {layer.site.name: self.blocks.index(layer.block) for layer in layers}
 
-    def read(self, reading: Reading, beside: Beside = nullcontext) -> None:
-        """Read a text, and keep of it what `Reading` says; `beside` is what else listens."""
+    def read(self, ids: Tensor) -> Reading:
+        """Read a text (T,)."""
+        calls: dict[str, Call] = {}
+        runs = Counter[str]()
+        outputs: dict[nn.Module, Any] = {}
 
         def keep(site: Site, call: Call) -> None:
-            if site.name in reading.calls:
+            if site.name in calls:
                 raise HeadwiseError(
                     f"{site.name} of {type(self.model).__name__} runs several times in one pass, and which of its runs "
                     f"is to be patched is not known; watch it instead, with headwise.watch"
                 )
-            reading.calls[site.name] = call
+            calls[site.name] = call
 
         def count(site: Site, call: Call) -> None:
-            reading.runs[site.name] += 1
+            runs[site.name] += 1
 
-        def record(block: nn.Module, args: Any, gave: Any) -> None:
-            reading.outputs[block] = gave
+        def record(block: nn.Module, args: Any, output: Any) -> None:
+            outputs[block] = output
 
-        kept, counted = ({layer.site: partial(act, layer.site) for layer in self.layers} for act in (keep, count))
+        kept, counted = ({site: partial(act, site) for site in self.sites.values()} for act in (keep, count))
         recorded = hooked((block.register_forward_hook, record) for block in self.blocks)
-        with attach(counted, early=True), attach(kept), recorded, beside():
-            reading.answer = answer_logits(self.model, reading.ids, self.position)[0]
+        row = ids[None].to(device_of(self.model))
+        with attach(counted, early=True), attach(kept), recorded:
+            answer = answer_logits(self.model, row, self.position)[0]
+        return Reading(row, answer, calls, runs, outputs)
 
-    def variant(
-        self,
-        reading: Reading,
-        heads: Mapping[str, Sequence[int]],
-        given: Callable[[str, Call], Tensor],
-        ask: Callable[[Tensor], float],
-        rows: Rows = ALL,
-        early: bool = False,
-    ) -> Variant:
-        """A text in which some heads give something else.
-
-        heads  of sites by their names, the numbers of these heads
-        given  what these heads of a site give then in its call, (1,heads,T,E)
-        rows   at which tokens
-        early  do they give it before the gates and norms of the site?
-        """
-
-        def change(name: str, call: Call) -> Tensor:
-            out, new = call.out.clone(), given(name, call).to(call.out)
-            for n, h in enumerate(heads[name]):
-                out[:, h, rows] = new[:, n, rows]
-            return out
-
+    def variant(self, text: Reading, handlers: Mapping[str, Handler], early: bool = False) -> Variant:
         # 0 for no heads at all: in `carried` a random half of a few heads may be empty.
-        first = min((self.blocks.index(self.layer_of[name].block) for name in heads), default=0)
+        start = min((self.starts[name] for name in handlers), default=0)
         # Only the states of the block below are handed on, and a block that reads an encoder takes more than these.
-        if any(call.cross for call in reading.calls.values()):
-            first = 0
-        handlers = {self.layer_of[name].site: partial(change, name) for name in heads}
-        turns = range(first, len(self.blocks))
-        return Variant(reading, turns, {}, ask, early=handlers) if early else Variant(reading, turns, handlers, ask)
+        if any(call.cross for call in text.calls.values()):
+            start = 0
+        return Variant(start, handlers, early)
 
     def asked(
         self,
+        text: Reading,
         variants: Mapping[Key, Variant],
+        ask: Callable[[Tensor], float],
         progress: Progress = no_progress,
     ) -> dict[Key, float]:
-        """What each variant was to be asked, of those that reach the logits."""
-        answers: dict[Variant, float] = {}
-        groups, depth = self._joined(variants.values()), len(self.blocks)
-        for number, group in enumerate(groups):
-            states: dict[Variant, Tensor] = {}  # what the last block that it has passed gave
-            # One by one until the last variant has joined, then all blocks that are left at once.
-            n_single = max(each.turns.start for each in group)
-            singles = [range(n, n + 1) for n in range(n_single)]
-            for turns in [*singles, range(n_single, depth)]:
-                passing = [each for each in group if not set(turns).isdisjoint(each.turns)]
-                if passing:
-                    self._advance(passing, turns, states, answers)
-                progress(number * depth + turns.stop, len(groups) * depth)
-        return {key: answers[each] for key, each in variants.items() if each in answers}
+        """What `ask` makes of the logits (V,) of each variant of a text."""
+        groups = defaultdict(list)
+        for key, variant in variants.items():
+            groups[variant.start, variant.early].append(key)
+        # At least 1: each variant of a text that is larger runs alone.
+        most = max(1, LARGEST // _hidden(next(iter(text.outputs.values()))).numel())
+        answers: dict[Key, float] = {}
+        for (start, early), keys in groups.items():
+            for first in range(0, len(keys), most):
+                batch = keys[first : first + most]
+                logits_nv = self._run(text, start, [variants[key].handlers for key in batch], early)
+                answers |= zip(batch, map(ask, logits_nv), strict=True)
+                progress(len(answers), len(variants))
+        return {key: answers[key] for key in variants}
 
-    def _joined(self, variants: Iterable[Variant]) -> list[list[Variant]]:
-        """Neighbours that run as one batch: few large products take less time than many small ones."""
-        joined: list[list[Variant]] = []
-        for each in variants:
-            if not joined or not self._fits(joined[-1], each):
-                joined.append([])
-            joined[-1].append(each)
-        return joined
-
-    def _fits(self, before: Sequence[Variant], each: Variant) -> bool:
-        """May a variant run together with those? Variants that end early run among their like."""
-        first, reading = before[0], each.reading
-        if first.reading is not reading or first.turns.stop != each.turns.stop:
-            return False
-        most = LARGEST // _hidden(next(iter(reading.outputs.values()))).numel()  # what the first block gave of the text
-        return len(before) < most  # `most` is 0 for a text larger than that: each of its variants runs alone
-
-    def _advance(
-        self,
-        joined: Sequence[Variant],
-        turns: range,
-        states: dict[Variant, Tensor],
-        answers: dict[Variant, float],
-    ) -> None:
-        """Take variants through some blocks as one batch, and where these are the last ones ask them."""
-        reading = joined[0].reading  # of all of them, by `_fits`
-        # Variants that run as one batch end at the same block, maybe before the last of `turns`.
-        passed = self.blocks[turns.start : min(turns.stop, joined[0].turns.stop)]
-        is_end = passed[-1] is self.blocks[-1]
+    def _run(self, text: Reading, start: int, of_each: Sequence[Mapping[str, Handler]], early: bool) -> Tensor:
+        """Logits (n,V) of variants, given by their handlers, from a block on."""
+        n = len(of_each)
         # Not all blocks have run: a text without a picture passes by those that read pictures.
-        outputs = {block: reading.outputs[block] for block in self.blocks[: turns.start] if block in reading.outputs}
-        # Each block below gives its old output, whatever it reads. So only the output of the nearest one goes on, and
-        # that becomes the states of these variants.
-        if outputs:
-            nearest, gave = list(outputs.items())[-1]
-            unchanged = _hidden(gave)  # what is still the state of those that begin here
-            state = torch.cat([states.get(each, unchanged) for each in joined])
-            outputs[nearest] = (state, *gave[1:]) if isinstance(gave, tuple) else state
-        sites = [layer.site for layer in self.layers if layer.block in passed]
-        early, handlers = _in_turns(joined, sites, early=True), _in_turns(joined, sites, early=False)
-        stopped = []  # the states behind the last block that is passed
-
-        def halt(block: nn.Module, args: Any, gave: Any) -> None:
-            stopped.append(_hidden(gave))
-            raise _StopError
-
+        outputs = {block: text.outputs[block] for block in self.blocks[:start] if block in text.outputs}
+        if outputs:  # the last of them is what block `start` reads
+            block, output = outputs.popitem()
+            states = _hidden(output).expand(n, *_hidden(output).shape[1:])
+            outputs[block] = (states, *output[1:]) if isinstance(output, tuple) else states
+        handlers = {}
+        for name in set().union(*of_each):
+            handlers[self.sites[name]] = partial(_side_by_side, [each.get(name) for each in of_each])
         with ExitStack() as stack:
             is_inside = stack.enter_context(inside())
             for block, output in outputs.items():
                 stack.enter_context(_replayed(block, is_inside, output))
-            stack.enter_context(attach(early, early=True))
-            stack.enter_context(attach(handlers))
-            if not is_end:
-                stack.enter_context(hooked([(passed[-1].register_forward_hook, halt)]))
-            stack.enter_context(suppress(_StopError))  # innermost: the blocks around it end without an error
-            logits_nv = answer_logits(self.model, reading.ids.expand(len(joined), -1), self.position)
-        if is_end:
-            for each, logits_v in zip(joined, logits_nv, strict=True):
-                answers[each] = each.ask(logits_v)
-        elif stopped:  # empty behind a block that does not run: the states are still those of the one before
-            states |= zip(joined, torch.split(stopped[0], 1), strict=True)  # (1,T,C) each
+            stack.enter_context(attach(handlers, early))
+            return answer_logits(self.model, text.ids.expand(n, -1), self.position)
 
 
 def _hidden(output: Any) -> Tensor:
@@ -466,23 +384,14 @@ def _hidden(output: Any) -> Tensor:
     return output[0] if isinstance(output, tuple) else output
 
 
-def _in_turns(joined: Sequence[Variant], sites: Sequence[Site], early: bool) -> dict[Site, Handler]:
-    """The handlers of several variants that run as one batch, one for each site that any of them changes."""
-    of_each = [each.early if early else each.handlers for each in joined]
-    return {site: partial(_in_turn, of_each, site) for site in sites if any(site in handlers for handlers in of_each)}
-
-
-def _in_turn(of_each: Sequence[Mapping[Site, Handler]], site: Site, call: Call) -> Tensor | None:
-    """What takes the place of `out` in a call of several variants, each of which changes, or keeps, its own part."""
-    out = None
-    for n, handlers in enumerate(of_each):
-        if site in handlers:
+def _side_by_side(handlers: Sequence[Handler | None], call: Call) -> Tensor:
+    """What takes the place of `out` in a call whose rows are variants, each with its own handler or none."""
+    out = call.out.clone()
+    for n, handler in enumerate(handlers):
+        if handler is not None:
             # q, k, v, out and the weights, where the model made them, have the batch as their first axis.
             parts = {name: x[n : n + 1] for name in PLACES if (x := getattr(call, name)) is not None}
-            changed = handlers[site](call._replace(**parts))
-            if changed is not None:
-                out = call.out.clone() if out is None else out
-                out[n : n + 1] = changed
+            out[n : n + 1] = handler(call._replace(**parts))
     return out
 
 
@@ -492,36 +401,18 @@ def _in_turn(of_each: Sequence[Mapping[Site, Handler]], site: Site, call: Call) 
 class Study:
     """One pair of texts in a model, and variants of the corrupted one. Effects are shares of the difference.
 
-    target  the two tokens that are compared, or what chooses them by the logits (V,) that both texts are answered with;
-            None: what the model likes best after each
+    target  the two tokens that are compared; of one, with None, the log-probability counts
     """
 
-    def __init__(self, passes: Passes, clean: Tensor, corrupted: Tensor, target: Sequence[int] | Choice | None) -> None:
-        self.passes, self.layers, self.wanted = passes, passes.layers, target  # `read` makes `target` of `wanted`
-        device = device_of(passes.model)
-        self.clean_text, self.text = (Reading(ids[None].to(device)) for ids in (clean, corrupted))
-        self.target: tuple[int, int | None] = (0, None)  # a place-holder until both texts are read
-        self.clean, self.corrupted = 0.0, 0.0  # the difference that each text has
-
-    def read(self, beside: Beside = nullcontext) -> None:
-        """Read both texts, note which two tokens are compared, and their difference after each text.
-
-        beside  what else listens to the clean text
-        """
-        self.passes.read(self.clean_text, beside)
-        self.passes.read(self.text)
-        good, bad = self.clean_text.answer, self.text.answer
-        if callable(self.wanted):
-            self.target = self.wanted(good, bad)
-        else:
-            first, second = self.wanted or (int(good.argmax()), int(bad.argmax()))
-            self.target = first, second  # unpacked, since a list says nothing of its length to the type checker
-        if self.target[0] == self.target[1]:
+    def __init__(self, passes: Passes, clean: Reading, text: Reading, target: tuple[int, int | None]) -> None:
+        self.passes, self.clean_text, self.text, self.target = passes, clean, text, target
+        if target[0] == target[1]:
             raise HeadwiseError(
-                f"both texts are answered with token {self.target[0]}, so there is no difference to bring back; pass "
+                f"both texts are answered with token {target[0]}, so there is no difference to bring back; pass "
                 f"target=(answer, other), or texts that the model answers differently"
             )
-        self.clean, self.corrupted = (float(self._difference(x)) for x in (good, bad))
+        # The difference that each text has.
+        self.clean, self.corrupted = (float(self._difference(reading.answer)) for reading in (clean, text))
         if self.clean == self.corrupted:
             raise HeadwiseError("both texts give the answer the same logits: there is no difference to bring back")
 
@@ -532,36 +423,31 @@ class Study:
             return logits_v.cpu().double().log_softmax(-1)[answer]  # some devices have no float64
         return logits_v[answer].cpu().double() - logits_v[other].cpu().double()
 
-    def _share(self, logits_v: Tensor) -> float:
+    def share(self, logits_v: Tensor) -> float:
         """How far an answer has come from the corrupted one to the clean one."""
         return (float(self._difference(logits_v)) - self.corrupted) / (self.clean - self.corrupted)
 
     def names(self, at: str) -> dict[str, Place]:
         """The place of every head by name; at k and v that of every key/value head, with the heads that read it."""
         places: dict[str, Place] = {}
-        for layer in self.layers:
-            site, call = layer.site, self.text.calls.get(layer.site.name)
+        for site in self.passes.sites:
+            call = self.text.calls.get(site)
             if call is None:
                 continue  # it did not run, as cross attention to images that a text alone does not have
-            H = call.q.shape[1]
+            H, G = call.q.shape[1], call.k.shape[1]
             if at not in SHARED:
-                places |= {head_name(site.name, h): (site.name, (h,)) for h in range(H)}
+                places |= {head_name(site, h): (site, (h,)) for h in range(H)}
                 continue
-            index = resolve_kv_index(H, call.k.shape[1], call.options.kv_index)
-            for g in range(call.k.shape[1]):
-                readers = tuple(h for h in range(H) if index[h] == g)
-                places[f"{site.name}.KV{g}"] = site.name, readers
+            index = resolve_kv_index(H, G, call.options.kv_index)
+            for g in range(G):
+                places[f"{site}.KV{g}"] = site, tuple(h for h in range(H) if index[h] == g)
         return places
 
     def effects(
-        self,
-        at: str,
-        sets: Mapping[Key, Iterable[str]],
-        rows: Rows = ALL,
-        progress: Progress = no_progress,
+        self, at: str, sets: Mapping[Key, Iterable[str]], rows: Rows = ALL, progress: Progress = no_progress
     ) -> dict[Key, float]:
         """The effect of each of these sets of heads, patched together; see `variants`."""
-        return self.passes.asked(self.variants(at, sets, rows), progress)
+        return self.passes.asked(self.text, self.variants(at, sets, rows), self.share, progress)
 
     def variants(self, at: str, sets: Mapping[Key, Iterable[str]], rows: Rows = ALL) -> dict[Key, Variant]:
         """The corrupted text with each of these sets of heads, or key/value heads, as it was in the clean run.
@@ -569,21 +455,16 @@ class Study:
         sets  any key -> names of the heads, whose effect will have that key
         """
         places = self.names(at)
-        heads_of: dict[Key, dict[str, list[int]]] = {}  # key of a set -> site -> numbers of its query heads
+        variants = {}
         for key, names in sets.items():
-            heads_of[key] = defaultdict(list)
+            heads: dict[str, list[int]] = defaultdict(list)  # site -> numbers of its query heads
             for name in names:
                 site, members = places[name]
-                heads_of[key][site] += members
-        if at != "out":
-            for site in set().union(*heads_of.values()):
+                heads[site] += members
+            for site in heads:
                 self._require_part(site, at)
-        # Other keys and values change what heads give at every token that looks there, not at these rows alone.
-        changed_rows = ALL if at in SHARED else rows
-        variants = {}
-        for key, heads in heads_of.items():
-            given = partial(self._given, heads, at, rows)
-            variants[key] = self.passes.variant(self.text, heads, given, self._share, changed_rows, early=at != "out")
+            handlers = {site: partial(self._patched, at, site, members, rows) for site, members in heads.items()}
+            variants[key] = self.passes.variant(self.text, handlers, early=at != "out")
         return variants
 
     def carried(self, contexts: int = 0) -> dict[str, float]:
@@ -595,9 +476,7 @@ class Study:
         heads, which give their clean output, and each head joins or leaves them.
         """
         names = list(self.names("out"))
-        reverse = copy.copy(self)  # the same pair with its texts exchanged: there heads take, and do not bring
-        reverse.clean_text, reverse.text = self.text, self.clean_text
-        reverse.clean, reverse.corrupted = self.corrupted, self.clean
+        reverse = Study(self.passes, self.text, self.clean_text, self.target)  # there heads take, and do not bring
         tables = [self.effects("out", alone(names)), reverse.effects("out", alone(names))]
         generator = torch.Generator().manual_seed(0)  # the same halves for each pair of texts, and in each call
         for _ in range(contexts):
@@ -609,18 +488,19 @@ class Study:
             tables.append({name: (shares[name] - shares[""]) * (-1 if name in half else 1) for name in names})
         return {name: max((table[name] for table in tables), key=abs) for name in names}  # the largest, with its sign
 
-    def _given(self, heads: Mapping[str, Sequence[int]], at: str, rows: Rows, site: str, call: Call) -> Tensor:
-        """What these heads of a site give, (1,heads,T,E), with this part of the clean run."""
-        clean, members = self.clean_text.calls[site], heads[site]
+    def _patched(self, at: str, site: str, heads: Sequence[int], rows: Rows, call: Call) -> Tensor:
+        """`out` of a call of the corrupted text whose heads have this part of the clean run at these tokens."""
+        clean = self.clean_text.calls[site]
         if at == "out":
-            return clean.out[:, members]
+            return _put(call.out, heads, clean.out[:, heads], rows)
         if at == "weights":  # the clean queries and keys; the options, among them the mask, stay those of this text
-            return self._attended(site, call._replace(q=clean.q, k=clean.k, weights=clean.weights), members)
-        if at == "q":  # of all tokens: what a head gives at one hangs on its query alone, and the variant takes `rows`
-            return self._attended(site, call._replace(q=clean.q), members)
-        changed = getattr(call, at).clone()
-        changed[:, :, rows] = getattr(clean, at)[:, :, rows]
-        return self._attended(site, call._replace(**{at: changed}), members)
+            moved = call._replace(q=clean.q, k=clean.k, weights=clean.weights)
+        else:
+            part = getattr(call, at).clone()
+            part[:, :, rows] = getattr(clean, at)[:, :, rows]
+            moved = call._replace(**{at: part})
+        # Other keys and values change what heads give at every token that looks there, not at these rows alone.
+        return _put(call.out, heads, self._attended(site, moved, heads), ALL if at in SHARED else rows)
 
     def _require_part(self, site: str, at: str) -> None:
         """Raise HeadwiseError where it is not known what else a query, key, value or map would make the heads give."""
@@ -657,7 +537,7 @@ class Study:
         def answer() -> Tensor:
             return self._difference(answer_logits(self.passes.model, self.text.ids, self.passes.position)[0])
 
-        slopes = {site.name: slope for site, _, slope in slopes_of([layer.site for layer in self.layers], answer)}
+        slopes = {site.name: slope for site, _, slope in slopes_of(list(self.passes.sites.values()), answer)}
         effects = {}
         for name in names:
             site, h = place_of(name)
@@ -675,7 +555,7 @@ class Study:
         First each sender gives its clean output, and what all receivers make of that is kept; then each receiver has
         it, from one sender after another.
         """
-        order = [layer.site.name for layer in self.layers]  # from the first layer up
+        order = list(self.passes.sites)  # from the first layer up
         heads = self.names("out")
         places = {(at, name): self.names(at)[name] for at, name in receivers}
         earlier = {}  # receiver -> the chosen heads of layers below it
@@ -684,60 +564,56 @@ class Study:
             earlier[receiver] = chosen_heads(below, senders, "out") if below else []
             if earlier[receiver]:
                 self._require_part(site, receiver[0])
-        arrived: dict[tuple[Receiver, str], Tensor] = {}  # for a receiver and a sender the receiver's q, k or v, (T,D)
         every_sender = set().union(*earlier.values())
-        # Senders in the order of the model. They stand before those that receive: where both go up in one group, what a
-        # sender leaves in `arrived` is there when a receiver's layer runs.
-        variants = self._sent(filter(every_sender.__contains__, heads), places, arrived)  # they end without an answer
-        for receiver, from_senders in earlier.items():
-            for sender in from_senders:
-                variants[receiver, sender] = self._received(receiver, places[receiver], sender, arrived)
-        shares = self.passes.asked(variants, progress)
-        return {receiver: {sender: shares[receiver, sender] for sender in of} for receiver, of in earlier.items()}
+        arrived = self._sent([head for head in heads if head in every_sender], places, progress)
+        variants = {}
+        for receiver, names in earlier.items():
+            site, members = places[receiver]
+            for sender in names:
+                receive = partial(self._received, receiver, members, arrived[receiver, sender])
+                variants[receiver, sender] = self.passes.variant(self.text, {site: receive}, early=True)
+        shares = self.passes.asked(self.text, variants, self.share, progress)
+        return {receiver: {sender: shares[receiver, sender] for sender in names} for receiver, names in earlier.items()}
 
     def _sent(
-        self, senders: Iterable[str], receivers: Mapping[Receiver, Place], arrived: dict[tuple[Receiver, str], Tensor]
-    ) -> dict[Any, Variant]:
-        """Variants in which a sender gives its clean output, up to the last layer with a receiver.
+        self, senders: Sequence[str], places: Mapping[Receiver, Place], progress: Progress
+    ) -> dict[tuple[Receiver, str], Tensor]:
+        """The query, key or value (T,D) that each receiver makes where a sender above it gives its clean output.
 
-        The queries, keys or values (T,D) that receivers make then are put to `arrived`. Heads above the sender are
-        frozen, feed-forwards run.
+        Heads above the sender are frozen, feed-forwards run.
         """
+        arrived = {}
 
-        def freeze(site: str, call: Call) -> Tensor:
-            return self.text.calls[site].out
-
-        def keep(sender: str, site: str, call: Call) -> None:
-            for (at, name), place in receivers.items():
+        def freeze(sender: str, site: str, call: Call) -> Tensor:
+            for (at, name), place in places.items():
                 if place[0] == site:
                     arrived[(at, name), sender] = getattr(call, at)[0, place_of(name)[1]].clone()
+            return self.text.calls[site].out
 
-        order = [layer.site.name for layer in self.layers]
-        last = max(order.index(site) for site, _ in receivers.values())  # the highest layer with a receiver
-        stop = self.passes.blocks.index(self.layers[last].block) + 1
+        ran = [site for site in self.passes.sites if site in self.text.calls]
         variants = {}
         for sender, variant in self.variants("out", alone(senders)).items():
-            above = self.layers[order.index(place_of(sender)[0]) + 1 : last + 1]
-            ran = [layer.site for layer in above if layer.site.name in self.text.calls]
-            frozen = {site: partial(freeze, site.name) for site in ran}
-            kept = {site: partial(keep, sender, site.name) for site in ran}
-            turns = range(variant.turns.start, stop)
-            variants[sender] = replace(variant, turns=turns, handlers={**variant.handlers, **frozen}, early=kept)
-        return variants
+            above = ran[ran.index(place_of(sender)[0]) + 1 :]
+            handlers = {**variant.handlers, **{site: partial(freeze, sender, site) for site in above}}
+            variants[sender] = self.passes.variant(self.text, handlers)
+        self.passes.asked(self.text, variants, self.share, progress)
+        return arrived
 
-    def _received(
-        self, receiver: Receiver, place: Place, sender: str, arrived: Mapping[tuple[Receiver, str], Tensor]
-    ) -> Variant:
-        """The variant in which a receiver has what has arrived there from a sender."""
+    def _received(self, receiver: Receiver, heads: Sequence[int], part: Tensor, call: Call) -> Tensor:
+        """`out` of a call in which the receiver has this query, key or value; `heads` are those that read it."""
         at, name = receiver
-        site, members = place
+        site, number = place_of(name)
+        changed = getattr(call, at).clone()
+        changed[0, number] = part
+        return _put(call.out, heads, self._attended(site, call._replace(**{at: changed}), heads), ALL)
 
-        def given(site: str, call: Call) -> Tensor:
-            changed = getattr(call, at).clone()
-            changed[0, place_of(name)[1]] = arrived[receiver, sender]
-            return self._attended(site, call._replace(**{at: changed}), members)
 
-        return self.passes.variant(self.text, {site: members}, given, self._share, early=True)
+def _put(out: Tensor, heads: Sequence[int], new: Tensor, rows: Rows) -> Tensor:
+    """A copy of `out` (1,H,T,E) with what these heads give at these tokens, (1,heads,T,E)."""
+    out = out.clone()
+    for n, h in enumerate(heads):
+        out[:, h, rows] = new[:, n, rows].to(out)
+    return out
 
 
 def place_of(name: str) -> tuple[str, int]:
@@ -749,10 +625,6 @@ def place_of(name: str) -> tuple[str, int]:
 def alone(names: Iterable[str]) -> dict[str, list[str]]:
     """Each head as a set of its own."""
     return {name: [name] for name in names}
-
-
-class _StopError(Exception):
-    """What was wanted of a forward pass is there; no need to go on."""
 
 
 class _Replay:

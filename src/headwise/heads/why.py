@@ -7,12 +7,11 @@ text (its effect when it is patched), and how the answer's log-probability chang
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +19,10 @@ from torch import Tensor, nn
 from headwise.corpus.tokens import TextTokens
 from headwise.errors import HeadwiseError
 from headwise.families import read_config
-from headwise.heads.attribution import Attribution, Parts, Recorder
+from headwise.heads.attribution import Attribution, Recorder, added
 from headwise.heads.blocks import row_weights
-from headwise.heads.patching import READ, Choice, Passes, Reading, Receiver, Study, Variant, alone, place_of
-from headwise.models.ask import answering, device_of, evaluating
+from headwise.heads.patching import READ, Passes, Reading, Receiver, Study, Variant, alone, place_of
+from headwise.models.ask import answering, evaluating
 from headwise.models.open import folder_of, row_of, tokens_of
 from headwise.models.sites import layers_of
 from headwise.records import Call, head_name
@@ -68,60 +67,50 @@ def why(
             same, the log-probability of the answer counts. Without `corrupt`: the likeliest other token
         progress: is called with the name of a stage, the steps done and of all
     """
-    way, folder = answering(model), folder_of(model)
+    way, tokens = answering(model), folder_of(model).tokens
     if isinstance(answer, str) or isinstance(other, str):
         tokens_of(model)  # raises where words cannot become ids
-
-    def asked(text: str | Sequence[int]) -> _Question:
-        return _Question(way, folder.tokens, text, row_of(model, text)[0].tolist())
-
-    question, notes = asked(prompt), list[str]()
-    twin = None if corrupt is None else _twin(question, asked(corrupt))  # the corrupted text
-
-    def choose(good: Tensor, bad: Tensor | None) -> tuple[int, int | None]:
-        # The logits (V,) of both texts -> the token that is explained, and what it is compared with or None.
-        token = int(good.argmax()) if answer is None else _token(question, answer, good, notes)
-        if other is not None:
-            second = _token(question, other, good, notes)
-            if second == token:
-                raise HeadwiseError(
-                    f"{other!r} is the answer and what it is compared with, so there is no difference to "
-                    "explain; pass another token"
-                )
-            return token, second
-        second = _likeliest(good, token) if bad is None else int(bad.argmax())
-        return token, None if second == token else second  # both texts may be answered alike
-
+    texts = [prompt] if corrupt is None else [prompt, corrupt]
+    question, *twins = [_Question(way, tokens, text, row_of(model, text)[0].tolist()) for text in texts]
+    if twins:
+        _check_twin(question, twins[0])
     with evaluating(model):
-        telling = _Telling(Passes(model, layers_of(model), question.position), question, twin, choose, progress)
-        token, second = telling.read()
-        # `row`: logits (V,), on the processor, for some devices have no float64.
-        study, row = telling.study, telling.text.answer.cpu().double()
-        compared = second is not None  # else the probability of the one token counts
-        second = _likeliest(row, token) if second is None else second  # for what parts add, which needs two
-        heads, keys, paths = telling.tell((token, second), notes)
-    shown, parts, chances = question.shown, telling.parts, row.softmax(-1)  # `parts`: None where not known
-    difference = float(row[token] - row[second])
+        passes = Passes(model, layers_of(model), question.position)
+        recorder = Recorder(passes.layers)  # of what the modules read and gave, which `Parts` adds up
+        with recorder.listening():
+            text = passes.read(torch.tensor(question.ids))
+        corrupted = [passes.read(torch.tensor(twin.ids)) for twin in twins]
+        notes: list[str] = []
+        token, second = _compared(question, answer, other, text.answer, [each.answer for each in corrupted], notes)
+        study = Study(passes, text, corrupted[0], (token, second)) if corrupted else None
+        rival = _likeliest(text.answer, token) if second is None else second  # for what parts add, which needs two
+        parts = _parts(question, recorder, text, (token, rival), passes, notes)
+        about = _Heads(passes, question, text, study, parts, progress)
+        heads = about.told(token)
+        keys, paths = about.read_by([head.head for head in heads[: Story.MOST]], notes)
+    row = text.answer.cpu().double()  # some devices have no float64
+    chances, shown, difference = row.softmax(-1), question.shown, float(row[token] - row[rival])
+    predicted = int(row.argmax())
     return Story(
-        model=folder.name,
+        model=folder_of(model).name,
         asks=way,
         prompt=question.written,
         tokens=shown(question.ids),
-        corrupt=None if twin is None else twin.written,
-        corrupted=None if twin is None else shown(twin.ids),
+        corrupt=twins[0].written if twins else None,
+        corrupted=shown(twins[0].ids) if twins else None,
         answer=shown([token])[0],
-        other=shown([second])[0],
-        predicted=shown([int(row.argmax())])[0],
-        predicted_probability=float(chances.max()),
+        other=shown([rival])[0],
+        predicted=shown([predicted])[0],
+        predicted_probability=float(chances[predicted]),
         probability=float(chances[token]),
-        counts="logits" if compared else "probability",
-        clean_value=difference if study is None else study.clean,
-        corrupted_value=None if study is None else study.corrupted,
-        logit=difference if parts is None else parts.logit,
-        embedding=None if parts is None else parts.embedding,
-        bias=None if parts is None else parts.bias,
-        feed_forwards={} if parts is None else parts.feed_forwards,
-        layers=tuple(telling.text.calls),
+        counts="probability" if second is None else "logits",
+        clean_value=study.clean if study else difference,
+        corrupted_value=study.corrupted if study else None,
+        logit=parts.logit if parts else difference,
+        embedding=parts.embedding if parts else None,
+        bias=parts.bias if parts else None,
+        feed_forwards=parts.feed_forwards if parts else {},
+        layers=tuple(text.calls),
         heads=tuple(heads),
         keys=tuple(keys),
         paths=tuple(paths),
@@ -140,20 +129,11 @@ def check_question(
     # What is not sure to go on with the next token is taken for an encoder-decoder, whose answer may be of any length.
     is_sure = kind.endswith(PREDICTING) and not config.get("is_encoder_decoder")
     way, end = ("next", []) if is_sure else ("first", tokens.frame[1])  # a text that is read whole is closed
-
-    def asked(text: str) -> _Question:
-        return _Question(way, tokens, text, [*tokens.prompt(text), *end])
-
-    question = asked(prompt)
+    question = _Question(way, tokens, prompt, [*tokens.prompt(prompt), *end])
     if corrupt is not None:
-        _twin(question, asked(corrupt))
+        _check_twin(question, _Question(way, tokens, corrupt, [*tokens.prompt(corrupt), *end]))
     for word in filter(None, words):
         _single(question, word, [])  # raises for a word of several tokens; the notes are those of `why`
-
-
-def _likeliest(row: Tensor, token: int) -> int:
-    """The likeliest other token."""
-    return int(row.index_fill(0, torch.tensor([token], device=row.device), -torch.inf).argmax())
 
 
 # What is asked
@@ -190,8 +170,8 @@ class _Question:
         return self.source if isinstance(self.source, str) else " ".join(self.shown(self.ids))
 
 
-def _twin(question: _Question, twin: _Question) -> _Question:
-    """The corrupted text `twin`; refused unless it has as many tokens and its masked word at the same place."""
+def _check_twin(question: _Question, twin: _Question) -> None:
+    """Refuse a corrupted text unless it has as many tokens, others, and its masked word at the same place."""
     if len(twin.ids) != len(question.ids):
         first, second = (f"{len(each.ids)} tokens ({' '.join(each.shown(each.ids))})" for each in (question, twin))
         raise HeadwiseError(
@@ -207,7 +187,38 @@ def _twin(question: _Question, twin: _Question) -> _Question:
         raise HeadwiseError(
             "the corrupted text is the prompt itself, so there is no difference to explain; change a word"
         )
-    return twin
+
+
+def _compared(
+    question: _Question,
+    answer: str | int | None,
+    other: str | int | None,
+    row: Tensor,
+    corrupted: Sequence[Tensor],
+    notes: list[str],
+) -> tuple[int, int | None]:
+    """The token that is explained, and what it is compared with: None where both texts are answered with it.
+
+    `row` are the logits (V,) of the prompt, and `corrupted` those of the corrupted text, or nothing.
+    """
+    token = int(row.argmax()) if answer is None else _token(question, answer, row, notes)
+    if other is not None:
+        second = _token(question, other, row, notes)
+        if second == token:
+            raise HeadwiseError(
+                f"{other!r} is the answer and what it is compared with, so there is no difference to "
+                "explain; pass another token"
+            )
+        return token, second
+    if not corrupted:
+        return token, _likeliest(row, token)
+    second = int(corrupted[0].argmax())
+    return token, None if second == token else second
+
+
+def _likeliest(row: Tensor, token: int) -> int:
+    """The likeliest other token."""
+    return int(row.index_fill(0, torch.tensor([token], device=row.device), -torch.inf).argmax())
 
 
 def _token(question: _Question, word: str | int, row: Tensor, notes: list[str]) -> int:
@@ -285,145 +296,92 @@ def _pieces(question: _Question, word: str) -> list[list[int]]:
 # What the heads do
 
 
-class _Telling:
-    """One prediction, and what is known of it."""
+def _parts(
+    question: _Question, recorder: Recorder, text: Reading, target: tuple[int, int], passes: Passes, notes: list[str]
+) -> Attribution | None:
+    """What each part adds to the logit; None, and a note, where it is not known."""
+    name = type(passes.model).__name__
+    try:
+        if question.way == "masked":
+            raise HeadwiseError(f"{name} turns the last hidden state into logits in more than one step")
+        if question.way == "first":
+            raise HeadwiseError("what an encoder adds reaches the logits through the decoder alone")
+        return added(passes.model, recorder, text.calls, text.answer, target, len(question.ids) - 1)
+    except HeadwiseError as error:
+        notes.append(Note.of("why.no_parts", reason=str(error)))
+        return None
 
-    def __init__(
-        self, passes: Passes, question: _Question, twin: _Question | None, choose: Choice, progress: Progress
-    ) -> None:
-        self.passes, self.question, self.choose, self.progress = passes, question, choose, progress
-        ids = torch.tensor(question.ids)  # (T,)
-        self.study = None if twin is None else Study(passes, ids, torch.tensor(twin.ids), choose)
-        self.text = Reading(ids[None].to(device_of(passes.model))) if self.study is None else self.study.clean_text
-        self.recorder = Recorder(passes.layers)  # what the modules read and gave, which `Parts` adds up
-        self.parts: Attribution | None = None  # the outcome: what each part adds to the logit
-        self.refused = ""  # why it is not known
-        self.effects: dict[str, float] = {}  # what each head carries of the difference to the corrupted text
-        # (H,S) The weights of all heads of a site at a position. Kept: many heads are asked for at the same one.
-        self.weights = cache(lambda site, t: row_weights(self.text.calls[site], 0, [t])[:, 0])
 
-    def read(self) -> tuple[int, int | None]:
-        """Read the texts; the token that is explained, and what it is compared with, as `choose` gives them."""
-        # Of other answers it is not known what parts add: `_add_up` refuses them, and nothing has to be recorded.
-        listening = self.recorder.listening if self.question.way == "next" else nullcontext
-        if self.study is not None:
-            progress = partial(self.progress, "patching heads")
-            self.study.read(listening)
-            self.effects = self.study.effects("out", alone(self.study.names("out")), progress=progress)
-            return self.study.target
-        self.passes.read(self.text, listening)
-        return self.choose(self.text.answer, None)
+@dataclass
+class _Heads:
+    """The heads of one prediction. Effects are shares of the difference to the corrupted text."""
 
-    def tell(
-        self, target: tuple[int, int], notes: list[str]
-    ) -> tuple[list[StoryHead], list[StoryKeys], list[StoryPath]]:
-        """All heads, those first that carry most, or that add most, or without which most changes; keys; paths."""
-        try:
-            self.parts = self._add_up(target)
-        except HeadwiseError as error:  # the story goes on without it
-            self.refused = str(error)
+    passes: Passes
+    question: _Question
+    text: Reading
+    study: Study | None  # with the corrupted text
+    parts: Attribution | None  # what each part adds to the logit
+    progress: Progress
+    effects: dict[str, float] = field(default_factory=dict)  # what each head carries; `told` fills it
+
+    def told(self, token: int) -> list[StoryHead]:
+        """All heads, those first that carry most, or that add most, or without which most changes."""
         names = []  # of all heads that ran, from the first layer to the last
         for site, call in self.text.calls.items():
             names += [head_name(site, h) for h in range(call.q.shape[1])]
-        # What ranks the heads: what they carry, or else what they add. Where that is not known either, all heads are
-        # silenced, and the change ranks them.
-        size = self.effects
-        if not size and self.parts is not None:
+        size: dict[str, float] = {}  # what ranks them
+        if self.study is not None:
+            progress = partial(self.progress, "patching heads")
+            size = self.effects = self.study.effects("out", alone(names), progress=progress)
+        elif self.parts is not None:
             size = self.parts.heads
         ranked = sorted(names, key=lambda name: -abs(size.get(name, 0.0)))
-        first = ranked[: Story.MOST] if size else names  # the heads that are asked about
-        # The keys of `variants` are ("without", head), (head, position), and a receiver such as ("k", "L3.KV1").
-        variants = self._silenced(first, target[0])
-        places: dict[str, list[int]] = {}  # of the first heads, the positions at which they are patched alone
-        readers: dict[Receiver, str] = {}  # as `_readers` gives them
-        refused = ""  # why what queries, keys and values carry is not known
-        if self.study is not None:
-            places = {name: self._places(self.study, name) for name in first}
-            for name, positions in places.items():
-                for t in positions:
-                    variants |= self.study.variants("out", {(name, t): [name]}, [t])
-            readers = self._readers(self.study, first)
-            read: dict[Any, Variant] = {}  # variants in which a query, key or value is the clean one
-            try:  # refused where heads have a gate or a norm before W_O, or a module makes its weights itself
-                for at in READ:  # q, k and v
-                    sets = {(at, name): [name] for of, name in readers if of == at}  # key of a variant -> what changes
-                    read |= self.study.variants(at, sets)
-            except HeadwiseError as error:
-                refused, readers, read = str(error), {}, {}
-            variants |= read
-        values = self.passes.asked(variants, partial(self.progress, "silencing heads"))
-        if self.refused:  # of the parts
-            notes.append(Note.of("why.no_parts", reason=self.refused))
-        if refused:  # of queries, keys and values
-            notes.append(Note.of("why.no_keys", reason=refused))
-        if not size:  # `first` has all heads then
-            ranked.sort(key=lambda name: -abs(values["without", name]))
-        heads = []
-        for name in ranked:
-            there = {t: values[name, t] for t in places.get(name, ())}  # what it carries at each position alone
-            heads.append(self._head(name, values.get(("without", name)), there))
-        return heads, *self._through(readers, values)
+        # The heads that are asked about: all of them, where nothing else ranks them.
+        first = ranked[: Story.MOST] if size else names
+        without = self._without(first, token)
+        if not size:
+            ranked.sort(key=lambda name: -abs(without[name]))
+        there = self._at_places(first)
+        return [self._head(name, without.get(name), there.get(name, {})) for name in ranked]
 
-    def _add_up(self, target: tuple[int, int]) -> Attribution:
-        """What each part adds to the logit."""
-        model = self.passes.model
-        if self.question.way == "masked":
-            raise HeadwiseError(f"{type(model).__name__} turns the last hidden state into logits in more than one step")
-        if self.question.way == "first":
-            raise HeadwiseError("what an encoder adds reaches the logits through the decoder alone")
-        last = len(self.question.ids) - 1
-        parts = Parts(model, self.recorder, self.text.calls, self.text.answer, target, last)
-        for layer in range(len(self.passes.layers)):
-            parts.add(layer)
-        return parts.summed()
-
-    # What is asked of the first heads
-
-    def _silenced(self, names: Iterable[str], token: int) -> dict[Any, Variant]:
-        """A variant of the text without each of these heads, asked for the change of log p of the token, in nats."""
-
-        def chance(logits_v: Tensor) -> Tensor:
-            return logits_v.cpu().double().log_softmax(-1)[token]
-
-        before = chance(self.text.answer)
+    def _without(self, names: Iterable[str], token: int) -> dict[str, float]:
+        """The change of log p of the token, in nats, without each of these heads."""
+        before = self.text.answer.cpu().double().log_softmax(-1)[token]
 
         def change(logits_v: Tensor) -> float:
-            return float(chance(logits_v) - before)
+            return float(logits_v.cpu().double().log_softmax(-1)[token] - before)
 
-        def nothing(site: str, call: Call) -> Tensor:
-            return torch.zeros_like(call.out)
+        def silence(h: int, call: Call) -> Tensor:
+            out = call.out.clone()
+            out[:, h] = 0
+            return out
 
-        order = list(self.text.calls)
         variants = {}
-        # From the first layer to the last: neighbours run as one batch, and should begin at nearly the same block.
-        for name in sorted(names, key=lambda name: order.index(place_of(name)[0])):
+        for name in names:
             site, h = place_of(name)
-            variants["without", name] = self.passes.variant(self.text, {site: [h]}, nothing, change)
-        return variants
+            variants[name] = self.passes.variant(self.text, {site: partial(silence, h)})
+        return self.passes.asked(self.text, variants, change, partial(self.progress, "silencing heads"))
 
-    def _places(self, study: Study, name: str) -> list[int]:
-        """The positions, PLACES of them at most, where what a head gives differs most between the two texts."""
-        site, h = place_of(name)
-        if self.question.way == "first" and not site.startswith("encoder."):
-            return []  # of a head of the decoder, which has its own text
-        clean, corrupted = self.text.calls[site].out, study.text.calls[site].out
-        distance = (clean[0, h] - corrupted[0, h]).float().norm(dim=-1)  # (T,)
-        return [t for t in distance.argsort(descending=True)[:PLACES].tolist() if distance[t] > 0]
-
-    def _readers(self, study: Study, names: Sequence[str]) -> dict[Receiver, str]:
-        """The queries, keys and values of heads that carry something -> the strongest of the heads that use them.
-
-        A key or a value belongs to all heads of its group: ("k", "L3.KV1") -> "L3.H5".
-        """
-        carriers = [name for name in names if abs(self.effects[name]) >= Story.CLEAR]
-        readers = {}
-        for at in READ:
-            for name, (site, members) in study.names(at).items():
-                heads = [head_name(site, h) for h in members]
-                reading = [carrier for carrier in carriers if carrier in heads]  # the strongest first, as in `names`
-                if reading:
-                    readers[at, name] = reading[0]
-        return readers
+    def _at_places(self, names: Iterable[str]) -> dict[str, dict[int, float]]:
+        """What each head carries alone at those PLACES positions where what it gives differs most."""
+        if self.study is None:
+            return {}
+        variants = {}
+        for name in names:
+            site, h = place_of(name)
+            if self.question.way == "first" and not site.startswith("encoder."):
+                continue  # a head of the decoder, which has its own text
+            clean, corrupted = (text.calls[site].out[0, h] for text in (self.text, self.study.text))
+            distance = (clean - corrupted).float().norm(dim=-1)  # (T,)
+            for t in distance.argsort(descending=True)[:PLACES].tolist():
+                if distance[t] > 0:
+                    variants |= self.study.variants("out", {(name, t): [name]}, [t])
+        progress = partial(self.progress, "patching positions")
+        effects = self.passes.asked(self.study.text, variants, self.study.share, progress)
+        there: dict[str, dict[int, float]] = defaultdict(dict)
+        for (name, t), effect in effects.items():
+            there[name][t] = effect
+        return there
 
     def _head(self, name: str, without: float | None, places: Mapping[int, float]) -> StoryHead:
         """A head with where it acts, and the three places that it looks at most from there.
@@ -439,8 +397,7 @@ class _Telling:
         looks: tuple[tuple[int, float], ...] = ()
         # Without a place only a cross attention is shown: its last query looks at the text from the decoder.
         if at is not None or call.cross:
-            row = call.n_queries - 1 if at is None else at
-            weights = self.weights(site, row)[h]
+            weights = self._weights(site, call.n_queries - 1 if at is None else at)[h]
             order = weights.argsort(descending=True, stable=True).tolist()
             # Special tokens, on which attention rests, have no place.
             specials = frozenset() if self.question.tokens is None else self.question.tokens.specials
@@ -449,23 +406,39 @@ class _Telling:
         adds = None if self.parts is None else self.parts.heads[name]
         return StoryHead(name, adds, at, looks, without, self.effects.get(name))
 
-    # What they read
+    @cached_property
+    def _weights(self) -> Callable[[str, int], Tensor]:
+        """Gives the weights (H,S) of a site at a position; kept, since many heads are asked for at the same one."""
+        return cache(lambda site, t: row_weights(self.text.calls[site], 0, [t])[:, 0])
 
-    def _through(
-        self, readers: Mapping[Receiver, str], values: Mapping[Any, float]
-    ) -> tuple[list[StoryKeys], list[StoryPath]]:
-        """What keys and values carry, and the clear paths to the heads that carry something, the strongest first.
-
-        `values` are the answers to all variants, by the keys that `tell` names.
-        """
-        keys = [StoryKeys(name, values["k", name], values["v", name]) for at, name in readers if at == "k"]
+    def read_by(self, names: Sequence[str], notes: list[str]) -> tuple[list[StoryKeys], list[StoryPath]]:
+        """What the keys and values of these heads carry, and the clear paths to them, the strongest first."""
+        study = self.study
+        if study is None:
+            return [], []
+        # The queries, keys and values of heads that carry something -> the strongest of the heads that use them. A key
+        # or a value belongs to all heads of its group: ("k", "L3.KV1") -> "L3.H5".
+        carriers = [name for name in names if abs(self.effects[name]) >= Story.CLEAR]
+        readers: dict[Receiver, str] = {}
+        variants: dict[Receiver, Variant] = {}
+        try:  # refused where heads have a gate or a norm before W_O, or a module makes its weights itself
+            for at in READ:
+                for name, (site, members) in study.names(at).items():
+                    using = [carrier for carrier in carriers if carrier in {head_name(site, h) for h in members}]
+                    if using:
+                        readers[at, name] = using[0]
+                        variants |= study.variants(at, {(at, name): [name]})
+        except HeadwiseError as error:
+            notes.append(Note.of("why.no_keys", reason=str(error)))
+            return [], []
+        effects = self.passes.asked(study.text, variants, study.share, partial(self.progress, "patching keys"))
+        keys = [StoryKeys(name, effects["k", name], effects["v", name]) for at, name in readers if at == "k"]
         # Where all that arrives there together changes little, no single path is followed.
-        receivers = [receiver for receiver in readers if abs(values[receiver]) >= Story.CLEAR]
-        if self.study is None or not receivers:
+        receivers = [receiver for receiver in readers if abs(effects[receiver]) >= Story.CLEAR]
+        if not receivers:
             return keys, []
         paths = []
-        brought = self.study.paths(receivers, progress=partial(self.progress, "following paths"))
-        for (at, receiver), senders in brought.items():
+        for (at, receiver), senders in study.paths(receivers, None, partial(self.progress, "following paths")).items():
             for sender, effect in senders.items():
                 if abs(effect) >= Story.CLEAR:
                     paths.append(StoryPath(sender, receiver, readers[at, receiver], at, effect))
