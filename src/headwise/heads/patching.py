@@ -26,7 +26,7 @@ from headwise.heads.effect import slopes_of
 from headwise.heads.statistics import unknown_head
 from headwise.intervals import Interval, interval_of
 from headwise.models.ask import answer_logits, device_of, evaluating, require_next, require_slopes, vocabulary_of
-from headwise.models.hook import Handler, attach, hooked, inside
+from headwise.models.hook import attach, hooked, inside
 from headwise.models.open import ids_of, token_of
 from headwise.models.sites import Layer, Site, layers_of
 from headwise.records import Call, head_name
@@ -49,6 +49,7 @@ READ = ("q", *SHARED)  # what a head makes of the residual stream
 Pair = tuple[Tensor, Tensor, list[int] | None]  # a clean and a corrupted text (T,), and two targets or none
 Place = tuple[str, tuple[int, ...]]  # the name of a site, and the query heads whose output changes there
 Receiver = tuple[str, str]  # ("q", "L3.H5") or ("k", "L3.KV1"): what of a head, or key/value head, reads
+Change = Callable[[Call], Tensor]  # what takes the place of `out` in a call of one text
 Key = TypeVar("Key", bound=Hashable)
 Rows = slice | list[int]  # the tokens at which something is changed
 Progress = Callable[[int, int], None]  # steps done, and of all
@@ -284,7 +285,7 @@ class Variant:
     """A text in which some heads give something else."""
 
     start: int  # number of the first block with such heads
-    handlers: Mapping[str, Handler]  # name of a site -> what takes the place of `out` in its call of this one text
+    handlers: Mapping[str, Change]  # by the name of the site
     early: bool  # before the gates and norms of the site?
 
 
@@ -329,7 +330,7 @@ class Passes:
             answer = answer_logits(self.model, row, self.position)[0]
         return Reading(row, answer, calls, runs, outputs)
 
-    def variant(self, text: Reading, handlers: Mapping[str, Handler], early: bool = False) -> Variant:
+    def variant(self, text: Reading, handlers: Mapping[str, Change], early: bool = False) -> Variant:
         # 0 for no heads at all: in `carried` a random half of a few heads may be empty.
         start = min((self.starts[name] for name in handlers), default=0)
         # Only the states of the block below are handed on, and a block that reads an encoder takes more than these.
@@ -359,7 +360,7 @@ class Passes:
                 progress(len(answers), len(variants))
         return {key: answers[key] for key in variants}
 
-    def _run(self, text: Reading, start: int, of_each: Sequence[Mapping[str, Handler]], early: bool) -> Tensor:
+    def _run(self, text: Reading, start: int, of_each: Sequence[Mapping[str, Change]], early: bool) -> Tensor:
         """Logits (n,V) of variants, given by their handlers, from a block on."""
         n = len(of_each)
         # Not all blocks have run: a text without a picture passes by those that read pictures.
@@ -384,7 +385,7 @@ def _hidden(output: Any) -> Tensor:
     return output[0] if isinstance(output, tuple) else output
 
 
-def _side_by_side(handlers: Sequence[Handler | None], call: Call) -> Tensor:
+def _side_by_side(handlers: Sequence[Change | None], call: Call) -> Tensor:
     """What takes the place of `out` in a call whose rows are variants, each with its own handler or none."""
     out = call.out.clone()
     for n, handler in enumerate(handlers):
@@ -456,6 +457,7 @@ class Study:
         """
         places = self.names(at)
         variants = {}
+        early = at != "out"
         for key, names in sets.items():
             heads: dict[str, list[int]] = defaultdict(list)  # site -> numbers of its query heads
             for name in names:
@@ -464,7 +466,7 @@ class Study:
             for site in heads:
                 self._require_part(site, at)
             handlers = {site: partial(self._patched, at, site, members, rows) for site, members in heads.items()}
-            variants[key] = self.passes.variant(self.text, handlers, early=at != "out")
+            variants[key] = self.passes.variant(self.text, handlers, early)
         return variants
 
     def carried(self, contexts: int = 0) -> dict[str, float]:
@@ -594,7 +596,9 @@ class Study:
         variants = {}
         for sender, variant in self.variants("out", alone(senders)).items():
             above = ran[ran.index(place_of(sender)[0]) + 1 :]
-            handlers = {**variant.handlers, **{site: partial(freeze, sender, site) for site in above}}
+            handlers = dict(variant.handlers)
+            for site in above:
+                handlers[site] = partial(freeze, sender, site)
             variants[sender] = self.passes.variant(self.text, handlers)
         self.passes.asked(self.text, variants, self.share, progress)
         return arrived

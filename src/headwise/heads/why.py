@@ -366,7 +366,7 @@ class _Heads:
         """What each head carries alone at those PLACES positions where what it gives differs most."""
         if self.study is None:
             return {}
-        variants = {}
+        variants: dict[tuple[str, int], Variant] = {}
         for name in names:
             site, h = place_of(name)
             if self.question.way == "first" and not site.startswith("encoder."):

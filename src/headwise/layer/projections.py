@@ -192,8 +192,8 @@ def _first_held(linear: nn.Module, count: int, total: int) -> int:
 
 def normed(norm: nn.Module, x: Tensor) -> Tensor:
     """x normed in the precision of the gain, and given back in its own: under autocast that is lower."""
-    given: Tensor = norm(x.to(getattr(norm, "weight", x).dtype))  # nn.Identity, of latents without norm, has no gain
-    return given.to(x.dtype)
+    result: Tensor = norm(x.to(getattr(norm, "weight", x).dtype))  # nn.Identity, of latents without norm, has no gain
+    return result.to(x.dtype)
 
 
 def check_rolling(window: int, mask: Mask | None) -> None:

@@ -293,7 +293,7 @@ def _free_sites(model: nn.Module, apart: set[nn.Module]) -> list[Site]:
 
 def _listed(modules: Modules, paths: Sequence[str]) -> dict[str, list[str]]:
     """Modules that join what the attentions of one list give, by their paths, and the paths of those: their heads."""
-    found = {}
+    lists = {}
     for path, module in modules.items():
         parent, _, name = path.rpartition(".")
         members = [f"{path}.{number}" for number in range(len(module))] if isinstance(module, nn.ModuleList) else []
@@ -306,8 +306,8 @@ def _listed(modules: Modules, paths: Sequence[str]) -> dict[str, list[str]]:
         ):
             continue
         if name in (names := _names_of(type(modules[parent]).forward)) and names & JOINS:
-            found[parent] = members
-    return found
+            lists[parent] = members
+    return lists
 
 
 def _names_of(function: Callable[..., Any]) -> set[str]:
