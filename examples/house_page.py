@@ -1,4 +1,4 @@
-"""Write docs/house.md: every file of the package with the first line of its docstring, room by room."""
+"""Write docs/house.md: every file of the package with the first line of its docstring, package by package."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "headwise"
 ROOMS = ("", "cost", "rungs", "layer", "corpus", "gpt", "courses", "models", "heads", "reshape", "teach", "view", "cli")
-INTRODUCTION = """# The house
+INTRODUCTION = """# Every file
 
 Written by `python examples/house_page.py` from the first lines of the files. `CONTRIBUTING.md` says which file to open
-for which change.
-
-A module imports from its own room and from the rooms to its left; a test holds that. So the order says who may import
-whom; a call goes where it needs to, not through all rooms.
+for which change. A module imports from its own package and from packages to its left; a test checks this.
 
 `spec, masks ... -> rungs -> layer -> corpus -> gpt -> courses -> models -> heads -> reshape -> teach -> view -> cli`
 """
 
-BASE = "What crosses all rooms. These files import no room, and `import headwise` is written in `__init__.py`."
+BASE = "Data and tools of all packages. These files import no package; `__init__.py` is `import headwise`."
 
 
 def page() -> str:
@@ -27,7 +24,7 @@ def page() -> str:
 
 
 def section(room: str) -> str:
-    """The table of one room; that of "" is the top of the package, whose files cross all rooms."""
+    """The table of one package; that of "" is the top, whose files serve all packages."""
     folder = SOURCE / room
     files = sorted(folder.rglob("*.py") if room else folder.glob("*.py"))
     apart = (folder / "__init__.py", folder / "__main__.py")  # a docstring that stands above the table, and a line

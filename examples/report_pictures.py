@@ -73,17 +73,17 @@ def page_of(text: str, tense: dict[str, Any], verbs: list[dict[str, Any]], first
         if look["without"]["now"] == first["first"]
     )
     now = verb["without"]
-    return f"""# The report is a page that one touches
+    return f"""# The report
 
 Written by `python examples/report_pictures.py`, which opens the report of the default run (seed 0) in a browser, does
-what stands here, and reads the numbers off the page. The numbers are of one machine.
+these steps, and reads the numbers off the page. The numbers are of one machine.
 
 `make run` ends with `runs/verbs/report.html`. The file needs no network, and the model itself is inside it.
 
 ![The report opens with a held-out line]({"report-sentence.png"})
 
 **Point at a word.** The page opens with a line that the model has never seen, `{text}`, and looks at `{first["from"]}`:
-from there the next word is predicted. The row of that word lights up in every head's picture, and the words it looks at
+the next word is predicted from there. The row of that word lights up in every head's picture, and the words it looks at
 are coloured. With the pointer on the picture of {tense["name"]} the line is seen through that head: it looks at
 `{tense["at"]}` ({tense["weight"]:.2f}), the word that decides the tense. {verb["name"]} looks at `{verb["at"]}`
 ({verb["weight"]:.2f}), the word that decides the verb.
@@ -92,16 +92,16 @@ are coloured. With the pointer on the picture of {tense["name"]} the line is see
 
 **Silence it.** A click on the picture of {tense["name"]}: the model said `{first["first"]}` ({first["whole"]}), and now
 it says `{first["now"]}` ({first["then"]}). `{first["chosen"]}` falls to {first["less"]}. Without {verb["name"]} instead
-it says `{now["now"]}` ({now["then"]}).{idle} "Silence each in turn" ranks all heads for this very word.
+it says `{now["now"]}` ({now["then"]}).{idle} "Silence each in turn" ranks all heads for this word.
 
 ![Two heads side by side]({"report-heads.png"})
 
-**Look closer.** The name below a picture enlarges it; another head, or the same head of another model, can stand beside
-it. Under "Your own sentence" type what you like: maps, numbers and the expected words follow at each key, words that
-can stand next are offered, and a word that the model does not know is marked, with the nearest that it knows.
-`#{tense["name"]}/5` behind the address opens that head at that word, so a link can be sent. A slider there multiplies
-what the head gives by -1 to 2, and the prediction follows; a link leads to the walk through the head, step by step, and
-back. The page speaks English or Spanish, as the browser does or as is chosen.
+**Look closer.** The name below a picture enlarges it, and another head can stand beside it. Type under "Your own
+sentence": maps, numbers and the expected words follow at each key, the page offers words that can stand next, and
+marks a word that the model does not know, with the nearest that it knows.
+`#{tense["name"]}/5` behind the address opens that head at that word, so that you can send a link. A slider there
+multiplies what the head gives by -1 to 2, and the prediction follows; a link leads to the walk through the head, step
+by step, and back. The page is in English or Spanish, as the browser or the reader chooses.
 
 Which head reads the tense differs from seed to seed; [the picture book](heads.md) has three.
 """

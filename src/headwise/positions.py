@@ -1,4 +1,4 @@
-"""Ways for a layer to know where tokens stand: rotary positions, and a learned bias by distance."""
+"""How a layer knows where tokens stand: rotary positions."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def test_the_cells_stand_in_their_order() -> None:
         "I worked , you worked , he worked",
     )
     assert lines[-1] == "usted ha seguido , ellas han seguido , ustedes han seguido"
-    # The figures of `compare`, of the course preset and of the Mini-GPT are of these lines in this order.
+    # The figures of the claims' report and of the course preset are of these lines in this order.
     core = cells(core=True)
     assert len(core) == 20 * 6 * 3 == 360 and set(core) < set(cells())
     assert core[3].line == "I worked = yo trabajé" and core[-1].line == "he has written = él ha escrito"
