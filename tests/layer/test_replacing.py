@@ -71,7 +71,7 @@ def test_a_text_alone_and_a_module_at_two_places() -> None:
     assert places["0"] is places["1"] and isinstance(places["0"], TorchAttention) and len(done.layers) == 1
 
 
-def test_a_transformer_is_replaced_watched_and_measured() -> None:
+def test_a_transformer_is_replaced_watched_and_compared() -> None:
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 17, batch_first=True), 2).eval()
     decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 2, 17, batch_first=True), 1).eval()
     x, causal = drawn(3, T, 16), nn.Transformer.generate_square_subsequent_mask(T)
@@ -79,8 +79,7 @@ def test_a_transformer_is_replaced_watched_and_measured() -> None:
     done = hw.replace(encoder, inputs=(x, causal))
     assert list(done.layers) == ["layers.0.self_attn", "layers.1.self_attn"]
     assert all(difference < 1e-5 for difference in done.differences.values())
-    assert done.difference is not None and done.difference < 1e-5 and done.seconds is not None and min(done.seconds) > 0
-    assert done.peak is not None and min(done.peak) > x.nbytes and "forward" in str(done)
+    assert done.difference is not None and done.difference < 1e-5 and "the model within" in str(done)
     assert isinstance(encoder.layers[0].self_attn, nn.MultiheadAttention)  # the model that was passed is as it was
     second: Any = done.model.get_submodule("layers.1.self_attn.layer")
     assert not second.k_proj.weight.requires_grad and second.k_proj.bias.requires_grad
@@ -130,7 +129,13 @@ def test_what_cannot_be_replaced_is_named_and_nothing_is() -> None:
     )
     with pytest.raises(hw.HeadwiseError) as refusal:
         hw.replace(model)
-    for part in ("4 of 5", "zero: add_zero_attn=True", "own: it is a Own", "hooked: it has hooks", "sloped: it has"):
+    for part in (
+        "4 of 5",
+        "zero: add_bias_kv and add_zero_attn",
+        "own: it is a Own",
+        "hooked: it has hooks",
+        "sloped: it has",
+    ):
         assert part in str(refusal.value)
     refuses(lambda: hw.replace(nn.Linear(2, 3)), "Linear has no nn")
     with pytest.raises(hw.HeadwiseError, match=r"call model.eval\(\) first"):

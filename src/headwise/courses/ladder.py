@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from timeit import repeat, timeit
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from headwise.courses.numpy_layer import attend_batched, attend_loop, causal_mas
 from headwise.errors import HeadwiseError
 from headwise.gpt.presets import check_seed
 from headwise.layer.layer import MultiHeadAttention
-from headwise.layer.replacing import in_turn
 from headwise.masks import Causal
 from headwise.rungs import attend
 from headwise.spec import require_size
@@ -65,15 +65,22 @@ def run_ladder(width: int = 64, heads: int = 4, tokens: int = 16, seed: int = 0,
     with torch.random.fork_rng(devices=[]), torch.no_grad():  # modules draw weights before they get these
         calls = ways(drawn, x, heads)
         outputs = {name: np.asarray(call(), np.float64).reshape(tokens, width) for name, call in calls.items()}
-        times = in_turn(calls, rounds, longest=3.0)  # seconds: a slow way runs in fewer rounds
+        times = {name: seconds(call, rounds) for name, call in calls.items()}
     expected = next(iter(outputs.values()))
     compared = []
     for name, output in outputs.items():
         far = float(abs(output - expected).max())
-        compared.append(Way(name, far if np.isfinite(far) else None, 1000 * statistics.median(times[name])))
+        compared.append(Way(name, far if np.isfinite(far) else None, 1000 * times[name]))
     most = tolerance(drawn, x, heads)
     agrees = all(way.difference is not None and way.difference <= most for way in compared)
     return Ladder(width, heads, tokens, seed, torch.get_num_threads(), most, tuple(compared), agrees)
+
+
+def seconds(call: Callable[[], Any], rounds: int) -> float:
+    """The median of so many calls after one that warms up; of fewer where they would take over 3 seconds."""
+    first = timeit(call, number=1)
+    rounds = min(rounds, int(3 / first))
+    return statistics.median(repeat(call, number=1, repeat=rounds)) if rounds else first
 
 
 def tolerance(drawn: list[Any], x: Any, heads: int) -> float:

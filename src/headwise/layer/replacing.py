@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
-import math
-import os
-import statistics
-from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from timeit import timeit
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.profiler import profile
 from torch.utils._pytree import tree_leaves
 
 from headwise.errors import HeadwiseError
-from headwise.layer.convert import converted
+from headwise.layer.convert import converted, parts
 from headwise.layer.layer import MultiHeadAttention
 from headwise.masks import Allowed, Bias, Causal, Mask, all_of
 from headwise.rungs.tensor import trace
-from headwise.table import amount
 
-ROUNDS = 5  # of each model, in turn, of which the median counts: a round choice
-Name = TypeVar("Name", bound=Hashable)
 Answer = tuple[Tensor, Tensor | None]  # the output, and the weights if they were asked for
 
 
@@ -64,84 +53,61 @@ class TorchAttention(nn.Module):
         sources = [query] if key is query and value is query else [query, key, value]
         if tokens_first:
             sources = [source.transpose(0, 1) for source in sources]
-        mask = self._mask(key_padding_mask, attn_mask, is_causal)
-        if not need_weights:
-            out: Tensor = self.layer(*sources, mask=mask)
-            return out.transpose(0, 1) if tokens_first else out, None
-        out, call = self.layer.attended(*sources, mask=mask)
+        out, call = self.layer.attended(*sources, mask=self._mask(key_padding_mask, attn_mask, is_causal))
         out = out.transpose(0, 1) if tokens_first else out
+        if not need_weights:
+            return out, None
         maps = trace(call.q, call.k, call.v, call.options).weights  # the steps of the call again, (B,H,T,S)
         maps = maps.mean(1) if average_attn_weights else maps
-        maps = maps[0] if is_one_document else maps
-        return out, maps.to(out.dtype)
+        return out, (maps[0] if is_one_document else maps).to(out.dtype)
 
     def _mask(self, padding: Tensor | None, attn_mask: Tensor | None, is_causal: bool) -> Mask | None:
         masks: list[Mask] = []
         if is_causal:
             masks.append(Causal(offset=0))  # torch counts from the first key, also where there are more keys
+        if attn_mask is not None and attn_mask.ndim == 3:  # (B*H,T,S)
+            attn_mask = attn_mask.reshape(-1, self.num_heads, *attn_mask.shape[1:])
         # torch's layers pass a causal mask and the flag: where both say the same, Causal alone is the faster one.
         # Code that is traced cannot look at the numbers of a mask: there both are kept, which is right, too.
-        is_told = is_causal and not torch.compiler.is_compiling()
-        if attn_mask is not None and not (is_told and _is_causal(attn_mask)):
-            if attn_mask.ndim == 3:  # (B*H,T,S)
-                attn_mask = attn_mask.reshape(-1, self.num_heads, *attn_mask.shape[1:])
-            masks.append(_theirs(attn_mask))
+        if is_causal and attn_mask is not None and not torch.compiler.is_compiling():
+            later = torch.ones_like(attn_mask, dtype=torch.bool).triu(1)
+            says_more = attn_mask if attn_mask.dtype == torch.bool else attn_mask != 0
+            attn_mask = attn_mask if says_more[~later].any() else None
         if padding is not None:  # (B,S), or (S,) of one document
-            masks.append(_theirs(padding[..., None, None, :]))
+            padding = padding[..., None, None, :]
+        for given in (attn_mask, padding):  # in bools of torch True may not be attended to
+            if given is not None:
+                masks.append(Allowed(~given) if given.dtype == torch.bool else Bias(given))
         return all_of(masks)
-
-
-def _theirs(mask: Tensor) -> Mask:
-    """torch's masks as ours: in its bools True may not be attended to, its numbers are added as ours are."""
-    return Allowed(~mask) if mask.dtype == torch.bool else Bias(mask)
-
-
-def _is_causal(mask: Tensor) -> bool:
-    """Does it say the same as Causal, as bools or as numbers?"""
-    later = torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).triu(1)  # keys after the query
-    causal = later if mask.dtype == torch.bool else torch.zeros_like(mask).masked_fill(later, -math.inf)
-    return torch.equal(mask, causal)
 
 
 @dataclass(frozen=True)
 class Replaced:
     """A copy of a model whose nn.MultiheadAttention are layers of ours.
 
-    The last three attributes are None where nothing was measured.
-
     Attributes:
         model: the copy; the model that was passed is as it was
         layers: the path of each module that was replaced -> its layer
         differences: and the largest difference between the two on random texts
-        difference: largest absolute difference of both models' outputs on `inputs`
-        seconds: of a forward pass on `inputs`: before and after, each the median of five, measured in turn
-        peak: bytes of the tensors that live at once during it: before and after
+        difference: largest absolute difference of both models' outputs on `inputs`; None without them
     """
 
     model: nn.Module
     layers: dict[str, MultiHeadAttention]
     differences: dict[str, float]
     difference: float | None = None
-    seconds: tuple[float, float] | None = None
-    peak: tuple[int, int] | None = None
 
     def __str__(self) -> str:
         worst = max(self.differences.values())
-        lines = [
-            f"{len(self.layers)} nn.MultiheadAttention replaced, each within {worst:.2g}: {', '.join(self.layers)}"
-        ]
-        if self.seconds is not None and self.peak is not None:
-            before, after = map(amount, self.peak)
-            times = f"{1000 * self.seconds[0]:.3g} ms -> {1000 * self.seconds[1]:.3g} ms"
-            lines.append(f"the model within {self.difference:.2g}; forward {times}, peak {before} -> {after}")
-        return "\n".join(lines)
+        line = f"{len(self.layers)} nn.MultiheadAttention replaced, each within {worst:.2g}: {', '.join(self.layers)}"
+        return line if self.difference is None else f"{line}\nthe model within {self.difference:.2g}"
 
 
 def replace(model: nn.Module, inputs: Tensor | Sequence[Any] | None = None) -> Replaced:
     """A copy of a model in which a `MultiHeadAttention` answers where an nn.MultiheadAttention did, with certificates.
 
         done = hw.replace(model)                     # layers, and how far each is from what it replaces
-        done = hw.replace(model, inputs=(src, tgt))  # also what both models give and take on these arguments
+        done = hw.replace(model, inputs=(src, tgt))  # also how far both models are apart on these
         with hw.watch(done.model) as seen: done.model(src, tgt)
 
     The call stays: query, key, value, key_padding_mask, attn_mask, need_weights, average_attn_weights, is_causal, with
@@ -150,134 +116,54 @@ def replace(model: nn.Module, inputs: Tensor | Sequence[Any] | None = None) -> R
 
     Args:
         model: any torch module; it is left alone
-        inputs: what it is called with, to measure both models on it
+        inputs: what it is called with, to compare both models on it
 
     Raises:
         HeadwiseError: with the name of every module that cannot be replaced, and then nothing is.
     """
     layers, differences, refused = {}, {}, []
-    for path, module in _attentions(model):  # all of them before any is replaced, so that the error names all
+    ours: dict[int, Any] = {}  # by the id of a module what stands for it in the copy
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.MultiheadAttention):
+            continue
+        path = name or "the model itself"
         try:
             if type(module) is not nn.MultiheadAttention:
                 raise HeadwiseError(f"it is a {type(module).__name__}, whose forward may be another")
-            if (
-                module._forward_hooks
-                or module._forward_pre_hooks
-                or module._backward_hooks
-                or module._backward_pre_hooks
-            ):
+            hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+            if any(hooks):
                 raise HeadwiseError("it has hooks, which would be lost; remove them first")
             layers[path], differences[path] = converted(module)
         except HeadwiseError as error:
             refused.append(f"{path}: {error}")
+            continue
+        for part, (_, parameter) in parts(module).items():  # what is not trained there is not trained here
+            layers[path].get_parameter(part).requires_grad_(parameter.requires_grad)
+        ours[id(module)] = TorchAttention(layers[path], module.batch_first).train(module.training)
     if refused:
         raise HeadwiseError(f"{len(refused)} of {len(refused) + len(layers)} cannot be replaced. {' '.join(refused)}")
     if not layers:
         raise HeadwiseError(
             f"{type(model).__name__} has no nn.MultiheadAttention inside; from_torch takes a course's class"
         )
-    done = Replaced(_with(copy.deepcopy(model), layers), layers, differences)
-    return done if inputs is None else _measured(model, done, (inputs,) if isinstance(inputs, Tensor) else inputs)
+    copied = copy.deepcopy(model, ours)  # which takes what is in `ours` for a copy that it has made
+    for module in copied.modules():
+        if isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False  # which hands the weights of its first layer to a kernel
+    difference = None
+    if inputs is not None:
+        difference = _difference(model, copied, (inputs,) if isinstance(inputs, Tensor) else inputs)
+    return Replaced(copied, layers, differences, difference)
 
 
-def _attentions(model: nn.Module) -> Iterator[tuple[str, nn.MultiheadAttention]]:
-    """Each with its path, once where it stands at two places."""
-    for path, module in model.named_modules():
-        if isinstance(module, nn.MultiheadAttention):
-            yield path or "the model itself", module
-
-
-def _with(model: nn.Module, layers: dict[str, MultiHeadAttention]) -> nn.Module:
-    """The model with these layers; a module that stands at two places is replaced at both."""
-    ours: dict[nn.Module, TorchAttention] = {}
-    # `model` is a copy, but of the same modules at the same paths as the one that `layers` was made of.
-    for path, module in _attentions(model):
-        ours[module] = TorchAttention(layers[path], module.batch_first).train(module.training)
-        _freeze(module, layers[path])
-    for parent in list(model.modules()):
-        if isinstance(parent, nn.TransformerEncoder):
-            parent.use_nested_tensor = False  # which hands the weights of its first layer to a kernel
-        for name, child in parent._modules.items():
-            if child in ours:
-                parent._modules[name] = ours[child]
-    return ours.get(model, model)  # the model itself may be an attention
-
-
-def _freeze(module: nn.MultiheadAttention, layer: Any) -> None:
-    """What is not trained there is not trained here."""
-    for name in "qkv":
-        theirs = getattr(module, f"{name}_proj_weight") if module.in_proj_weight is None else module.in_proj_weight
-        linear = getattr(layer, f"{name}_proj")
-        linear.weight.requires_grad_(theirs.requires_grad)
-        if module.in_proj_bias is not None:
-            linear.bias.requires_grad_(module.in_proj_bias.requires_grad)
-    for ours, theirs in zip(layer.o_proj.parameters(), module.out_proj.parameters(), strict=True):
-        ours.requires_grad_(theirs.requires_grad)
-
-
-def _measured(model: nn.Module, done: Replaced, inputs: Sequence[Any]) -> Replaced:
-    """With the difference of the whole models, their time and their memory."""
+def _difference(model: nn.Module, ours: nn.Module, inputs: Sequence[Any]) -> float:
     if model.training:
         raise HeadwiseError("inputs= compares both models, and dropout makes them differ; call model.eval() first")
-    ours = done.model
+    largest = 0.0
     with torch.no_grad():
         # The tensors of whatever they give, tuples or dicts; of a mask and of ids, too, floats say whether they differ.
-        difference = 0.0
         for x, y in zip(*(tree_leaves(run(*inputs)) for run in (model, ours)), strict=True):
             if isinstance(x, Tensor) and x.numel():
                 wide = torch.promote_types(x.dtype, torch.float32)
-                difference = max(difference, float((x.to(wide) - y.to(wide)).abs().max()))
-    calls = [partial(_awaited, run, inputs) for run in (model, ours)]
-    # `in_turn` wants names: 0 is the model as it was, 1 the copy. It and `peak_of` turn gradients off themselves.
-    before_seconds, after_seconds = map(statistics.median, in_turn(dict(enumerate(calls)), ROUNDS).values())
-    before_peak, after_peak = map(peak_of, calls)
-    return dataclasses.replace(
-        done, difference=difference, seconds=(before_seconds, after_seconds), peak=(before_peak, after_peak)
-    )
-
-
-def _awaited(model: nn.Module, inputs: Sequence[Any]) -> None:
-    """A forward pass to its end: a GPU answers before it is done."""
-    for x in tree_leaves(model(*inputs)):
-        if isinstance(x, Tensor) and x.is_cuda:
-            torch.cuda.synchronize(x.device)
-
-
-@torch.no_grad()
-def in_turn(
-    calls: Mapping[Name, Callable[[], object]], rounds: int, longest: float = math.inf
-) -> dict[Name, list[float]]:
-    """Seconds of each call in each round, after one round that warms up and does not count.
-
-    Every round runs all calls, so that a slow moment of the machine is shared. Each round begins with another call, so
-    that none is always the first. Calls on a device must wait for it themselves. Forward passes are compared: no call
-    keeps what slopes would need.
-
-    longest  seconds for one call in all rounds. A slow call runs in fewer rounds; where not even one fits, its only
-             time is that of the round that warms up
-    """
-    first = {name: timeit(call, number=1) for name, call in calls.items()}
-    times: dict[Name, list[float]] = {name: [] for name in calls}
-    names = deque(calls)
-    for n in range(1, rounds + 1):
-        for name in names:
-            if n * first[name] <= longest:  # would n rounds fit, each as long as the one that warmed up?
-                times[name].append(timeit(calls[name], number=1))
-        names.rotate(-1)  # a b c -> b c a
-    return {name: taken or [first[name]] for name, taken in times.items()}
-
-
-@torch.no_grad()
-def peak_of(call: Callable[[], object]) -> int:
-    """The most bytes that a call has of torch's allocator at a time, beyond what was taken before it."""
-    # Above every level of the log of Kineto, torch's profiler, which else writes lines to standard error.
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    with profile(profile_memory=True) as profiled:
-        call()
-    held = peak = 0
-    # The raw events, in the order of time: `profiled.events()` has one sum for all that an operator takes and frees.
-    for event in profiled.kineto_results.events():
-        if event.name() == "[memory]":
-            held += event.nbytes()  # below 0 where a tensor is freed
-            peak = max(peak, held)
-    return peak
+                largest = max(largest, float((x.to(wide) - y.to(wide)).abs().max()))
+    return largest
