@@ -11,13 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from headwise.errors import HeadwiseError
 from headwise.files import read_json
-from headwise.words import unknown
 
 OURS = "headwise"  # the model_type of our own GPT
 
@@ -146,17 +144,8 @@ def family_for(verb: str, name: object) -> Family:
         what = f"{name} is a family whose heads cannot be reshaped yet"
         if verb == "price":
             what = f"model_type={name!r} is not one that can be priced exactly"
-        if str(name) in _families or _in_transformers(name):  # it is spelt right, and near names are other families
-            raise HeadwiseError(f"{what}; there are {', '.join(served)}")
-        raise unknown(what, name, served)
+        raise HeadwiseError(f"{what}; there are {', '.join(served)}")
     return served[name]
-
-
-def _in_transformers(name: object) -> bool:
-    """Does transformers have a folder of this model_type? The library is found, not imported, which takes seconds."""
-    package = find_spec("transformers")
-    places = (package.submodule_search_locations if package else None) or []
-    return any((Path(place) / "models" / str(name).replace("-", "_")).is_dir() for place in places)
 
 
 # What a model folder says of itself.

@@ -11,14 +11,13 @@ Needs neither torch nor a network. What cannot be priced exactly is refused with
 
 from __future__ import annotations
 
-import math
 import tomllib
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from headwise.cost.build import build, name_in
+from headwise.cost.build import build
 from headwise.cost.pricing import (
     Price,
     Setting,
@@ -57,10 +56,6 @@ PRESETS: dict[str, dict[str, Any]] = tomllib.loads(
 )
 # For each preset its notes. They are taken out of PRESETS, in which a preset is then a config like any other.
 NOTES: dict[str, list[str]] = {name: config.pop("notes", []) for name, config in PRESETS.items()}
-
-# The config.json of a model of ours says its sizes twice: in its section `headwise`, and around it in the fields by
-# which transformers reads the same model. Where the two differ, one of them was edited, and the file is refused.
-TWICE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")
 
 
 def price(config: Any, **setting: Any) -> Price:
@@ -146,11 +141,13 @@ def _spec_shape(spec: AttentionSpec) -> ModelShape:
 
 def model_shape(config: dict[str, Any]) -> ModelShape:
     """The sizes that the dict of a config.json says; a model of ours is read from its section `headwise` alone."""
-    section = _own_section(config)
-    kind = OURS if section is not None else config.get("model_type")
+    kind = OURS if "headwise" in config else config.get("model_type")
+    section = config.get("headwise", {}) if kind == OURS else config
+    if not section or not isinstance(section, dict):
+        raise HeadwiseError("the section `headwise` is missing or no table; a run folder's config.json has one")
     if kind is None:
         raise HeadwiseError(f"model_type is missing; known: {', '.join(families('price'))}")
-    shape = build(config if section is None else section, family_for("price", kind))
+    shape = build(section, family_for("price", kind))
     # The format of the weights: `torch_dtype` is its older name, and models of text and images may say it of the text
     # alone. "auto" names none.
     text = config.get("text_config")
@@ -167,31 +164,6 @@ def model_shape(config: dict[str, Any]) -> ModelShape:
             "the layers that predict further tokens while training are not counted; transformers drops them"
         )
     return replace(shape, dtype=dtype)
-
-
-def _own_section(config: dict[str, Any]) -> dict[str, Any] | None:
-    """The section `headwise` of a config.json: the GPTConfig of a model of ours, as a dict; None in those of others.
-
-    Raises HeadwiseError where the section is missing, and where the fields around it name other sizes.
-    """
-    section = config.get("headwise")
-    if section is None and config.get("model_type") != "headwise":
-        return None
-    if not isinstance(section, dict):
-        raise HeadwiseError("the section `headwise` is missing or no table; a run folder's config.json has one")
-    # The family as which transformers reads the model, such as llama; None where the model_type is not known.
-    priced = families("price")
-    around = priced.get(str(config.get("model_type")))
-    for field in TWICE:
-        name = name_in(field, priced[OURS])  # "d_model" for "hidden_size"
-        theirs = field if around is None else name_in(field, around)  # "n_embd" for "hidden_size" in GPT-2
-        sizes = section.get(name), config.get(theirs)
-        if None not in sizes and sizes[0] != sizes[1]:  # what one side leaves out contradicts nothing
-            raise HeadwiseError(
-                f"headwise.{name}={sizes[0]} and {theirs}={sizes[1]} name one size; keep the right one, or take the "
-                f"section `headwise` out"
-            )
-    return section
 
 
 # The same model with other key/value heads, side by side.
@@ -232,7 +204,7 @@ def variants(shape: ModelShape, setting: Setting) -> tuple[Variant, ...]:
         raise HeadwiseError(f"variants compare caches, and a {shape.family} encoder keeps none; price a decoder")
     spec = next(shape.cached).spec  # the first layer's: `build` gives all layers of a stack the same heads
     rows = [_variant(shape, setting, True)] if isinstance(spec, LatentSpec) else []  # True: this is the model as it is
-    for n in _divisors(spec.n_heads):
+    for n in (n for n in range(spec.n_heads, 0, -1) if spec.n_heads % n == 0):
         present = not isinstance(spec, LatentSpec) and n == spec.n_kv_heads
         rows.append(_variant(shape.with_heads(n_kv_heads=n), setting, present))
     return tuple(rows)
@@ -240,12 +212,9 @@ def variants(shape: ModelShape, setting: Setting) -> tuple[Variant, ...]:
 
 def _variant(shape: ModelShape, setting: Setting, present: bool) -> Variant:
     spec = next(shape.cached).spec
-    weights = bytes_of(shape.parameters, setting.dtype)
-    cache, decode = cache_price(shape, setting), decode_price(shape, setting)
-    longest = None
-    if setting.gpu_memory is not None:
-        free = setting.gpu_memory - weights
-        longest = 0 if free < 0 else fit(shape, setting, free).longest_context
+    weights, cache = bytes_of(shape.parameters, setting.dtype), cache_price(shape, setting)
+    free = None if setting.gpu_memory is None else setting.gpu_memory - weights
+    longest = None if free is None else fit(shape, setting, free).longest_context if free >= 0 else 0
     return Variant(
         name=f"GQA-{spec.n_kv_heads}" if spec.variant == "GQA" else spec.variant,
         n_kv_heads=spec.n_kv_heads,
@@ -254,20 +223,7 @@ def _variant(shape: ModelShape, setting: Setting, present: bool) -> Variant:
         weight_bytes=weights,
         cache_bytes_per_token=cache.bytes_per_token,
         cache_bytes=cache.total_bytes,
-        fits=_fits(shape, setting),
+        fits=None if free is None else cache.total_bytes <= free,
         longest_context=longest,
-        bytes_per_token=decode.bytes_per_token,
+        bytes_per_token=decode_price(shape, setting).bytes_per_token,
     )
-
-
-def _divisors(n: int) -> list[int]:
-    """The divisors of n, the largest first. Each d up to the root of n belongs to another, n / d, from there on."""
-    small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
-    return sorted({n // d for d in small} | set(small), reverse=True)
-
-
-def _fits(shape: ModelShape, setting: Setting) -> bool | None:
-    """Do weights and cache fit in the memory? None where none was given."""
-    if setting.gpu_memory is None:
-        return None
-    return bytes_of(shape.parameters, setting.dtype) + cache_price(shape, setting).total_bytes <= setting.gpu_memory

@@ -30,12 +30,6 @@ NORMS = (2, 1)
 NULLABLE = frozenset({"sliding_window", "num_key_value_heads", "head_dim", "q_lora_rank"})
 
 
-def name_in(name: str, family: Family) -> str:
-    """A family's own word for a field: `n_embd` for `hidden_size` in GPT-2; the usual one where it has none."""
-    aliases: dict[str, str] = (family.price or {}).get("aliases", {})
-    return aliases.get(name, name)
-
-
 class Fields:
     """The fields of one config.json, and the record of its family. Every method raises HeadwiseError with the field."""
 
@@ -69,7 +63,8 @@ class Fields:
         return fields
 
     def name_of(self, name: str) -> str:
-        return name_in(name, self.family)
+        """The family's own word for a field: `n_embd` for `hidden_size` in GPT-2; the usual one where it has none."""
+        return self.aliases.get(name, name)
 
     def has(self, what: str, default: bool | str = False) -> bool:
         """Is there a bias, a sink, ...? The record says so by a constant, or by the name of a flag of the config."""
@@ -80,12 +75,9 @@ class Fields:
         """The value under this name or an alias, else the default of the config class; None where null is meant."""
         name = self.name_of(name)
         names = [name, *(alias for alias, field in self.aliases.items() if field == name)]
-        values = {alias: self.config[alias] for alias in names if self.config.get(alias) is not None}
-        if len(set(map(repr, values.values()))) > 1:  # compared as texts, for a set takes no lists
-            both = " and ".join(f"{alias}={_short(value)}" for alias, value in values.items())
-            raise HeadwiseError(f"{both} name one size of a {self.family.name} model; keep the right one")
-        if values:
-            return next(iter(values.values()))
+        value = next((self.config[alias] for alias in names if self.config.get(alias) is not None), None)
+        if value is not None:
+            return value
         if name in self.required:
             raise HeadwiseError(f"{' or '.join(names)} is missing; a {self.family.name} model has no size without it")
         default = self.defaults.get(name)
@@ -97,8 +89,8 @@ class Fields:
             self.filled_in[name] = default
         return default
 
-    def size(self, name: str) -> int:
-        return check_size(self.name_of(name), self.get(name))
+    def size(self, name: str, most: int = LARGEST) -> int:
+        return check_size(self.name_of(name), self.get(name), most)
 
     def optional_size(self, name: str) -> int | None:
         return None if self.get(name) is None else self.size(name)
@@ -122,16 +114,10 @@ class Fields:
         return str(value)
 
     def n_layers(self) -> int:
-        return self._at_most(MOST_LAYERS, "layers", "num_hidden_layers")
+        return self.size("num_hidden_layers", MOST_LAYERS)
 
     def n_heads(self) -> int:
-        return self._at_most(MOST_HEADS, "heads", "num_attention_heads")
-
-    def _at_most(self, most: int, what: str, name: str) -> int:
-        number = self.size(name)
-        if number > most:
-            raise HeadwiseError(f"{self.name_of(name)}={number} exceeds {most:,}, the most {what} priced")
-        return number
+        return self.size("num_attention_heads", MOST_HEADS)
 
     def n_kv_heads(self) -> int:
         name, heads = "num_key_value_heads", self.n_heads()
@@ -160,9 +146,9 @@ class Fields:
         return (f"left out of the config, so the default of the {self.family.name} class: {sizes}",)
 
 
-def check_size(name: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= LARGEST:
-        raise HeadwiseError(f"{name}={_short(value)} must be a whole number from 1 to {LARGEST:,}")
+def check_size(name: str, value: Any, most: int = LARGEST) -> int:
+    if type(value) is not int or not 0 < value <= most:
+        raise HeadwiseError(f"{name}={_short(value)} must be a whole number from 1 to {most:,}")
     return value
 
 
@@ -439,14 +425,6 @@ def widened_where_narrower(f: Fields) -> Piece:
     return widened(f) if _embedded(f) != f.size("hidden_size") else Piece(part="embeddings", parameters=0)
 
 
-def classes(f: Fields) -> Piece:  # the Linear of a classifier to its labels
-    names = f.config.get("id2label")
-    if isinstance(names, dict) and names:
-        return once(f, len(names))
-    # A config of transformers has two labels unless it says otherwise, and then its file does not list them.
-    return once(f, check_size("num_labels", f.config.get("num_labels", 2)))
-
-
 PIECES: dict[str, Callable[[Fields], Piece]] = {
     "tokens": lambda f: table(f.size("vocab_size"), _embedded(f)),
     "positions": lambda f: table(f.size("max_position_embeddings"), _embedded(f)),
@@ -458,7 +436,6 @@ PIECES: dict[str, Callable[[Fields], Piece]] = {
     "widened where narrower": widened_where_narrower,
     "pooler": lambda f: once(f, f.optional_size("pooler_output_size") or f.size("hidden_size")),
     "next sentence": lambda f: once(f, 2),
-    "classes": classes,
     "masked": masked_lm_head,
     "lm": lm_head,
 }

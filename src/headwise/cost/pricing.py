@@ -217,10 +217,7 @@ class Price:
         )
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """Each cost: what it is, the exact number, and the number with a unit that is easy to read.
-
-        What it is is a label, whose Spanish `view.cost` finds among the phrases of [price].
-        """
+        """Each cost: what it is, the exact number, and the number with a unit that is easy to read."""
         cache, decode, memory, setting = self.cache, self.decode, self.memory, self.setting
         rows = [_bytes("weights", self.weight_bytes)]
         if decode is not None:
@@ -247,12 +244,9 @@ class Price:
             rows.append(("largest batch that fits", f"{memory.largest_batch:,}", texts))
         return rows
 
-    def _all_rows(self) -> list[tuple[str, str, str]]:
-        total = self.parameters.total
-        return [("parameters", f"{total:,}", scaled(total, 1000, DECIMAL)), *self.rows()]
-
     def __repr__(self) -> str:
-        rows = self._all_rows()
+        total = self.parameters.total
+        rows = [("parameters", f"{total:,}", scaled(total, 1000, DECIMAL)), *self.rows()]
         widths = [max(len(row[column]) for row in rows) for column in range(2)]  # the last column needs none
         lines = (f"  {what:<{widths[0]}}  {exact:>{widths[1]}}  {short}" for what, exact, short in rows)
         return "\n".join([self.heading, *lines, *(f"note: {note}" for note in self.notes)])
