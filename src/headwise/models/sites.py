@@ -342,7 +342,7 @@ def _holds(module: nn.Module, weights: Tensor | None) -> bool:
 
 
 def missing(model: nn.Module) -> list[str]:
-    """What of a model has no heads to be watched, in lines, "L0 to L2: gated delta net, no map".
+    """What of a model has no heads to be watched, in lines, "L0 and 2 more: gated delta net, no map".
 
     Then where watching takes the model off torch's native fast path, so that its answers may be rounded differently.
     """
@@ -382,7 +382,11 @@ def _layers_without(
         covered.add(path)
     stack = place, False
     prefix = _stack_names(model, [stack])[stack]
-    return [f"{_ranges(prefix, numbers)}: {kind}, no map" for kind, numbers in kinds.items()]
+    return [f"{_and_more([f'{prefix}L{n}' for n in numbers])}: {kind}, no map" for kind, numbers in kinds.items()]
+
+
+def _and_more(names: Sequence[str]) -> str:
+    return f"{names[0]} and {len(names) - 1} more" if names[1:] else names[0]
 
 
 def _attentions_outside(modules: Modules, covered: set[str]) -> list[str]:
@@ -395,11 +399,7 @@ def _attentions_outside(modules: Modules, covered: set[str]) -> list[str]:
             continue
         covered.add(path)
         outside.setdefault(type(module).__name__, []).append(path)
-    lines = []
-    for kind, paths in outside.items():
-        more = f" and {len(paths) - 1} more" if paths[1:] else ""
-        lines.append(f"{paths[0]}{more}: {kind} is outside the attention interface, no map")
-    return lines
+    return [f"{_and_more(paths)}: {kind} is outside the attention interface, no map" for kind, paths in outside.items()]
 
 
 def _native_paths(model: nn.Module, modules: Modules) -> list[str]:
@@ -433,16 +433,6 @@ def _words(kind: type, model: nn.Module) -> str:
     words, family = (WORD.findall(name) for name in (kind.__name__, type(model).__name__))
     shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(words, family, strict=False))
     return " ".join(words[len(list(shared)) :] or words).lower()
-
-
-def _ranges(prefix: str, numbers: Sequence[int]) -> str:
-    """Layers 0, 1, 2, 4 as "L0 to L2, L4"."""
-    ranges = []
-    # In a run of neighbours, number and place in the list grow together, so their difference stays: 0, 0, 0, 1 here.
-    for _, run in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
-        layers = [f"{prefix}L{number}" for _, number in run]
-        ranges.append(layers[0] if len(layers) == 1 else f"{layers[0]} to {layers[-1]}")
-    return ", ".join(ranges)
 
 
 def _names(model: nn.Module, attentions: Sequence[str]) -> dict[str, str]:

@@ -153,30 +153,19 @@ class Product(NamedTuple):
     back: Callable[[Tensor], Tensor]  # a tensor like `out` in the form in which the model has it
 
 
-def _product(
-    func: Any, args: Sequence[Any], operands: Sequence[Tensor], result: Tensor, side: int, n_heads: int
-) -> Product | None:
+def _product(func: Any, args: Sequence[Any], operands: Sequence[Tensor], result: Tensor, side: int) -> Product | None:
     """The product of which operand number `side` is the weights; None where it has another form than attention.
 
-    func     the function, `args` and `operands` its arguments and the two tensors among them, `result` what it gave
-    n_heads  as the module says, which tells windows behind the heads, (B,H,W,T,E), from those before them
+    func  the function, `args` and `operands` its arguments and the two tensors among them, `result` what it gave
     """
     weights, v = operands[side], operands[1 - side]
     if func is torch.einsum:
-        product = _einsum(args[0], operands, result, side)
-    elif v.ndim < 2 or weights.ndim < 2:
-        product = None
-    elif side == 0:
-        product = Product(weights, v, result, -1, lambda out: out)
-    else:  # values times weights: the transpose is weights times values
-        product = Product(weights.mT, v.mT, result.mT, -2, lambda out: out.mT)
-    if product is None or not product.out.ndim == product.weights.ndim == product.v.ndim == 5:
-        return product
-    # Windows behind the heads are put before them, (B,W,H,T,E), where `_heads` takes them for documents.
-    if product.out.shape[1] != n_heads or product.out.shape[2] == n_heads:
-        return product
-    weights, v, out = (x.transpose(1, 2) for x in (product.weights, product.v, product.out))
-    return Product(weights, v, out, product.axis, lambda gave: product.back(gave.transpose(1, 2)))
+        return _einsum(args[0], operands, result, side)
+    if v.ndim < 2 or weights.ndim < 2:
+        return None
+    if side == 0:
+        return Product(weights, v, result, -1, lambda out: out)
+    return Product(weights.mT, v.mT, result.mT, -2, lambda out: out.mT)  # v times weights, so the transpose
 
 
 def _einsum(equation: str, operands: Sequence[Tensor], result: Tensor, side: int) -> Product | None:
@@ -400,8 +389,7 @@ class Listener(TorchFunctionMode):
         if trail.joined:
             why = "joins the scores of several products before its softmax: its map lies in pieces, as of chunks"
             return self._refuse(why, result)
-        n_stated = max([running.n_heads for running in self.running], default=0)
-        product = _product(func, args, operands, result, side, n_stated)
+        product = _product(func, args, operands, result, side)
         if product is None:
             return result
         # Weights by distance, shifted after the softmax, times embeddings of distances (Shaw et al. 2018): no attention
@@ -415,7 +403,7 @@ class Listener(TorchFunctionMode):
         shown = product  # what a watcher sees: the weights before dropout
         if trail.undropped is not None:
             # `or` is for the type checker: the axes are those of `product`, which is there.
-            shown = _product(func, args, [*map(self._undropped, operands)], result, side, n_stated) or product
+            shown = _product(func, args, [*map(self._undropped, operands)], result, side) or product
         return self._hand(lambda running: _mapped(running, product, shown.weights, trail.whole), result, product)
 
     # Hand on, in the place of a call, why it is not read.
@@ -523,15 +511,11 @@ def _n_heads(running: Running, shape: Sequence[int]) -> tuple[int, bool]:
     name, n_stated = type(running.module).__name__, running.n_heads
     if len(shape) == 5 and n_stated == shape[1] * shape[2]:  # (B,G,r,T,S): query heads by the key/value head they read
         return n_stated, True
-    # (B,W,H,T,S): there are windows or chunks, too. The heads are taken for the third axis from the end, if that is as
-    # long as the module says, and no axis between it and the documents is as long.
     if len(shape) > 4:
-        if shape[-3] != n_stated or (n_stated > 1 and n_stated in shape[1:-3]):
-            raise UnreadError(
-                f"{name} makes maps of {tuple(shape)} and says that it has {n_stated} heads: which of the first axes "
-                f"they are cannot be told"
-            )
-        return shape[-3], True
+        raise UnreadError(
+            f"{name} makes maps of {tuple(shape)}: which axis has the heads cannot be told; put windows or chunks "
+            f"among the documents"
+        )
     if len(shape) != 3:  # (T,S) is one head; (B,H,T,S)
         return (1 if len(shape) == 2 else shape[-3]), True
     N = shape[0]  # documents, heads, or both in one axis
