@@ -129,8 +129,9 @@ def _own_site(name: str, module: Any) -> Site:
     if isinstance(module, MultiHeadAttention):
         n_heads, first, weights = module.spec.n_heads, 0, partial(_own_weights, module)
         if _is_split(module):
-            n_heads = module.o_proj.weight.to_local().shape[1] // module.spec.value_dim
-            first = n_heads * module.o_proj.weight.device_mesh.get_local_rank()
+            w_o: Any = module.o_proj
+            n_heads = w_o.weight.to_local().shape[1] // module.spec.value_dim
+            first = n_heads * w_o.weight.device_mesh.get_local_rank()
         return Site(name, module, n_heads, weights, cross=False, first=first)
     n_heads, w_o, w_v = module.watched()
     return Site(name, module, n_heads, {"v": w_v, "o": w_o}.get, cross=False)
