@@ -256,6 +256,19 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / link).exists(), link
 
 
+OF_OTHERS = {"--help", "--no-deps", "--nproc-per-node", "--only", "--minutes"}  # of pip, torchrun and studies, too
+
+
+def test_pages_name_options_and_functions_that_are_there() -> None:
+    group = typer.main.get_command(app)
+    commands = [group, *group.commands.values()]  # type: ignore[attr-defined]
+    options = {name for command in commands for each in command.params for name in (*each.opts, *each.secondary_opts)}
+    for page in [*PAGES, ROOT / "SECURITY.md", ROOT / "studies" / "README.md"]:
+        text = page.read_text(encoding="utf-8")
+        assert set(re.findall(r"(?<![\w<!-])--[a-z][a-z-]*", text)) <= options | OF_OTHERS, page.name
+        assert set(re.findall(r"\bhw\.([a-zA-Z]\w*)", text)) <= {*headwise.__all__, "layer"}, page.name
+
+
 def test_a_sentence_that_is_quoted_stands_in_the_picture_book() -> None:
     """docs/heads.md is written by a script; what another page takes from it stands there."""
     book = (ROOT / "docs" / "heads.md").read_text(encoding="utf-8")
