@@ -92,10 +92,7 @@ def test_the_head_that_follows_the_words_is_chosen_and_judged_on_others(told: An
     assert found.ranking[0].error.mean <= 0.02 and found.ranking[0].error.n == 4
     assert found.chosen.heads[0] == "cross.L0.H2" and found.chosen.error.n == 3
     assert found.alignment_heads[0][0] == 0 and [0, 2] in found.alignment_heads
-    for name in ("named: cross.L0.H1", "straight line"):
-        within = found.controls[name].within
-        for gain, share, other in zip(found.gains[name], found.chosen.within, within, strict=True):
-            assert gain.mean == pytest.approx(share.mean - other.mean)
+    assert found.controls["named: cross.L0.H1"].heads == ("cross.L0.H1",) and found.chosen.within[0].n == 3
     assert found.controls["straight line"].within[0].mean < found.chosen.within[0].mean == 1
     assert found.n_texts == (4, 3) and "chosen: cross.L0.H2" in found.table().text()
 

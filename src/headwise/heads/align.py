@@ -20,7 +20,7 @@ import json
 import random
 import re
 import wave
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,19 +44,19 @@ from headwise.records import MOST_ALIGNED, Call, parse_head
 from headwise.table import Table
 
 SMOOTH = 7  # keys, the middle one among them, whose median is taken: as in Whisper
-# A beginning that is found within so many seconds of the known one counts: two round limits. The headings in
-# `Alignment.table` name them, too.
-WITHIN = (0.05, 0.1)
+# Seconds within which a found beginning counts: two round limits. The headings in `Alignment.table` name them, too.
+WITHIN = np.array([0.05, 0.1])
 BATCH = 2**22  # cells of maps that are aligned at a time, which take some 50 MB: a round choice
+SHOWN = 12  # heads of the table: with the sets below them they fit on a screen of 24 lines
 
-# The three kinds of text that `align` reads: the field that tells the kind -> the fields that it must have beside it.
+# The kinds of text in a file: the field that tells the kind -> the fields that it must have beside it.
 KINDS = {"audio": {"words"}, "source": {"target", "links"}, "text": {"links"}}
 RATE = 16_000  # samples a second that models of speech read
 WIDTHS = {2: (np.int16, 2**15), 4: (np.int32, 2**31)}  # bytes of a sample: its type, and the full scale
 
 Maps = NDArray[np.float32]  # (H,N,S): heads, rows that are aligned, keys
 Numbers = NDArray[np.float64]
-Heads = Sequence[int] | None  # None: a straight line in the place of heads
+Pairs = tuple[tuple[int, int], ...]  # (row, key) of partners
 
 
 @dataclass(frozen=True)
@@ -70,21 +70,46 @@ class Spoken:
     seconds_per_key: float
     n_keys: int  # the first keys, which hold sound; the rest is silence that fills it up
 
+    def figures(self, maps_knm: Maps) -> Numbers:
+        """Of each map the mean seconds between known and found beginnings; the fractions within 50 and 100 ms: (K,3).
+
+        A word is found to begin at the first key that the path visits in its row.
+        """
+        parts = -(-maps_knm.size // BATCH)
+        columns = np.concatenate([path_starts(part) for part in np.array_split(maps_knm, min(parts, len(maps_knm)))])
+        off = np.abs(columns[:, list(self.starts)] * self.seconds_per_key - np.array(self.begins))  # (K,words)
+        # What rounding alone puts beyond a limit is within.
+        within = (off[..., None] <= WITHIN + 1e-9).mean(1)
+        return np.column_stack([off.mean(1), within])
+
 
 @dataclass(frozen=True)
 class Linked:
     """A text whose tokens have partners in another one, or in itself."""
 
-    n_keys = None  # all keys count. Not a field: `_maps` asks every text for it, and a `Spoken` has its own number
-
     inputs: Mapping[str, Tensor]  # of the model's forward, one text, or two of an encoder-decoder
-    links: tuple[tuple[int, int], ...]  # (row, key) of partners: the sure ones, which should be found
-    possible: tuple[tuple[int, int], ...] = ()  # further ones: right to find, and not wrong to leave out
+    links: Pairs  # the sure ones, which should be found
+    possible: Pairs = ()  # further ones: right to find, and not wrong to leave out
+    n_keys: None = None  # all keys count
 
     @property
     def rows(self) -> list[int]:
         """Those that have a link."""
         return sorted({row for row, _ in self.links})
+
+    def figures(self, maps_knm: Maps) -> Numbers:
+        """Of each map the alignment error rate, and the fraction of the links that are found: (K,2).
+
+        The rate is 1 - (|found and sure| + |found and right|) / (|found| + |sure|).
+        """
+        sure = set(self.links)
+        right = sure | set(self.possible)
+        figures = []
+        for strongest in maps_knm.argmax(-1).tolist():
+            found = set(zip(self.rows, strongest, strict=True))
+            error = 1 - (len(sure & found) + len(right & found)) / (len(sure) + len(found))
+            figures.append((error, len(sure & found) / len(self.links)))
+        return np.array(figures)
 
 
 Known = Spoken | Linked
@@ -107,7 +132,6 @@ class Alignment:
     ranking: tuple[Scored, ...]  # each head alone, the best first, on the texts that heads were chosen by
     chosen: Scored  # the heads that do best together, on the texts that they were not chosen by
     controls: dict[str, Scored]  # on the same texts: a straight line, the best head alone, heads that were named
-    gains: dict[str, tuple[Interval, ...]]  # for each control the chosen heads' `within` minus its own, text by text
     kind: str  # "spoken" or "linked"
     n_texts: tuple[int, int]  # chosen by, judged on
 
@@ -121,28 +145,22 @@ class Alignment:
         # The stack is "" in L3.H5 and "cross" in cross.L3.H5.
         return [[layer, head] for stack, layer, head in places if stack.split(".")[0] in ("", "cross")]
 
-    def table(self, n: int = 12) -> Table:
-        """The best n heads alone, and below them the sets, a row each; with 12 a screen of 24 lines holds all."""
-        # A heading for the names, the error and each of `Scored.within`.
+    def table(self) -> Table:
+        """The best heads alone, and below them the sets, a row each."""
         columns = ["heads", "alignment error rate", "links found"]
         if self.kind == "spoken":
             columns = ["heads", "mean error, s", "within 50 ms", "within 100 ms"]
-        rows = [_row(each.heads[0], each) for each in self.ranking[:n]]
-        rows.append(_row(f"chosen: {' '.join(self.chosen.heads)}", self.chosen))
-        rows += [_row(name, each) for name, each in self.controls.items()]
+        named = [(each.heads[0], each) for each in self.ranking[:SHOWN]]
+        named += [(f"chosen: {' '.join(self.chosen.heads)}", self.chosen), *self.controls.items()]
+        rows = []
+        for name, scored in named:
+            rows.append([name, round(scored.error.mean, 3), *(f"{share.mean:.0%}" for share in scored.within)])
         chosen_by, judged_on = self.n_texts
-        return Table(
-            columns,
-            rows,
-            note=f"single heads on the {chosen_by} texts that heads were chosen by, all below on {judged_on} others",
-        )
+        note = f"single heads on the {chosen_by} texts that heads were chosen by, all below on {judged_on} others"
+        return Table(columns, rows, note=note)
 
     def __repr__(self) -> str:
         return f"Alignment({' '.join(self.chosen.heads)}: error {self.chosen.error.mean:.3f})"
-
-
-def _row(name: str, scored: Scored) -> list[Any]:  # of the table
-    return [name, round(scored.error.mean, 3), *(f"{share.mean:.0%}" for share in scored.within)]
 
 
 @torch.no_grad()
@@ -184,32 +202,37 @@ def align(
             progress(number, len(texts) + len(judged))
     if n_spoken:
         maps = [prepared(maps_hns) for maps_hns in maps]
-    alone = _figures(texts, maps, [[h] for h in range(len(names))])  # each head as a set of its own
-    errors = _mean_errors(alone)
-    order = np.argsort(errors, kind="stable")
-    best = int(order[0])
-    chosen = _greedy(texts, maps, best, float(errors[best]), most)
-    # The controls by the name that a reader sees.
-    sets: dict[str, Heads] = {"straight line": None}
-    sets[f"best alone: {names[best]}"] = [best]
+    to_choose, to_judge = list(zip(texts, maps, strict=False)), list(zip(judged, maps[len(texts) :], strict=True))
+    # In the first round each head is alone; in the next ones with those chosen so far.
+    chosen: list[int] = []
+    alone, error = np.zeros(0), np.inf
+    while len(chosen) < min(most, len(names)):
+        rest = [h for h in range(len(names)) if h not in chosen]
+        figures = _figures(to_choose, [[*chosen, h] for h in rest])
+        errors = figures[:, 0].mean(1)
+        if not chosen:
+            alone = figures
+        if errors.min() >= error:
+            break
+        error = float(errors.min())
+        chosen.append(rest[int(errors.argmin())])
+    # By the name that a reader sees; of a straight line no head.
+    sets = {"chosen": chosen, "straight line": [], f"best alone: {names[chosen[0]]}": chosen[:1]}
     if named:
         sets[f"named: {' '.join(named)}"] = [names.index(name) for name in named]
-    of_chosen, *of_controls = _figures(judged, maps[len(texts) :], [chosen, *sets.values()])
-    controls: dict[str, Scored] = {}
-    gains: dict[str, tuple[Interval, ...]] = {}
-    for (name, heads), figures in zip(sets.items(), of_controls, strict=True):
-        controls[name] = _scored(heads, names, figures)
-        # Text by text, (fractions,texts): row 0, which is left out, is the error.
-        gains[name] = tuple(map(interval_of, (of_chosen - figures)[1:].tolist()))
-    ranking = tuple(_scored([h], names, alone[h]) for h in order)
+    scored = {}
+    for (name, heads), figures in zip(sets.items(), _figures(to_judge, [*sets.values()]), strict=True):
+        scored[name] = _scored([names[h] for h in heads], figures)
+    order = np.argsort(alone[:, 0].mean(1), kind="stable")
+    ranking = tuple(_scored([names[h]], alone[h]) for h in order)
     kind = "spoken" if n_spoken else "linked"
-    return Alignment(ranking, _scored(chosen, names, of_chosen), controls, gains, kind, (len(texts), len(judged)))
+    return Alignment(ranking, scored.pop("chosen"), scored, kind, (len(texts), len(judged)))
 
 
-def _scored(heads: Heads, names: Sequence[str], figures: Numbers) -> Scored:
+def _scored(heads: Sequence[str], figures: Numbers) -> Scored:
     # Of one set, from its (1 + fractions, texts). The error may be seconds, so its bounds are left as they come.
     error, *within = map(interval_of, figures.tolist())
-    return Scored(tuple(names[h] for h in heads or ()), error, tuple(share.of_fraction() for share in within))
+    return Scored(tuple(heads), error, tuple(share.of_fraction() for share in within))
 
 
 def _aligning(model: nn.Module, text: Known) -> list[Site]:
@@ -249,55 +272,19 @@ def _maps(model: nn.Module, sites: Sequence[Site], text: Known) -> Maps:
     return np.concatenate([maps_of[site] for site in sites])
 
 
-def _figures(texts: Sequence[Known], maps: Sequence[Maps], sets: Sequence[Heads]) -> Numbers:
+def _figures(texts: Sequence[tuple[Known, Maps]], sets: Sequence[Sequence[int]]) -> Numbers:
     """Of each set of heads its error in each text, then what `Scored.within` has: (sets, 1 + fractions, texts)."""
     of_texts = []
-    # The texts to choose by come with the maps of all texts, which begin with theirs: the rest is left over.
-    for text, maps_hns in zip(texts, maps, strict=False):
+    for text, maps_hns in texts:
         _, n, n_keys = maps_hns.shape
         # The map of a straight line: each row looks at one key, the first row at the first key, evenly from there on.
         line = np.zeros((n, n_keys), np.float32)
         line[np.arange(n), np.arange(n) * n_keys // n] = 1
-        mean_maps = [line if heads is None else maps_hns[list(heads)].mean(0) for heads in sets]
-        if isinstance(text, Spoken):
-            of_texts.append(_spoken_figures(text, mean_maps))
-        else:
-            of_texts.append(_linked_figures(text, mean_maps))
-    return np.array(of_texts).transpose(1, 2, 0)  # from (texts, sets, 1 + fractions)
-
-
-def _mean_errors(figures: Numbers) -> Numbers:
-    """Of each set its mean error over texts."""
-    return np.asarray(figures[:, 0].mean(1))
-
-
-def _greedy(texts: Sequence[Known], maps: Sequence[Maps], best: int, error: float, most: int) -> list[int]:
-    """The best head alone, whose error is given, and those that are added one by one while the error of all falls."""
-    chosen = [best]
-    while len(chosen) < min(most, len(maps[0])):
-        rest = [h for h in range(len(maps[0])) if h not in chosen]
-        errors = _mean_errors(_figures(texts, maps, [[*chosen, h] for h in rest]))
-        if errors.min() >= error:
-            break
-        error = float(errors.min())
-        chosen.append(rest[int(errors.argmin())])
-    return chosen
+        of_texts.append(text.figures(np.stack([maps_hns[heads].mean(0) if heads else line for heads in sets])))
+    return np.array(of_texts).transpose(1, 2, 0)
 
 
 # Speech
-
-
-def _spoken_figures(text: Spoken, mean_maps: Sequence[Maps]) -> Numbers:
-    """Of each map the mean seconds between known and found beginnings; the fractions within 50 and 100 ms. (maps, 3)
-
-    A word is found to begin at the first key that the path visits in its row.
-    """
-    size = max(1, BATCH // mean_maps[0].size)  # maps that are aligned at a time; all are of one size
-    parts = [mean_maps[at : at + size] for at in range(0, len(mean_maps), size)]
-    columns = np.concatenate([path_starts(np.stack(part)) for part in parts])  # the first of each row, (sets, rows)
-    off = np.abs(columns[:, list(text.starts)] * text.seconds_per_key - np.array(text.begins))  # (sets, words)
-    # What rounding alone puts beyond a limit is within.
-    return np.stack([off.mean(1), *((off <= limit + 1e-9).mean(1) for limit in WITHIN)], 1)
 
 
 def prepared(maps_hns: Maps) -> Maps:
@@ -349,25 +336,6 @@ def path_starts(scores_knm: Maps) -> NDArray[np.int64]:
         i = np.where(is_open & (way != 2), i - 1, i)
         j = np.where(is_open & (way != 1), j - 1, j)
     return starts
-
-
-# Text
-
-
-def _linked_figures(text: Linked, mean_maps: Sequence[Maps]) -> Numbers:
-    """Of each map the alignment error rate, and the fraction of the links that are found, (maps, 2).
-
-    The rate is 1 - (|found and sure| + |found and right|) / (|found| + |sure|).
-    """
-    sure = set(text.links)
-    right = sure | set(text.possible)  # both sure and possible
-    figures = []
-    for map_ns in mean_maps:
-        # Found: the strongest key of each row with a link, a pair (row, key).
-        pairs = set(zip(text.rows, map_ns.argmax(-1).tolist(), strict=True))
-        error = 1 - (len(sure & pairs) + len(right & pairs)) / (len(sure) + len(pairs))
-        figures.append((error, len(sure & pairs) / len(text.links)))
-    return np.array(figures)
 
 
 # The texts of a file
@@ -437,7 +405,7 @@ def _text(folder: Folder, tokens: TextTokens, record: dict[str, Any], near: Path
     if kind == "text":
         ids = list(tokens.prompt(record["text"]))
         places = _first_tokens(tokens, record["text"], len(tokens.frame[0]))  # behind the tokens that begin any text
-        return Linked({"input_ids": torch.tensor([ids])}, *_links(record, places, places))
+        return _linked({"input_ids": ids}, record, places, places)
     return _translated(folder, tokens, record)
 
 
@@ -476,17 +444,13 @@ def _translated(folder: Folder, tokens: TextTokens, record: dict[str, Any]) -> L
     target = [int(start), *tokens.encode(record["target"])]
     rows = _first_tokens(tokens, record["target"], 0)  # row i predicts token i of the target
     keys = _first_tokens(tokens, record["source"], len(tokens.frame[0]))  # as a key a token stands in its own place
-    inputs = {"input_ids": torch.tensor([source]), "decoder_input_ids": torch.tensor([target])}
-    return Linked(inputs, *_links(record, rows, keys))
+    return _linked({"input_ids": source, "decoder_input_ids": target}, record, rows, keys)
 
 
-def _links(record: dict[str, Any], rows: Sequence[int], keys: Sequence[int]) -> Iterator[tuple[tuple[int, int], ...]]:
-    """The links of a text, from words to their first tokens, and then those that are possible: two fields of `Linked`.
-
-    rows, keys  for each word on either side of a link its row, its key
-    """
-    for name in ("links", "possible"):
-        yield tuple((rows[row], keys[key]) for row, key in record.get(name, ()))
+def _linked(inputs: dict[str, list[int]], record: dict[str, Any], rows: Sequence[int], keys: Sequence[int]) -> Linked:
+    """A linked text; `rows` and `keys` are, for each word on either side of a link, its row and its key."""
+    links, possible = (tuple((rows[i], keys[j]) for i, j in record.get(name, ())) for name in ("links", "possible"))
+    return Linked({name: torch.tensor([ids]) for name, ids in inputs.items()}, links, possible)
 
 
 def _first_tokens(tokens: TextTokens, text: str, before: int) -> Sequence[int]:
@@ -501,13 +465,10 @@ def _first_tokens(tokens: TextTokens, text: str, before: int) -> Sequence[int]:
     return numbers
 
 
-# Sound as samples, from -1 to 1, RATE of them a second, which models of speech read.
-
-
 def read_wav(path: Path) -> NDArray[np.float32]:
-    """The samples of a WAV file (PCM of 16 or 32 bits), its channels averaged, at RATE.
+    """The samples of a WAV file (PCM of 16 or 32 bits), from -1 to 1, its channels averaged.
 
-    Raises HeadwiseError for another file.
+    Raises HeadwiseError for another file, or another rate than RATE.
     """
     if not path.is_file():
         raise HeadwiseError(f"{path} is no file")
@@ -517,27 +478,11 @@ def read_wav(path: Path) -> NDArray[np.float32]:
             content = file.readframes(file.getnframes())
     except (OSError, EOFError, wave.Error) as error:
         raise HeadwiseError(f"{path} is no WAV file that can be read: {error}") from None
-    if width not in WIDTHS:
-        raise HeadwiseError(f"{path} has samples of {8 * width} bits; write it with 16")
+    if width not in WIDTHS or rate != RATE:
+        raise HeadwiseError(
+            f"{path} has {rate:,} samples of {8 * width} bits a second; write it with {RATE:,} of 16 bits, such as by "
+            f"ffmpeg -i {path.name} -ar {RATE} -c:a pcm_s16le 16k.wav"
+        )
     kind, full_scale = WIDTHS[width]
     # The channels of a sample lie side by side.
-    samples = np.frombuffer(content, kind).reshape(-1, channels).mean(1) / full_scale
-    return resampled(samples.astype(np.float32), rate)
-
-
-def resampled(samples: NDArray[np.float32], rate: int) -> NDArray[np.float32]:
-    """The same sound, of `rate` samples a second, at RATE.
-
-    Its spectrum is cut off above the highest frequency that RATE has room for, or filled with zeros up to that.
-    """
-    if rate == RATE:
-        return samples
-    # Whole seconds have a whole number of samples at both rates. To a transform the end is followed by the beginning: a
-    # second of silence keeps them apart.
-    seconds = -(-len(samples) // rate) + 1
-    spectrum = np.fft.rfft(np.pad(samples, (0, seconds * rate - len(samples))))
-    kept = np.zeros(seconds * RATE // 2 + 1, complex)
-    size = min(len(kept), len(spectrum))
-    kept[:size] = spectrum[:size]
-    sound = np.fft.irfft(kept, seconds * RATE) * (RATE / rate)  # `irfft` divides by the new number of samples
-    return sound[: round(len(samples) * RATE / rate)].astype(np.float32)
+    return (np.frombuffer(content, kind).reshape(-1, channels).mean(1) / full_scale).astype(np.float32)
