@@ -32,14 +32,14 @@ from headwise.heads.effect import ablation, importance
 from headwise.heads.relation import Scores, follow
 from headwise.heads.relation import described as described_relations
 from headwise.heads.statistics import all_statistics
-from headwise.heads.table import ROLES, TOKENS, HeadProfile, Survey, relation_role
-from headwise.heads.tally import CONTROLS, PASSAGE, Tally, read_shared, vocabulary_product
+from headwise.heads.table import ROLES, TOKENS, Example, Followed, HeadProfile, Role, Survey, relation_role
+from headwise.heads.tally import CONTROLS, PASSAGE, Tally, vocabulary_product
 from headwise.heads.texts import Texts, read_texts
 from headwise.heads.watch import watch
 from headwise.intervals import Interval
 from headwise.models import ask
 from headwise.models.open import Folder, folder_of, open_model
-from headwise.models.sites import Site, loaded, missing
+from headwise.models.sites import loaded, missing
 from headwise.models.weights import blocks, has_record
 from headwise.records import parse_head
 from headwise.words import Note
@@ -109,8 +109,7 @@ def survey(
     if ablate == "auto":
         size = sum(parameter.numel() for parameter in folder.model.parameters())
         ablate = "zero" if size <= ABLATE_UP_TO else "none"
-    study = _Study(folder, text, seed, progress or (lambda *counts: None))
-    return study.survey(controls, ablate, distributed)
+    return _survey(folder, text, controls, ablate, seed, progress or (lambda *counts: None), distributed)
 
 
 @torch.no_grad()
@@ -132,198 +131,193 @@ def forecast(model: nn.Module, documents: Sequence[Ids]) -> str:
     )
 
 
-class _Study:
-    """One survey on its way: what is asked, and what has been measured so far."""
+def _survey(
+    folder: Folder, text: Text, controls: bool, how: str, seed: int, progress: Progress, distributed: bool
+) -> Survey:
+    model, documents = folder.model, text.documents
+    relations = () if text.relations is None else described_relations(text.relations)
+    roles = (*map(relation_role, relations), *ROLES)
 
-    def __init__(self, folder: Folder, text: Text, seed: int, progress: Progress) -> None:
-        self.folder, self.model = folder, folder.model
-        self.text, self.seed, self.progress = text, seed, progress
-        self.probes, self.second_half = repeated_tokens(text, folder.context, seed)
-        self.known_pairs = text.relations
-        self.notes: list[str] = []
-        self.relations = () if self.known_pairs is None else described_relations(self.known_pairs)
-        self.roles = (*map(relation_role, self.relations), *ROLES)
-        self.followed: Scores = {}  # relation -> name of a head -> how it follows
-        self.untrained: dict[str, float] | None = None  # the control, as `_untrained` gives it
-        # What the loss says of the heads, by name; empty where there is no loss.
-        self.importance: Mapping[str, float] = {}
-        self.ablation: Mapping[str, Interval] = {}
-        self.loss: float | None = None
+    # 1. The documents, and random tokens that are repeated.
+    probes, second_half = repeated_tokens(text, folder.context, seed)
+    vocabulary = vocabulary_product(model)
+    tally = Tally(model, CONTROLS, second_half, True, vocabulary)
+    tally = _read(tally, documents, text, partial(progress, "running the model"), distributed)
+    run_documents(model, probes, tally.take_repeated, None, partial(progress, "repeated tokens"))
+    notes = [*text.about, *(f"{line}." for line in [*missing(model), *tally.notes])]
+    # MLA: values come out of a latent, so no matrix of the head's own tells what it copies. Without W_O, as where heads
+    # are spread over processes, or without embeddings no head has it, and there is nothing to say.
+    latent = [site.name for site in tally.sites.values() if site.w_v is None and site.w_o is not None]
+    if latent and ask.embeddings(model) is not None:
+        notes.append(Note.of("note.compressed", sites=", ".join(latent)))
+    if not probes:
+        notes.append(Note.of("note.few_tokens"))
+    if len(documents) == 1:
+        notes.append(Note.of("note.one_document"))
 
-    def survey(self, controls: bool, how: str, distributed: bool) -> Survey:
-        self.notes += self.text.about
+    # 2. What needs further passes: relations, the untrained control, effects.
+    followed = _follow(model, text, partial(progress, "relations"))
+    untrained = None
+    if controls and is_sampled(model) and not has_record(model):  # the record of a family says where its layers lie
+        notes.append(Note.of("note.no_record", most=f"{WHOLE:,}", family=folder.family))
+    elif controls:
+        if is_sampled(model):
+            notes.append(Note.of("note.sampled", layers=SAMPLE, most=f"{WHOLE:,}"))
+        untrained = _untrained(model, text, probes, second_half, vocabulary, seed, progress)
+    loss, weight, changes = _effects(folder, text, how, progress, notes)
 
-        # The documents, and the repeated tokens.
-        documents = self.text.documents
-        first = list(documents[0])
-        vocabulary = vocabulary_product(self.model)
-        settings = CONTROLS, self.second_half, True, vocabulary
-        stages = "running the model", "repeated tokens"  # what `progress` is told
-        tally = self._tally(partial(Tally, self.model, *settings), documents, stages, distributed)
-        self.notes += [f"{line}." for line in [*missing(self.model), *tally.notes]]
-        # MLA: values come out of a latent, so no matrix of the head's own tells what it copies. Without W_O,
-        # as where heads are spread over processes, or without embeddings no head has it, and there is nothing to say.
-        latent = [site.name for site in tally.sites.values() if site.w_v is None and site.w_o is not None]
-        if latent and ask.embeddings(self.model) is not None:
-            self._note("note.compressed", sites=", ".join(latent))
-        if not self.probes:
-            self._note("note.few_tokens")
-        if len(documents) == 1:
-            self._note("note.one_document")
+    # 3. A profile of each head, with the roles that it earns.
+    profiles = []
+    for site in tally.sites.values():
+        even = tally.even(site)
+        for name, scores in zip(site.heads, tally.scores(site), strict=True):
+            found = {relation: by_head[name] for relation, by_head in followed.items() if name in by_head}
+            effects = {"importance": weight.get(name), "ablation": changes.get(name)}
+            pictures = {key: of_site[parse_head(name)[2]].numpy() for key, of_site in tally.first[site.name].items()}
+            examples = []
+            for minus, document, row, key in tally.examples[name]:
+                looks, at = text.shown([documents[document][place] for place in (row, key)])
+                examples.append(Example(document, row, key, looks, at, -minus))
+            more = {**effects, **pictures, "examples": tuple(examples)}
+            profiles.append(_profile(name, scores, even, untrained or {}, found, roles, more))
+    # Such as heads whose part of W_O `headwise prune` has set to 0: they add nothing to the residual stream.
+    silent = [profile.name for profile in profiles if profile.means.get("norm") == 0]
+    if silent:
+        notes.append(Note.of("note.silent", heads=", ".join(silent)))
+    if text.note and loss is not None:  # it is about the loss on this text
+        notes.append(text.note)
+    present: set[str] = set().union(*(profile.scores for profile in profiles))
+    # A mask may hide all keys of a role from all heads: even attention has 0 there. Then the role is left out of those
+    # that were looked for, and no reader takes it for missing. A statistic without a control counts as 1.
+    possible = {key for key in present if any(profile.uniform.get(key, 1.0) > 0 for profile in profiles)}
+    statistics = {key: item.meaning for key, item in all_statistics().items() if key in present}
+    statistics |= {relation.name: f"mass on the right tokens: {relation.meaning}" for relation in relations}
+    return Survey(
+        model=folder.name,
+        family=folder.family,
+        texts=text.sources,
+        n_documents=len(documents),
+        n_tokens=sum(map(len, documents)),
+        longest=max(map(len, documents)),
+        statistics=statistics,
+        roles=tuple(role for role in roles if role.score in possible),
+        untrained=untrained,
+        loss=loss,
+        ablated=None if loss is None else how,
+        tokens=text.shown(list(documents[0])[:TOKENS]),
+        passage=min(PASSAGE, len(documents[0])),
+        profiles=tuple(profiles),
+        notes=tuple(notes),
+        relations=relations,
+    )
 
-        # What needs further passes: relations, controls, effects.
-        self.followed = self._follow(self.model, "relations")
-        if controls:
-            self.untrained = self._untrained(vocabulary)
-        self._weigh(how)
 
-        # Now all is known of each head that its roles hang on.
-        profiles = tuple(self._profile(tally, site, h) for site, h in tally.heads())
-        # They add 0 to the residual stream, such as heads whose part of W_O `headwise prune` has set to 0.
-        silent = [profile.name for profile in profiles if profile.means.get("norm") == 0]
-        if silent:
-            self._note("note.silent", heads=", ".join(silent))
-        if self.text.note and self.loss is not None:  # it is about the loss on this text
-            self.notes.append(self.text.note)
-        present: set[str] = set().union(*(profile.scores for profile in profiles))
-        # A mask may hide all keys of a role from all heads: even attention has 0 there. Then the role is left out of
-        # those that were looked for, and no reader takes it for missing. A statistic without a control counts as 1.
-        possible = {key for key in present if any(profile.uniform.get(key, 1.0) > 0 for profile in profiles)}
-        statistics = {key: item.meaning for key, item in all_statistics().items() if key in present}
-        for relation in self.relations:
-            statistics[relation.name] = f"mass on the right tokens: {relation.meaning}"
-        return Survey(
-            model=self.folder.name,
-            family=self.folder.family,
-            texts=self.text.sources,
-            n_documents=len(documents),
-            n_tokens=sum(map(len, documents)),
-            longest=max(map(len, documents)),
-            statistics=statistics,
-            roles=tuple(role for role in self.roles if role.score in possible),
-            untrained=self.untrained,
-            loss=self.loss,
-            ablated=None if self.loss is None else how,
-            tokens=self.text.shown(first[:TOKENS]),
-            passage=min(PASSAGE, len(first)),
-            profiles=profiles,
-            notes=tuple(self.notes),
-            relations=self.relations,
-        )
+def _read(
+    tally: Tally, documents: Sequence[Ids], text: Text, progress: Callable[[int, int], None], distributed: bool = False
+) -> Tally:
+    """Tally the documents, a part of them in each rank of torch.distributed; all ranks get the tally of all."""
+    rank, world = 0, 1
+    if distributed:
+        import torch.distributed as dist
 
-    def _note(self, key: str, **facts: Any) -> None:
-        # The phrase of `key` in words.toml, with its facts in its braces.
-        self.notes.append(Note.of(key, **facts))
+        rank, world = dist.get_rank(), dist.get_world_size()
+    begin, end = (len(documents) * part // world for part in (rank, rank + 1))
+    run_documents(tally.model, documents[begin:end], tally.take, text.marks, progress, begin)
+    return tally.shared() if distributed else tally
 
-    def _tally(
-        self,
-        blank: Callable[[], Tally],
-        documents: Sequence[Ids],
-        stages: Sequence[str],
-        distributed: bool = False,
-    ) -> Tally:
-        """What the heads do on documents, on repeated tokens, and by their weights.
 
-        blank   makes an empty tally
-        stages  what `progress` is told: of the documents, and of the repeated tokens
-        """
-        tally, marks = blank(), self.text.marks
-        progress, progress_repeated = (partial(self.progress, stage) for stage in stages)
-        if distributed:
-            tally = read_shared(blank, documents, marks, progress)
-        else:
-            run_documents(tally.model, documents, tally.take, marks, progress)
-        run_documents(tally.model, self.probes, tally.take_repeated, None, progress_repeated)
-        return tally
+def _untrained(
+    model: nn.Module,
+    text: Text,
+    probes: Sequence[Ids],
+    second_half: int,
+    vocabulary: Tensor | None,
+    seed: int,
+    progress: Progress,
+) -> dict[str, float]:
+    """Statistic -> the largest score of any head of the same model with fresh weights.
 
-    def _untrained(self, vocabulary: Tensor | None) -> dict[str, float] | None:
-        """Statistic -> the largest score of any head of the same model with fresh weights; None where none is made.
-
-        vocabulary  `vocabulary_product` of the model, for a sample, which has the model's own embeddings
-        """
-        is_sample = is_sampled(self.model)
-        # Layers are drawn one at a time, and the record of the family says where they lie.
-        if is_sample and not has_record(self.model):
-            self._note("note.no_record", most=f"{WHOLE:,}", family=self.folder.family)
-            return None
-        fresh, stage = fresh_model(self.model, self.seed), "untrained control"
-        if is_sample:
-            self._note("note.sampled", layers=SAMPLE, most=f"{WHOLE:,}")
-        else:
-            vocabulary = vocabulary_product(fresh)
-        # On 0 documents even attention is measured: that of the model itself is the same.
-        blank = partial(Tally, fresh, 0, self.second_half, vocabulary=vocabulary)
-        tally = self._tally(blank, self.text.documents[:CONTROLS], (stage, stage))
-        largest: dict[str, float] = {}
-        for site, h in tally.heads():
-            for key, score in tally.of_head(site, h).items():
+    vocabulary  `vocabulary_product` of the model, for a sample, which has the model's own embeddings
+    """
+    fresh, step = fresh_model(model, seed), partial(progress, "untrained control")
+    # On 0 documents even attention is measured: that of the model itself is the same.
+    tally = Tally(fresh, 0, second_half, vocabulary=vocabulary if is_sampled(model) else vocabulary_product(fresh))
+    _read(tally, text.documents[:CONTROLS], text, step)
+    run_documents(fresh, probes, tally.take_repeated, None, step)
+    largest: dict[str, float] = {}
+    for site in tally.sites.values():
+        for scores in tally.scores(site):
+            for key, score in scores.items():
                 largest[key] = max(score.mean, largest.get(key, -math.inf))
-        for relation, by_head in self._follow(fresh, stage).items():
-            largest[relation] = max(score.mass.mean for score in by_head.values())
-        return largest
+    for relation, by_head in _follow(fresh, text, step).items():
+        largest[relation] = max(score.mass.mean for score in by_head.values())
+    return largest
 
-    def _follow(self, model: nn.Module, stage: str) -> Scores:
-        """How the heads follow what is known to belong together: relation -> head -> scores; {} where none is known."""
-        if self.known_pairs is None:
-            return {}
-        return follow(model, self.known_pairs, self.text.shown, partial(self.progress, stage))
 
-    def _weigh(self, how: str) -> None:
-        """Set `importance`, `loss` and `ablation`, on the first documents; `how` as `ablate` of `survey`.
+def _follow(model: nn.Module, text: Text, progress: Callable[[int, int], None]) -> Scores:
+    """How the heads follow what is known to belong together: relation -> head -> scores; {} where none is known."""
+    return {} if text.relations is None else follow(model, text.relations, text.shown, progress)
 
-        A note says why, where there is no loss, or where it would take too long.
-        """
-        if ask.predicts(self.model) != "next":
-            self._note("note.no_loss", kind=type(self.model).__name__)
-            return
-        documents, after = self.text.documents, self.text.scored_after
-        count = bisect_right(list(accumulate(map(len, documents))), EFFECTS)  # documents that fit into EFFECTS tokens
-        # With the token that ends a line, where the text has one: a model of lines predicts it, too.
-        ended = [[*ids, *self.text.end] for ids in documents[: max(2, count)]]
-        groups = list(batches([ids[: self.folder.context] for ids in ended]))
-        self.progress("importance", 0, 1)
-        self.importance = importance(self.model, groups, after)
-        self.progress("importance", 1, 1)
-        if how == "none":
-            return
-        with torch.no_grad(), ask.evaluating(self.model):
-            losses = [ask.next_token_losses(self.model, ids, after) for ids in groups]
-        self.loss, size = float(torch.cat(losses).mean()), self.folder.vocab_size  # the mean over documents
-        if size is not None and self.loss > GUESS * math.log(size):  # log V is the loss of an even guess
-            self._note("note.guess", loss=f"{self.loss:.2f}", size=f"{size:,}", guess=f"{math.log(size):.2f}")
-        self.ablation = ablation(self.model, groups, how, partial(self.progress, "ablation"), after, losses)
 
-    def _profile(self, tally: Tally, site: Site, h: int) -> HeadProfile:
-        """The row of a head: its numbers, what they are held against, and the roles that it earns by that."""
-        name = site.head(h)
-        part, layer, _ = parse_head(name)
-        scores, even, untrained = tally.of_head(site, h), tally.even(site), self.untrained or {}
-        relations, elsewhere = {}, {}  # relation -> how the head follows it; its third control
-        for relation, by_head in self.followed.items():
-            if name in by_head:
-                score = replace(by_head[name], untrained=untrained.get(relation, math.nan))
-                relations[relation] = score
-                scores[relation] = score.mass
-                even[relation] = score.even
-                if math.isfinite(score.elsewhere):  # NaN where no other token has a key at these distances
-                    elsewhere[relation] = score.elsewhere
-        fields: dict[str, Any] = {key: of_site[h].numpy() for key, of_site in tally.first[site.name].items()}
-        # Where it looks, with examples; none where queries and keys are two sequences, as in cross attention.
-        if site.name in tally.gleanings:
-            fields["examples"] = tally.gleanings[site.name].examples(h, self.text)
-        return HeadProfile(
-            name=name,
-            part=part,
-            layer=layer,
-            head=h,
-            scores=scores,
-            uniform={key: even[key] for key in scores if key in even},
-            roles=tuple(role.name for role in self.roles if role.earned(scores, even, untrained, elsewhere)),
-            importance=self.importance.get(name),
-            ablation=self.ablation.get(name),
-            relations=relations,
-            **fields,
-        )
+def _effects(
+    folder: Folder, text: Text, how: str, progress: Progress, notes: list[str]
+) -> tuple[float | None, Mapping[str, float], Mapping[str, Interval]]:
+    """The loss on the first documents, and by head its importance and what silencing it changes; `how` as `ablate`.
+
+    A note says why, where there is no loss.
+    """
+    model, after, size = folder.model, text.scored_after, folder.vocab_size
+    if ask.predicts(model) != "next":
+        notes.append(Note.of("note.no_loss", kind=type(model).__name__))
+        return None, {}, {}
+    count = bisect_right(list(accumulate(map(len, text.documents))), EFFECTS)  # documents that fit into EFFECTS tokens
+    # With the token that ends a line, where the text has one: a model of lines predicts it, too.
+    ended = [[*ids, *text.end] for ids in text.documents[: max(2, count)]]
+    groups = list(batches([ids[: folder.context] for ids in ended]))
+    progress("importance", 0, 1)
+    weight = importance(model, groups, after)
+    progress("importance", 1, 1)
+    if how == "none":
+        return None, weight, {}
+    with torch.no_grad(), ask.evaluating(model):
+        losses = [ask.next_token_losses(model, ids, after) for ids in groups]
+    loss = float(torch.cat(losses).mean())  # the mean over documents
+    if size is not None and loss > GUESS * math.log(size):  # log V is the loss of an even guess
+        notes.append(Note.of("note.guess", loss=f"{loss:.2f}", size=f"{size:,}", guess=f"{math.log(size):.2f}"))
+    return loss, weight, ablation(model, groups, how, partial(progress, "ablation"), after, losses)
+
+
+def _profile(
+    name: str,
+    scores: dict[str, Interval],
+    even: Mapping[str, float],
+    untrained: Mapping[str, float],
+    found: Mapping[str, Followed],
+    roles: Sequence[Role],
+    more: Mapping[str, Any],
+) -> HeadProfile:
+    """The row of a head: its numbers, what they are held against, and the roles that it earns by that.
+
+    found  relation -> how the head follows it
+    more   the other fields of the profile
+    """
+    relations = {key: replace(score, untrained=untrained.get(key, math.nan)) for key, score in found.items()}
+    scores = scores | {key: score.mass for key, score in relations.items()}
+    even = {**even, **{key: score.even for key, score in relations.items()}}
+    # Where no other token has a key at these distances there is no third control.
+    elsewhere = {key: score.elsewhere for key, score in relations.items() if math.isfinite(score.elsewhere)}
+    part, layer, head = parse_head(name)
+    return HeadProfile(
+        name=name,
+        part=part,
+        layer=layer,
+        head=head,
+        scores=scores,
+        uniform={key: even[key] for key in scores if key in even},
+        roles=tuple(role.name for role in roles if role.earned(scores, even, untrained, elsewhere)),
+        relations=relations,
+        **more,
+    )
 
 
 def repeated_tokens(text: Text, context: int | None, seed: int) -> tuple[list[list[int]], int]:

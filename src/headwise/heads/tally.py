@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,13 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from headwise.corpus.documents import Text
-from headwise.corpus.tokens import Ids
 from headwise.gpt.train import one_thread
 from headwise.heads.blocks import Factors, Measured, measure, top_keys, uniform
-from headwise.heads.documents import Document, Marker, run_documents
+from headwise.heads.documents import Document
 from headwise.heads.statistics import all_statistics
-from headwise.heads.table import Example
 from headwise.intervals import Interval, interval_from
 from headwise.models.ask import embeddings
 from headwise.models.sites import Site, loaded, sites_of
@@ -71,71 +68,35 @@ class Running:
         return interval_from(int(self.n[cell]), float(self.mean[cell]), float(self.squares[cell]))
 
 
-class Gleaning:
-    """Where the H heads of a site look hardest.
+class Tally:
+    """What is summed up of the documents of a corpus, head by head, and what is kept of the first one.
 
-    Each document offers one example: the row with the largest weight on another token than the first and itself.
+    model        that reads them
+    uniform_on   number of documents, the first ones, on which the even control is measured
+    second_half  of random tokens that are repeated: the row from which on each has a copy before it
+    with_examples  keep examples, and pictures of the first document
+    vocabulary   `vocabulary_product` of the model
     """
 
-    def __init__(self, n_heads: int) -> None:
-        # The best examples so far, largest weight first; -1 where there are fewer.
-        self.weights = torch.full((n_heads, EXAMPLES), -1.0, dtype=torch.float64)
-        self.places = torch.zeros(n_heads, EXAMPLES, 3, dtype=torch.long)  # document, row, key
-
-    def add(self, number: int, measured: Measured, document: Document) -> None:
-        """Add document `number` of the corpus."""
-        assert document.start is not None  # `take` adds no others
-        rows = (measured.places + document.start).cpu()  # (n,) the key at which each measured query stands
-        argmax = measured.argmax.cpu()
-        if not len(rows):
-            return
-        is_trivial = (argmax == 0) | (argmax == rows)  # there most heads rest
-        weights = measured.rows["confidence"].cpu().double().masked_fill(is_trivial, -1)  # a row's largest weight
-        best, at = weights.max(1, keepdim=True)  # (H,1) each
-        self._keep_best(best, torch.stack([torch.full_like(at, number), rows[at], argmax.gather(1, at)], -1))
-
-    def _keep_best(self, weights: Tensor, places: Tensor) -> None:
-        """Of these examples, (H,n) and (H,n,3), and those so far the best; of equal weights the first document's."""
-        weights, places = torch.cat([self.weights, weights], 1), torch.cat([self.places, places], 1)
-        order = np.lexsort((places[..., 0], -weights))  # by weight, then document: a lexsort's last key counts first
-        best = torch.from_numpy(order[:, :EXAMPLES])
-        self.weights = weights.gather(1, best)
-        self.places = places.take_along_dim(best[..., None], 1)
-
-    def join(self, other: Gleaning) -> None:
-        """Add what another one has seen of other documents."""
-        self._keep_best(other.weights, other.places)
-
-    def examples(self, h: int, text: Text) -> tuple[Example, ...]:
-        """`HeadProfile.examples` of a head."""
-        examples = []
-        for weight, (number, row, key) in zip(self.weights[h].tolist(), self.places[h].tolist(), strict=True):
-            if weight >= 0:
-                looks, at = text.shown([text.documents[number][place] for place in (row, key)])
-                examples.append(Example(number, row, key, looks, at, weight))
-        return tuple(examples)
-
-
-@dataclass
-class Tally:
-    """What is summed up of the documents of a corpus, head by head, and what is kept of the first one."""
-
-    model: nn.Module
-    uniform_on: int  # number of documents, the first ones, on which the even control is measured
-    second_half: int = 0  # of random tokens that are repeated: the row from which on each has a copy before it
-    with_examples: bool = False  # keep examples, and pictures of the first document
-    vocabulary: Tensor | None = None  # `vocabulary_product` of the model
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        uniform_on: int,
+        second_half: int,
+        with_examples: bool = False,
+        vocabulary: Tensor | None = None,
+    ) -> None:
+        self.model, self.uniform_on, self.second_half = model, uniform_on, second_half
+        self.with_examples, self.vocabulary = with_examples, vocabulary
         self.sites: dict[str, Site] = {}
         # (kind, site) -> statistic -> its values so far. Kinds: "scores" (H,), "uniform" (1,) of even attention, and
         # "offsets" (H, 2 REACH + 1): its only statistic "all" is what `_offset_fractions` gives.
-        self.running: dict[tuple[str, str], dict[str, Running]] = defaultdict(lambda: defaultdict(Running))
-        self.gleanings: dict[str, Gleaning] = {}
-        self.first: dict[str, dict[str, Tensor]] = defaultdict(dict)  # site -> pictures of the first document, (H,...)
-        self.factors = Factors()
+        self.running: dict[tuple[str, str], dict[str, Running]] = defaultdict(partial(defaultdict, Running))
+        # Head -> -weight, document, row and key of its best examples: so they sort.
+        self.examples: dict[str, list[tuple[float, int, int, int]]] = defaultdict(list)
+        self.first: dict[str, dict[str, Tensor]] = {}  # site -> pictures of the first document, (H,...)
         self.notes: dict[str, None] = {}  # what calls say of their numbers, each once: a set that keeps its order
-        self.copied: dict[str, list[float] | None] = {}  # site -> copying score of each head
+        self.factors = Factors()
         self.evens: dict[object, Means] = {}  # what `_even` has measured
 
     def take(self, number: int, site: Site, call: Call, b: int, document: Document) -> None:
@@ -143,26 +104,20 @@ class Tally:
         self.sites.setdefault(site.name, site)
         if call.note:
             self.notes.setdefault(call.note)
-        T = call.n_queries
-        if site.name not in self.copied and self.vocabulary is not None:  # a layer on the disk has its weights now
-            self.copied[site.name] = copying(site, self.vocabulary)
         measured = measure(call, b, document, w_o=self.factors.of(site, call))
         self._add("scores", site, _means(measured))
         if document.start is not None:
             self._add("offsets", site, {"all": _offset_fractions(measured, document.start, call.n_keys).numpy()})
-            if self.with_examples:
-                gleaning = self.gleanings.setdefault(site.name, Gleaning(site.n_heads))
-                gleaning.add(number, measured, document)
+            if self.with_examples and len(measured.places):
+                self._add_examples(number, site, measured, document.start)
         if number < self.uniform_on:
             self._add("uniform", site, self._even(number, site, call, b, document))
         if number == 0 and self.with_examples:
-            keys, weights = top_keys(call, b, range(min(PASSAGE, T)), TOP)
-            pictures = {  # "received" is cut to as many keys as `keys` has queries
-                "thumbnail": measured.thumbnail,
-                "first_key": measured.first_key,
-                "received": measured.received[:, : keys.shape[1]] / max(1, len(measured.places)),
-                "top_weights": weights,
-            }
+            keys, weights = top_keys(call, b, range(min(PASSAGE, call.n_queries)), TOP)
+            # "received" is cut to as many keys as `keys` has queries.
+            received = measured.received[:, : keys.shape[1]] / max(1, len(measured.places))
+            pictures = {"thumbnail": measured.thumbnail, "first_key": measured.first_key, "received": received}
+            pictures["top_weights"] = weights
             self.first[site.name] = {name: picture.float().cpu() for name, picture in pictures.items()}
             self.first[site.name]["top_keys"] = keys.cpu()
 
@@ -175,10 +130,19 @@ class Tally:
         kinds = {"scores": _means(measure(call, b, document, top=False))}
         if number < self.uniform_on:
             kinds["uniform"] = self._even(f"repeated {number}", site, call, b, document)
+        names = {item.repeated: key for key, item in all_statistics().items() if item.repeated}
         for kind, means in kinds.items():
-            # Name in a survey -> name here: "induction" -> "after_same".
-            repeated = {key: item.repeated for key, item in all_statistics().items() if item.repeated in means}
-            self._add(kind, site, {key: means[name] for key, name in repeated.items()})
+            self._add(kind, site, {names[name]: values for name, values in means.items() if name in names})
+
+    def _add_examples(self, number: int, site: Site, measured: Measured, start: int) -> None:
+        """Of each head the row with the largest weight on another token than the first and itself."""
+        rows, argmax = (measured.places + start).cpu(), measured.argmax.cpu()
+        is_trivial = (argmax == 0) | (argmax == rows)  # there most heads rest
+        weights, at = measured.rows["confidence"].cpu().double().masked_fill(is_trivial, -1).max(1)
+        keys = argmax.gather(1, at[:, None])[:, 0]
+        for head, weight, row, key in zip(site.heads, weights.tolist(), rows[at].tolist(), keys.tolist(), strict=True):
+            if weight >= 0:
+                self.examples[head] = sorted([*self.examples[head], (-weight, number, row, key)])[:EXAMPLES]
 
     def _even(self, text: int | str, site: Site, call: Call, b: int, document: Document) -> Means:
         """The statistics of even attention on a document, (1,) each.
@@ -189,8 +153,7 @@ class Tally:
         T, S = call.n_queries, call.n_keys
         # A mask that is no band answers None.
         band = (None, None) if call.options.mask is None else call.options.mask.band(T, S)
-        stack, _, _ = parse_head(site.head(0))
-        key: object = text, stack, T, S, band, document.start
+        key: object = text, parse_head(site.head(0))[0], T, S, band, document.start
         if band is None or call.weights is not None:  # what another layer may attend is not known to be the same
             key = object()  # equal to no other key
         if key not in self.evens:
@@ -201,41 +164,39 @@ class Tally:
         for key, values in means.items():
             self.running[kind, site.name][key].add(values)
 
-    def seen(self) -> dict[str, Any]:
-        """All that was seen of the documents, without the model, for `join`."""
-        running = {place: dict(by_name) for place, by_name in self.running.items()}  # a lambda cannot be sent
-        return {"running": running, "gleanings": self.gleanings, "first": dict(self.first), "notes": self.notes}
+    def shared(self) -> Tally:
+        """The tally of the documents of all ranks of torch.distributed, the same in each."""
+        import torch.distributed as dist
 
-    def join(self, running: Any, gleanings: Mapping[str, Gleaning], first: Any, notes: dict[str, None]) -> None:
-        """Add what another one has `seen` of other documents."""
-        for place, by_name in running.items():
-            for key, values in by_name.items():
-                self.running[place][key].join(values)
-        for site, gleaning in gleanings.items():
-            self.gleanings.setdefault(site, Gleaning(len(gleaning.weights))).join(gleaning)
-        self.first |= first
-        self.notes |= notes
-        # Anew, in the order of the model: this process may have come to none of them.
-        names = {site for _, site in self.running}
-        self.sites = {site.name: site for site in sites_of(self.model) if site.name in names}
+        parts: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(parts, (self.running, self.examples, self.first, self.notes))
+        merged = Tally(self.model, self.uniform_on, self.second_half, self.with_examples, self.vocabulary)
+        for running, examples, first, notes in parts:
+            for place, by_name in running.items():
+                for key, values in by_name.items():
+                    merged.running[place][key].join(values)
+            for head, found in examples.items():
+                merged.examples[head] = sorted([*merged.examples[head], *found])[:EXAMPLES]
+            merged.first |= first
+            merged.notes |= notes
+        names = {site for _, site in merged.running}
+        merged.sites = {site.name: site for site in sites_of(self.model) if site.name in names}
+        return merged
 
-    def heads(self) -> list[tuple[Site, int]]:
-        """Every head, in the order of the model."""
-        return [(site, h) for site in self.sites.values() for h in range(site.n_heads)]
-
-    def of_head(self, site: Site, h: int) -> dict[str, Interval]:
-        """Every score of a head with its interval over documents."""
-        scores = {key: running.interval(h) for key, running in self.running["scores", site.name].items()}
-        for offsets in self.running["offsets", site.name].values():  # none in cross attention, else those of "all"
-            fractions = offsets.mean[h].copy()
-            fractions[REACH - 1 : REACH + 2] = 0  # offsets -1, 0 and 1 have statistics of their own
-            scores["positional"] = offsets.interval(h, int(fractions.argmax()))
-        if site.name not in self.copied:  # another process read all documents of this one
-            self.copied[site.name] = copying(site, self.vocabulary)
-        copied = self.copied[site.name]
-        if copied is not None:  # it comes of the weights alone: one number, without an interval
-            scores["copying"] = Interval(copied[h], copied[h], copied[h], 1)
-        return {key: scores[key] for key in all_statistics() if key in scores}
+    def scores(self, site: Site) -> list[dict[str, Interval]]:
+        """Of each head every score with its interval over documents."""
+        of_heads = []
+        copied = copying(site, self.vocabulary)
+        for h in range(site.n_heads):
+            scores = {key: running.interval(h) for key, running in self.running["scores", site.name].items()}
+            for offsets in self.running["offsets", site.name].values():  # none in cross attention, else those of "all"
+                fractions = offsets.mean[h].copy()
+                fractions[REACH - 1 : REACH + 2] = 0  # offsets -1, 0 and 1 have statistics of their own
+                scores["positional"] = offsets.interval(h, int(fractions.argmax()))
+            if copied is not None:  # it comes of the weights alone: one number, without an interval
+                scores["copying"] = Interval(copied[h], copied[h], copied[h], 1)
+            of_heads.append({key: scores[key] for key in all_statistics() if key in scores})
+        return of_heads
 
     def even(self, site: Site) -> dict[str, float]:
         """The control: the same statistics of attention that is spread evenly."""
@@ -321,25 +282,3 @@ def join_ranks() -> None:
     dist.init_process_group("gloo")
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
-
-
-def read_shared(
-    blank: Callable[[], Tally], documents: Sequence[Ids], marker: Marker, progress: Callable[[int, int], None]
-) -> Tally:
-    """Tally documents, a part of them in each rank of torch.distributed; all ranks get the tally of all documents.
-
-    blank     makes an empty tally
-    marker    names sets of keys by their tokens
-    progress  hears of this rank's tokens
-    """
-    import torch.distributed as dist
-
-    rank, world = dist.get_rank(), dist.get_world_size()
-    numbers = range(len(documents) * rank // world, len(documents) * (rank + 1) // world)
-    tally, merged = blank(), blank()
-    run_documents(tally.model, [documents[n] for n in numbers], tally.take, marker, progress, numbers.start)
-    parts: list[Any] = [None] * world
-    dist.all_gather_object(parts, tally.seen())
-    for part in parts:
-        merged.join(**part)
-    return merged
