@@ -20,9 +20,9 @@ is taken from it before the next one is made: there the passes over a block cost
        ->  argmax  (H,n)         the key with the largest weight
        ->  totals  (H,b,S)       sum p over each of the b blocks of queries of a thumbnail
 
-When all blocks are done, `Sums` reads them for the formulas of `headwise.heads.statistics`. `Dense` reads the same off
-whole maps of weights: that is the definition, and serves short texts. Where a model makes its weights itself a call has
-them, and a block begins with e. Beside the formulas each head has
+When all blocks are done, `Sums` reads them for the formulas of `headwise.heads.statistics`, which tests/heads/dense.py
+defines on whole maps. Where a model makes its weights itself a call has them, and a block begins with e. Beside the
+formulas each head has
 
     received    sum of p over the queries, for each key
     thumbnail   mean of p over blocks of queries x keys
@@ -34,7 +34,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -523,7 +523,7 @@ def run(work: Pass) -> Tensor:
 
 
 class Sums:
-    """What formulas read of a pass, for all rows at once, (H,n) each: the numbers of `Dense`, by the same names."""
+    """What formulas read of a pass, for all rows at once, (H,n) each."""
 
     def __init__(self, work: Pass) -> None:
         self._work = work
@@ -567,93 +567,6 @@ class Sums:
         work = self._work
         assert work.w_o is not None
         return torch.linalg.vector_norm(work.out(work.picked) @ work.w_o.mT, dim=-1)
-
-
-class Dense:
-    """What formulas read of whole maps p (...,T,S), weights: every number by its definition, (...,T) each.
-
-    start  the key at which query 0 stands
-    first  the key of the first token
-    ids    (...,S) the tokens of the keys, those of the queries among them
-    marks  named sets of keys, (...,S) each, 1 for a key that is in it
-    """
-
-    added: Tensor  # length of what the head adds to the residual stream; no map tells it: who knows it sets it
-
-    def __init__(
-        self, p: Tensor, start: int = 0, first: int = 0, ids: Tensor | None = None, marks: Mapping[str, Tensor] = {}
-    ) -> None:
-        self.p, self.first, self.ids, self.marks = p, first, ids, marks
-        self.at = start + torch.arange(p.shape[-2], device=p.device)  # (T,) the key at which each query stands
-        self.behind = self.at[:, None] - torch.arange(p.shape[-1], device=p.device)  # (T,S) how far back each key is
-
-    @cached_property
-    def mass(self) -> Tensor:
-        """Sum of p: less than 1 where a sink, which is no key, takes its share."""
-        return self.p.sum(-1)
-
-    @cached_property
-    def largest(self) -> Tensor:
-        return self.p.amax(-1)
-
-    @cached_property
-    def log_sum(self) -> Tensor:
-        """-log2 of the largest weight: log2 p = shifted - log_sum."""
-        return torch.where(self.largest > 0, 0 - self.largest.log2(), 0)
-
-    def total(self, name: str) -> Tensor:
-        """Sum of p x over the keys. Raises KeyError for another x than these.
-
-        "shifted" is log2 of p / the largest weight; 1 and 0 are "first" for the first token, "same" for earlier copies
-        of the query's token, "after" for the keys right after those.
-        """
-        if name == "first":
-            return self.p[..., self.first]
-        if name == "shifted":
-            shifted = self.p.log2() + self.log_sum[..., None]
-            return torch.where(self.p > 0, self.p * shifted, 0).sum(-1)  # 0 log 0 is 0
-        if name not in ("same", "after") or self.ids is None:
-            raise KeyError(name)
-        is_copy = self.ids[..., self.at, None] == self.ids[..., None, :]
-        same = (is_copy & (self.behind > 0)).to(self.p.dtype)
-        if name == "after":
-            same = F.pad(same[..., :-1], (1, 0))  # one key further
-        return (self.p * same).sum(-1)
-
-    def on(self, name: str) -> Tensor:
-        """The weight of a marked set."""
-        return (self.p @ self.marks[name].to(self.p.dtype)[..., None])[..., 0]
-
-    @property
-    def distance(self) -> Tensor:
-        """How far back the mean key lies."""
-        return self._mean(self.behind.to(self.p.dtype))
-
-    @property
-    def spread(self) -> Tensor:
-        """The standard deviation around the mean key."""
-        return self._mean((self.behind - self.distance[..., None]) ** 2).sqrt()
-
-    @property
-    def reach(self) -> Tensor:
-        """How many of the latest keys hold all but FAR of the weight, beside the first key."""
-        others = self.p.clone()
-        others[..., self.first] = 0
-        dropped = (others.cumsum(-1) <= FAR * self.mass[..., None]).sum(-1)
-        return (self.at + 1 - dropped).clamp(min=0).to(self.p.dtype)
-
-    def _mean(self, x: Tensor) -> Tensor:
-        """The mean of x (...,T,S) over the attention."""
-        return torch.where(self.mass > 0, (self.p * x).sum(-1) / self.mass, 0)
-
-    def back(self, k: int) -> Tensor:
-        """The weight of the key k before the query."""
-        return (self.p * (self.behind == k)).sum(-1)
-
-    def top_in(self, name: str) -> Tensor:
-        """1 where the key with the largest weight is in a marked set."""
-        marks = self.marks[name].to(self.p.dtype)[..., None, :].expand(self.p.shape)
-        return marks.gather(-1, self.p.argmax(-1, keepdim=True))[..., 0] * (self.mass > 0)
 
 
 class Measured(NamedTuple):

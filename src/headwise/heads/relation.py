@@ -96,8 +96,8 @@ def described(relations: Relations) -> tuple[Relation, ...]:
 class PairCells:
     """Which cells of a document's map count for which pair: row, key, and what the weight there is multiplied with.
 
-    `right` sums up the cells of each pair, `elsewhere` those at the same distances from other tokens; `rows` are all
-    rows that either needs.
+    `right` has the cells of each pair, `elsewhere` those at the same distances from other tokens; `rows` are all rows
+    that either needs.
     """
 
     def __init__(self, document: Labelled) -> None:
@@ -106,22 +106,21 @@ class PairCells:
         self.pairs: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []  # relation, rows that look, right keys
         self.by_relation = defaultdict(list)  # relation -> the places of its pairs in `pairs`
         looking: dict[str, set[int]] = defaultdict(set)  # relation -> all rows that look in one of its pairs
-        # Of each pair its cells. A pair may have several rows, of a word in pieces: their sums are averaged, each
-        # counting 1 / rows.
-        right = []
         for name, pairs in document.pairs.items():
             for queries, keys in pairs:
                 self.by_relation[name].append(len(self.pairs))
                 self.pairs.append((name, queries, keys))
                 looking[name].update(queries)
-                right.append([(query, key, 1 / len(queries)) for query in queries for key in keys])
         others = set(range(0, T, max(1, T // OTHERS)))  # evenly spread over the document
         self.rows = sorted(others.union(*looking.values()))
-        self.right = CellSum(right)
-        # Rows that look in the same relation are no control of it.
-        self.elsewhere = CellSum(
-            [_same_distances(queries, keys, others - looking[name], T) for name, queries, keys in self.pairs]
-        )
+        right, elsewhere = [], []  # of each pair its cells
+        for name, queries, keys in self.pairs:
+            # A pair may have several rows, of a word in pieces: their sums are averaged, each counting 1 / rows.
+            right.append([(query, key, 1 / len(queries)) for query in queries for key in keys])
+            # Rows that look in the same relation are no control of it.
+            elsewhere.append(_same_distances(queries, keys, others - looking[name], T))
+        self.right, self.elsewhere = _table(right), _table(elsewhere)
+        self.without = torch.tensor([not cells for cells in elsewhere], dtype=torch.bool)
 
     def measure(self, call: Call, b: int) -> Tensor:
         """Mass, accuracy and mass elsewhere of each pair, of each head and last of even attention, (H+1, 3, pairs)."""
@@ -129,15 +128,16 @@ class PairCells:
 
     def _numbers(self, call: Call, b: int) -> Tensor:
         # Of document b of the call, (H, 3, pairs): the sums over a part of the rows are added to those before.
-        numbers = torch.zeros(())
+        numbers = torch.zeros(call.q.shape[1], 3, len(self.pairs), dtype=torch.float64)
         for start in range(0, len(self.rows), ROWS):
             rows = self.rows[start : start + ROWS]
             weights = row_weights(call, b, rows).cpu().double()
             # 1 at the strongest key of each row, 0 elsewhere.
             hits = torch.zeros_like(weights).scatter_(-1, weights.argmax(-1, keepdim=True), 1)
-            mass, accuracy = self.right.of(weights, rows), self.right.of(hits, rows)
-            numbers = numbers + torch.stack([mass, accuracy, self.elsewhere.of(weights, rows)], 1)
-        numbers[:, 2].masked_fill_(self.elsewhere.empty, math.nan)  # no other token has a key at these distances
+            _add(numbers[:, 0], self.right, weights, rows)
+            _add(numbers[:, 1], self.right, hits, rows)
+            _add(numbers[:, 2], self.elsewhere, weights, rows)
+        numbers[:, 2].masked_fill_(self.without, math.nan)  # no other token has a key at these distances
         return numbers
 
 
@@ -158,32 +158,20 @@ def _same_distances(
     return [(row, place, 1 / len(moved)) for row, places in moved for place in places]
 
 
-class CellSum:
-    """Weighted sums of the weights in some cells (row, key) of a map: one sum for each list of cells."""
+def _table(sums: Sequence[Cells]) -> Tensor:
+    """All cells in one table of four rows: the number of the sum, and row, key and share of the cell."""
+    cells = [(n, *cell) for n, cells in enumerate(sums) for cell in cells]
+    return torch.tensor(cells, dtype=torch.float64).reshape(-1, 4).T  # float64 holds such whole numbers exactly
 
-    def __init__(self, sums: Sequence[Cells]) -> None:
-        # All cells in one table of four rows: the number of the sum, the row and key of the cell, and what its weight
-        # is multiplied with.
-        cells = [(n, *cell) for n, cells in enumerate(sums) for cell in cells]
-        table = torch.tensor(cells, dtype=torch.float64).reshape(-1, 4).T.contiguous()
-        self.number, self.row, self.key = table[:3].long()  # float64 holds such whole numbers exactly
-        self.share = table[3]
-        self.empty = torch.tensor([not cells for cells in sums], dtype=torch.bool)  # (sums,) without any cell
 
-    def of(self, weights: Tensor, rows: Sequence[int] | None = None) -> Tensor:
-        """The part of each sum that lies in these rows, default all, (H, sums), of weights (H, rows, S).
-
-        A long map is given a part of its rows at a time, and the parts of a sum are added up.
-        """
-        place, share = self.row, self.share
-        if rows is not None:
-            numbers = torch.tensor(rows)  # in ascending order
-            # Of each cell the place of its row among these; a row that is not among them gets any place, and share 0.
-            place = torch.searchsorted(numbers, self.row).clamp(max=len(rows) - 1)
-            share = share * (numbers[place] == self.row)
-        result = weights.new_zeros(len(weights), len(self.empty))
-        # All cells at once: each weight, times its share, is added to the column of its sum.
-        return result.index_add_(1, self.number, weights[:, place, self.key] * share)
+def _add(sums: Tensor, table: Tensor, weights: Tensor, rows: Sequence[int]) -> None:
+    """Add to the sums (H, sums) what lies in these rows, in ascending order, of weights (H, rows, S)."""
+    number, row, key = table[:3].long()
+    numbers = torch.tensor(rows)
+    # Of each cell the place of its row among these; a row that is not among them gets any place, and share 0.
+    place = torch.searchsorted(numbers, row.contiguous()).clamp(max=len(rows) - 1)
+    share = table[3] * (numbers[place] == row)
+    sums.index_add_(1, number, weights[:, place, key] * share)
 
 
 def _followed(

@@ -5,9 +5,8 @@ heads, and stands in tables, files and reports. Its words for readers stand in `
 `words.toml`, its plain form in `tests/heads/dense.py`.
 
 A formula reads the weights of H heads on one document, of which n rows are measured, and gives (H,n) numbers. Its
-argument `b` is a `Dense` or a `Sums` of `headwise.heads.blocks`: the first defines what it may read, on whole maps; the
-second has the same for texts of any length. With p_ij the weight that query i gives key j, `b.total(x)` is the sum over
-the keys of p x, and `b.mass` that of p, which is 1 without a sink. This file imports no torch.
+argument `b` is a `Sums` of `headwise.heads.blocks`. With p_ij the weight that query i gives key j, `b.total(x)` is the
+sum over the keys of p x, and `b.mass` that of p, which is 1 without a sink. This file imports no torch.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 V = TypeVar("V")  # what a holder has of each statistic: a float, an array, an interval
-Formula = Callable[[Any], "Tensor"]  # of a `Dense` or a `Sums`
+Formula = Callable[[Any], "Tensor"]  # of a `Sums`
 
 # What must be known to measure a statistic.
 POSITIONS = "positions"  # queries and keys are one sequence, so that there are distances
@@ -125,13 +124,6 @@ class Statistics(ABC, Generic[V]):
 def all_statistics() -> dict[str, Statistic]:
     """Every statistic by name, in the order in which they are shown: that of the class."""
     return {name: value for name, value in vars(Statistics).items() if isinstance(value, Statistic)}
-
-
-def formula_of(name: str) -> Formula:
-    """The formula of a statistic that has one; of another it is an error of the caller."""
-    formula = all_statistics()[name].formula
-    assert formula is not None, name
-    return formula
 
 
 def formulas(known: Collection[str], offsets: Iterable[int], marks: Iterable[str]) -> dict[str, Formula]:

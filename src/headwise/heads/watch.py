@@ -48,42 +48,36 @@ class _SeenSite:
         # Of the first document, for its statistics and its number of heads; `add` will add its rows.
         self.names = list(measured.rows)  # the statistics that every document has
         # (statistics,H,N or more): N rows so far, then room. `received` is (H,S).
-        self._rows = np.empty((len(self.names), len(measured.received), 0), np.float32)
+        self.rows = np.empty((len(self.names), len(measured.received), 0), np.float32)
         self.documents: list[int] = []  # rows of each
         self.maps: Array | None = None  # (H,T,S), or some rows, of the last document that had such rows
         self.image: Tensor | None = None  # (S,) bool, which keys of that document are of an image
         self.out_sum: NDArray[np.float64] = np.zeros(())  # sum of the outputs; a document makes it (H,E)
 
     def add(self, measured: Measured, document: Document) -> None:
-        places = [n for n, name in enumerate(self.names) if name in measured.rows]
         # A statistic that this document lacks is dropped: its mean would be over some documents, and not say so.
-        if len(places) < len(self.names):
-            self.names = [self.names[n] for n in places]
-            self._rows = self._rows[places]
+        kept = [name for name in self.names if name in measured.rows]
+        if kept != self.names:
+            self.rows = self.rows[[self.names.index(name) for name in kept]]
+            self.names = kept
         start, n_rows = self.n_rows, len(measured.places)
-        if start + n_rows > self._rows.shape[2]:  # it is full: an array of twice the length takes its place
-            before = self._rows[..., :start]
-            self._rows = np.empty((*before.shape[:2], max(2 * start, start + n_rows)), np.float32)
-            self._rows[..., :start] = before
-        for name, rows in zip(self.names, self._rows, strict=True):
+        if start + n_rows > self.rows.shape[2]:  # it is full: an array of twice the length takes its place
+            before = self.rows[..., :start]
+            self.rows = np.empty((*before.shape[:2], max(2 * start, start + n_rows)), np.float32)
+            self.rows[..., :start] = before
+        for name, rows in zip(kept, self.rows, strict=True):
             rows[:, start : start + n_rows] = as_numpy(measured.rows[name])
         self.documents.append(n_rows)
         # The mean times its rows: the sum over this document, in float64 since many are added up.
         self.out_sum = self.out_sum + as_numpy(measured.mean_out).astype(np.float64) * n_rows
-        self.received = list(as_numpy(measured.received))  # (S,) of each head
-        self.thumbnail = list(as_numpy(measured.thumbnail))  # (b,b) of each head, b blocks of queries and of keys
+        self.received = as_numpy(measured.received)  # (H,S)
+        self.thumbnail = as_numpy(measured.thumbnail)  # (H,b,b), b blocks of queries and of keys
         ids = _real(document.q_ids, document.real_rows), _real(document.k_ids, document.real_keys)
         self.ids = ids if all(map(len, ids)) else None  # of the queries and the keys, where the text is short
 
     @property
     def n_rows(self) -> int:
         return sum(self.documents)
-
-    def rows(self, name: str) -> Array:
-        """One statistic of all heads, (H,N)."""
-        if name not in self.names:
-            raise unknown_statistic(name, self.names)
-        return self._rows[self.names.index(name), :, : self.n_rows]
 
 
 class Rows(Statistics[Array]):
@@ -93,7 +87,10 @@ class Rows(Statistics[Array]):
         self._site, self._head = site, head
 
     def __getitem__(self, name: str) -> Array:
-        return np.asarray(self._site.rows(name)[self._head])
+        names = self._site.names
+        if name not in names:
+            raise unknown_statistic(name, names)
+        return np.asarray(self._site.rows[names.index(name), self._head, : self._site.n_rows])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._site.names)
@@ -140,7 +137,7 @@ class SeenHead(HeadRow[float]):
     @property
     def received(self) -> Array:
         """The sum of the weights that each key received from all queries, (S,); of the last call's last document."""
-        return self._site.received[self._head]
+        return np.asarray(self._site.received[self._head])
 
     @property
     def thumbnail(self) -> Array:
@@ -148,7 +145,7 @@ class SeenHead(HeadRow[float]):
 
         A text of up to 32 tokens has a block for each weight.
         """
-        return self._site.thumbnail[self._head]
+        return np.asarray(self._site.thumbnail[self._head])
 
     @property
     def map(self) -> Array:

@@ -17,7 +17,7 @@ from rich.text import Text
 from headwise.errors import HeadwiseError
 from headwise.heads.table import ROLES, HeadProfile, Role, Survey
 from headwise.intervals import Interval
-from headwise.table import Table, number
+from headwise.table import Table, listed, number, plural
 from headwise.view import Screen
 from headwise.words import Note, check_lang, key_of, labelled, marked, unknown
 
@@ -233,16 +233,12 @@ def _print_facts(screen: Screen, survey: Survey) -> None:
     """The model, on what it was looked at, and its loss."""
     # A name may be a whole text.
     names = [name if len(name) <= LONG else f"{name[: LONG - 3]}..." for name in survey.texts]
-    of = f" of {_some(names)}" if names else ""
+    of = f" of {listed(names, NAMED)}" if names else ""
     if survey.loss is not None and math.isfinite(survey.loss):
         of += f", {survey.loss:.3f} nats per token"
-    heads, layers = _count(len(survey), "head"), _count(n_layers(survey), "layer")
-    documents = _count(survey.n_documents, "document")
+    heads, layers = plural(len(survey), "head"), plural(n_layers(survey), "layer")
+    documents = plural(survey.n_documents, "document")
     screen.say(f"{survey.model}: {heads} in {layers}; {survey.n_tokens:,} tokens in {documents}{of}")
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def _print_roles(screen: Screen, survey: Survey) -> None:
@@ -255,19 +251,13 @@ def _print_roles(screen: Screen, survey: Survey) -> None:
     grid.add_column()
     for role, names in named.items():
         if names:
-            grid.add_row(Text(role), str(len(names)), Text(_some(names)))
+            grid.add_row(Text(role), str(len(names)), Text(listed(names, NAMED)))
     # rich prints an empty line for a grid without rows.
     if grid.row_count:
         screen.print(grid)
     missing = ", ".join(role for role, names in named.items() if not names)
     if missing:
         screen.say(f"roles without a head: {missing}")
-
-
-def _some(names: list[str]) -> str:
-    """The first names, and how many more there are."""
-    some, more = ", ".join(names[:NAMED]), len(names) - NAMED
-    return f"{some} and {more:,} more" if more > 0 else some
 
 
 def _print_heads(screen: Screen, survey: Survey, columns: list[Column], key: str) -> None:
@@ -279,7 +269,11 @@ def _print_heads(screen: Screen, survey: Survey, columns: list[Column], key: str
     rows = []
     for p in profiles:
         rows.append(
-            [p.name, ", ".join(map(short, p.roles)), *(_shown_number(_number(p, each.key), each) for each in columns)]
+            [
+                p.name,
+                ", ".join(map(short, p.roles)),
+                *(_shown_number(_number(p, each.key), each) for each in columns),
+            ]
         )
     headings, meanings = [], []
     for column in columns:
