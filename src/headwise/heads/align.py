@@ -152,7 +152,7 @@ class Alignment:
             columns = ["heads", "mean error, s", "within 50 ms", "within 100 ms"]
         named = [(each.heads[0], each) for each in self.ranking[:SHOWN]]
         named += [(f"chosen: {' '.join(self.chosen.heads)}", self.chosen), *self.controls.items()]
-        rows = []
+        rows: list[list[Any]] = []
         for name, scored in named:
             rows.append([name, round(scored.error.mean, 3), *(f"{share.mean:.0%}" for share in scored.within)])
         chosen_by, judged_on = self.n_texts
