@@ -33,7 +33,7 @@ from headwise.heads.relation import Scores, follow
 from headwise.heads.relation import described as described_relations
 from headwise.heads.statistics import all_statistics
 from headwise.heads.table import ROLES, TOKENS, Example, Followed, HeadProfile, Role, Survey, relation_role
-from headwise.heads.tally import CONTROLS, PASSAGE, Tally, vocabulary_product
+from headwise.heads.tally import CONTROLS, PASSAGE, Tally, read, vocabulary_product
 from headwise.heads.texts import Texts, read_texts
 from headwise.heads.watch import watch
 from headwise.intervals import Interval
@@ -142,7 +142,7 @@ def _survey(
     probes, second_half = repeated_tokens(text, folder.context, seed)
     vocabulary = vocabulary_product(model)
     tally = Tally(model, CONTROLS, second_half, True, vocabulary)
-    tally = _read(tally, documents, text, partial(progress, "running the model"), distributed)
+    tally = read(tally, documents, text.marks, partial(progress, "running the model"), distributed)
     run_documents(model, probes, tally.take_repeated, None, partial(progress, "repeated tokens"))
     notes = [*text.about, *(f"{line}." for line in [*missing(model), *tally.notes])]
     # MLA: values come out of a latent, so no matrix of the head's own tells what it copies. Without W_O, as where heads
@@ -212,20 +212,6 @@ def _survey(
     )
 
 
-def _read(
-    tally: Tally, documents: Sequence[Ids], text: Text, progress: Callable[[int, int], None], distributed: bool = False
-) -> Tally:
-    """Tally the documents, a part of them in each rank of torch.distributed; all ranks get the tally of all."""
-    rank, world = 0, 1
-    if distributed:
-        import torch.distributed as dist
-
-        rank, world = dist.get_rank(), dist.get_world_size()
-    begin, end = (len(documents) * part // world for part in (rank, rank + 1))
-    run_documents(tally.model, documents[begin:end], tally.take, text.marks, progress, begin)
-    return tally.shared() if distributed else tally
-
-
 def _untrained(
     model: nn.Module,
     text: Text,
@@ -242,7 +228,7 @@ def _untrained(
     fresh, step = fresh_model(model, seed), partial(progress, "untrained control")
     # On 0 documents even attention is measured: that of the model itself is the same.
     tally = Tally(fresh, 0, second_half, vocabulary=vocabulary if is_sampled(model) else vocabulary_product(fresh))
-    _read(tally, text.documents[:CONTROLS], text, step)
+    read(tally, text.documents[:CONTROLS], text.marks, step)
     run_documents(fresh, probes, tally.take_repeated, None, step)
     largest: dict[str, float] = {}
     for site in tally.sites.values():

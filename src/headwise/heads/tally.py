@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,9 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from headwise.corpus.tokens import Ids
 from headwise.gpt.train import one_thread
 from headwise.heads.blocks import Factors, Measured, measure, top_keys, uniform
-from headwise.heads.documents import Document
+from headwise.heads.documents import Document, Marker, run_documents
 from headwise.heads.statistics import all_statistics
 from headwise.intervals import Interval, interval_from
 from headwise.models.ask import embeddings
@@ -164,12 +166,8 @@ class Tally:
         for key, values in means.items():
             self.running[kind, site.name][key].add(values)
 
-    def shared(self) -> Tally:
-        """The tally of the documents of all ranks of torch.distributed, the same in each."""
-        import torch.distributed as dist
-
-        parts: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(parts, (self.running, self.examples, self.first, self.notes))
+    def joined(self, parts: Sequence[Any]) -> Tally:
+        """A tally of what several have seen, of each `running`, `examples`, `first` and `notes`."""
         merged = Tally(self.model, self.uniform_on, self.second_half, self.with_examples, self.vocabulary)
         for running, examples, first, notes in parts:
             for place, by_name in running.items():
@@ -282,3 +280,24 @@ def join_ranks() -> None:
     dist.init_process_group("gloo")
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+
+
+def read(
+    tally: Tally,
+    documents: Sequence[Ids],
+    marks: Marker | None,
+    progress: Callable[[int, int], None],
+    distributed: bool = False,
+) -> Tally:
+    """Tally the documents, a part of them in each rank of torch.distributed; all ranks get the tally of all."""
+    if not distributed:
+        run_documents(tally.model, documents, tally.take, marks, progress)
+        return tally
+    import torch.distributed as dist
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    begin, end = (len(documents) * part // world for part in (rank, rank + 1))
+    run_documents(tally.model, documents[begin:end], tally.take, marks, progress, begin)
+    parts: list[Any] = [None] * world
+    dist.all_gather_object(parts, (tally.running, tally.examples, tally.first, tally.notes))
+    return tally.joined(parts)
