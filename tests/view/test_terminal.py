@@ -34,9 +34,6 @@ def test_shades_blocks_and_pipes() -> None:
 
     # 14 columns of labels, then 7 for a picture and 3 for each gap.
     assert [names_in_first_band(width) for width in (30, 31, 40, 41, 70, 71)] == [1, 2, 2, 3, 5, 6]
-    text = printed(print_maps, maps_of(), force_terminal=True, color_system="truecolor", no_color=False)
-    assert "▀" in text and "\x1b[38;2;" in text
-    assert sum("▀" in line for line in text.splitlines()) == 4  # 7 rows in pairs, all six heads in one band of 80
     text = printed(print_maps, maps_of(length=83, layers=1, heads=1))
     assert "83 tokens: each cell is a block of 3 x 3, shown by its largest weight" in text
     assert "81-82" in text

@@ -265,7 +265,7 @@ def _check_reads(model: Path) -> None:
     """Refuse by its files a model that reads no text."""
     check_reads_tokens(model)
     if {"vision_config", "patch_size"} & read_config(model).keys():  # models of images have one of the two
-        raise HeadwiseError(f"{model} reads images; hw.look(hw.open('{model}'), ...) shows its heads on your own")
+        raise HeadwiseError(f"{model} reads images; hw.watch(hw.open('{model}'), maps=True) has the maps of your own")
     if not any((model / name).exists() for name in TOKENIZERS):
         raise HeadwiseError(f"{model} has no tokenizer, so it reads no text; put its tokenizer.json beside the weights")
 

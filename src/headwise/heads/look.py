@@ -90,7 +90,7 @@ class Desk:
         if not reads_tokens(folder.model):
             raise HeadwiseError(
                 f"{folder.name} reads no text but what its encoder hears or sees; "
-                f"hw.look(model, *inputs) shows the heads on inputs of your own"
+                f"hw.watch(model, maps=True) has the maps of inputs of your own"
             )
         # `kind` is what the model predicts: the "next" token, "masked" ones, or None.
         self.folder, self.tokens, self.kind = folder, folder.tokens, predicts(folder.model)

@@ -228,11 +228,4 @@ class Verdict:
             yield from other._lines()
 
     def _repr_html_(self) -> str:
-        colour = {True: "#1a7f37", False: "#b42318", None: "#8a6100"}[self.right]  # green, red, brown
-        rows: list[str] = []
-        for depth, text in self._lines():
-            style = f"margin:.15em 0 .15em {depth * 1.2}em;overflow-wrap:anywhere"
-            if not rows:  # the heading
-                style += f";font-weight:600;border-left:.3em solid {colour};padding-left:.6em"
-            rows.append(f'<p style="{style}">{escaped(text)}</p>')
-        return f"<div>{''.join(rows)}</div>"
+        return f'<pre style="white-space:pre-wrap">{escaped(str(self))}</pre>'

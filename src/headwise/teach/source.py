@@ -129,12 +129,6 @@ class Source:
         steps = [step for function in functions if function.name != "__init__" for step in function.body]
         return bool(steps) and all(re.fullmatch(empty, ast.unparse(step), re.S) for step in steps)
 
-    def is_module(self, name: str) -> bool:
-        """May a class be an nn.Module? Of a base that the file does not define this cannot be told, so it may."""
-        node = self.definitions.get(name)
-        bases = [ast.unparse(base) for base in node.bases] if isinstance(node, ast.ClassDef) else []
-        return any(self.is_module(base) if base in self.definitions else base != "object" for base in bases)
-
     def reach(self, name: str) -> list[str]:
         """A definition and all that it uses, it first."""
         reached = [name] if name in self.definitions else []

@@ -14,6 +14,7 @@ the later one is read.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import threading
 import time
@@ -24,9 +25,7 @@ from math import inf
 from pathlib import Path
 from queue import Empty, Queue
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, urlsplit
 
-import numpy as np
 from numpy.typing import NDArray
 
 from headwise.errors import HeadwiseError
@@ -38,9 +37,8 @@ from headwise.words import LANGUAGES, Facts, sent
 if TYPE_CHECKING:
     from headwise.heads.look import Desk
 
-# These three are round choices: they bound what a client can take of time, threads and memory.
+# These two are round choices: they bound what a client can take of time and memory.
 PATIENCE = 5.0  # seconds that a client may take to ask, and to read the answer
-MOST = 16  # clients that are answered at a time
 LONGEST = 2**20  # bytes of a question
 # Headers of every answer. Nothing is kept, guessed, given to another site or shown inside one; what a page may load
 # it says itself.
@@ -69,7 +67,6 @@ class Live(ThreadingHTTPServer):
         self.base = "" if ask is None else f"/{secrets.token_urlsafe(16)}"  # before every path
         self.last_request = -inf  # when one came, by the monotonic clock
         self._news: list[str] = []  # each as JSON; only appended to, so that threads may read it at any time
-        self._room = threading.BoundedSemaphore(MOST)  # a place for each client that is answered
         try:
             super().__init__(("127.0.0.1", port), _Handler)
         except OSError as error:
@@ -97,22 +94,16 @@ class Live(ThreadingHTTPServer):
         while time.monotonic() < min(self.last_request + seconds, end):
             time.sleep(0.05)  # short, so that nobody notices
 
+    def open(self) -> str:
+        """Open the page in the browser, where there is one; gives its address, good for as long as this process."""
+        import webbrowser
+
+        webbrowser.open(self.address)
+        return self.address
+
     def close(self) -> None:
         self.shutdown()  # `serve_forever` ends
         self.server_close()  # the port is free
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """One more thread, or none where too many clients are at it."""
-        if self._room.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:  # what the new thread runs
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that went away, or was too slow, is no matter of the training's: nothing is printed."""
@@ -129,20 +120,13 @@ class _Handler(BaseHTTPRequestHandler):
         path = self._path()
         if path is None:  # it is refused
             return
-        try:
-            address = urlsplit(path)
-            after = int(parse_qs(address.query).get("after", ["0"])[0])
-            if after < 0:
-                raise ValueError  # answered as what is no number
-        except ValueError:  # also of an address that is none
-            self._answer(400, "after must be a whole number of at least 0")
-            return
-        if address.path == "/news":
-            self._answer(200, self.server.news(after), "application/json")
-        elif address.path == "/":
+        news = re.fullmatch(r"/news\?after=(\d{1,9})", path)
+        if news:
+            self._answer(200, self.server.news(int(news[1])), "application/json")
+        elif path == "/":
             self._answer(200, self.server.document, "text/html")
         else:
-            self._answer(404, "there are / and /news")
+            self._answer(404, "there are / and /news?after=N")
 
     def do_POST(self) -> None:
         if self.server.ask is None:
@@ -314,117 +298,25 @@ def _why(desk: Desk) -> Facts:
     return {"why": lines, "answer": story.answer, "other": story.other}
 
 
-class Look:
-    """The heads of a model on a text or on inputs, and the address of a page.
+def look(model: Any, text: str) -> Served:
+    """A page on which the heads of a model are touched, on a text; the model answers there while this process lives.
 
-    name    what the model is called
-    maps    the name of each head -> its weights (T,S)
-    labels  what stands at the T places, and at the S where these are the same text
-    desk    the model with its tokenizer, which a page needs; None where it was run on inputs
-    """
-
-    def __init__(
-        self, name: str, maps: Mapping[str, NDArray[np.float32]], labels: list[str], desk: Desk | None = None
-    ) -> None:
-        self.name, self.maps, self.labels, self._desk = name, maps, labels, desk
-        self._served: Served | None = None
-
-    @property
-    def strongest(self) -> list[str]:
-        """The heads whose hardest look, from any token at another than itself and the first, is hardest."""
-        return sorted(self.maps, key=lambda name: -_hardest(self.maps[name]))
-
-    @property
-    def address(self) -> str:
-        """Where the page with the model behind it is served, from the first question for it on."""
-        if self._desk is None:
-            raise HeadwiseError("a page needs a model that hw.open has read, and a text; this one was run on inputs")
-        if self._served is None:
-            self._served = Served(self._desk, example=self._desk.readings["a"].text)
-            threading.Thread(target=self._served.work, daemon=True).start()
-        return self._served.address
-
-    def open(self) -> str:
-        """Open the page in the browser, where there is one; gives its address, good for as long as this process."""
-        import webbrowser
-
-        webbrowser.open(self.address)
-        return self.address
-
-    def close(self) -> None:
-        if self._served is not None:
-            self._served.close()
-            self._served = None
-
-    def __repr__(self) -> str:
-        names = ", ".join(self.strongest[:3])
-        where = "" if self._desk is None else "; .open() shows it in a browser"
-        return f"Look({self.name}: {len(self.maps)} heads, {len(self.labels)} tokens; {names} look hardest{where})"
-
-
-def _hardest(weights: NDArray[np.float32]) -> float:
-    """The largest weight on another key than the first and the one of the query itself.
-
-    The first takes what a head has no use for, and a look at itself tells nothing of other tokens.
-    """
-    others = weights[:, 1:].copy()
-    if weights.shape[0] == weights.shape[1]:  # queries and keys are one sequence
-        np.fill_diagonal(others[1:], 0)  # each query's own key: the first column is gone, so from the second row on
-    return float(others.max(initial=0.0))
-
-
-def look(model: Any, *inputs: Any, **named: Any) -> Look:
-    """The heads of a model on a text: their maps, and a page with the model behind it.
-
-        hw.look(hw.open("gemma"), "When Mary and John went to the store")     # in a notebook: drawn
-        hw.look(model, "When Mary and John went to the store").open()         # in the browser; the model answers there
-        hw.look(model, x, attention_mask=mask)                                # whatever the model is called with
-
-    The hardest looks come first: the largest weight on another token than itself and the first.
+        page = hw.look(hw.open("gemma"), "When Mary and John went to the store")
+        page.open()       # in the browser; page.address is where it is served, page.close() ends it
 
     Args:
-        model: what `hw.open` gave, its folder; or, with inputs, any model that `hw.watch` watches
-        *inputs: a text; else what the model is called with, once, inside `hw.watch`
-        **named: as well
-
-    Raises:
-        HeadwiseError: for a text that is longer than the model, or whose maps are too large.
+        model: what `hw.open` gave, or its folder
+        text: what the page opens with
     """
-    from headwise.models.open import described, open_folder
-
-    texts = [text for text in inputs if isinstance(text, str)]
-    if not texts:
-        return _on_inputs(model, inputs, named)
     from headwise.heads.look import Desk
+    from headwise.models.open import described, open_folder
 
     folder = open_folder(Path(model)) if isinstance(model, str | Path) else described(model)
     if folder is None:
-        raise HeadwiseError("a text needs the tokenizer of a model that hw.open has read; pass ids to this one")
-    if len(inputs) > 1 or named:
-        raise HeadwiseError(f"a text comes alone, and {len(inputs) + len(named)} inputs were passed")
-    desk = Desk(folder)
-    # What the page asks first, too: read this as text a, with no head changed, seen from the last token (-1), and
-    # follow the chance of the likeliest next token (-1).
-    asked = {"do": "read", "slot": "a", "text": texts[0], "changes": {}, "at": -1, "follow": -1}
-    labels = []
-    for text, _has_gap, line_ends, _is_sign in desk.answer(asked)["words"]:
-        labels.append(text or "\u23ce" * line_ends)  # a token may be line ends alone
-    # A head that did not run has an empty map.
-    maps = {name: weights for name, weights in zip(desk.heads, desk.readings["a"].maps, strict=True) if weights.size}
-    return Look(folder.name, maps, labels, desk)
-
-
-def _on_inputs(model: Any, inputs: tuple[Any, ...], named: Facts) -> Look:
-    # The tokens stand at the places, where the inputs tell which they are; else numbers do.
-    from headwise.heads.watch import watch
-
-    with watch(model, maps=True) as seen:
-        model(*inputs, **named)
-    maps = {name: head.map for name, head in seen.items()}
-    longest = max(map(len, maps.values()))  # there is one, since `watch` refuses a model without heads
-    labels = list(map(str, range(longest)))
-    # One element, where all heads read one text; the heads of an encoder and those of a decoder read two.
-    tokens, *others = {head.tokens for head in seen.values()}
-    if not others and tokens is not None and len(tokens[0]) == longest:  # shorter where there is padding
-        labels = list(tokens[0])
-    return Look(type(model).__name__, maps, labels)
+        raise HeadwiseError(
+            "a text needs the tokenizer of a model that hw.open has read; hw.watch(model, maps=True) has the maps of "
+            "any model"
+        )
+    served = Served(Desk(folder), example=text)
+    threading.Thread(target=served.work, daemon=True).start()
+    return served

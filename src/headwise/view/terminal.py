@@ -1,7 +1,6 @@
 """Heads in the terminal: their maps, small pictures side by side; and one head at one position, number by number.
 
-Where there are colours a character of a map holds two cells, one above the other (a half block). Without colours, for
-example in a pipe, a cell is one of five shades.
+A cell of a map is one of five shades.
 """
 
 from __future__ import annotations
@@ -12,9 +11,6 @@ import unicodedata
 import numpy as np
 from numpy.typing import NDArray
 from rich.cells import cell_len, set_cell_size
-from rich.color import Color
-from rich.color_triplet import ColorTriplet
-from rich.style import Style
 from rich.table import Table as Grid
 from rich.text import Text
 
@@ -35,8 +31,6 @@ SIGNS = {" ": "␣", "\n": "⏎", "\r": "␍", "\t": "⇥"}
 LEVELS = (0.0, 0.05, 0.2, 0.4, 0.7)
 SHADES = " ░▒▓█"
 ASCII_SHADES = " .:*#"
-# Red, green and blue of weights 0, 1/3, 2/3 and 1; between them colours are mixed.
-RAMP = np.array([[29, 29, 39], [63, 75, 147], [197, 111, 134], [255, 231, 168]], dtype=np.float64)
 
 
 def visible(token: str) -> str:
@@ -71,11 +65,10 @@ def print_maps(screen: Screen, maps: HeadMaps) -> None:
     count = len(maps.tokens)
     room = max(1, screen.width - LABEL_WIDTH - 1)  # columns for the pictures; 1 stands between them and the labels
     size = math.ceil(count / min(LARGEST_SIDE, room))  # tokens of a cell
-    shades = _shades(screen)
+    shades = ASCII_SHADES if screen.options.ascii_only else SHADES
     pictures = [_picture(block_maximum(head.weights, size), shades) for head in maps.maps]
     width = max(pictures[0][0].cell_len, *(len(head.name) for head in maps.maps))  # of a picture, below its name
-    # In colours a line holds two rows of cells, so a label stands for two.
-    labels = Text("\n".join(_row_labels(maps, size, 1 if shades else 2, screen.options.ascii_only)))
+    labels = Text("\n".join(_row_labels(maps, size, screen.options.ascii_only)))
     screen.say(f"{maps.model}: each row is a token that looks, each column a token looked at")
     across = max(1, (room + GAP) // (width + GAP))  # the last picture in a row needs no gap
     for start in range(0, len(pictures), across):
@@ -93,24 +86,15 @@ def print_maps(screen: Screen, maps: HeadMaps) -> None:
         screen.print(grid, "", crop=True)  # "": an empty line below
     if size > 1:
         screen.say(f"{count} tokens: each cell is a block of {size} x {size}, shown by its largest weight")
-    screen.print(_legend(screen, shades), highlight=False, markup=False)
+    screen.print(_legend(shades), highlight=False, markup=False)
 
 
-def _shades(screen: Screen) -> str:
-    """The characters of a map, one for each of LEVELS; none where it is drawn in colours."""
-    if screen.options.ascii_only:
-        return ASCII_SHADES
-    enough = screen.color_system in ("256", "truecolor")  # sixteen cannot make a ramp: there the shades say more
-    return "" if screen.is_terminal and enough and not screen.no_color else SHADES
-
-
-def _row_labels(maps: HeadMaps, size: int, rows_per_line: int, ascii_only: bool) -> list[str]:
+def _row_labels(maps: HeadMaps, size: int, ascii_only: bool) -> list[str]:
     """One label a line, LABEL_WIDTH columns wide: the tokens of its rows, or their numbers where rows are blocks."""
-    step = size * rows_per_line
     labels = []
-    for start in range(0, len(maps.tokens), step):
-        tokens = maps.tokens[start : start + step]
-        text = " ".join(map(visible, tokens)) if size == 1 else f"{start}-{start + len(tokens) - 1}"
+    for start in range(0, len(maps.tokens), size):
+        tokens = maps.tokens[start : start + size]
+        text = visible(tokens[0]) if size == 1 else f"{start}-{start + len(tokens) - 1}"
         if ascii_only:
             text = text.encode("ascii", "backslashreplace").decode()
         if cell_len(text) > LABEL_WIDTH:
@@ -120,37 +104,13 @@ def _row_labels(maps: HeadMaps, size: int, rows_per_line: int, ascii_only: bool)
 
 
 def _picture(cells: NDArray[np.float32], shades: str) -> list[Text]:
-    """The lines of a map; without shades two rows of cells a line, in colours."""
-    if not shades:
-        return [_half_blocks(cells[row : row + 2]) for row in range(0, len(cells), 2)]
+    """The lines of a map."""
     # The number of the last level that is not above a weight: 0.05 itself has shade 1.
     levels = np.searchsorted(np.array(LEVELS, dtype=np.float32), cells, side="right") - 1
     return [Text("".join(shades[level] for level in row)) for row in levels]
 
 
-def _half_blocks(pair: NDArray[np.float32]) -> Text:
-    """Two rows of cells in one line; an odd last row keeps the terminal's own background below it."""
-    line = Text()
-    for above, *below in pair.T:
-        # The upper half of the character is drawn in its colour, the lower half in that of its background.
-        line.append("▀", Style(color=_colour(above), bgcolor=_colour(below[0]) if below else None))
-    return line
-
-
-def _colour(weight: float) -> Color:
-    """The colour of a weight, mixed of its two neighbours on `RAMP`."""
-    place = np.linspace(0.0, 1.0, len(RAMP))
-    red, green, blue = (round(float(np.interp(weight, place, RAMP[:, channel]))) for channel in range(3))
-    return Color.from_triplet(ColorTriplet(red, green, blue))
-
-
-def _legend(screen: Screen, shades: str) -> Text:
-    """What colours or shades stand for."""
-    if not shades:
-        line = Text("weight 0 ")
-        for weight in np.linspace(0.0, 1.0, 21):  # a ramp 21 characters long, in steps of 0.05
-            line.append("█", Style(color=_colour(float(weight))))
-        return line.append(" 1")
+def _legend(shades: str) -> Text:
     parts = [f"weight: blank below {LEVELS[1]}"]
     for shade, level in zip(shades[1:], LEVELS[1:], strict=True):
         parts.append(f"{shade} from {level}")
