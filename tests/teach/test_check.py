@@ -240,14 +240,14 @@ def test_the_language_of_the_course_here_is_that_of_its_neighbours(
 ) -> None:
     (tmp_path / "mlp.py").write_text(TEXTS["mlp"])
     monkeypatch.chdir(tmp_path)
-    assert "is no attention" in invoke("check", "mlp.py").out
+    assert "no weights were found for queries" in invoke("check", "mlp.py").out
     invoke("learn", "--lang", "es")
-    assert "no es atención" in invoke("check", "mlp.py").out
-    assert "is no attention" in invoke("check", "mlp.py", "--lang", "en").out
+    assert "no se encontraron pesos" in invoke("check", "mlp.py").out
+    assert "no weights were found for queries" in invoke("check", "mlp.py", "--lang", "en").out
     assert "cada parte es NOMBRE=VALOR" in invoke("check", "mlp.py", "--args", "x").err
     assert "Los cortes de las cabezas" in invoke("check", "--explain", "heads-overlap").out
     (tmp_path / "learn" / "progress.json").write_text("[")
-    assert "no attention" in invoke("check", "mlp.py").out
+    assert "no weights were found" in invoke("check", "mlp.py").out
 
 
 def test_the_catalogue_as_a_table_and_one_bug_in_full(invoke: Invoke) -> None:

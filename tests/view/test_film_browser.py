@@ -1,21 +1,18 @@
-"""The film in a real Chromium: the slider moves the pictures, in a report and on the page of a training."""
+"""The film in a real Chromium: the slider moves the pictures, in a report."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from browser_types import Page
-from browsing import Opener, faults, served_page, width_beyond
+from browsing import Opener, faults, width_beyond
 from report_browsing import rgba
 
 from headwise.gpt.film import Film, read_film
 from headwise.gpt.gpt import GPT
 from headwise.gpt.run import Settings
-from headwise.view.look import Live, live_html
 from headwise.view.page import json_block, package_text, page
-from headwise.view.report import FILM_BODY, FILM_STYLES, FILM_WORDS
 
 pytestmark = pytest.mark.browser
 
@@ -44,18 +41,11 @@ def film(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return read
 
 
-def expect(actual: Any) -> Any:
-    """Playwright's assertions, which wait; imported here, so that tests without a browser are skipped, not failed."""
-    from playwright.sync_api import expect as expecting
-
-    return expecting(actual)
-
-
 @pytest.fixture
 def path(film: dict[str, Any], tmp_path: Path) -> Path:
-    body = f'<header><h1>x</h1></header><main id="main">{package_text(FILM_BODY)}</main>'
+    body = f'<header><h1>x</h1></header><main id="main">{package_text("film.html")}</main>'
     data = {"film-data": json_block(film)}
-    html = page("x", body, title="x", styles=FILM_STYLES, script="film.js", data=data, words=FILM_WORDS)
+    html = page("x", body, title="x", styles=("film.css",), script="film.js", data=data, words=("film",))
     (tmp_path / "film.html").write_text(html)
     return tmp_path / "film.html"
 
@@ -94,35 +84,3 @@ def test_it_reads_well_everywhere(open_page: Opener, path: Path) -> None:
         assert opened.locator("img").count() == 0 and HOSTILE in opened.locator("#film-line").inner_text()
         opened.locator("#film-heads canvas").first.hover()
         assert "L0.H0: " in opened.locator("#film-said").inner_text()
-
-
-def test_a_live_page_follows_and_becomes_the_report(browser: Any, film: dict[str, Any]) -> None:
-    frames = film["frames"]
-    live = Live(0, live_html("run <b>"))
-    with served_page(browser, live.address) as (opened, troubles):
-        assert opened.locator("h1").inner_text() == "run <b>" and not opened.locator("#film").is_visible()
-        live.tell("header", {name: film[name] for name in ("heads", "tokens", "steps")})
-        live.tell("frame", frames[0])
-        live.tell("loss", {"step": 1, "loss": 2.95})
-        opened.wait_for_selector("#film:visible")
-        live.tell("sample", {"step": 1, "text": HOSTILE})
-        live.tell("frame", frames[1])
-        expect(opened.locator("#film-at")).to_have_value("1")  # it goes along
-        assert opened.locator("#live-samples pre").inner_text() == HOSTILE
-        assert opened.locator("#live-state").inner_text() == "Step 1 of 25, training loss 2.950."
-        assert faults(opened) == []
-        opened.locator("#film-at").focus()
-        opened.keyboard.press("Home")
-        live.tell("frame", frames[2])
-        expect(opened.locator("#film-at")).to_have_attribute("max", "2")
-        assert at(opened) == 0  # but not where the reader has gone back
-        policy = opened.locator("meta[http-equiv]").get_attribute("content") or ""
-        assert "default-src 'none'" in policy and "connect-src 'self'" in policy and "unsafe" not in policy
-        blocked = opened.evaluate("fetch('http://localhost:9/').then(() => 'asked', () => 'refused')")
-        assert blocked == "refused" and any("Content Security Policy" in text for text in troubles)
-        troubles.clear()
-        live.document = "<!doctype html><html lang=en><title>the report</title><link rel=icon href='data:,'>"
-        live.tell("state", "finished")
-        expect(opened).to_have_title("the report")
-    live.close()
-    assert json.loads(live.news(1))[0] == {"frame": frames[0]}

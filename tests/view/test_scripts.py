@@ -7,7 +7,7 @@ from pathlib import Path
 import headwise.view
 from headwise.view.page import module_script, modules
 
-ENTRIES = ("report_start.js", "look.js", "page/walk.js", "live.js", "why.js")
+ENTRIES = ("report_start.js", "look.js", "page/walk.js", "why.js")
 ROOM = Path(headwise.view.__file__).parent
 DECLARED = re.compile(r"^(?:export )?(?:async )?(?:function\*?|const|let|class) (.+)", re.MULTILINE)
 IMPORTED = re.compile(r"^import \{([^}]*)\} from '([\w./]+)';$", re.MULTILINE)

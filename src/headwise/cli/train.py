@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import time
 from base64 import b64decode
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +16,6 @@ from headwise.cli.app import (
     Progress,
     command,
     err,
-    language,
     named_path,
     needs_torch,
     print_json,
@@ -34,11 +32,10 @@ from headwise.words import Facts
 if TYPE_CHECKING:
     from headwise.corpus.training import Corpus
     from headwise.gpt.film import Film, Frame
-    from headwise.gpt.gpt import GPT, GPTConfig
+    from headwise.gpt.gpt import GPTConfig
     from headwise.gpt.presets import Recipe
     from headwise.gpt.run import Run, Settings
     from headwise.gpt.train import Progress as TrainingProgress
-    from headwise.view.look import Live
 
 LISTED = "list"  # of --preset: what presets there are
 
@@ -95,22 +92,19 @@ def train(
             from headwise.gpt.run import run_training
         options["attention"] = None if attention is None else register_file(attention)
         folder, settings = run_settings(options, out, resume)
-        with live_page(folder, live) as page:
-            try:
-                with training_progress(page) as (report, reading):
-                    result = run_training(folder, settings, report, resume, err.say, _film(folder, page), reading)
-                    report_path = write_report_of(folder)
-            except KeyboardInterrupt as stop:
-                stop.add_note(_how_it_goes_on(folder))
-                raise
-            if wants_json():
-                print_json("train", result_json(folder, result, report_path))
-            else:
-                _print_result(result)
-                screen.say(f"\nreport: {report_path}")
-                err.say(f"open it in a browser, or with: headwise look {folder}")
-            if page is not None:
-                show_report(page, report_path)
+        try:
+            with training_progress() as (report, reading):
+                result = run_training(folder, settings, report, resume, err.say, _film(folder, live), reading)
+                report_path = write_report_of(folder)
+        except KeyboardInterrupt as stop:
+            stop.add_note(_how_it_goes_on(folder))
+            raise
+        if wants_json():
+            print_json("train", result_json(folder, result, report_path))
+        else:
+            _print_result(result)
+            screen.say(f"\nreport: {report_path}")
+            err.say(f"open it in a browser, or with: headwise look {folder}")
 
 
 @contextmanager
@@ -244,18 +238,16 @@ def _how_it_goes_on(folder: Path) -> str:
 
 
 @contextmanager
-def training_progress(page: Live | None = None) -> Iterator[tuple[Callable[[TrainingProgress], None], Progress]]:
+def training_progress() -> Iterator[tuple[Callable[[TrainingProgress], None], Progress]]:
     """Gives what the training reports its steps to, and what else takes long (reading a text) its progress.
 
-    page  hears of the steps, too. Where there is no terminal, each evaluation on held-out text has a line.
+    Where there is no terminal, each evaluation on held-out text has a line.
     """
     held_out: float | None = None  # the latest: most steps have no evaluation, and it is shown until the next
     with Progress("preparing the text and the model") as progress:
 
         def report(state: TrainingProgress) -> None:
             nonlocal held_out
-            if page is not None:
-                page.tell("loss", {"step": state.step, "loss": state.loss})
             if state.held_out_loss is not None:
                 held_out = state.held_out_loss
             latest = "" if held_out is None else f"  held-out {held_out:.3f}"
@@ -265,43 +257,25 @@ def training_progress(page: Live | None = None) -> Iterator[tuple[Callable[[Trai
         yield report, progress
 
 
-# What is seen of a training while it goes on. All of these are round choices.
-SAMPLE_TOKENS = 30  # of a text that is written while training, at most
-FOREVER = 10.0**9  # seconds, about 30 years: a page on a terminal stays until Ctrl-C
-LINGER, MOST = 10.0, 60.0  # seconds without a request, and in all: then the page goes where there is no terminal
-LAST_WORD = 3.0  # seconds that a page has to hear that the training stopped; an open one asks more often
+# What is seen of a training while it goes on: round choices.
 EARLY = 1 / 10  # of the steps: heads differ by then, and who started the training is still watching
 FIRST_HEADS, FIRST_TOKENS = 8, 16  # that the terminal shows: two rows of pictures, as a rule
 
 
-def _film(folder: Path, page: Live | None) -> Callable[[Corpus, GPTConfig, Recipe], Film]:
-    """Makes the film of a training; its frames go to the page, or without one an early frame to the terminal."""
+def _film(folder: Path, live: bool) -> Callable[[Corpus, GPTConfig, Recipe], Film]:
+    """Makes the film of a training, whose frames are drawn as they come: all of them if `live`, else an early one."""
     from headwise.gpt.film import Film
-    from headwise.gpt.generate import generate
-    from headwise.gpt.run import SAMPLE_TEMPERATURE
-    from headwise.models.ask import evaluating
 
     def make(corpus: Corpus, config: GPTConfig, recipe: Recipe) -> Film:
-        tokens, drawn = corpus.tokens, False
+        drawn = False
 
-        def show(frame: Frame, model: GPT | None) -> None:
-            assert page is not None
-            page.tell("frame", frame)
-            if model is None:
-                return
-            with evaluating(model):
-                ids = generate(model, tokens.opening(), SAMPLE_TOKENS, SAMPLE_TEMPERATURE, stop=tokens.boundary)
-                page.tell("sample", {"step": frame["step"], "text": tokens.decode(list(ids)).strip()})
-
-        def draw(frame: Frame, model: GPT | None) -> None:
+        def draw(frame: Frame) -> None:
             nonlocal drawn
-            if not drawn and EARLY * recipe.steps <= frame["step"] < recipe.steps:
+            if live or (not drawn and EARLY * recipe.steps <= frame["step"] < recipe.steps):
                 drawn = True
                 _print_maps(folder, film, frame)
 
-        film = Film(corpus, config, recipe, draw if page is None else show)
-        if page is not None:
-            page.tell("header", film.header)
+        film = Film(corpus, config, recipe, draw)
         return film
 
     return make
@@ -320,39 +294,6 @@ def _print_maps(folder: Path, film: Film, frame: Frame) -> None:
     for name, of_head in zip(heads[:FIRST_HEADS], weights, strict=False):
         _, layer, head = parse_head(name)  # _: the stack, of which our GPT has one
         maps.append(HeadMap(layer, head, of_head[:FIRST_TOKENS, :FIRST_TOKENS]))
-    err.say(
-        f"step {frame['step']} of {film.header['steps']}: where heads look so far (--live shows all of them form, in a "
-        "browser)"
-    )
+    step = f"step {frame['step']} of {film.header['steps']}"
+    err.say(f"{step}: where heads look so far (--live shows it at twenty steps)")
     print_maps(err, HeadMaps(folder.name, tuple(film.header["tokens"][:FIRST_TOKENS]), tuple(maps)))
-
-
-@contextmanager
-def live_page(folder: Path, live: bool) -> Iterator[Live | None]:
-    """The page of a training, served on a free port while this block runs; none where it is not asked for."""
-    if not live:
-        yield None
-        return
-    from headwise.view.look import Live, live_html
-
-    page = Live(0, live_html(folder.name, language()))
-    err.say(f"watch it train: {page.address}")
-    try:
-        yield page
-    except BaseException:  # Ctrl-C is among these
-        page.tell("state", "stopped")
-        page.linger(LAST_WORD, LAST_WORD)
-        raise
-    finally:
-        page.close()
-
-
-def show_report(live: Live, report: Path) -> None:
-    """The page is the report now: until Ctrl-C; where there is no terminal, until nobody asks any more."""
-    live.document = report.read_text(encoding="utf-8")
-    live.tell("state", "finished")  # upon which an open page loads itself again
-    live.last_request = time.monotonic()  # who has asked for nothing yet has as long as anybody
-    if screen.is_terminal:
-        err.say(f"the report stays at {live.address} until Ctrl-C")
-    with suppress(KeyboardInterrupt):
-        live.linger(*((FOREVER, FOREVER) if screen.is_terminal else (LINGER, MOST)))

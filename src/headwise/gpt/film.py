@@ -31,7 +31,7 @@ Frame = dict[str, Any]  # "step", and "maps" (N,T,T) of N heads as base64 of a b
 class Film:
     """An observer of a training, `gpt.train.Observer`, that keeps the maps of all heads.
 
-    tell  hears each frame, with the model; of a training that goes on first the earlier frames, with None
+    tell  hears each frame; of a training that goes on first the earlier frames
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Film:
         corpus: Corpus,
         config: GPTConfig,
         recipe: Recipe,
-        tell: Callable[[Frame, GPT | None], None] = lambda frame, model: None,
+        tell: Callable[[Frame], None] = lambda frame: None,
     ) -> None:
         self.ids, self.tell = corpus.tokens.prompt(corpus.example)[: min(LONGEST, config.context)], tell
         names = [head_name(layer, head) for layer in range(config.n_layers) for head in range(config.n_heads)]
@@ -63,7 +63,7 @@ class Film:
             maps = self.kept[f"film.{filmed}"]
             frame = {"step": filmed, "maps": b64encode(maps.numpy().tobytes()).decode("ascii")}
             self.frames.append(frame)
-            self.tell(frame, model if filmed == step else None)
+            self.tell(frame)
 
     def write(self, folder: Path) -> None:
         write_whole(folder / FILM, json.dumps({**self.header, "frames": self.frames}))

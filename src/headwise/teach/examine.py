@@ -193,8 +193,6 @@ class Examiner:
         self.n_listed = len(parts.weights.get("q", ()))
         folded = scale_is_folded(parts)  # as the learner drew the weights: `renew` overwrites them
         renew(arrays_of(instance), self.rng)
-        if not {"q", "qkv"} & set(parts.weights) and self._is_apart(call, module):  # such as an MLP
-            raise UncheckedError("is_mlp", name=self.target.name)
         choices = readings(self.target, instance, folded)
         subject = subject_of(self.target, call, module)
         inputs = self._inputs(subject, (size.BATCH, size.TOKENS, width_of(parts, self.options.args)))
@@ -232,16 +230,6 @@ class Examiner:
         frames = self._frames(error)
         # An UncheckedError is raised by what reads the result, after the call.
         return isinstance(error, UncheckedError), (frames[0].lineno or 0) if frames else 0
-
-    def _is_apart(self, call: Any, module: Any) -> bool:
-        """Does no token change what comes out for another?"""
-        x = self.rng.normal(size=(size.BATCH, size.TOKENS, size.WIDTH))
-        other = np.concatenate([x[:, :1] + 1, x[:, 1:]], 1)  # another first token of each document
-        with contextlib.suppress(Exception):  # what cannot be called so is judged elsewhere
-            subject = subject_of(self.target, call, module)
-            a, b = subject((x,) * 3), subject((other,) * 3)
-            return not close(a[:, 0], b[:, 0]) and close(a[:, 1:], b[:, 1:])
-        return False
 
     def _failure(self, subject: Subject, inputs: Inputs, rank: int) -> Exception | None:
         """The error of a call with inputs of that many axes, where there is one."""

@@ -6,7 +6,7 @@
 import { byId, bytesOf, element, readData, say } from './page/base.js';
 
 function startFilm() {
-  const film = { heads: [], tokens: [], steps: 0, frames: [], ...readData('film-data') };
+  const film = readData('film-data');
   const slider = byId('film-at');
   let ramp = [], canvases = [];
 
@@ -71,29 +71,20 @@ function startFilm() {
   }
 
   function draw() {
-    if (!film.frames.length) return;
     const [step, steps] = [film.frames[slider.value].step, film.steps].map((number) => number.toLocaleString('en-US'));
     byId('film-now').textContent = say('film.now', { step, steps });
     slider.setAttribute('aria-valuetext', byId('film-now').textContent);
     canvases.forEach((canvas, head) => paint(canvas, mapOf(head)));
   }
 
-  // Shows all that came since the last time: the film goes along, unless the reader has gone back in it.
-  function update() {
-    if (!film.frames.length) return;
-    if (byId('film').hidden) begin();
-    const follows = slider.value === slider.max;
-    slider.max = String(film.frames.length - 1);
-    if (follows) slider.value = slider.max;
-    draw();
-  }
-
+  if (!film.frames.length) return;
+  begin();
+  slider.max = String(film.frames.length - 1);
+  slider.value = slider.max;
+  draw();
   slider.addEventListener('input', draw);
   document.addEventListener('language', draw);
   window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => { readRamp(); draw(); });
-  update(); // a report has all frames already; a page of a training has none yet
-  return { film, update };
 }
 
-// null on a report without a film. live.js, on a page that is served while the model trains, adds to the film.
-export const started = byId('film') ? startFilm() : null;
+if (byId('film')) startFilm(); // a report may have no film

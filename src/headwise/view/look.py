@@ -1,27 +1,21 @@
-"""Pages that are served on the loopback address: of a training, and of a model that one touches.
+"""The page of a model that one touches, served on the loopback address.
 
-The page of a training is served from threads that training never waits for. `GET /` is the page and `GET /news?after=N`
-a JSON list of what happened since, from number N on; nothing can be changed from outside. A page that asks has a secret
-in its path, `/SECRET/`, and `POST /SECRET/ask` answers one question, JSON for JSON; without the secret there is
-nothing. Requests must name the loopback address as their host, so that no other site's name can be made to lead here
-(DNS rebinding). Who reads slowly, or not at all, is dropped after some seconds.
+The page has a secret in its path, `/SECRET/`, and `POST /SECRET/ask` answers one question, JSON for JSON; without the
+secret there is nothing. Requests must name the loopback address as their host, so that no other site's name can be made
+to lead here (DNS rebinding). Who reads slowly, or not at all, is dropped after some seconds.
 
-The page of a model asks, and the model runs in this process, which answers one question after another: `Served.work` is
-the loop, in the main thread of `headwise look`, where Ctrl-C ends it at once. Of two texts that wait for the model only
-the later one is read.
+The model runs in this process, which answers one question after another: `Served.work` is the loop, in the main thread
+of `headwise look`, where Ctrl-C ends it at once. Of two texts that wait for the model only the later one is read.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import secrets
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from math import inf
 from pathlib import Path
 from queue import Empty, Queue
 from typing import TYPE_CHECKING, Any
@@ -30,8 +24,8 @@ from numpy.typing import NDArray
 
 from headwise.errors import HeadwiseError
 from headwise.table import escaped
-from headwise.view.page import frame, json_block, package_text, page, word
-from headwise.view.report import FILM_BODY, FILM_STYLES, FILM_WORDS, quantised
+from headwise.view.page import frame, json_block, page, word
+from headwise.view.report import quantised
 from headwise.words import LANGUAGES, Facts, sent
 
 if TYPE_CHECKING:
@@ -48,90 +42,23 @@ ALONE = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Content-Security-Policy": "frame-ancestors 'none'",
 }
-Ask = Callable[[Facts], Facts]  # an answer to a question of the page
-
-
-class Live(ThreadingHTTPServer):
-    """A page and the news, served from its making to `close`; `tell` adds to the news and never waits.
-
-    With `ask` it answers the page's questions, too, below a secret path.
-    """
-
-    # Of Python's server: the threads that answer end with the process, and `close` waits for none of them.
-    daemon_threads = True
-    block_on_close = False
-
-    def __init__(self, port: int, document: str, ask: Ask | None = None) -> None:
-        """`port` 0 takes a free one. Raises HeadwiseError where the port cannot be had."""
-        self.document, self.ask = document, ask
-        self.base = "" if ask is None else f"/{secrets.token_urlsafe(16)}"  # before every path
-        self.last_request = -inf  # when one came, by the monotonic clock
-        self._news: list[str] = []  # each as JSON; only appended to, so that threads may read it at any time
-        try:
-            super().__init__(("127.0.0.1", port), _Handler)
-        except OSError as error:
-            raise HeadwiseError(
-                f"port={port} of 127.0.0.1 cannot be had ({error.strerror}); pass another, or none for any free one"
-            ) from None
-        self.hosts = {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")}
-        # Every 0.1 seconds the server looks whether it is to end; `close` waits as long, at most.
-        threading.Thread(target=self.serve_forever, args=(0.1,), daemon=True).start()
-
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}{self.base}/"
-
-    def tell(self, kind: str, content: Any) -> None:
-        """Add to the news: a header, frame, loss, sample or state."""
-        self._news.append(json.dumps({kind: content}))
-
-    def news(self, after: int) -> str:  # a JSON list, from number `after` on
-        return f"[{','.join(self._news[after:])}]"
-
-    def linger(self, seconds: float, at_most: float = inf) -> None:
-        """Wait until nobody has asked for so many seconds, and no longer than `at_most`."""
-        end = time.monotonic() + at_most
-        while time.monotonic() < min(self.last_request + seconds, end):
-            time.sleep(0.05)  # short, so that nobody notices
-
-    def open(self) -> str:
-        """Open the page in the browser, where there is one; gives its address, good for as long as this process."""
-        import webbrowser
-
-        webbrowser.open(self.address)
-        return self.address
-
-    def close(self) -> None:
-        self.shutdown()  # `serve_forever` ends
-        self.server_close()  # the port is free
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away, or was too slow, is no matter of the training's: nothing is printed."""
 
 
 class _Handler(BaseHTTPRequestHandler):
     """Answers one request: GET, and POST where the page asks; Python's own class refuses all other methods."""
 
-    server: Live
+    server: Served
     timeout = PATIENCE
     server_version, sys_version = "headwise", ""  # in the header Server: no versions, which are nobody's business
 
     def do_GET(self) -> None:
         path = self._path()
-        if path is None:  # it is refused
-            return
-        news = re.fullmatch(r"/news\?after=(\d{1,9})", path)
-        if news:
-            self._answer(200, self.server.news(int(news[1])), "application/json")
-        elif path == "/":
+        if path == "/":
             self._answer(200, self.server.document, "text/html")
-        else:
-            self._answer(404, "there are / and /news?after=N")
+        elif path is not None:
+            self._answer(404, "there is /")
 
     def do_POST(self) -> None:
-        if self.server.ask is None:
-            self.send_error(501)  # as Python answers every method that a handler lacks
-            return
         path, origin = self._path(), self.headers.get("Origin")
         if path is None:
             return
@@ -153,7 +80,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(400, "a question is a JSON object")
                 return
             try:
-                answer = json.dumps(self.server.ask(question), allow_nan=False)
+                answer = json.dumps(self.server.answered(question), allow_nan=False)
             except ValueError:  # as of a model whose weights are not finite; browsers read no NaN
                 answer = json.dumps({"refused": "the answer has a number that is not finite"})
             self._answer(200, answer, "application/json")
@@ -168,7 +95,6 @@ class _Handler(BaseHTTPRequestHandler):
         if not secrets.compare_digest(path[: len(base)].encode(), base.encode()):
             self._answer(404, "there is nothing here; open the whole address that was printed")
             return None
-        self.server.last_request = time.monotonic()
         return path[len(base) :]  # "" where the last slash is missing: from there a page would ask beside the secret
 
     def _answer(self, code: int, text: str, kind: str = "text/plain") -> None:
@@ -181,19 +107,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *values: Any) -> None:
-        """Nothing is logged: the terminal belongs to the training."""
+        """Nothing is logged: the terminal is the user's."""
 
-
-def live_html(name: str, lang: str = "en") -> str:
-    """The page of a training that goes on; it asks its own origin for news, and nobody else."""
-    body = frame("live.html", name=escaped(name), film=package_text(FILM_BODY))
-    title = word("film.live_title", "title", name=name)
-    return page(
-        "live", body, title=title, script="live.js", styles=FILM_STYLES, words=FILM_WORDS, lang=lang, served="live"
-    )
-
-
-# The page of a model.
 
 STYLES = ("report_look.css", "report_heads.css", "report_head.css", "report_roles.css", "look.css")
 # The text that a page opens with, by what the model predicts: the next token, the one at a mask, none. In the first a
@@ -226,30 +141,64 @@ def look_html(about: Facts, example: str | None = None, lang: str = "en") -> str
         data={"data": json_block({**about, "example": example, "roles": [], "tokens": []})},
         words=("look", "report", "role"),
         lang=lang,
-        served="look",
+        served=True,
     )
 
 
-class Served(Live):
-    """The page of a model on an address of this machine; `work` answers what it asks."""
+class Served(ThreadingHTTPServer):
+    """The page of a model on an address of this machine; `work` answers what it asks, until `close`."""
+
+    # Of Python's server: the threads that answer end with the process, and `close` waits for none of them.
+    daemon_threads = True
+    block_on_close = False
 
     def __init__(self, desk: Desk, port: int = 0, example: str | None = None, lang: str = "en") -> None:
-        self.desk = desk
+        """`port` 0 takes a free one. Raises HeadwiseError where the port cannot be had."""
+        self.desk, self.document = desk, look_html(desk.about(), example, lang)
+        self.base = f"/{secrets.token_urlsafe(16)}"  # before every path
         self._waiting: Queue[tuple[Facts, Future[Facts]]] = Queue()  # questions, and where their answers are put
         self._latest: dict[str, int] = {}  # the last reading of each text; two may stand side by side
         self._over = threading.Event()
-        super().__init__(port, look_html(desk.about(), example, lang), self._ask_in_turn)
+        try:
+            super().__init__(("127.0.0.1", port), _Handler)
+        except OSError as error:
+            raise HeadwiseError(
+                f"port={port} of 127.0.0.1 cannot be had ({error.strerror}); pass another, or none for any free one"
+            ) from None
+        self.hosts = {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")}
+        # Every 0.1 seconds the server looks whether it is to end; `close` waits as long, at most.
+        threading.Thread(target=self.serve_forever, args=(0.1,), daemon=True).start()
 
-    def _ask_in_turn(self, asked: Facts) -> Facts:
-        # In a thread of the server. `slot` is the text, "a" or "b"; `turn` counts the page's questions. It begins
-        # with the clock when the page is opened, so that one opened anew begins above the last.
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}{self.base}/"
+
+    def open(self) -> str:
+        """Open the page in the browser, where there is one; gives its address, good for as long as this process."""
+        import webbrowser
+
+        webbrowser.open(self.address)
+        return self.address
+
+    def close(self) -> None:
+        self._over.set()
+        self.shutdown()  # `serve_forever` ends
+        self.server_close()  # the port is free
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away, or was too slow: nothing is printed."""
+
+    def answered(self, asked: Facts) -> Facts:
+        """The answer to a question of the page, in a thread of the server, which waits for `work`."""
+        # `slot` is the text, "a" or "b"; `turn` counts the page's questions. It begins with the clock when the page is
+        # opened, so that one opened anew begins above the last.
         slot, turn = str(asked.get("slot")), asked.get("turn")
         if asked.get("do") == "read" and type(turn) is int:  # and no bool, which isinstance would take
             # Without a lock: where two threads meet here, a text may be read in vain, and the page drops that answer.
             self._latest[slot] = max(turn, self._latest.get(slot, turn))
         answer: Future[Facts] = Future()
         self._waiting.put((asked, answer))
-        return answer.result()  # waits for `work`
+        return answer.result()
 
     def work(self) -> None:
         """Answer question after question, until `close`."""
@@ -277,10 +226,6 @@ class Served(Live):
             return {"refused": sent(error.args[0])}
         except Exception as error:  # the page says it; the next question may be one that can be answered
             return {"refused": f"{type(error).__name__}: {error}"}
-
-    def close(self) -> None:
-        self._over.set()
-        super().close()
 
 
 def _why(desk: Desk) -> Facts:

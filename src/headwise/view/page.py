@@ -93,7 +93,7 @@ def page(
     data: Mapping[str, str] | None = None,
     words: Sequence[str] = (),
     lang: str = "en",
-    served: str = "",
+    served: bool = False,
 ) -> str:
     """A whole HTML document.
 
@@ -105,7 +105,7 @@ def page(
     data     blocks of JSON by id, each from `json_block`; scripts read them with `readData(id)`
     words    sections of words.toml that the page uses, besides `page`
     lang     the language that the page opens in
-    served   of a page that may ask its own origin: what its last line says of it, `page.made_by_...`
+    served   may the page ask its own origin?
 
     Raises HeadwiseError for a language that is not in the table.
     """
@@ -124,7 +124,7 @@ def page(
         data="\n".join(f'<script type="application/json" id="{key}">{block}</script>' for key, block in blocks.items()),
         script=code,
         switch=filled('<nav id="languages" data-word-aria-label="page.language" hidden></nav>', lang),
-        made_by=filled(word(f"page.made_by_{served}" if served else "page.made_by", "p"), lang),
+        made_by=filled(word("page.made_by_look" if served else "page.made_by", "p"), lang),
     )
 
 

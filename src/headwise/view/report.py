@@ -211,9 +211,6 @@ STYLES = (
 WORDS = ("report", "sentence", "column", "meaning", "role", "job", "source", "said", "note", "fact", "kept")
 
 
-FILM_BODY, FILM_STYLES, FILM_WORDS = "film.html", ("film.css",), ("film",)  # of the film of a training
-
-
 def write_report(path: str | Path, survey: Survey, *more: Any, **options: Any) -> None:
     """Write the page of `report_html`, whole or not at all."""
     write_whole(path, report_html(survey, *more, **options))
@@ -241,9 +238,9 @@ def report_html(
     blocks, shown, styles, words = {}, "", [*STYLES], [*WORDS]  # without a film
     if film is not None:
         blocks["film-data"] = json_block(film)
-        shown = package_text(FILM_BODY)
-        styles += FILM_STYLES
-        words += FILM_WORDS
+        shown = package_text("film.html")
+        styles.append("film.css")
+        words.append("film")
     body = frame("report.html", model=escaped(survey.model), film=shown, panes=2 * pane)  # two heads side by side
     data = survey_data(survey, maps, summary, walk)
     return page(
