@@ -14,6 +14,7 @@ from cases import refuses, refuses_table
 from small_models import noisy, normal
 
 import headwise as hw
+from headwise.layer.layer import ELSEWHERE
 
 B, T, S = 2, 5, 7
 BASE: dict[str, Any] = {"d_model": 29, "n_heads": 6, "head_dim": 10}
@@ -179,3 +180,18 @@ def test_words_of_torch_are_translated() -> None:
     ):
         layer(x, mask=torch.ones(T, T, dtype=torch.bool))
     assert list(inspect.signature(hw.MultiHeadAttention).parameters)[:2] == ["d_model", "n_heads"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_what_is_advised_for_attention_mask_gives_a_padded_document_as_it_is_alone(side: str) -> None:
+    advice = ELSEWHERE["called"]["attention_mask"].removeprefix("mask=").partition(", whichever")[0]
+    layer, lengths = noisy(3, mask=hw.Causal(), rope=hw.RoPE()), (7, 5, 2)
+    texts = [normal(n, 31, seed=n) for n in lengths]
+    places = [slice(7 - n, 7) if side == "left" else slice(n) for n in lengths]
+    x, attention_mask = torch.full((3, 7, 31), torch.nan).double(), torch.zeros(3, 7, dtype=torch.long)
+    for b, (text, place) in enumerate(zip(texts, places, strict=True)):
+        x[b, place], attention_mask[b, place] = text, 1
+    out = layer(x, mask=eval(advice), positions=(attention_mask.cumsum(1) - 1).clamp(min=0))
+    for b, (text, place) in enumerate(zip(texts, places, strict=True)):
+        torch.testing.assert_close(out[b, place], layer(text))

@@ -3,6 +3,8 @@
 import os
 import socket
 import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,13 +110,36 @@ def refusals(local: bool) -> None:
             raise AssertionError(f"{options} is not refused")
 
 
+def library(folder: Path) -> None:
+    """A model that transformers splits by its own plan."""
+    import transformers
+    from transformers.integrations import accelerate
+
+    accelerate.is_accelerate_available = lambda *_: True  # it asks for it, and does without
+    config: Any = transformers.distributed.DistributedConfig(tp_plan="auto")
+    whole = transformers.LlamaForCausalLM.from_pretrained(folder)
+    parts: Any = transformers.LlamaForCausalLM.from_pretrained(folder, distributed_config=config)
+    ids, rank = torch.arange(3, 14)[None], dist.get_rank()
+    with torch.no_grad(), hw.watch(whole) as expected:
+        answer = whole(ids).logits
+    with torch.no_grad(), hw.watch(parts) as seen:
+        torch.testing.assert_close(parts(ids).logits, answer)
+    assert list(seen) == [f"L{layer}.H{3 * rank + n}" for layer in range(2) for n in range(3)], list(seen)
+    for head in seen:
+        assert seen[head].entropy == pytest.approx(expected[head].entropy, abs=1e-5), head
+        assert seen[head].norm == pytest.approx(expected[head].norm, abs=1e-5), head
+
+
 def work(rank: int, port: int, out: str, local: bool) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(WORLD))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=WORLD)
-    for check in (layers, gradients, latent, refusals):
+    checks: list[Callable[[], None]] = [partial(check, local) for check in (layers, gradients, latent, refusals)]
+    if local:
+        checks.append(partial(library, Path(out, "llama")))
+    for check in checks:
         try:
-            check(local)
+            check()
         except BaseException:
             Path(out, str(rank)).write_text(traceback.format_exc())
             os._exit(1)  # the other process would wait for this one
@@ -122,14 +147,28 @@ def work(rank: int, port: int, out: str, local: bool) -> None:
     dist.destroy_process_group()
 
 
+def save_llama(folder: Path) -> None:
+    import transformers  # the processes of the other case need none of it
+
+    sizes = {"hidden_size": 48, "intermediate_size": 62, "num_attention_heads": 6, "num_key_value_heads": 2}
+    config = transformers.LlamaConfig(vocab_size=97, num_hidden_layers=2, max_position_embeddings=64, **sizes)
+    model = transformers.LlamaForCausalLM(config)
+    with torch.no_grad():  # larger weights, so that heads differ
+        for parameter in model.parameters():
+            parameter.mul_(8 if parameter.ndim == 2 else 1)
+    model.save_pretrained(folder)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("local", [True, False])
 def test_heads_are_split_over_processes(tmp_path: Path, local: bool) -> None:
+    if local:
+        save_llama(tmp_path / "llama")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     try:
         mp.spawn(work, (port, str(tmp_path), local), WORLD)
     except Exception:
-        said = [path.read_text() for path in sorted(tmp_path.iterdir())]
+        said = [path.read_text() for path in sorted(tmp_path.glob("[01]"))]
         raise AssertionError("\n".join(said)) from None

@@ -63,6 +63,7 @@ LOG2E = 1 / math.log(2)  # scores are in bits: MKL's exp takes 100 times as long
 FORBIDDEN = -(2.0**127)
 LOWEST = -(2.0**126)  # the least bias of a key that may be attended: it stays above FORBIDDEN, and counts when alone
 FAR = 0.01  # of the weight lies farther back than the reach of a head
+EVERY = 16  # the reach is taken of each so manieth row, the last one among them: of all it takes a sixth of the time
 
 
 class Strip(NamedTuple):
@@ -351,25 +352,19 @@ class Pass:
             at_peak = key_off.square_().mul_(peak).sum(-1, keepdim=True)
             torch.sum(squares.scatter_(1, place, at_peak), -1, out=into["squares"])
         if "reach" in into:
-            into["reach"].copy_(self._reach(strip, e, powers[0], total))
+            into["reach"].copy_(self._reach(strip, e, total))
         return top_run, peak
 
-    def _reach(self, strip: Strip, e: Tensor, weight: Tensor, total: Tensor) -> Tensor:
-        """How many of the latest keys hold all but FAR of a row's weight, beside the first key: (n,), of e (n,width).
-
-        weight  (n,runs) of each run of keys
-        """
-        h, n_runs = len(e) // len(strip.at), weight.shape[1]
-        first = strip.near[:, :1].repeat(h, 1)  # (n,1), as all of these
-        of_first, far = e.gather(1, first).mul_(strip.has_near[:, :1].repeat(h, 1)), FAR * total[:, None]
-        behind = weight.scatter_add(1, first // RUN, -of_first).cumsum(-1)
-        # Oldest first: whole runs that may go, then keys of the next one.
-        run = torch.searchsorted(behind, far, right=True).clamp_(max=n_runs - 1)
-        keys = e.view(-1, RUN).index_select(0, torch.arange(len(e), device=self.device) * n_runs + run[:, 0])
-        keys.scatter_add_(1, first % RUN, -of_first * (first // RUN == run))
-        before = behind.gather(1, run) - keys.sum(-1, keepdim=True)
-        dropped = torch.searchsorted(keys.cumsum(-1), far - before, right=True).add_(run, alpha=RUN)[:, 0]
-        return strip.at.repeat(h).add_(1).sub_(dropped).clamp_(min=0)
+    def _reach(self, strip: Strip, e: Tensor, total: Tensor) -> Tensor:
+        """How many of the latest keys hold all but FAR of a row's weight, beside the first key: (n,), else NaN."""
+        t = len(strip.at)
+        rows = torch.arange(t, device=self.device)[(len(self.at) - 1 - strip.rows.start) % EVERY :: EVERY]
+        others = e.view(-1, t, strip.width)[:, rows]
+        others[:, torch.arange(len(rows), device=self.device), strip.near[rows, 0]] *= 1 - strip.has_near[rows, 0]
+        dropped = (others.cumsum(-1) <= FAR * total.view(-1, t)[:, rows, None]).sum(-1)  # oldest first
+        reach = total.new_full((len(others), t), math.nan)
+        reach[:, rows] = (strip.at[rows] + 1 - dropped).clamp(min=0)
+        return reach.flatten()
 
     def _strip(self, rows: slice) -> Strip:
         """What the heads share in a block of queries."""
@@ -575,7 +570,7 @@ class Measured(NamedTuple):
     A head that may attend nothing in such a row has zeros there, as its weights are.
     """
 
-    rows: dict[str, Tensor]  # name -> (H,n) float32
+    rows: dict[str, Tensor]  # name -> (H,n) float32; of "reach" each EVERY-th row
     places: Tensor  # (n,) the numbers of those rows among the T queries
     argmax: Tensor  # (H,n) the key with the largest weight; 0 where it was not looked for
     received: Tensor  # (H,S) sum of the weights that each key receives
@@ -601,8 +596,11 @@ def measure(
         places = work.picked[seen]
         out_hne = work.out(places)
         thumbnail, first_key = work.thumbnail(by_block)
+        rows = {name: formula(sums)[:, seen] for name, formula in work.formulas.items()}
+        if "reach" in rows:
+            rows["reach"] = rows["reach"][:, ~rows["reach"].isnan().any(0)]
         return Measured(
-            rows={name: formula(sums)[:, seen] for name, formula in work.formulas.items()},
+            rows=rows,
             places=places,
             argmax=work.argmax[:, seen],
             received=by_block.sum(1),

@@ -85,7 +85,7 @@ class Statistics(ABC, Generic[V]):
     )
     # Beside the first key, as a cache that keeps the first tokens and the latest ones does (Xiao et al. 2023).
     reach = Statistic(
-        "tokens; so many of the latest keys hold 99 % of the weight, the first key beside them",
+        "tokens; so many of the latest keys hold 99 % of the weight, the first key beside them; of every 16th row",
         lambda b: b.reach,
         (POSITIONS, TOP),
     )
