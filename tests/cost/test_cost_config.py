@@ -25,8 +25,8 @@ OWN = {"vocab_size": 7, "context": 8, "n_layers": 1, "n_heads": 2, "d_model": 4}
 # Read where a file has them, and no fields of the class: the modelling files look for head_dim, T5's class ties always.
 NOT_IN_THE_CLASS = {
     ("qwen2", "head_dim"), ("qwen3_moe", "head_dim"),
-    ("gemma3_text", "sliding_window_pattern"), ("phi3", "head_dim"), ("granite", "head_dim"), ("olmo2", "head_dim"),
-    ("starcoder2", "head_dim"), ("qwen2_moe", "head_dim"),
+    ("gemma3_text", "sliding_window_pattern"), ("phi3", "head_dim"), ("granite", "head_dim"),
+    ("starcoder2", "head_dim"),
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import headwise as hw
 from headwise.cost import price, read_shape
 from headwise.cost.pricing import read_bytes
-from headwise.cost.shape import Attention, FeedForward, cache_values, experts_read, longest_context, score_pairs
+from headwise.cost.shape import FeedForward, cache_values, experts_read, longest_context, score_pairs
 from headwise.gpt.checkpoint import hf_config
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import PRESETS
@@ -20,8 +20,8 @@ from headwise.spec import LatentSpec
 SPEC = hw.AttentionSpec(d_model=29, n_heads=6, n_kv_heads=2, head_dim=5, value_dim=7)
 
 
-def attention_of(window: int | None) -> Attention:
-    return Attention(spec=SPEC.replace(mask=hw.Causal() if window is None else hw.Window(window - 1, 0)))
+def attention_of(window: int | None) -> hw.AttentionSpec:
+    return SPEC.replace(mask=hw.Causal() if window is None else hw.Window(window - 1, 0))
 
 
 def test_llama_2_70b_by_hand() -> None:
@@ -122,11 +122,11 @@ def test_windows_and_experts() -> None:
 
 @given(tokens=st.integers(1, 50), window=st.none() | st.integers(1, 60), causal=st.booleans())
 def test_pairs_of_a_query_and_a_key(tokens: int, window: int | None, causal: bool) -> None:
-    attention = attention_of(window) if causal else Attention(spec=SPEC)
+    attention = attention_of(window) if causal else SPEC
     window = window if causal else None
     reach = window or tokens
     allowed = sum(i - reach < j <= i if causal else True for i in range(tokens) for j in range(tokens))
-    assert score_pairs(attention.spec, tokens) == allowed
+    assert score_pairs(attention, tokens) == allowed
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from small_models import past
 from headwise.cost import PRESETS, Price, cache_bytes_per_token, price
 from headwise.models.ask import cache_in
 
-ENCODERS = ("albert", "bert", "roberta")
+ENCODERS = ("bert", "roberta")
 DECODING = [case for case in CASES if not case.startswith(ENCODERS)]
 
 

@@ -162,7 +162,7 @@ class Share(Reshape, _Sharing):
         check_sharing(self.method, self.groups)
         check_one_count(self.model)
         if shape is not None:  # else the library tells once it has the model
-            attention = shape.layers[0].attention.spec
+            attention = shape.layers[0].attention
             check_kv_heads(self.kv_heads, attention.n_heads, attention.n_kv_heads)
 
     def change(self) -> Change:
@@ -195,7 +195,7 @@ class Prune(Reshape, _Pruning):
         if self.keep is not None and self.by != "role":
             check_next(self.model, "pass by='role', or heads=")
         if shape is not None and self.heads is not None:  # the first layer has as many heads as any other
-            chosen_heads(self.heads, len(shape.layers), shape.layers[0].attention.spec.n_heads)
+            chosen_heads(self.heads, len(shape.layers), shape.layers[0].attention.n_heads)
 
     def change(self) -> Change:
         from headwise.reshape.prune import Pruning

@@ -29,7 +29,7 @@ from headwise.cost.pricing import (
     number_format,
     price_shape,
 )
-from headwise.cost.shape import Attention, FeedForward, Layer, ModelShape, cache_values
+from headwise.cost.shape import FeedForward, Layer, ModelShape, cache_values
 from headwise.errors import HeadwiseError
 from headwise.families import OURS, families, family_for
 from headwise.files import read_json
@@ -135,7 +135,7 @@ def _spec_shape(spec: AttentionSpec) -> ModelShape:
             f"attention from d_model={spec.d_model} to the same width, with W_O, is priced"
         )
     nothing = FeedForward(d_model=spec.d_model, width=0, gated=False)
-    layer = Layer(name="L0", attention=Attention(spec=spec), feed_forward=nothing, norm_parameters=0)
+    layer = Layer(name="L0", attention=spec, feed_forward=nothing, norm_parameters=0)
     return ModelShape(family="attention", d_model=spec.d_model, layers=(layer,), pieces=(), positions=None)
 
 
@@ -202,7 +202,7 @@ def variants(shape: ModelShape, setting: Setting) -> tuple[Variant, ...]:
     """
     if not shape.generates:
         raise HeadwiseError(f"variants compare caches, and a {shape.family} encoder keeps none; price a decoder")
-    spec = next(shape.cached).spec  # the first layer's: `build` gives all layers of a stack the same heads
+    spec = next(shape.cached)  # the first layer's: `build` gives all layers of a stack the same heads
     rows = [_variant(shape, setting, True)] if isinstance(spec, LatentSpec) else []  # True: this is the model as it is
     for n in (n for n in range(spec.n_heads, 0, -1) if spec.n_heads % n == 0):
         present = not isinstance(spec, LatentSpec) and n == spec.n_kv_heads
@@ -211,7 +211,7 @@ def variants(shape: ModelShape, setting: Setting) -> tuple[Variant, ...]:
 
 
 def _variant(shape: ModelShape, setting: Setting, present: bool) -> Variant:
-    spec = next(shape.cached).spec
+    spec = next(shape.cached)
     weights, cache = bytes_of(shape.parameters, setting.dtype), cache_price(shape, setting)
     free = None if setting.gpu_memory is None else setting.gpu_memory - weights
     longest = None if free is None else fit(shape, setting, free).longest_context if free >= 0 else 0

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from headwise.cost.shape import Attention, FeedForward, Layer, ModelShape, Piece
+from headwise.cost.shape import FeedForward, Layer, ModelShape, Piece
 from headwise.errors import HeadwiseError
 from headwise.families import HARMLESS, SIZE_WORDS, Family
 from headwise.masks import Causal, Window
@@ -204,7 +204,7 @@ def layers_of(f: Fields) -> list[Layer]:
     for n, (window, forward) in enumerate(zip(windows, forwards_of(f), strict=True)):
         layer = Layer(
             name=f"L{n}",
-            attention=Attention(spec=specs[window], joint_norms=f.record.get("joint_norms", False)),
+            attention=specs[window],
             feed_forward=forward,
             norm_parameters=f.record.get("norms", NORMS)[0] * spec.d_model,
         )
@@ -260,7 +260,6 @@ def deepseek_latent(f: Fields) -> LatentSpec:
 SLIDES: dict[str, Callable[[Fields, int], bool]] = {
     "all": lambda f, n: True,
     "late": lambda f, n: n >= f.count("max_window_layers"),  # Qwen2 and Qwen3
-    "early": lambda f, n: n % 2 == 0 and n < f.count("max_window_layers"),  # Qwen2-MoE
     "every other": lambda f, n: n % 2 == 0,  # Gemma 2, gpt-oss
     # Gemma 3: of each so many layers the last one sees all.
     "pattern": lambda f, n: (n + 1) % f.size("sliding_window_pattern") > 0,
@@ -328,11 +327,8 @@ def forwards_of(f: Fields) -> list[FeedForward]:
         n_active=active,
         router_bias=record.get("router_bias", False),
     )
-    # What every token goes through beside its experts: so many further experts, or one with a gate and its own width.
-    if "shared" in record:
+    if "shared" in record:  # so many further experts, which every token goes through
         experts = replace(experts, shared_width=experts.width * f.size(record["shared"]))
-    if "gated_shared" in record:
-        experts = replace(experts, shared_width=f.size(record["gated_shared"]), shared_gate=True)
     # Layers without experts: the first ones, those of the list `dense`, and all but each `step`-th.
     first = f.count(record["first"]) if "first" in record else 0
     step = f.size(record["step"]) if "step" in record else 1
@@ -398,42 +394,24 @@ def lm_head(f: Fields) -> Piece:
 
 
 def masked_lm_head(f: Fields) -> Piece:
-    """The head of BERT and its kin: a Linear to the width of embeddings, a LayerNorm, a decoder to the vocabulary.
+    """The head of BERT and its kin: a Linear, a LayerNorm, a decoder to the vocabulary.
 
     Tied, the decoder is the token embedding, with a bias that the head holds; untied, it has a bias of its own, too.
     """
-    width, vocabulary, tied = _embedded(f), f.size("vocab_size"), f.flag("tie_word_embeddings")
-    transform, decoder = f.size("hidden_size") * width, width * vocabulary
+    width, vocabulary, tied = f.size("hidden_size"), f.size("vocab_size"), f.flag("tie_word_embeddings")
+    transform, decoder = width * width, width * vocabulary
     biases, layer_norm = width + vocabulary, 2 * width
     parameters = transform + layer_norm + biases + (not tied) * (decoder + vocabulary)  # True counts as 1
     return Piece(part="head", parameters=parameters, weights=transform + decoder, borrowed=tied * decoder)
 
 
-def _embedded(f: Fields) -> int:
-    """The width of an embedding: that of the model, or a smaller one of its own (ALBERT)."""
-    return f.optional_size("embedding_size") or f.size("hidden_size")
-
-
-def widened(f: Fields) -> Piece:
-    """The Linear, with bias, from embeddings of a width of their own to the width of the model."""
-    weights = _embedded(f) * f.size("hidden_size")
-    return Piece(part="embeddings", parameters=weights + f.size("hidden_size"), weights=weights)
-
-
-def widened_where_narrower(f: Fields) -> Piece:
-    """The same in ELECTRA, which has that Linear only where the widths differ."""
-    return widened(f) if _embedded(f) != f.size("hidden_size") else Piece(part="embeddings", parameters=0)
-
-
 PIECES: dict[str, Callable[[Fields], Piece]] = {
-    "tokens": lambda f: table(f.size("vocab_size"), _embedded(f)),
-    "positions": lambda f: table(f.size("max_position_embeddings"), _embedded(f)),
-    "segments": lambda f: table(f.size("type_vocab_size"), _embedded(f)),
-    "embedding norm": lambda f: norm(2 * _embedded(f)),  # a LayerNorm: gain and bias
+    "tokens": lambda f: table(f.size("vocab_size"), f.size("hidden_size")),
+    "positions": lambda f: table(f.size("max_position_embeddings"), f.size("hidden_size")),
+    "segments": lambda f: table(f.size("type_vocab_size"), f.size("hidden_size")),
+    "embedding norm": lambda f: norm(2 * f.size("hidden_size")),  # a LayerNorm: gain and bias
     # Half of what a layer has: a layer of ours has two such norms.
     "our embedding norm": lambda f: norm(f.record["norms"][0] // 2 * f.size("hidden_size")),
-    "widened": widened,
-    "widened where narrower": widened_where_narrower,
     "pooler": lambda f: once(f, f.optional_size("pooler_output_size") or f.size("hidden_size")),
     "next sentence": lambda f: once(f, 2),
     "masked": masked_lm_head,
@@ -467,7 +445,7 @@ def falcon(f: Fields) -> ModelShape:
     multi_query = not new and f.flag("multi_query")
     norms = (f.optional_size("num_ln_in_parallel_attn") or 2) if new else 1
     shape = one_stack(f.part(norms=(2 * (norms if f.flag("parallel_attn") else 2), 2), multi_query=multi_query))
-    spec = shape.layers[0].attention.spec
+    spec = shape.layers[0].attention
     if new and spec.n_kv_heads < spec.n_heads:  # the classes of Falcon cache a copy for each query head
         times = spec.n_heads // spec.n_kv_heads
         return shape.noted(
@@ -484,13 +462,5 @@ def roberta(f: Fields) -> ModelShape:
     return one_stack(f, rows - unused)
 
 
-def albert(f: Fields) -> ModelShape:
-    """One layer, whose weights all layers share."""
-    shape = one_stack(f)
-    first, *others = shape.layers
-    shape = replace(shape, layers=(first, *(replace(layer, repeats=True) for layer in others)))
-    return shape.noted("every layer has the weights of the first, which count once")
-
-
 # What a record calls its `rule` is the name of the function.
-RULES = {rule.__name__: rule for rule in (ours, falcon, roberta, albert)}
+RULES = {rule.__name__: rule for rule in (ours, falcon, roberta)}

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from headwise.cost.shape import (
-    Attention,
     ForwardPrice,
     Layer,
     ModelShape,
@@ -16,10 +15,11 @@ from headwise.cost.shape import (
     decode_flops,
     decode_parameters,
     forward_price,
+    growing_values,
     longest_context,
 )
 from headwise.errors import HeadwiseError
-from headwise.spec import LatentSpec
+from headwise.spec import AttentionSpec, LatentSpec
 from headwise.table import DECIMAL, amount, scaled
 from headwise.words import unknown
 
@@ -122,7 +122,10 @@ class HeadPrice:
 
 
 # What a HeadPrice repeats of the spec.
-OF_SPEC = ("variant", "n_heads", "n_kv_heads", "head_dim", "value_dim", "window", "sink", "shared_parameters")
+OF_SPEC = (
+    "variant", "n_heads", "n_kv_heads", "head_dim", "value_dim", "window", "sink", "query_head_parameters",
+    "kv_head_parameters", "shared_parameters",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ class LayerPrice:
     """The parameters of one layer by what has them."""
 
     name: str
-    parameters: int  # where a layer repeats the weights of another, as in ALBERT, of each; the total counts them once
+    parameters: int
     active_parameters: int
     attention: HeadPrice
     feed_forward_parameters: int
@@ -340,10 +343,9 @@ def _parts(shape: ModelShape) -> dict[str, int]:
     for piece in shape.pieces:
         parts[piece.part] += piece.parameters
     for layer in shape.layers:
-        if not layer.repeats:  # else its weights are those of a layer before it, which are counted there
-            parts["attention"] += layer.attention.parameters
-            parts["feed-forward"] += layer.feed_forward.parameters
-            parts["norms"] += layer.norm_parameters
+        parts["attention"] += layer.attention.n_parameters
+        parts["feed-forward"] += layer.feed_forward.parameters
+        parts["norms"] += layer.norm_parameters
     return {part: parts[part] for part in PARTS if part in parts}
 
 
@@ -360,23 +362,20 @@ def _layer(layer: Layer, shape: ModelShape, setting: Setting) -> LayerPrice:
     )
 
 
-def _heads(attention: Attention, cached: bool, setting: Setting) -> HeadPrice:
-    spec = attention.spec
+def _heads(spec: AttentionSpec, cached: bool, setting: Setting) -> HeadPrice:
     values = spec.cache_values_per_token
     return HeadPrice(
         **{name: getattr(spec, name) for name in OF_SPEC},
         latent=values if isinstance(spec, LatentSpec) else None,
-        query_head_parameters=attention.query_head_parameters,
-        kv_head_parameters=attention.kv_head_parameters,
-        parameters=attention.parameters,
+        parameters=spec.n_parameters,
         cache_bytes_per_token=bytes_of(values, setting.kv_dtype) if cached else 0,
     )
 
 
 def cache_price(shape: ModelShape, setting: Setting) -> CachePrice:
     """What the texts of a batch keep, and what one token more adds, before windows are full and after."""
-    per_token = sum(attention.spec.cache_values_per_token for attention in shape.cached)
-    beyond = sum(attention.growing_values for attention in shape.cached)
+    per_token = sum(spec.cache_values_per_token for spec in shape.cached)
+    beyond = sum(map(growing_values, shape.cached))
     total = cache_values(shape, setting.context) * setting.batch
     return CachePrice(*(bytes_of(values, setting.kv_dtype) for values in (per_token, beyond, total)))
 

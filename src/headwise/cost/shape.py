@@ -19,40 +19,17 @@ from typing import Any
 
 from headwise.spec import AttentionSpec, LatentSpec
 
+# In sums of this file True counts as 1 and False as 0.
 
-@dataclass(frozen=True, kw_only=True)
-class Attention:
-    """One attention of a model: its spec, which counts it, and what a price must know beside it.
 
-    In sums of this file True counts as 1 and False as 0.
-    """
+def rows_kept(spec: AttentionSpec, tokens: int) -> int:
+    """How many tokens of a text that long are cached."""
+    return tokens if spec.window is None else min(tokens, spec.window)
 
-    spec: AttentionSpec
-    joint_norms: bool = False  # is there one norm over the queries of all heads, and one over all keys? (OLMo2)
 
-    @property
-    def query_head_parameters(self) -> int:
-        # A joint norm has a gain for every feature of every head: head_dim of them belong to this one.
-        return self.spec.query_head_parameters + self.joint_norms * self.spec.head_dim
-
-    @property
-    def kv_head_parameters(self) -> int:
-        return self.spec.kv_head_parameters + self.joint_norms * self.spec.head_dim
-
-    @property
-    def parameters(self) -> int:
-        spec = self.spec
-        heads = spec.n_heads * self.query_head_parameters + spec.n_kv_heads * self.kv_head_parameters
-        return heads + spec.shared_parameters
-
-    def rows(self, tokens: int) -> int:
-        """How many tokens of a text that long are cached."""
-        return tokens if self.spec.window is None else min(tokens, self.spec.window)
-
-    @property
-    def growing_values(self) -> int:
-        """Numbers that one more token adds to the cache once all windows are full."""
-        return 0 if self.spec.window else self.spec.cache_values_per_token
+def growing_values(spec: AttentionSpec) -> int:
+    """Numbers that one more token adds to the cache once all windows are full."""
+    return 0 if spec.window else spec.cache_values_per_token
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +44,6 @@ class FeedForward:
     n_active: int = 0
     router_bias: bool = False
     shared_width: int = 0  # of what every token goes through beside the experts
-    shared_gate: bool = False  # does a row of the router say how much of that (Qwen2-MoE)?
 
     @property
     def n_matrices(self) -> int:
@@ -86,7 +62,7 @@ class FeedForward:
     @property
     def common_parameters(self) -> int:
         """Of the router, and of what every token goes through."""
-        router = self.n_experts * (self.d_model + self.router_bias) + self.shared_gate * self.d_model
+        router = self.n_experts * (self.d_model + self.router_bias)
         # No bias: of the families that are priced none has one there.
         return router + self.n_matrices * self.d_model * self.shared_width
 
@@ -104,21 +80,19 @@ class FeedForward:
     def active_weights(self) -> int:
         # The matrix entries among them, which cost a multiply-add each.
         widths = (self.n_active or 1) * self.width + self.shared_width
-        # The router has a row of d_model for each expert, and one more where it weighs what all tokens go through.
-        return self.d_model * (self.n_matrices * widths + self.n_experts + self.shared_gate)
+        return self.d_model * (self.n_matrices * widths + self.n_experts)  # the router has a row for each expert
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
     name: str  # "L0"
-    attention: Attention
+    attention: AttentionSpec
     feed_forward: FeedForward
     norm_parameters: int
-    repeats: bool = False  # are its weights those of a layer before?
 
     @property
     def parameters(self) -> int:
-        return self.attention.parameters + self.feed_forward.parameters + self.norm_parameters
+        return self.attention.n_parameters + self.feed_forward.parameters + self.norm_parameters
 
     @property
     def active_parameters(self) -> int:
@@ -151,18 +125,18 @@ class ModelShape:
     notes: tuple[str, ...] = ()
 
     @property
-    def cached(self) -> Iterator[Attention]:  # those that keep keys and values of the text, layer by layer
+    def cached(self) -> Iterator[AttentionSpec]:  # those that keep keys and values of the text, layer by layer
         return (layer.attention for layer in self.layers if self.generates)
 
     @property
     def parameters(self) -> int:
-        layers = sum(layer.parameters for layer in self.layers if not layer.repeats)
+        layers = sum(layer.parameters for layer in self.layers)
         return layers + sum(piece.parameters for piece in self.pieces)
 
     @property
     def active_parameters(self) -> int:
         """What one token of text meets: no table, of which it reads a row, but a head that is tied to one."""
-        layers = sum(layer.active_parameters for layer in self.layers if not layer.repeats)
+        layers = sum(layer.active_parameters for layer in self.layers)
         pieces = (piece for piece in self.pieces if piece.row is None)
         return layers + sum(piece.parameters + piece.borrowed for piece in pieces)
 
@@ -177,9 +151,9 @@ class ModelShape:
         """
         layers = []
         for layer in self.layers:
-            fields = {name: getattr(layer.attention.spec, name) for name in AttentionSpec.__dataclass_fields__}
+            fields = {name: getattr(layer.attention, name) for name in AttentionSpec.__dataclass_fields__}
             spec = AttentionSpec(**fields | {"rope": None, "kv_index": None} | heads)  # None: groups of neighbours
-            layers.append(replace(layer, attention=replace(layer.attention, spec=spec)))
+            layers.append(replace(layer, attention=spec))
         return replace(self, layers=tuple(layers))
 
 
@@ -222,7 +196,7 @@ def forward_price(shape: ModelShape, batch: int, tokens: int) -> ForwardPrice:
     """What it takes to read texts of `tokens` tokens."""
     linear = attention = dense = 0
     for layer in shape.layers:
-        spec = layer.attention.spec
+        spec = layer.attention
         linear += 2 * tokens * (_token_weights(spec) + layer.feed_forward.active_weights)
         attention += pair_flops(spec, score_pairs(spec, tokens))
         dense += pair_flops(spec, tokens * tokens)
@@ -257,7 +231,7 @@ def decode_flops(shape: ModelShape, tokens: int, expand: bool = False) -> int:
     """
     total = 2 * sum(piece.weights for piece in shape.pieces)
     for layer in shape.layers:
-        spec, rows = layer.attention.spec, layer.attention.rows(tokens)
+        spec, rows = layer.attention, rows_kept(layer.attention, tokens)
         total += 2 * (_token_weights(spec) + layer.feed_forward.active_weights)
         if isinstance(spec, LatentSpec) and not expand:
             # What is kept of a token, latent and rotary key, is read as a key, and its latent alone as a value.
@@ -271,8 +245,8 @@ def decode_flops(shape: ModelShape, tokens: int, expand: bool = False) -> int:
 def decode_parameters(shape: ModelShape, batch: int) -> float:
     """Parameters read for one step, which serves every text of the batch: a mean where there are experts."""
     total: float = 0
-    for layer in shape.layers:  # one that repeats another's weights, too: it reads them again
-        total += layer.attention.parameters + layer.norm_parameters + experts_read(layer.feed_forward, batch)
+    for layer in shape.layers:
+        total += layer.attention.n_parameters + layer.norm_parameters + experts_read(layer.feed_forward, batch)
     for piece in shape.pieces:
         total += piece.row * batch if piece.row is not None else piece.parameters + piece.borrowed
     return total
@@ -290,7 +264,7 @@ def experts_read(feed_forward: FeedForward, batch: int) -> float:
 
 def cache_values(shape: ModelShape, tokens: int) -> int:
     """Numbers that the cache of one text of so many tokens keeps."""
-    return sum(each.spec.cache_values_per_token * each.rows(tokens) for each in shape.cached)
+    return sum(spec.cache_values_per_token * rows_kept(spec, tokens) for spec in shape.cached)
 
 
 def longest_context(shape: ModelShape, values: int) -> int | None:
@@ -298,7 +272,7 @@ def longest_context(shape: ModelShape, values: int) -> int | None:
 
     0 where not even that of one token does.
     """
-    growing = sum(attention.growing_values for attention in shape.cached)
+    growing = sum(map(growing_values, shape.cached))
     # No text that fits is longer: each token adds at least `growing`.
     most = values // growing if growing else LONGEST
     if not growing and cache_values(shape, most) <= values:
