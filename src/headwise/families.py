@@ -77,21 +77,12 @@ class Family:
         """Do the outputs of one projection hold queries, keys and values?"""
         return self.q == self.k == self.v
 
-    @property
-    def whole(self) -> str:
-        """Name of the class of the attention with W_O, of which the core may be a part."""
-        return f"{self.prefix}Attention"
-
-    def within_core(self, path: str) -> str:
-        """A path seen from the core: "self.query" becomes "query"."""
-        return path.removeprefix(f"{self.core}.")
-
     def read(self, core: object, name: str | None) -> Any:
         """The attribute at a path seen from the core; None where the family or the module has none."""
         if not name:
             return None
         value: Any = core
-        for step in self.within_core(name).split("."):
+        for step in name.removeprefix(f"{self.core}.").split("."):
             value = getattr(value, step, None)
         return value
 

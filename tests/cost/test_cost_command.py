@@ -9,8 +9,9 @@ import pytest
 from invoking import Invoke, assert_refused
 from real_models import GEMMA, TABLES
 
-from headwise.cost import PRESETS, TABLE, price
+from headwise.cost import PRESETS, TABLE
 from headwise.errors import HeadwiseError
+from headwise.models.locate import price
 
 TWO = ("llama-2-70b", "--context", "4096", "--dtype", "bf16")
 

@@ -14,11 +14,12 @@ from real_models import CASES, TABLES, WIDE, fields_of
 from transformers import CONFIG_MAPPING
 
 from headwise import families
-from headwise.cost import cache_bytes_per_token, price
+from headwise.cost import cache_bytes_per_token
 from headwise.cost.build import REQUIRED
 from headwise.errors import HeadwiseError
 from headwise.families import Family
 from headwise.gpt.gpt import GPTConfig
+from headwise.models.locate import price
 
 CONFIG: dict[str, Any] = {"model_type": "llama", **WIDE}
 OWN = {"vocab_size": 7, "context": 8, "n_layers": 1, "n_heads": 2, "d_model": 4}

@@ -9,12 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import headwise as hw
-from headwise.cost import price, read_shape
+from headwise.cost import read_shape
 from headwise.cost.pricing import read_bytes
 from headwise.cost.shape import FeedForward, cache_values, experts_read, longest_context, score_pairs
 from headwise.gpt.checkpoint import hf_config
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import PRESETS
+from headwise.models.locate import price
 from headwise.spec import LatentSpec
 
 SPEC = hw.AttentionSpec(d_model=29, n_heads=6, n_kv_heads=2, head_dim=5, value_dim=7)

@@ -9,8 +9,9 @@ from cases import refuses
 from real_models import BATCH, CASES, TABLES, TOKENS, build, cache_bytes, inputs, run
 from small_models import past
 
-from headwise.cost import PRESETS, Price, cache_bytes_per_token, price
+from headwise.cost import PRESETS, Price, cache_bytes_per_token
 from headwise.models.ask import cache_in
+from headwise.models.locate import price
 
 ENCODERS = ("bert", "roberta")
 DECODING = [case for case in CASES if not case.startswith(ENCODERS)]

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from real_models import WIDE
 
 import headwise as hw
-from headwise.cost import PRESETS, make_setting, model_shape, price, read_shape, variants
+from headwise.cost import PRESETS, make_setting, model_shape, read_shape, variants
 from headwise.cost.shape import ModelShape, longest_context
 from headwise.masks import BroadcastGrid
+from headwise.models.locate import price
 
 CONFIG = {"model_type": "llama", **WIDE}
 SETTING: dict[str, Any] = {"context": 23, "batch": 3, "dtype": "fp32"}

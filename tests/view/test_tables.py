@@ -16,6 +16,7 @@ from terminals import printed
 from headwise import cost
 from headwise.cli.reshape import print_curve, print_damage, print_reshaped
 from headwise.cost import PRESETS
+from headwise.models.locate import price
 from headwise.reshape.heal import Damage, HealPoint, Pair, Speed
 from headwise.reshape.job import Reshaped
 from headwise.table import Markup, Table, say
@@ -45,7 +46,7 @@ VIEWS: dict[str, Draw] = {
     "survey": lambda screen: print_survey(screen, survey_of(3, 5), "norm"),
     "price": lambda screen: price_of("gemma-3-27b", screen),
     "latent": lambda screen: price_of("deepseek-v3", screen),
-    "models": lambda screen: print_models(screen, [cost.price(name) for name in PRESETS]),
+    "models": lambda screen: print_models(screen, [price(name) for name in PRESETS]),
     "damage": lambda screen: print_damage(screen, "Before any training", DAMAGE),
     "healing": lambda screen: print_curve(screen, CURVE),
     "plain": lambda screen: Table(

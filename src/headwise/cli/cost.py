@@ -59,7 +59,7 @@ def cost(
 
 
 def _show_models(names: Iterable[str], dtype: str) -> None:
-    from headwise.cost import price
+    from headwise.models.locate import price
     from headwise.view.cost import print_models
 
     prices = [price(name, dtype=dtype) for name in names]

@@ -44,7 +44,6 @@ __all__ = [
     "Variant",
     "cache_bytes_per_token",
     "make_setting",
-    "price",
     "price_shape",
     "read_shape",
     "variants",
@@ -56,12 +55,6 @@ PRESETS: dict[str, dict[str, Any]] = tomllib.loads(
 )
 # For each preset its notes. They are taken out of PRESETS, in which a preset is then a config like any other.
 NOTES: dict[str, list[str]] = {name: config.pop("notes", []) for name, config in PRESETS.items()}
-
-
-def price(config: Any, **setting: Any) -> Price:
-    """`headwise.price` of whatever `read_shape` takes; **setting as `make_setting` has it."""
-    name, shape = read_shape(config)
-    return price_shape(name, shape, make_setting(shape, **setting))
 
 
 def cache_bytes_per_token(config: dict[str, Any], dtype: str, tokens: int = 1) -> float:
@@ -104,8 +97,7 @@ def read_shape(config: Any) -> tuple[str, ModelShape]:
 def _read_description(description: str | Path) -> tuple[str, ModelShape]:
     """What `read_shape` says of a preset by its name, and of what lies at a path."""
     path, name = Path(description), str(description)
-    # A text (only a text equals `name`) is a preset also where a file has its name; a Path only where there is none.
-    if name in PRESETS and (description == name or not path.exists()):
+    if name in PRESETS:
         return name, model_shape(PRESETS[name]).noted(*NOTES[name])
     if not path.exists():
         if len(path.parts) > 1 or path.suffix == ".json":  # it was meant as a path, and otherwise as a preset
@@ -117,7 +109,7 @@ def _read_description(description: str | Path) -> tuple[str, ModelShape]:
         raise HeadwiseError(f"{path} holds no {CONFIG}; pass the folder of a model")
     # Whose name the model gets: llama/config.json and llama give "llama", sizes.json gives "sizes.json". The path is
     # resolved, for the folder "." has no name.
-    named = path.resolve() if path.name != CONFIG else path.resolve().parent
+    named = path.resolve().parent if path.name == CONFIG else path.resolve()
     config = read_json(file)
     try:  # whatever is wrong with the config is said with its file
         if not isinstance(config, dict):

@@ -202,10 +202,7 @@ class FolderTokens:
             with _loading(source / "tokenizer_config.json", failure, "; pass ids="):
                 self._tokenizer = AutoTokenizer.from_pretrained(source, **LOCAL)
         # The token between documents, where this is a run folder of our own, read as any other; else None.
-        if self._tokenizer.is_fast:  # it looks one token up; get_vocab would copy the whole vocabulary
-            boundary = self._tokenizer.backend_tokenizer.token_to_id(BOUNDARY)
-        else:
-            boundary = self._tokenizer.get_vocab().get(BOUNDARY)
+        boundary = self._tokenizer.get_vocab().get(BOUNDARY)
         self.frame: tuple[list[int], list[int]] = [], []
         self.frame = self._find_frame() if boundary is None else ([boundary], [])
         self.specials = frozenset(self._tokenizer.all_special_ids)

@@ -432,23 +432,17 @@ class ListTap(Tap):
 def _side_by_side(module: nn.Module, calls: Sequence[Call]) -> Call | str:
     """The calls of one head each as a call of all of them; or why they are none."""
     first = calls[0]
-    if any(call.q.shape != first.q.shape or call.v.shape != first.v.shape for call in calls):
-        return f"the modules of its list, {type(first.layer).__name__}, attend to texts of several lengths"
-    joined: dict[str, Any] = {
-        name: torch.cat([getattr(call, name) for call in calls], 1) for name in ("q", "k", "v", "out")
-    }
-    weights = [call.weights for call in calls if call.weights is not None]
-    if weights:
-        joined["weights"] = torch.cat(weights, 1)
-    options = first.options
-    masks = [call.options.mask for call in calls]
-    kinds = [None if mask is None else [type(part) for part in mask.parts()] for mask in masks]
-    if any(call.options.scale != options.scale for call in calls) or any(kind != kinds[0] for kind in kinds):
-        return f"the modules of its list, {type(first.layer).__name__}, have scales and masks of their own"
-    if masks[0] is not None:
-        parts = zip(*(mask.parts() for mask in masks if mask is not None), strict=True)
-        options = options._replace(mask=all_of([_of_heads(part) for part in parts]))
-    return first._replace(layer=module, options=options, **joined)
+    masks = [() if call.options.mask is None else call.options.mask.parts() for call in calls]
+    kinds = [
+        (call.q.shape, call.v.shape, call.options.scale, *map(type, mask))
+        for call, mask in zip(calls, masks, strict=True)
+    ]
+    if any(kind != kinds[0] for kind in kinds):
+        return f"the modules of its list, {type(first.layer).__name__}, have lengths, scales or masks of their own"
+    names = [name for name in ("q", "k", "v", "out", "weights") if getattr(first, name) is not None]
+    joined: dict[str, Any] = {name: torch.cat([getattr(call, name) for call in calls], 1) for name in names}
+    mask = all_of([_of_heads(parts) for parts in zip(*masks, strict=True)])
+    return first._replace(layer=module, options=first.options._replace(mask=mask), **joined)
 
 
 def _of_heads(parts: Sequence[Any]) -> Any:

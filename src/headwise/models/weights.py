@@ -246,12 +246,12 @@ def reads_as_stock(model: nn.Module) -> bool:
     return not isinstance(model, GPT) or stock_form(model.config) is not None
 
 
-def rebuilt(model: nn.Module, config: Any, kind: Any = None) -> nn.Module:
-    """A model of the class `kind`, default the model's own, made anew from a config.
+def rebuilt(model: nn.Module, config: Any) -> nn.Module:
+    """A model of the same class, made anew from a config.
 
     Weights of the same name and shape are copied; others are newly drawn, and the caller writes them.
     """
-    parameter, kind = next(model.parameters()), kind or type(model)
+    parameter, kind = next(model.parameters()), type(model)
     with torch.random.fork_rng(devices=[]):  # first weights are drawn: torch's random state stays as it was
         # transformers notes the dtype in the config, too; a GPT of ours gets it by `cast`.
         new: nn.Module = GPT(config) if isinstance(model, GPT) else kind._from_config(config, dtype=parameter.dtype)
@@ -283,7 +283,7 @@ def _views(family: Family, module: nn.Module) -> dict[str, Tensor]:
     for name, linear in linears.items():
         # transformers' Conv1D goes by its name, as nothing here imports transformers.
         if not (isinstance(linear, nn.Linear) or type(linear).__name__ == "Conv1D"):
-            where = f"{family.whole}.{getattr(family, name)}"
+            where = f"{family.prefix}Attention.{getattr(family, name)}"
             raise HeadwiseError(f"{where} is {type(linear).__name__}, not nn.Linear; dequantise or unfuse it")
         views[f"w{name}"] = as_rows(linear)
         if name != "o" and linear.bias is not None:
