@@ -113,7 +113,7 @@ def test_what_a_head_gives_is_read_where_it_enters_w_o() -> None:
         model(**inputs)
         handle.remove()
         seen = watch_call(model, **inputs)
-    assert seen.notes == ["L0 to L1, L3: gated delta net, no map"] and {head[:2] for head in seen} == {"L2"}
+    assert seen.notes == ["L0 and 2 more: gated delta net, no map"] and {head[:2] for head in seen} == {"L2"}
     blocks = projection.weight.reshape(32, 6, 10)
     norms = torch.einsum("bthe,che->bthc", joined[0].unflatten(-1, (6, 10)), blocks).norm(dim=-1)
     for h in range(6):

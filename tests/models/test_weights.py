@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
-from cases import refuses
 from small_models import shaken
 
 from headwise.families import OURS, families
@@ -18,7 +17,6 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 GPT2 = {"n_embd": 24, "n_layer": 2, "n_head": 6, "n_positions": 41, "vocab_size": 19}
 NAMES = sorted(set(families("reshape")) - {OURS})
-REFUSED = {"olmo2": "norms 24 features at once"}
 
 
 def build(name: str, n_kv_heads: int = 3) -> Any:
@@ -41,9 +39,6 @@ def build(name: str, n_kv_heads: int = 3) -> Any:
 def test_what_is_read_can_be_written(name: str) -> None:
     """Heads in another order, key/value heads with theirs, are the same function; other weights are another one."""
     model, ids = build(name), torch.arange(7)[None] + 3
-    if name in REFUSED:
-        refuses(lambda: read_layers(model), REFUSED[name])
-        return
     n_kv_heads = head_counts(model)[1]
     expected = answers(model, ids)
     turned = with_layers(model, [layer.permuted(list(range(n_kv_heads))[::-1]) for layer in read_layers(model)])
@@ -55,7 +50,7 @@ def test_what_is_read_can_be_written(name: str) -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in REFUSED])
+@pytest.mark.parametrize("name", NAMES)
 def test_heads_that_are_twins_may_share_or_go(name: str) -> None:
     """A model whose three key/value heads are alike is the model that has one of them."""
     model, ids = build(name), torch.arange(7)[None] + 3

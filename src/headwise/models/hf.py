@@ -6,7 +6,7 @@ Everything is read from disk: nothing is downloaded, no code of a folder is run,
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -42,12 +42,15 @@ def load_folder(
 
     placing  device_map=, max_memory= and offload_folder= of `from_pretrained`, which hands them to accelerate
     """
-    kind, config = _described(folder)
+    kind = _architecture(folder, check_folder(folder))
+    config_class = AutoConfig if kind is AutoModel else kind.config_class
     with _loading(folder / "config.json", f"{folder} does not load as {kind.__name__}"):
         # `loading` tells which weights were found and which were not.
         options = {**LOCAL, **(placing or {}), "use_safetensors": True, "output_loading_info": True}
-        model, loading = kind.from_pretrained(folder, config=config(), dtype=dtype, **options)
-    _require_whole(folder, kind, loading["missing_keys"])  # transformers would draw them at random
+        config = _own_choices(config_class.from_pretrained(folder, **LOCAL))
+        model, loading = kind.from_pretrained(folder, config=config, dtype=dtype, **options)
+    if lacking := sorted(loading["missing_keys"])[:3]:  # transformers would draw them at random
+        raise HeadwiseError(f"{folder} lacks weights of {kind.__name__}: {', '.join(lacking)}")
     held = ((name, weights) for name, weights in model.named_parameters() if not weights.is_meta)
     bad = next((name for name, weights in held if not is_finite(weights)), None)
     if bad is not None:
@@ -123,19 +126,6 @@ def is_finite(weights: torch.Tensor) -> bool:
     """
     wide = torch.float32 if weights.dtype == torch.float16 else None  # float16 ends at 65,504, which a sum soon passes
     return bool(weights.detach().sum(dtype=wide).isfinite() or weights.isfinite().all())
-
-
-def _described(folder: Path) -> tuple[Any, Callable[[], Any]]:
-    """The class of a folder's model, and what makes its config anew: a model that is built writes into it."""
-    kind = _architecture(folder, check_folder(folder))
-    config_class = AutoConfig if kind is AutoModel else kind.config_class
-    return kind, lambda: _own_choices(config_class.from_pretrained(folder, **LOCAL))
-
-
-# Raises HeadwiseError where names of weights are lacking, with the first three of them.
-def _require_whole(folder: Path, kind: Any, lacking: Iterable[str]) -> None:
-    if lacking := sorted(lacking):
-        raise HeadwiseError(f"{folder} lacks weights of {kind.__name__}: {', '.join(lacking[:3])}")
 
 
 def _own_choices(config: Any) -> Any:

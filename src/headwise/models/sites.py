@@ -375,11 +375,12 @@ def _layers_without(
     with_heads = [path for path in layers if any(path == other or _is_inside(other, path) for other in attentions)]
     usual = {type(part) for path in with_heads for part in modules[path].modules()}
     kinds: dict[str, list[int]] = {}
-    for path in sorted(layers.keys() - set(with_heads), key=_number):
+    for path in (path for path in layers if path not in with_heads):
         others = (type(part) for part in layers[path].modules())
         # What stands in the place of the attention: not the layer itself, and no norm or feed-forward that all have.
         unusual = next((kind for kind in others if kind not in usual and kind is not type(layers[path])), None)
-        kinds.setdefault("no attention" if unusual is None else _words(unusual, model), []).append(_number(path))
+        kind = "no attention" if unusual is None else _words(unusual, model)
+        kinds.setdefault(kind, []).append(int(path.rpartition(".")[2]))
         covered.add(path)
     stack = place, False
     prefix = _stack_names(model, [stack])[stack]
@@ -420,10 +421,6 @@ def _native_paths(model: nn.Module, modules: Modules) -> list[str]:
             kind = type(inner).__name__
             lines.append(f"{path}: torch's native fast path passes by its {kind}, which runs here: answers may differ")
     return lines
-
-
-def _number(path: str) -> int:
-    return int(path.rpartition(".")[2])
 
 
 def _words(kind: type, model: nn.Module) -> str:

@@ -298,14 +298,9 @@ def _views(family: Family, module: nn.Module) -> dict[str, Tensor]:
                 per_head = len(views[f"{kind}q"]) // sum(counts)
                 cut = torch.split(views[f"{kind}q"], [per_head * count for count in counts])
                 views |= {f"{kind}{name}": part for name, part in zip("qkv", cut, strict=True)}
-    width = len(views["wq"]) // n_heads
     for name, path in (("q_gain", family.q_norm), ("k_gain", family.k_norm)):
         norm = family.read(core, path)
         if norm is not None:
-            if tuple(norm.weight.shape) != (width,):
-                raise HeadwiseError(
-                    f"{path} norms {len(norm.weight)} features at once, not each head's {width}: it cannot be reshaped"
-                )
             gain: Tensor = norm.weight
             # Without an offset nothing is added, not even 0: a sum is a copy, and to write there misses the module.
             views[name] = gain + family.norm_offset if family.norm_offset else gain
