@@ -41,7 +41,7 @@ class Family:
     k: str = "k_proj"
     v: str = "v_proj"
     o: str = "o_proj"
-    # Paths of RMSNorms over each head's queries and keys, before RoPE; one over all heads at once is refused. With
+    # Paths of RMSNorms over each head's queries and keys, before RoPE. With
     # `kv_down` they are those of the latents.
     q_norm: str | None = None
     k_norm: str | None = None

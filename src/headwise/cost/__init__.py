@@ -140,11 +140,8 @@ def model_shape(config: dict[str, Any]) -> ModelShape:
     if kind is None:
         raise HeadwiseError(f"model_type is missing; known: {', '.join(families('price'))}")
     shape = build(section, family_for("price", kind))
-    # The format of the weights: `torch_dtype` is its older name, and models of text and images may say it of the text
-    # alone. "auto" names none.
-    text = config.get("text_config")
-    places = (config, text if isinstance(text, dict) else {})
-    named = [place.get(field) for place in places for field in ("dtype", "torch_dtype")]
+    # The format of the weights: `torch_dtype` is its older name, and "auto" names none.
+    named = [config.get(field) for field in ("dtype", "torch_dtype")]
     dtype = next((name for name in named if isinstance(name, str) and name != "auto"), None)
     if config.get("quantization_config"):
         shape = shape.noted(

@@ -412,7 +412,7 @@ PIECES: dict[str, Callable[[Fields], Piece]] = {
     "embedding norm": lambda f: norm(2 * f.size("hidden_size")),  # a LayerNorm: gain and bias
     # Half of what a layer has: a layer of ours has two such norms.
     "our embedding norm": lambda f: norm(f.record["norms"][0] // 2 * f.size("hidden_size")),
-    "pooler": lambda f: once(f, f.optional_size("pooler_output_size") or f.size("hidden_size")),
+    "pooler": lambda f: once(f, f.size("hidden_size")),
     "next sentence": lambda f: once(f, 2),
     "masked": masked_lm_head,
     "lm": lm_head,
@@ -436,22 +436,9 @@ def ours(f: Fields) -> ModelShape:
 
 
 def falcon(f: Fields) -> ModelShape:
-    """One key/value head (multi_query), or with new_decoder_architecture one a group; one or two norms a layer.
-
-    Attention and feed-forward have a norm each where they follow each other. Side by side (parallel_attn) they share
-    one; in the new form they have two, unless the config says one. All are LayerNorms, of 2 widths each.
-    """
-    new = f.flag("new_decoder_architecture")
-    multi_query = not new and f.flag("multi_query")
-    norms = (f.optional_size("num_ln_in_parallel_attn") or 2) if new else 1
-    shape = one_stack(f.part(norms=(2 * (norms if f.flag("parallel_attn") else 2), 2), multi_query=multi_query))
-    spec = shape.layers[0].attention
-    if new and spec.n_kv_heads < spec.n_heads:  # the classes of Falcon cache a copy for each query head
-        times = spec.n_heads // spec.n_kv_heads
-        return shape.noted(
-            f"transformers repeats the {spec.n_kv_heads} key/value heads in its cache, {times} times what is priced"
-        )
-    return shape
+    """One key/value head (multi_query); side by side (parallel_attn) attention and feed-forward share a LayerNorm."""
+    changes: dict[str, Any] = {"norms": (2 if f.flag("parallel_attn") else 4, 2), "multi_query": f.flag("multi_query")}
+    return one_stack(f.part(**changes))
 
 
 def roberta(f: Fields) -> ModelShape:
