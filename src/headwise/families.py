@@ -9,7 +9,6 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -41,16 +40,10 @@ class Family:
     k: str = "k_proj"
     v: str = "v_proj"
     o: str = "o_proj"
-    # Paths of RMSNorms over each head's queries and keys, before RoPE. With
-    # `kv_down` they are those of the latents.
+    # Paths of RMSNorms over each head's queries and keys, before RoPE.
     q_norm: str | None = None
     k_norm: str | None = None
     norm_offset: float = 0.0  # what a gain is above the weight of its norm: Gemma's norms multiply by 1 + weight
-    # Multi-head latent attention: the Linear to the latent and the rotary key, of which `k` and `v`, one module, make
-    # the keys and values of each head in turn. Where there is a `q_down`, `q_up` makes the queries of its latent.
-    kv_down: str | None = None
-    q_down: str | None = None
-    q_up: str | None = None
     rope: bool = True  # are queries and keys rotated? Pairs are features m and m + d/2
     n_heads: str = "config.num_attention_heads"  # attribute with the number of query heads
     n_kv_heads: str | None = "config.num_key_value_heads"  # and of key/value heads; None: as many
@@ -59,17 +52,10 @@ class Family:
     width: str = "hidden_size"  # the config's field for the width of the model
     even_width: bool = False  # must the number of heads divide the width, whatever head_dim says?
 
-    @cached_property
+    @property
     def verbs(self) -> set[str]:
-        """What may be done with its models; to watch them no record is needed.
-
-        price    count it from its config
-        reshape  share and prune; heads that are made of one latent cannot be
-        """
-        answers = {
-            "price": self.price is not None,
-            "reshape": self.prefix != "" and self.kv_down is None,
-        }
+        """What may be done with its models: price them by their config, reshape (share, prune); watching needs none."""
+        answers = {"price": self.price is not None, "reshape": self.prefix != ""}
         return {verb for verb, answer in answers.items() if answer}
 
     @property
@@ -106,11 +92,8 @@ def _part(name: str, part: str) -> dict[str, Any] | None:
 
 def _family(name: str) -> Family:
     """The record of the table as a Family; a field that it leaves out keeps the default there."""
-    places: dict[str, Any] = {}
-    for field, value in (_part(name, "attention") or {}).items():
-        if value == "":  # TOML has no null
-            value = None
-        places[field] = tuple(value) if isinstance(value, list) else value
+    fields = _part(name, "attention") or {}  # TOML has no null: "" stands for it
+    places: dict[str, Any] = {field: None if value == "" else value for field, value in fields.items()}
     return Family(name=name, price=_part(name, "price"), form=_part(name, "form"), **places)
 
 

@@ -30,7 +30,6 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.families import USUAL, Family, families
-from headwise.layer.latent import through
 from headwise.layer.layer import MultiHeadAttention
 from headwise.models.native import NATIVE
 from headwise.models.softmax import JOINS, attends
@@ -199,9 +198,6 @@ def _foreign_sites(model: nn.Module) -> list[Site]:
         family = next((record for name, record in families().items() if name == kind and record.prefix), None)
         parts = _projections(modules, path, family)
         weights = partial(_weight, parts, n_heads)
-        # Keys and values come out of a latent (DeepSeek).
-        if family is not None and family.kv_down and family.read(core, family.kv_down) is not None:
-            weights = partial(_latent_weight, family, core, parts, n_heads)
         projection = None if weights("o") is None else parts["o"]
         sites.append(Site(name, core, n_heads, weights, _is_cross(path), projection))
     return sites
@@ -546,7 +542,7 @@ def _projections(
         recorded["o"] = family.o
         if family.packed:
             recorded["packed"] = family.q
-        elif not family.kv_down:  # else they read a latent: see `_latent_weight`
+        else:
             recorded |= {"q": family.q, "k": family.k, "v": family.v}
     # The record's attention may lie around the one that calls the interface, and W_O may stand beside it.
     around = [path, path.rpartition(".")[0]]
@@ -598,37 +594,6 @@ def _plain_rows(module: nn.Module | None) -> Tensor | None:
         if name not in ("weight", "bias") and not name.startswith("parametrizations.weight."):
             return None
     return as_rows(module)
-
-
-def _latent_weight(
-    family: Family, core: nn.Module, parts: Mapping[str, nn.Module | None], n_heads: int, name: str
-) -> Tensor | None:
-    """W_Q to W_O as `_weight` gives them, where keys and values come out of a latent.
-
-    W_DKV makes the latent of a token, and W_UK,h and W_UV,h the key and the value of head h of that (DeepSeek-V2). So
-    of head h, W_K is W_UK,h W_DKV with the rows that make the rotary key below it, and W_V is W_UV,h W_DKV.
-    """
-    w_o = _weight(parts, n_heads, "o")
-    if name == "o" or w_o is None:
-        return w_o
-    read = partial(family.read, core)  # the part of the attention that has this place in the record
-    places = (family.q_down, family.q_up, family.kv_down, family.k, family.q)
-    if any(part is not None and _plain_rows(part) is None for part in map(read, places)):
-        return None
-    if name == "q":
-        q_down = read(family.q_down)
-        if q_down is None:
-            return as_rows(read(family.q))
-        return through(as_rows(q_down), read(family.q_norm), as_rows(read(family.q_up)))
-    # (H,D+E,C): `up` has for each head the rows of its key, then those of its value.
-    down, up = as_rows(read(family.kv_down)), as_rows(read(family.k))
-    by_head = through(down, read(family.k_norm), up).reshape(n_heads, -1, down.shape[1])
-    value_dim = w_o.shape[1] // n_heads
-    if name == "v":
-        return by_head[:, -value_dim:].flatten(0, 1)
-    # Rows of `down` beyond those that `up` reads make one rotary key for all heads.
-    rotary = down[up.shape[1] :].expand(n_heads, -1, -1)
-    return torch.cat([by_head[:, :-value_dim], rotary], 1).flatten(0, 1)
 
 
 def as_rows(module: nn.Module) -> Tensor:

@@ -199,8 +199,7 @@ def changed_config(model: nn.Module, n_heads: int, n_kv_heads: int) -> Any:
     if isinstance(model, GPT):
         return dataclasses.replace(model.config, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim)
     config: Any = copy.deepcopy(model.config)
-    if (n_heads, n_kv_heads) != head_counts(model)[:2]:
-        config.num_attention_heads, config.num_key_value_heads, config.head_dim = n_heads, n_kv_heads, head_dim
+    config.num_attention_heads, config.num_key_value_heads, config.head_dim = n_heads, n_kv_heads, head_dim
     return config
 
 
