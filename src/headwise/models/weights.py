@@ -250,7 +250,8 @@ def rebuilt(model: nn.Module, config: Any) -> nn.Module:
 
     Weights of the same name and shape are copied; others are newly drawn, and the caller writes them.
     """
-    parameter, kind = next(model.parameters()), type(model)
+    kind: Any = type(model)
+    parameter = next(model.parameters())
     with torch.random.fork_rng(devices=[]):  # first weights are drawn: torch's random state stays as it was
         # transformers notes the dtype in the config, too; a GPT of ours gets it by `cast`.
         new: nn.Module = GPT(config) if isinstance(model, GPT) else kind._from_config(config, dtype=parameter.dtype)
