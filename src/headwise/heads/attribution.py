@@ -13,7 +13,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -124,203 +124,171 @@ def added(
     answer: tuple[int, ...],
     position: int,
 ) -> Attribution:
-    """What each part of a model adds to a logit, layer by layer.
-
-    Args as of `_Parts`.
-    """
-    parts = Parts(model, recorder, calls, logits, answer, position)
-    for number in range(len(recorder.layers)):
-        parts.add(number)
-    return parts.summed()
-
-
-class Parts:
-    """What each part of a model adds to a logit, layer by layer: a layer must have its weights when it is added.
-
-    recorder  what it heard of a pass over the text up to the position
-    calls     of the attention of each layer, "L0", in that pass
-    logits    (V,) that came of it
-    answer    the token, or the token and the one that its logit is compared with
-    position  of the last token of that text
+    """What each part of a model adds to a logit. Raises HeadwiseError where the parts do not sum to it.
 
     A logit is direction . x, x being the last hidden state. `direction` (C,) says what the logit reads: of the last
     hidden state it is a row of W_U. Taken back through the last norm, it is what the logit reads of the residual
     stream, and so of all that parts have written there. Whatever is constant on the way goes to the bias.
+
+    Args:
+        recorder: what it heard of a pass over the text up to the position
+        calls: of the attention of each layer, "L0", in that pass
+        logits: (V,) that came of it
+        answer: the token, or the token and the one that its logit is compared with
+        position: of the last token of that text
     """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        recorder: Recorder,
-        calls: Mapping[str, Call],
-        logits: Tensor,
-        answer: tuple[int, ...],
-        position: int,
-    ) -> None:
-        require_held(model, "what each part adds")
-        self.model, self.layers, self.rows, self.calls = model, recorder.layers, recorder.rows, calls
-        # CLOSE for this pass: in a coarse number format it is the spacing of its numbers, 2^-7 of bfloat16.
-        self.close = max(CLOSE, *recorder.digits)
-        matrix, bias = output_matrix(model)
-        for token in answer:
-            if not 0 <= token < len(matrix):
-                raise HeadwiseError(f"target {token} is outside the vocabulary of {len(matrix)} tokens")
-        # Without a picture the layers that read one do not run.
-        ran = [layer for layer in self.layers if layer.site.name in calls]
-        width = matrix.shape[1]
-        for layer in ran:
-            row = self.rows.get(layer.block)  # none of states with more axes than (B,T,C)
-            if row is None or {len(row.read), len(row.gave)} != {width}:
-                raise HeadwiseError(
-                    f"{layer.site.name} of {type(model).__name__} reads or gives something else than one residual "
-                    f"stream of {width} numbers a token, such as several streams: what its parts add is not known"
-                )
-        last = self.rows[ran[-1].block].gave  # (C,) the residual stream behind the last layer
-        # The last norm is the module that read what the last layer gave, of those that the recorder heard beside the
-        # layers: beside the last one of all, whether it ran or not. A model may have none.
-        candidates = (module for module in self.layers[-1].around if module in self.rows)
-        norm = next((module for module in candidates if self.rows[module].read.equal(last)), None)
-        normed = last if norm is None else self.rows[norm].gave  # (C,) what the output matrix reads
-        scale = self._logit_scale(matrix, bias, normed, logits.cpu().double())
-        rows = matrix[list(answer)].cpu().double()  # (answers,C)
-        self.direction = scale * (rows[0] - rows[1] if len(answer) == 2 else rows[0])  # (C,)
-        offsets = [0.0 if bias is None else scale * float(bias[token]) for token in answer]
-        constant = offsets[0] - sum(offsets[1:])  # of one token its bias; of two the difference
-        logit = float(self.direction @ normed) + constant
-        # Products that sum to the logit, or to a part of it. The model has rounded a factor of each; that bounds how
-        # far the parts may miss the logit: see `summed`.
-        self.rounded = [self.direction * normed]
-        if norm is not None:
-            # direction . norm(x) = direction . bias + back(direction) . x
-            frozen = _Frozen.of(norm, self.rows[norm])
-            constant += float(self.direction @ frozen.bias)
-            self.direction = frozen.back(self.direction)
-        # What the first layer reads is the embedding, of the token and of its position.
-        embedding = float(self.direction @ self.rows[ran[0].block].read)
-        self.constant = constant  # the bias so far: layers add theirs
-        # `add` fills the four tables, of heads, feed-forwards, tokens and weights; `summed` puts the bias for the 0.
-        self.parts = Attribution(answer, position, {}, {}, embedding, 0.0, logit, {}, {})
-
-    def add(self, number: int) -> None:
-        """Add up what the heads and the feed-forward of a layer add; it is called once for each."""
-        layer, rows = self.layers[number], self.rows
-        if layer.site.name not in self.calls:
-            return  # a layer that did not run adds nothing
-        writer = self._writer_of(layer)  # W_O, or a norm after it
-        bias = getattr(layer.projection, "bias", None)
-        at_w_o = writer.factor * self.direction  # (C,) what the logit reads of the writer's output; soon, of W_O's
-        self.rounded.append(at_w_o * rows[writer.module].gave)
+    require_held(model, "what each part adds")
+    rows, kind = recorder.rows, type(model).__name__
+    # CLOSE for this pass: in a coarse number format it is the spacing of its numbers, 2^-7 of bfloat16.
+    close = max(CLOSE, *recorder.digits)
+    ran = [layer for layer in recorder.layers if layer.site.name in calls]  # layers of pictures may not run
+    direction, offset = _unembedding(model, answer)
+    _require_stream(kind, ran, rows, len(direction))
+    last = rows[ran[-1].block].gave  # (C,) the residual stream behind the last layer
+    # The last norm is the module that read what the last layer gave, of those that the recorder heard beside the
+    # layers: beside the last one of all, whether it ran or not. A model may have none.
+    candidates = (module for module in recorder.layers[-1].around if module in rows)
+    norm = next((module for module in candidates if rows[module].read.equal(last)), None)
+    normed = last if norm is None else rows[norm].gave  # (C,) what the output matrix reads
+    scale = _logit_scale(model, normed, logits.cpu().double(), close)
+    direction, bias = scale * direction, scale * offset
+    logit = float(direction @ normed) + bias
+    # Products that sum to the logit, or to a part of it. The model has rounded a factor of each.
+    rounded = [direction * normed]
+    if norm is not None:
+        direction, constant = _Frozen.of(norm, rows[norm]).back(direction)
+        bias += constant
+    heads, tokens, weights, feed_forwards = {}, {}, {}, {}
+    for layer in ran:
+        writer = _writer_of(kind, layer, rows, close)  # W_O, or a norm after it
+        at_w_o = writer.factor * direction  # (C,) what the logit reads of the writer's output; soon, of W_O's
+        rounded.append(at_w_o * rows[writer.module].gave)
         if writer.module is not layer.projection:  # a norm after W_O: taken back through it
-            norm = _Frozen.of(writer.module, rows[writer.module])
-            self.constant += float(at_w_o @ norm.bias)
-            at_w_o = norm.back(at_w_o)
-            self.rounded.append(at_w_o * rows[layer.projection].gave)
-        if bias is not None:  # that of W_O belongs to no head
-            self.constant += float(at_w_o @ bias.cpu().double())
-        by_head, by_token, weights_hs = _heads_of(self.calls[layer.site.name], layer.projection, rows, at_w_o)
-        self.parts.heads.update(zip(layer.site.heads, by_head.tolist(), strict=True))
-        self.parts.tokens.update(zip(layer.site.heads, by_token.numpy(), strict=True))
-        self.parts.weights.update(zip(layer.site.heads, weights_hs.numpy(), strict=True))
-        block = rows[layer.block]
-        by_heads = writer.factor * rows[writer.module].gave  # what all of them write together
-        # The feed-forward gets what is left of the layer, whatever that is. So the sum cannot be wrong by it: the
-        # test in `summed` says whether heads, norms and biases are right, and nothing of the feed-forwards.
-        rest = block.gave - block.read - by_heads
-        self.parts.feed_forwards[layer.site.name] = float(self.direction @ rest)
+            at_w_o, constant = _Frozen.of(writer.module, rows[writer.module]).back(at_w_o)
+            bias += constant
+            rounded.append(at_w_o * rows[layer.projection].gave)
+        of_w_o = getattr(layer.projection, "bias", None)
+        if of_w_o is not None:  # it belongs to no head
+            bias += float(at_w_o @ of_w_o.cpu().double())
+        parts = _heads_of(calls[layer.site.name], layer.projection, rows, at_w_o)
+        for name, share, by_token, looks in zip(layer.site.heads, *parts, strict=True):
+            heads[name], tokens[name], weights[name] = float(share), by_token.numpy(), looks.numpy()
+        # The feed-forward gets what is left of the layer, whatever that is. So the sum cannot be wrong by it: the test
+        # below says whether heads, norms and biases are right, and nothing of the feed-forwards.
+        rest = rows[layer.block].gave - rows[layer.block].read - writer.factor * rows[writer.module].gave
+        feed_forwards[layer.site.name] = float(direction @ rest)
+    embedding = float(direction @ rows[ran[0].block].read)  # of the token and of its position
+    whole = Attribution(answer, position, heads, feed_forwards, embedding, bias, logit, tokens, weights)
+    # Each product in `rounded` may be off by `close` of its size. Roundings fall to either side and partly cancel:
+    # those of many numbers add up as a norm does, not as a sum. Twice that is allowed, a round margin.
+    rounding = 2 * close * float(torch.cat(rounded).norm())
+    # The 1.0 is for a logit near 0, which is a difference of large parts.
+    if abs(whole.total - logit) > CLOSE * max(abs(logit), 1.0) + rounding:
+        raise HeadwiseError(
+            f"{kind}: the parts sum to {whole.total:.6g}, the logit is {logit:.6g}: "
+            f"what its layers add up is not known well enough"
+        )
+    return whole
 
-    def summed(self) -> Attribution:
-        """All parts. Raises HeadwiseError where they do not sum to the logit."""
-        # Each product in `rounded` may be off by `close` of its size. Roundings fall to either side and partly
-        # cancel: those of many numbers add up as a norm does, not as a sum. Twice that is allowed, a round margin.
-        rounding = 2 * self.close * float(torch.cat(self.rounded).norm())
-        parts = replace(self.parts, bias=self.constant)
-        # The 1.0 is for a logit near 0, which is a difference of large parts.
-        if abs(parts.total - parts.logit) > CLOSE * max(abs(parts.logit), 1.0) + rounding:
+
+def _unembedding(model: nn.Module, answer: tuple[int, ...]) -> tuple[Tensor, float]:
+    """The row of W_U (C,) and the bias of a token; of two the differences."""
+    matrix, bias = output_matrix(model)
+    for token in answer:
+        if not 0 <= token < len(matrix):
+            raise HeadwiseError(f"target {token} is outside the vocabulary of {len(matrix)} tokens")
+    signs = torch.tensor([1.0, -1.0][: len(answer)], dtype=torch.float64)
+    tokens = list(answer)
+    offset = 0.0 if bias is None else float(signs @ bias[tokens].cpu().double())
+    return signs @ matrix[tokens].cpu().double(), offset
+
+
+def _require_stream(kind: str, ran: Sequence[Layer], rows: Mapping[nn.Module, _Row], width: int) -> None:
+    """Raise HeadwiseError unless each layer reads and gives one residual stream."""
+    for layer in ran:
+        row = rows.get(layer.block)  # none of states with more axes than (B,T,C)
+        if row is None or {len(row.read), len(row.gave)} != {width}:
             raise HeadwiseError(
-                f"{type(self.model).__name__}: the parts sum to {parts.total:.6g}, the logit is {parts.logit:.6g}: "
-                f"what its layers add up is not known well enough"
+                f"{layer.site.name} of {kind} reads or gives something else than one residual "
+                f"stream of {width} numbers a token, such as several streams: what its parts add is not known"
             )
-        return parts
 
-    def _logit_scale(self, matrix: Tensor, bias: Tensor | None, normed: Tensor, logits: Tensor) -> float:
-        """The factor that the model puts on its logits after W_U, 1.0 in most; with a softcap on them it is 1.0, too.
 
-        `matrix` is W_U (V,C), `bias` (V,), `normed` (C,) what they read, `logits` (V,) what the model says. Raises
-        HeadwiseError where neither a factor nor a softcap explains the logits.
-        """
-        # Float32 is enough here; a copy of a large vocabulary's matrix is not held as a whole.
-        wide = torch.promote_types(matrix.dtype, torch.float32)
-        narrow = normed.to(matrix.device, wide)
-        products = [rows.to(wide) @ narrow for rows in torch.split(matrix, ROWS)]
-        raw = torch.cat(products).cpu().double()
-        if bias is not None:
-            raw = raw + bias.cpu().double()
-        # The factor that fits best, by least squares; the clamp keeps 0 / 0 from being NaN.
-        scale = float(logits @ raw / (raw @ raw).clamp(min=1e-30))
-        if _apart(scale * raw, logits) <= self.close:
-            # Most models have no factor: then what is left beside 1 is rounding.
-            return 1.0 if abs(scale - 1) <= self.close else scale
-        cap = getattr(getattr(self.model, "config", None), "final_logit_softcapping", None)  # Gemma 2
-        if cap and _apart(cap * torch.tanh(raw / cap), logits) <= self.close:
-            return 1.0  # then the logit that is explained is the one before the softcap
+def _logit_scale(model: nn.Module, normed: Tensor, logits: Tensor, close: float) -> float:
+    """The factor that the model puts on its logits after W_U, 1.0 in most; with a softcap on them it is 1.0, too.
+
+    `normed` (C,) is what W_U reads, `logits` (V,) what the model says. Raises HeadwiseError where neither a factor nor
+    a softcap explains the logits.
+    """
+    matrix, bias = output_matrix(model)
+    # Float32 is enough here; a copy of a large vocabulary's matrix is not held as a whole.
+    wide = torch.promote_types(matrix.dtype, torch.float32)
+    narrow = normed.to(matrix.device, wide)
+    products = [rows.to(wide) @ narrow for rows in torch.split(matrix, ROWS)]
+    raw = torch.cat(products).cpu().double()
+    if bias is not None:
+        raw = raw + bias.cpu().double()
+    # The factor that fits best, by least squares; the clamp keeps 0 / 0 from being NaN.
+    scale = float(logits @ raw / (raw @ raw).clamp(min=1e-30))
+    if _apart(scale * raw, logits) <= close:
+        # Most models have no factor: then what is left beside 1 is rounding.
+        return 1.0 if abs(scale - 1) <= close else scale
+    cap = getattr(getattr(model, "config", None), "final_logit_softcapping", None)  # Gemma 2
+    if cap and _apart(cap * torch.tanh(raw / cap), logits) <= close:
+        return 1.0  # then the logit that is explained is the one before the softcap
+    raise HeadwiseError(
+        f"{type(model).__name__} makes its logits in a way that is not known: its output matrix gives "
+        f"{float(raw.max()):.4g} at most, the model says {float(logits.max()):.4g}"
+    )
+
+
+def _writer_of(kind: str, layer: Layer, rows: Mapping[nn.Module, _Row], close: float) -> _Writer:
+    """The module whose output the layer adds to the residual stream, and the factor with which it does.
+
+    Each candidate says what the stream must be after it: what the layer read, plus what the candidate gave. The right
+    one is that whose stream the rest of the layer goes on with. Raises HeadwiseError where none is right.
+    """
+    gave = rows[layer.projection].gave  # (C,) the output of W_O
+    children = [child for child in layer.block.children() if child in rows]
+    # What reads W_O's output and gives it back as it is, a dropout for instance, is no norm.
+    norms = [child for child in children if rows[child].read.equal(gave) and not rows[child].gave.equal(gave)]
+    before, after = rows[layer.block]  # the residual stream that the layer reads, and gives
+
+    def unexplained(writer: _Writer) -> tuple[float, float]:
+        # How far the stream after this writer is from what the layer goes on with: two measures, each from 0 to 1.
+        #
+        # The first takes every number beside its own size, and chooses between writers. What an attention adds is
+        # little beside a large stream, or beside a few large numbers in it, so that by the norm a wrong writer may be
+        # as close as the right one.
+        # The second, by the norm, decides whether the chosen one is right: it has a bound, `close`, which rounding
+        # keeps to. A single number near 0 may be rounded by more than its size.
+        state = before + writer.factor * rows[writer.module].gave
+        by_number, by_norm = [1.0], [1.0]
+        # OPT's `fc1` gives more numbers, and cannot be added. It reads what a norm gave, not the stream.
+        for row in (rows[child] for child in children if rows[child].gave.shape == state.shape):
+            # Which child goes on with the stream is not known, so the best fit counts. Either a child reads the
+            # stream, as the norm of a feed-forward does; or what a child gives is added to it and makes the layer's
+            # output, as of a feed-forward that runs beside the attention.
+            for x, y in ((row.read, state), (state + row.gave, after)):
+                if x.shape == y.shape:
+                    by_number.append(float(((x - y).abs() / (x.abs() + y.abs()).clamp(min=1e-30)).mean()))
+                    by_norm.append(_apart(x, y))
+        return min(by_number), min(by_norm)
+
+    # Of equally good ones `min` takes the first: W_O as it is. No norm is tried with the factor: Granite, which has it,
+    # has no norm after W_O.
+    factor = getattr(layer.block, "residual_multiplier", 1.0)
+    writers = [_Writer(layer.projection, 1.0), *(_Writer(norm, 1.0) for norm in norms)]
+    writer = min([*writers, _Writer(layer.projection, factor)], key=unexplained)
+    if unexplained(writer)[1] > close:
         raise HeadwiseError(
-            f"{type(self.model).__name__} makes its logits in a way that is not known: its output matrix gives "
-            f"{float(raw.max()):.4g} at most, the model says {float(logits.max()):.4g}"
+            f"{kind}: it is not known how the attention of {layer.site.name} enters the residual stream"
         )
-
-    def _writer_of(self, layer: Layer) -> _Writer:
-        """The module whose output the layer adds to the residual stream, and the factor with which it does.
-
-        Each candidate says what the stream must be after it: what the layer read, plus what the candidate gave. The
-        right one is that whose stream the rest of the layer goes on with. Raises HeadwiseError where none is right.
-        """
-        rows, gave = self.rows, self.rows[layer.projection].gave  # `gave`: (C,) the output of W_O
-        children = [child for child in layer.block.children() if child in rows]
-        # What reads W_O's output and gives it back as it is, a dropout for instance, is no norm.
-        readers = [child for child in children if rows[child].read.equal(gave)]
-        norms = [child for child in readers if not rows[child].gave.equal(gave)]
-        factor = getattr(layer.block, "residual_multiplier", 1.0)  # Granite has it
-        before, after = rows[layer.block]  # the residual stream that the layer reads, and gives
-
-        def unexplained(writer: _Writer) -> tuple[float, float]:
-            # How far the stream after this writer is from what the layer goes on with: two measures, each from 0 to 1.
-            #
-            # `by_number` takes every number beside its own size, and chooses between writers. What an attention adds
-            # is little beside a large stream, or beside a few large numbers in it, so that by the norm a wrong writer
-            # may be as close as the right one.
-            # `by_norm` decides whether the chosen one is right: it has a bound, `close`, which rounding keeps to. A
-            # single number near 0 may be rounded by more than its size.
-            state = before + writer.factor * rows[writer.module].gave
-            by_number, by_norm = 1.0, 1.0
-            for child in children:
-                row = rows[child]
-                # OPT's `fc1` gives more numbers, and cannot be added. It reads what a norm gave, not the stream.
-                if row.gave.shape != state.shape:
-                    continue
-                # Which child goes on with the stream is not known, so the best fit counts. Either a child reads the
-                # stream, as the norm of a feed-forward does; or what a child gives is added to it and makes the
-                # layer's output, as of a feed-forward that runs beside the attention.
-                for x, y in ((row.read, state), (state + row.gave, after)):
-                    if x.shape == y.shape:
-                        apart = (x - y).abs() / (x.abs() + y.abs()).clamp(min=1e-30)
-                        by_number = min(by_number, float(apart.mean()))
-                        by_norm = min(by_norm, _apart(x, y))
-            return by_number, by_norm
-
-        # Of equally good ones `min` takes the first: W_O as it is. No norm is tried with the factor: Granite, which has
-        # it, has no norm after W_O.
-        writers = [_Writer(layer.projection, 1.0), *(_Writer(norm, 1.0) for norm in norms)]
-        writer = min([*writers, _Writer(layer.projection, factor)], key=unexplained)
-        if unexplained(writer)[1] <= self.close:
-            return writer
-        raise HeadwiseError(
-            f"{type(self.model).__name__}: it is not known how the attention of {layer.site.name} enters the residual "
-            f"stream"
-        )
+    return writer
 
 
 def _heads_of(
-    call: Call, projection: nn.Module, rows: dict[nn.Module, _Row], at_w_o: Tensor
+    call: Call, projection: nn.Module, rows: Mapping[nn.Module, _Row], at_w_o: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What each head adds, (H,); what it adds for each token that it looks at, and its weight there, (H,S) each.
 
@@ -442,7 +410,8 @@ class _Frozen:
         x = x - x.mean() if centres else x
         return cls(_ratio(y - bias, x), bias, centres)
 
-    def back(self, direction: Tensor) -> Tensor:
-        """The direction u of what the norm reads, (C,), for which u . x = direction . (y - bias)."""
+    def back(self, direction: Tensor) -> tuple[Tensor, float]:
+        """The direction u of what the norm reads, (C,), and c, for which u . x + c = direction . y."""
         u = self.factor * direction
-        return u - u.mean() if self.centres else u  # u . (x - mean x) = (u - mean u) . x
+        u = u - u.mean() if self.centres else u  # u . (x - mean x) = (u - mean u) . x
+        return u, float(direction @ self.bias)
