@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -64,6 +63,11 @@ class Layer:
     site: Site
     run: int  # how often the site has run before: 0, but for shared weights
     heads: list[str]  # their names
+    first: int  # number of its first head among all
+
+    @property
+    def columns(self) -> slice:
+        return slice(self.first, self.first + len(self.heads))
 
 
 @dataclass
@@ -122,16 +126,20 @@ class Desk:
 
         with attach({site: partial(note, site) for site in sites}), evaluating(model):
             run_body(model, torch.tensor([[*before, word, *after]]))
-        if len(set(order)) == len(order):  # nothing ran twice: every layer keeps its own name
-            return [Layer(site, 0, site.heads) for site in sites if site in order]
-        layers = []
+        is_repeated = len(set(order)) < len(order)  # else every layer keeps its own name
+        layers: list[Layer] = []
         numbers, runs = Counter[str](), Counter[Site]()  # of each stack, and of each site, the calls so far
-        for site in order:  # ALBERT: a layer is numbered by its place among the calls of its stack
-            part = parse_head(site.head(0))[0]  # the stack: "encoder" of encoder.L3.H0, "" of L3.H0
-            name = f"{part}.L{numbers[part]}" if part else f"L{numbers[part]}"
-            layers.append(Layer(site, runs[site], [head_name(name, h) for h in range(site.n_heads)]))
-            numbers[part] += 1
-            runs[site] += 1
+        first = 0
+        for site in order if is_repeated else sites:
+            heads = site.heads
+            if is_repeated:  # ALBERT: a layer is numbered by its place among the calls of its stack
+                stack = site.name.rpartition("L")[0]  # "encoder." of encoder.L3, "" of L3
+                heads = [head_name(f"{stack}L{numbers[stack]}", h) for h in range(site.n_heads)]
+                numbers[stack] += 1
+            if site in order:
+                layers.append(Layer(site, runs[site], heads, first))
+                runs[site] += 1
+                first += len(heads)
         return layers
 
     def about(self) -> dict[str, Any]:
@@ -192,17 +200,10 @@ class Desk:
         ids = self._ids(text)
         words = self._words(text, ids)
         at = self._place(ids, at)
-        maps: dict[str, Array] = {}  # filled by the run
-        plain = now = self._run(ids, at, changes, maps)
-        before = self.readings.get(slot)
-        # `plain` is with all heads as they are. It is known already if only factors have changed since the last
-        # reading, or if there are none; else it takes one more run.
-        if before is not None and (before.ids, before.at) == (ids, at):
-            plain = before.plain
-        elif changes:
-            plain = self._run(ids, at, {})
-        nothing = np.zeros((0, 0), np.float32)  # the map of a head that did not run
-        reading = Reading(text, ids, changes, at, plain, now, [maps.get(name, nothing) for name in self.heads])
+        factors = torch.tensor([[1.0] * len(self.heads), [changes.get(name, 1.0) for name in self.heads]])
+        maps = [np.zeros((0, 0), np.float32) for _ in self.heads]  # empty of what does not run
+        plain, now = self._run(ids, at, factors, maps)
+        reading = Reading(text, ids, changes, at, plain, now, maps)
         self.readings[slot] = reading
         answer = {"words": words, "at": at, **self._next(follow)}
         # What each head does in this text, and for each token the heads that look hardest from there.
@@ -277,14 +278,16 @@ class Desk:
         return places[0] if places else -1
 
     @torch.no_grad()
-    def _run(
-        self, ids: list[int], at: int, changes: Mapping[str, float], maps: dict[str, Array] | None = None
-    ) -> Tensor:
-        """What `_outcome` says of the text with the heads in `changes` scaled; `maps` gets the maps of all heads."""
+    def _run(self, ids: Sequence[int], at: int, factors: Tensor, maps: list[Array] | None = None) -> Tensor:
+        """What comes of n copies of a text; what each head gives in each is multiplied with `factors` (n,heads).
+
+        Probabilities (n,V) of the token that is predicted at position `at`; the mean (n,C) of the last hidden states
+        where none is. `maps` gets the maps of all heads in the last copy.
+        """
+        model, runs = self.folder.model, Counter[Site]()
         # Layers whose maps are wanted or one of whose heads is scaled. No others, since listening costs time.
-        listened = [each for each in self.layers if maps is not None or not changes.keys().isdisjoint(each.heads)]
+        listened = [each for each in self.layers if maps is not None or (factors[:, each.columns] != 1).any()]
         layers = {(layer.site, layer.run): layer for layer in listened}
-        runs = Counter[Site]()
 
         def take(site: Site, call: Call) -> Tensor | None:
             layer = layers.get((site, runs[site]))
@@ -292,26 +295,17 @@ class Desk:
             if layer is None:  # another run of shared weights: None leaves its output as it is
                 return None
             if maps is not None:
-                weights = row_weights(call, 0, range(call.n_queries)).float().cpu().numpy()  # (H,T,S)
-                maps.update(zip(layer.heads, weights, strict=True))
-            if changes.keys().isdisjoint(layer.heads):
-                return None
-            factors = torch.tensor([changes.get(name, 1.0) for name in layer.heads])
-            return call.out * factors[:, None, None].to(call.out)  # (B,H,T,E), before W_O
+                maps[layer.columns] = (
+                    row_weights(call, len(factors) - 1, range(call.n_queries)).float().cpu().numpy()
+                )  # (H,T,S)
+            return call.out * factors[:, layer.columns, None, None].to(call.out)  # (n,H,T,E), before W_O
 
-        with attach({site: partial(take, site) for site, _ in layers}), evaluating(self.folder.model):
-            return self._outcome(torch.tensor([ids]), at)[0]
-
-    def _outcome(self, ids: Tensor, at: int) -> Tensor:
-        """Probabilities (B,V) of the token that is predicted at position `at` of ids (B,T).
-
-        The mean (B,C) of the last hidden states where none is predicted.
-        """
-        model = self.folder.model
-        if self.kind is not None and at >= 0:
-            last = self.kind == "next" and at == ids.shape[1] - 1  # then logits of other positions are not computed
-            return logits(model, ids, last=last)[:, -1 if last else at].float().softmax(-1).cpu()
-        return last_states(model, ids).float().mean(1).cpu()
+        with attach({site: partial(take, site) for site, _ in layers}), evaluating(model):
+            rows = torch.tensor([list(ids)] * len(factors))
+            if self.kind is None or at < 0:
+                return last_states(model, rows).float().mean(1).cpu()
+            last = self.kind == "next" and at == len(ids) - 1  # then logits of other positions are not computed
+            return logits(model, rows, last=last)[:, -1 if last else at].float().softmax(-1).cpu()
 
     # What its heads do
 
@@ -344,11 +338,10 @@ class Desk:
             "next_token": s == t + 1,
             "elsewhere": s >= 0,
         }
-        uncounted = np.ones_like(same_token)  # each key counts once, for the first kind in `places_of` that it is of
         masses = {}
         for name, places in places_of.items():
-            masses[name] = float((rows * (places & uncounted)).sum(1).mean())
-            uncounted = uncounted & ~places
+            masses[name] = float((rows * places).sum(1).mean())
+            rows = rows * ~places  # each key counts once, for the first kind that it is of
         name = max(masses, key=masses.__getitem__)  # "elsewhere" has what no other kind has taken
         return name, masses[name]
 
@@ -437,18 +430,10 @@ class Desk:
             raise HeadwiseError(f"layer={layer}: there are {len(self.layers)}, and a text has to be read first")
         if self._predicts(reading) and not 0 <= follow < len(reading.plain):
             raise HeadwiseError(f"follow={follow} is none of the {len(reading.plain)} tokens")
-        silenced, runs = self.layers[layer], count()
-        n_heads = len(silenced.heads)
-
-        def silence(call: Call) -> Tensor | None:
-            if next(runs) != silenced.run:  # of weights that run several times, another layer
-                return None
-            out = call.out.clone()  # (B,H,T,E): the text as often as there are heads
-            out[range(n_heads), range(n_heads)] = 0  # of text n head n
-            return out
-
-        with torch.no_grad(), attach({silenced.site: silence}), evaluating(self.folder.model):
-            outcomes = self._outcome(torch.tensor([reading.ids] * n_heads), reading.at)
+        silenced = self.layers[layer]
+        factors = torch.ones(len(silenced.heads), len(self.heads))  # a copy of the text for each head
+        factors[:, silenced.columns] -= torch.eye(len(silenced.heads))
+        outcomes = self._run(reading.ids, reading.at, factors)
         # Of each head its name, and what comes without it: the probability of the followed token, and the likeliest
         # token; or how alike the mean last state stays.
         rows = []
