@@ -49,7 +49,8 @@ READ = ("q", *SHARED)  # what a head makes of the residual stream
 Pair = tuple[Tensor, Tensor, list[int] | None]  # a clean and a corrupted text (T,), and two targets or none
 Place = tuple[str, tuple[int, ...]]  # the name of a site, and the query heads whose output changes there
 Receiver = tuple[str, str]  # ("q", "L3.H5") or ("k", "L3.KV1"): what of a head, or key/value head, reads
-Change = Callable[[Call], Tensor]  # what takes the place of `out` in a call of one text
+Change = Callable[[Call], Tensor]  # gives what takes the place of `out` in a call of one text
+Variant = Mapping[str, Change]  # a text in which some heads give something else, by the names of their sites
 Key = TypeVar("Key", bound=Hashable)
 Rows = slice | list[int]  # the tokens at which something is changed
 Progress = Callable[[int, int], None]  # steps done, and of all
@@ -280,15 +281,6 @@ class Reading:
     outputs: dict[nn.Module, Any]  # what each block gave, blocks in their order
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A text in which some heads give something else."""
-
-    start: int  # number of the first block with such heads
-    handlers: Mapping[str, Change]  # by the name of the site
-    early: bool  # before the gates and norms of the site?
-
-
 class Passes:
     """The passes of a model that a study asks for: texts, and variants of them, answered at a position.
 
@@ -330,38 +322,37 @@ class Passes:
             answer = answer_logits(self.model, row, self.position)[0]
         return Reading(row, answer, calls, runs, outputs)
 
-    def variant(self, text: Reading, handlers: Mapping[str, Change], early: bool = False) -> Variant:
-        # 0 for no heads at all: in `carried` a random half of a few heads may be empty.
-        start = min((self.starts[name] for name in handlers), default=0)
-        # Only the states of the block below are handed on, and a block that reads an encoder takes more than these.
-        if any(call.cross for call in text.calls.values()):
-            start = 0
-        return Variant(start, handlers, early)
-
     def asked(
         self,
         text: Reading,
         variants: Mapping[Key, Variant],
         ask: Callable[[Tensor], float],
         progress: Progress = no_progress,
+        early: bool = False,
     ) -> dict[Key, float]:
-        """What `ask` makes of the logits (V,) of each variant of a text."""
-        groups = defaultdict(list)
+        """What `ask` makes of the logits (V,) of each variant of a text.
+
+        early  do the heads give it before the gates and norms of their site?
+        """
+        # Only the states of the block below are handed on, and a block that reads an encoder takes more than these.
+        is_crossed = any(call.cross for call in text.calls.values())
+        groups = defaultdict(list)  # number of the first block that changes -> keys of variants
         for key, variant in variants.items():
-            groups[variant.start, variant.early].append(key)
+            # 0 for no heads at all: in `carried` a random half of a few heads may be empty.
+            groups[0 if is_crossed else min(map(self.starts.__getitem__, variant), default=0)].append(key)
         # At least 1: each variant of a text that is larger runs alone.
         most = max(1, LARGEST // _hidden(next(iter(text.outputs.values()))).numel())
         answers: dict[Key, float] = {}
-        for (start, early), keys in groups.items():
+        for start, keys in groups.items():
             for first in range(0, len(keys), most):
                 batch = keys[first : first + most]
-                logits_nv = self._run(text, start, [variants[key].handlers for key in batch], early)
+                logits_nv = self._run(text, start, [variants[key] for key in batch], early)
                 answers |= zip(batch, map(ask, logits_nv), strict=True)
                 progress(len(answers), len(variants))
         return {key: answers[key] for key in variants}
 
-    def _run(self, text: Reading, start: int, of_each: Sequence[Mapping[str, Change]], early: bool) -> Tensor:
-        """Logits (n,V) of variants, given by their handlers, from a block on."""
+    def _run(self, text: Reading, start: int, of_each: Sequence[Variant], early: bool) -> Tensor:
+        """Logits (n,V) of variants, from a block on."""
         n = len(of_each)
         # Not all blocks have run: a text without a picture passes by those that read pictures.
         outputs = {block: text.outputs[block] for block in self.blocks[:start] if block in text.outputs}
@@ -448,7 +439,11 @@ class Study:
         self, at: str, sets: Mapping[Key, Iterable[str]], rows: Rows = ALL, progress: Progress = no_progress
     ) -> dict[Key, float]:
         """The effect of each of these sets of heads, patched together; see `variants`."""
-        return self.passes.asked(self.text, self.variants(at, sets, rows), self.share, progress)
+        return self.asked(self.variants(at, sets, rows), progress, early=at != "out")
+
+    def asked(self, variants: Mapping[Key, Variant], progress: Progress, early: bool = False) -> dict[Key, float]:
+        """How far the answer to each variant of the corrupted text has come from there to the clean one."""
+        return self.passes.asked(self.text, variants, self.share, progress, early)
 
     def variants(self, at: str, sets: Mapping[Key, Iterable[str]], rows: Rows = ALL) -> dict[Key, Variant]:
         """The corrupted text with each of these sets of heads, or key/value heads, as it was in the clean run.
@@ -456,8 +451,7 @@ class Study:
         sets  any key -> names of the heads, whose effect will have that key
         """
         places = self.names(at)
-        variants = {}
-        early = at != "out"
+        variants: dict[Key, Variant] = {}
         for key, names in sets.items():
             heads: dict[str, list[int]] = defaultdict(list)  # site -> numbers of its query heads
             for name in names:
@@ -465,8 +459,7 @@ class Study:
                 heads[site] += members
             for site in heads:
                 self._require_part(site, at)
-            handlers = {site: partial(self._patched, at, site, members, rows) for site, members in heads.items()}
-            variants[key] = self.passes.variant(self.text, handlers, early)
+            variants[key] = {site: partial(self._patched, at, site, members, rows) for site, members in heads.items()}
         return variants
 
     def carried(self, contexts: int = 0) -> dict[str, float]:
@@ -568,13 +561,13 @@ class Study:
                 self._require_part(site, receiver[0])
         every_sender = set().union(*earlier.values())
         arrived = self._sent([head for head in heads if head in every_sender], places, progress)
-        variants = {}
+        variants: dict[tuple[Receiver, str], Variant] = {}
         for receiver, names in earlier.items():
             site, members = places[receiver]
             for sender in names:
                 receive = partial(self._received, receiver, members, arrived[receiver, sender])
-                variants[receiver, sender] = self.passes.variant(self.text, {site: receive}, early=True)
-        shares = self.passes.asked(self.text, variants, self.share, progress)
+                variants[receiver, sender] = {site: receive}
+        shares = self.asked(variants, progress, early=True)
         return {receiver: {sender: shares[receiver, sender] for sender in names} for receiver, names in earlier.items()}
 
     def _sent(
@@ -593,14 +586,11 @@ class Study:
             return self.text.calls[site].out
 
         ran = [site for site in self.passes.sites if site in self.text.calls]
-        variants = {}
+        variants: dict[str, Variant] = {}
         for sender, variant in self.variants("out", alone(senders)).items():
             above = ran[ran.index(place_of(sender)[0]) + 1 :]
-            handlers = dict(variant.handlers)
-            for site in above:
-                handlers[site] = partial(freeze, sender, site)
-            variants[sender] = self.passes.variant(self.text, handlers)
-        self.passes.asked(self.text, variants, self.share, progress)
+            variants[sender] = {**variant, **{site: partial(freeze, sender, site) for site in above}}
+        self.asked(variants, progress)
         return arrived
 
     def _received(self, receiver: Receiver, heads: Sequence[int], part: Tensor, call: Call) -> Tensor:

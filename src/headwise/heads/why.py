@@ -359,7 +359,7 @@ class _Heads:
         variants = {}
         for name in names:
             site, h = place_of(name)
-            variants[name] = self.passes.variant(self.text, {site: partial(silence, h)})
+            variants[name] = {site: partial(silence, h)}
         return self.passes.asked(self.text, variants, change, partial(self.progress, "silencing heads"))
 
     def _at_places(self, names: Iterable[str]) -> dict[str, dict[int, float]]:
@@ -376,8 +376,7 @@ class _Heads:
             for t in distance.argsort(descending=True)[:PLACES].tolist():
                 if distance[t] > 0:
                     variants |= self.study.variants("out", {(name, t): [name]}, [t])
-        progress = partial(self.progress, "patching positions")
-        effects = self.passes.asked(self.study.text, variants, self.study.share, progress)
+        effects = self.study.asked(variants, partial(self.progress, "patching positions"))
         there: dict[str, dict[int, float]] = defaultdict(dict)
         for (name, t), effect in effects.items():
             there[name][t] = effect
@@ -431,7 +430,7 @@ class _Heads:
         except HeadwiseError as error:
             notes.append(Note.of("why.no_keys", reason=str(error)))
             return [], []
-        effects = self.passes.asked(study.text, variants, study.share, partial(self.progress, "patching keys"))
+        effects = study.asked(variants, partial(self.progress, "patching keys"), early=True)
         keys = [StoryKeys(name, effects["k", name], effects["v", name]) for at, name in readers if at == "k"]
         # Where all that arrives there together changes little, no single path is followed.
         receivers = [receiver for receiver in readers if abs(effects[receiver]) >= Story.CLEAR]
