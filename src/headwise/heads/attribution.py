@@ -14,7 +14,6 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,10 +23,11 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.heads.blocks import row_weights
-from headwise.models.ask import ROWS, evaluating, logits, output_matrix, require_next
-from headwise.models.hook import attach, hooked
+from headwise.heads.patching import Passes, Reading
+from headwise.models.ask import ROWS, evaluating, output_matrix, require_next
+from headwise.models.hook import hooked
 from headwise.models.open import row_of, token_of
-from headwise.models.sites import Layer, Site, as_rows, layers_of, require_held
+from headwise.models.sites import Layer, as_rows, layers_of, require_held
 from headwise.records import Call
 from headwise.spec import resolve_kv_index
 
@@ -103,27 +103,15 @@ def attribute(
             f"{words[0]!r} is the answer and what it is compared with, so there is no difference to explain; "
             "pass another token"
         )
-    recorder = Recorder(layers_of(model))
-    calls = {}
-
-    def remember(site: Site, call: Call) -> None:
-        calls[site.name] = call
-
-    handlers = {layer.site: partial(remember, layer.site) for layer in recorder.layers}
-    with evaluating(model), attach(handlers), recorder.listening():
-        # (V,) The text is cut behind the position, which so becomes the last one: the recorder hears only that.
-        last = logits(model, row[:, : position + 1], last=True)[0, -1]  # what comes later changes nothing here
-    return added(model, recorder, calls, last, answer, position)
+    passes = Passes(model, layers_of(model))
+    recorder = Recorder(passes.layers)
+    with evaluating(model), recorder.listening():
+        # The text is cut behind the position, which so becomes the last one: what comes later changes nothing here.
+        text = passes.read(row[0, : position + 1])
+    return added(model, recorder, text, answer, position)
 
 
-def added(
-    model: nn.Module,
-    recorder: Recorder,
-    calls: Mapping[str, Call],
-    logits: Tensor,
-    answer: tuple[int, ...],
-    position: int,
-) -> Attribution:
+def added(model: nn.Module, recorder: Recorder, text: Reading, answer: tuple[int, ...], position: int) -> Attribution:
     """What each part of a model adds to a logit. Raises HeadwiseError where the parts do not sum to it.
 
     A logit is direction . x, x being the last hidden state. `direction` (C,) says what the logit reads: of the last
@@ -131,9 +119,8 @@ def added(
     stream, and so of all that parts have written there. Whatever is constant on the way goes to the bias.
 
     Args:
-        recorder: what it heard of a pass over the text up to the position
-        calls: of the attention of each layer, "L0", in that pass
-        logits: (V,) that came of it
+        recorder: what it heard while the text was read
+        text: up to the position
         answer: the token, or the token and the one that its logit is compared with
         position: of the last token of that text
     """
@@ -141,7 +128,7 @@ def added(
     rows, kind = recorder.rows, type(model).__name__
     # CLOSE for this pass: in a coarse number format it is the spacing of its numbers, 2^-7 of bfloat16.
     close = max(CLOSE, *recorder.digits)
-    ran = [layer for layer in recorder.layers if layer.site.name in calls]  # layers of pictures may not run
+    ran = [layer for layer in recorder.layers if layer.site.name in text.calls]  # layers of pictures may not run
     direction, offset = _unembedding(model, answer)
     _require_stream(kind, ran, rows, len(direction))
     last = rows[ran[-1].block].gave  # (C,) the residual stream behind the last layer
@@ -150,7 +137,7 @@ def added(
     candidates = (module for module in recorder.layers[-1].around if module in rows)
     norm = next((module for module in candidates if rows[module].read.equal(last)), None)
     normed = last if norm is None else rows[norm].gave  # (C,) what the output matrix reads
-    scale = _logit_scale(model, normed, logits.cpu().double(), close)
+    scale = _logit_scale(model, normed, text.answer.cpu().double(), close)
     direction, bias = scale * direction, scale * offset
     logit = float(direction @ normed) + bias
     # Products that sum to the logit, or to a part of it. The model has rounded a factor of each.
@@ -170,7 +157,7 @@ def added(
         of_w_o = getattr(layer.projection, "bias", None)
         if of_w_o is not None:  # it belongs to no head
             bias += float(at_w_o @ of_w_o.cpu().double())
-        parts = _heads_of(calls[layer.site.name], layer.projection, rows, at_w_o)
+        parts = _heads_of(text.calls[layer.site.name], layer.projection, rows, at_w_o)
         for name, share, by_token, looks in zip(layer.site.heads, *parts, strict=True):
             heads[name], tokens[name], weights[name] = float(share), by_token.numpy(), looks.numpy()
         # The feed-forward gets what is left of the layer, whatever that is. So the sum cannot be wrong by it: the test

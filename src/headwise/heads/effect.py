@@ -16,7 +16,7 @@ from headwise.heads.documents import Document, listening
 from headwise.heads.statistics import unknown_head
 from headwise.heads.watch import Seen
 from headwise.intervals import Interval, interval_of
-from headwise.models.ask import evaluating, logits, next_token_losses, require_next, require_slopes, vocabulary_of
+from headwise.models.ask import evaluating, next_token_losses, require_next, require_slopes, run_body, vocabulary_of
 from headwise.models.hook import attach
 from headwise.models.sites import Site, sites_of
 from headwise.records import Call, head_name
@@ -190,7 +190,7 @@ def ablation(
         raise HeadwiseError("ablation needs at least one batch of ids")
     changes: dict[str, list[float]] = defaultdict(list)
     with evaluating(model):
-        sites = _running(model, batches[0][:1])
+        sites = list(dict.fromkeys(calls_of(model, batches[0][:1])))
         done, total = 0, sum(site.n_heads for site in sites) * len(batches)  # each head counts once a batch
         for n, ids in enumerate(batches):
             base = next_token_losses(model, ids, after) if whole is None else whole[n]
@@ -207,17 +207,16 @@ def ablation(
     return {name: interval_of(values) for name, values in changes.items()}
 
 
-def _running(model: nn.Module, ids: Tensor) -> list[Site]:
-    """The sites that a text reaches: layers that read a picture do not run without one."""
-    reached = set()
+def calls_of(model: nn.Module, ids: Tensor) -> list[Site]:
+    """The site of each call of attention while the model reads ids (B,T): without a picture some layers do not run."""
+    order = []
 
-    def reach(site: Site, call: Call) -> None:
-        reached.add(site)
+    def note(site: Site, call: Call) -> None:
+        order.append(site)
 
-    sites = sites_of(model)
-    with attach({site: partial(reach, site) for site in sites}):
-        logits(model, ids, last=True)
-    return [site for site in sites if site in reached]
+    with attach({site: partial(note, site) for site in sites_of(model)}), evaluating(model), torch.no_grad():
+        run_body(model, ids)
+    return order
 
 
 def _without_each(

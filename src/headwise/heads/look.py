@@ -21,19 +21,13 @@ from torch import Tensor
 
 from headwise.errors import HeadwiseError
 from headwise.heads.blocks import row_weights
+from headwise.heads.effect import calls_of
 from headwise.heads.statistics import unknown_head
 from headwise.heads.watch import LONGEST
-from headwise.models.ask import (
-    evaluating,
-    last_states,
-    logits,
-    predicts,
-    reads_tokens,
-    run_body,
-)
+from headwise.models.ask import evaluating, last_states, logits, predicts, reads_tokens
 from headwise.models.hook import attach
 from headwise.models.open import Folder
-from headwise.models.sites import Site, sites_of
+from headwise.models.sites import Site
 from headwise.records import Call, head_name, parse_head
 from headwise.words import Note
 
@@ -108,38 +102,26 @@ class Desk:
         self.longest = min(folder.context or LONGEST, LONGEST, most)
         self.readings: dict[str, Reading] = {}  # by slot
 
-    @torch.no_grad()
     def _called(self) -> list[Layer]:
-        """The attentions that run when the model reads a text; a tower of images does not.
+        """The attentions that run when the model reads a text, in the order of their calls; a tower of images does not.
 
-        They are found by reading one word. They stand as in the model, or in the order of their calls where one runs
-        several times.
+        They are found by reading one word.
         """
-        model = self.folder.model
-        order = []  # of the calls
-        sites = sites_of(model)
         word = next(i for i in range(len(self.tokens)) if i not in self.tokens.specials)  # any will do
         before, after = self.tokens.frame  # ids around every text, such as [CLS] and [SEP]
-
-        def note(site: Site, call: Call) -> None:
-            order.append(site)
-
-        with attach({site: partial(note, site) for site in sites}), evaluating(model):
-            run_body(model, torch.tensor([[*before, word, *after]]))
+        order = calls_of(self.folder.model, torch.tensor([[*before, word, *after]]))
         is_repeated = len(set(order)) < len(order)  # else every layer keeps its own name
         layers: list[Layer] = []
         numbers, runs = Counter[str](), Counter[Site]()  # of each stack, and of each site, the calls so far
         first = 0
-        for site in order if is_repeated else sites:
-            heads = site.heads
-            if is_repeated:  # ALBERT: a layer is numbered by its place among the calls of its stack
-                stack = site.name.rpartition("L")[0]  # "encoder." of encoder.L3, "" of L3
-                heads = [head_name(f"{stack}L{numbers[stack]}", h) for h in range(site.n_heads)]
-                numbers[stack] += 1
-            if site in order:
-                layers.append(Layer(site, runs[site], heads, first))
-                runs[site] += 1
-                first += len(heads)
+        for site in order:
+            stack = site.name.rpartition("L")[0]  # "encoder." of encoder.L3, "" of L3
+            # ALBERT: a layer is numbered by its place among the calls of its stack.
+            name = f"{stack}L{numbers[stack]}" if is_repeated else site.name
+            layers.append(Layer(site, runs[site], [head_name(name, h) for h in range(site.n_heads)], first))
+            numbers[stack] += 1
+            runs[site] += 1
+            first += site.n_heads
         return layers
 
     def about(self) -> dict[str, Any]:

@@ -306,7 +306,7 @@ def _parts(
             raise HeadwiseError(f"{name} turns the last hidden state into logits in more than one step")
         if question.way == "first":
             raise HeadwiseError("what an encoder adds reaches the logits through the decoder alone")
-        return added(passes.model, recorder, text.calls, text.answer, target, len(question.ids) - 1)
+        return added(passes.model, recorder, text, target, len(question.ids) - 1)
     except HeadwiseError as error:
         notes.append(Note.of("why.no_parts", reason=str(error)))
         return None
