@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 import headwise as hw
 from headwise import KVCache, MultiHeadAttention, RoPE
-from headwise.corpus.documents import IdTable
 from headwise.corpus.tokens import Tokens
 from headwise.corpus.training import Stream
 from headwise.gpt.gpt import GPT, GPTConfig
@@ -174,7 +173,7 @@ def by_paper(x_bhtd: Tensor, rope: RoPE, positions_bt: Tensor) -> Tensor:
 
 def text_stream(tokens: Tokens, text: str, context: int) -> Stream:
     """A text in memory to learn from."""
-    return Stream(IdTable([tokens.encode(text)]), context)
+    return Stream(tokens.encode(text), context)
 
 
 def past(answer: Any) -> dict[str, Any]:

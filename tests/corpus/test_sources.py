@@ -9,10 +9,10 @@ from cases import refuses
 
 from headwise import HeadwiseError
 from headwise.corpus import sources
-from headwise.corpus.documents import IdTable, read_documents
+from headwise.corpus.documents import read_documents
 from headwise.corpus.sources import Sources, pieces
 from headwise.corpus.tokens import Tokens
-from headwise.corpus.training import Corpus, Documents, Stream, text_corpus
+from headwise.corpus.training import Corpus, text_corpus
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.models.open import Folder
 
@@ -54,10 +54,6 @@ def test_a_text_is_the_same_in_any_form(lines: bool, tmp_path: Path, monkeypatch
     whole = corpora["plain.txt"]
     assert [name for name, corpus in corpora.items() if facts(corpus) != facts(whole)] == []
     assert facts(text_pieces) == facts(whole) and len(list(pieces(TEXT))) > 50 and "".join(pieces(TEXT)) == TEXT
-    text = whole.data
-    assert isinstance(text, Documents if lines else Stream)
-    ids = text._lines if isinstance(text, Documents) else text._ids
-    assert list(ids) == ([whole.tokens.document(line) for line in LINES] if lines else [whole.tokens.encode(TEXT)])
 
 
 BAD = {
@@ -78,14 +74,6 @@ def test_bad_files(tmp_path: Path) -> None:
     refuses(lambda: Sources([tmp_path / "empty"]), "holds no text files")
     (tmp_path / "packed.jsonl.gz").write_bytes(b"\x1f\x8b")
     refuses(lambda: list(Sources([tmp_path / "packed.jsonl.gz"])), "packed.jsonl.gz is not UTF-8: byte 1 is 0x8b")
-
-
-def test_a_table_of_ids_is_a_list_of_documents() -> None:
-    documents = [[3, 1, 4], [], [1, 5]]
-    table = IdTable(documents)
-    assert list(table) == documents == table[:] and table[-1] == [1, 5] and table.n_ids == 5
-    assert [part.tolist() for part in table.spans([0, 2])] == [[0, 3], [3, 2]]
-    assert table.take(slice(2, 4)).tolist() == [4, 1]
 
 
 def test_documents_of_a_survey(tmp_path: Path) -> None:

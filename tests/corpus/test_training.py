@@ -12,7 +12,6 @@ from small_models import prose, tiny
 
 from headwise import HeadwiseError
 from headwise.corpus import verbs
-from headwise.corpus.documents import IdTable
 from headwise.corpus.sources import Sources
 from headwise.corpus.tokens import Tokens
 from headwise.corpus.training import IGNORED, Documents, Stream, text_corpus, verb_corpus
@@ -22,12 +21,12 @@ from headwise.gpt.train import evaluate
 
 def stream(n: int = 1000, context: int = 7) -> Stream:
     """A stream whose ids count up from 0, so that an id says where it stands."""
-    return Stream(IdTable([range(n)]), context)
+    return Stream(range(n), context)
 
 
 def parts(data: Stream) -> tuple[list[int], list[int]]:
     """What is trained on and what is held out."""
-    ids = data._ids[0]
+    ids = data._ids.tolist()
     return ids[: data._cut], ids[data._cut :]
 
 
@@ -37,7 +36,7 @@ def generator(seed: int = 0) -> torch.Generator:
 
 def documents(train: list[str], held_out: list[str], context: int = 31, scored_after: str | None = None) -> Documents:
     tokens = Tokens.words([*train, *held_out])
-    return Documents.of_lines(tokens, train, held_out, context, scored_after)
+    return Documents(tokens, train, held_out, context, scored_after)
 
 
 LINES = [f"w{i} = x{i} " + "y " * (i % 5) + f"z{i}" for i in range(23)]
@@ -112,14 +111,14 @@ def test_batches_of_lines() -> None:
     assert (inputs[1, 2:] == data.boundary).all()
     tokens = Tokens.words(LINES)
     model = tiny("llama", len(tokens), context=31)
-    data = Documents.of_lines(tokens, LINES, LINES[:7], 31)
+    data = Documents(tokens, LINES, LINES[:7], 31)
     assert evaluate(model, data, batch=7) == pytest.approx(evaluate(model, data, batch=1), abs=1e-6)
 
 
 def test_each_draw_of_a_line_takes_one_of_its_ways() -> None:
     lines = ["aa , bb bb , cc", "dd = ee ff gg hh"]
     tokens = Tokens.words(lines)
-    data = Documents.of_lines(tokens, lines, lines[:1], 31, ways=verbs.clause_orders)
+    data = Documents(tokens, lines, lines[:1], 31, ways=verbs.clause_orders)
     drawn = Counter[str]()
     for seed in range(600):
         inputs, targets = data.batch(generator(seed), 2)
@@ -146,11 +145,11 @@ def test_marks() -> None:
         assert torch.equal(one, other)
     data = documents(LINES, LINES[:7], scored_after="=")
     scored = sum(int((targets != IGNORED).sum()) for _, targets in data.held_out_batches(3))
-    assert scored == sum(len(ids) - data._unscored(ids) for ids in data._cut(data._held_out))
+    assert scored == sum(len(ids) - data._unscored(ids) for ids in data._held_out)
     data = documents(["aa bb cc dd ee ff gg hh"], ["aa bb cc dd ee ff gg hh"], context=5)
     assert data.batch(generator(), 1)[0].shape == (1, 5)
     with pytest.raises(HeadwiseError, match=r"this tokenizer has no .* to put between documents"):
-        Documents.of_lines(Tokens.characters("ab", boundary=False), ["a"], ["b"], 7)
+        Documents(Tokens.characters("ab", boundary=False), ["a"], ["b"], 7)
 
 
 @pytest.mark.parametrize("context", [1, 3, 5])
@@ -159,7 +158,7 @@ def test_a_context_too_short_for_the_mark_is_said(context: int) -> None:
     lines = ["aa bb cc dd ee ff = gg", "aa bb cc = gg", "aa bb cc dd ee = gg", "aa ee bb cc = dd gg"]
     tokens = Tokens.words(lines)
     try:
-        data = Documents.of_lines(tokens, lines, lines, context, scored_after="=")
+        data = Documents(tokens, lines, lines, context, scored_after="=")
         order, loss = data.ngram(len(tokens))
         model_loss = evaluate(tiny("llama", len(tokens), context=context), data, batch=1)
     except HeadwiseError as error:
@@ -188,8 +187,8 @@ def test_texts(tmp_path: Path) -> None:
     sets = []
     for corpus in corpora:
         assert isinstance(corpus.data, Documents)
-        halves = (corpus.data._cut(part) for part in (corpus.data._train, corpus.data._held_out))
-        train, held_out = ([corpus.tokens.decode(ids) for ids in half] for half in halves)
+        halves = [ways[0] for ways in corpus.data._train], corpus.data._held_out
+        train, held_out = (list(map(corpus.tokens.decode, half)) for half in halves)
         assert sorted(train + held_out) == sorted(lines)
         assert len(held_out) == 6
         assert corpus.example in held_out
@@ -207,7 +206,7 @@ def test_the_verb_corpus_scores_the_spanish_alone() -> None:
     mark = corpus.tokens.encode("=")[0]
     for inputs, targets in corpus.data.held_out_batches(64):
         assert not ((inputs == mark).cumsum(1) == 0)[targets != IGNORED].any()
-    assert not set(corpus.data._cut(corpus.data._held_out)[0]) - set(range(len(corpus.tokens)))
+    assert not set(corpus.data._held_out[0]) - set(range(len(corpus.tokens)))
     assert corpus.example.startswith("he would ")  # where neither the pronoun nor the verb tells the tense
 
 

@@ -34,7 +34,7 @@ def data() -> Stream:
 
 @pytest.fixture
 def config(data: Stream) -> Any:
-    return tiny_config("llama", max(data._ids[0]) + 1, n_layers=1)
+    return tiny_config("llama", int(data._ids.max()) + 1, n_layers=1)
 
 
 def same(one: GPT, other: GPT) -> bool:
@@ -106,7 +106,7 @@ def test_training_lowers_the_loss(tmp_path: Path, name: str) -> None:
     text = prose(150)
     if PRESETS[name].lines:
         tokens, lines = Tokens.characters(text, boundary=True), text.splitlines()
-        data: Any = Documents.of_lines(tokens, lines[:130], lines[130:], 11)
+        data: Any = Documents(tokens, lines[:130], lines[130:], 11)
     else:
         tokens = Tokens.characters(text, boundary=False)
         data = text_stream(tokens, text, 11)

@@ -12,15 +12,12 @@ from __future__ import annotations
 
 import itertools
 import sys
-from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -42,47 +39,12 @@ from headwise.words import Note
 BATCH = 4096  # tokens that run together at most; a round choice: more take more memory, few are slower a token
 RARE = 0.1  # the rarest tenth of a document's keys are its rare tokens; a round choice
 
-Ints = npt.NDArray[np.int64]
-
-
-class IdTable(Sequence[list[int]]):
-    """Documents of ids in one array of 4 bytes an id."""
-
-    def __init__(self, documents: Iterable[Ids]) -> None:
-        whole, ends = array("i"), [0]
-        for ids in documents:
-            whole.extend(ids)
-            ends.append(len(whole))
-        self._ids, self._ends = np.array(whole, np.int32), np.array(ends)
-
-    @property
-    def n_ids(self) -> int:
-        return len(self._ids)
-
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
-    def __getitem__(self, number: int | slice) -> Any:
-        if isinstance(number, slice):
-            return [self[n] for n in range(*number.indices(len(self)))]
-        place = range(len(self))[number]  # which counts negative ones from the end, and refuses what is outside
-        return self._ids[slice(*self._ends[place : place + 2])].tolist()
-
-    def spans(self, numbers: Sequence[int] | Ints) -> tuple[Ints, Ints]:
-        """Of documents the places of their first ids in the whole table, and their lengths."""
-        places = np.asarray(numbers, np.int64)
-        return self._ends[places], self._ends[places + 1] - self._ends[places]
-
-    def take(self, places: Ints | slice) -> Ints:
-        """The ids at these places of the whole table, in the shape of the places."""
-        return self._ids[places].astype(np.int64)
-
 
 @dataclass
 class Text:
     """Documents as ids, and what is known about their tokens."""
 
-    documents: Sequence[Ids]  # what is passed may be any iterable; from then on it is an IdTable
+    documents: Sequence[Ids]
     shown: Callable[[Ids], tuple[str, ...]]  # ids as a reader should see them
     specials: frozenset[int] = frozenset()  # ids that stand for no text
     frame: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))  # ids before and after each document
@@ -94,9 +56,8 @@ class Text:
     about: tuple[str, ...] = ()  # what a reader of any number on it must know
 
     def __post_init__(self) -> None:
-        if not isinstance(self.documents, IdTable):
-            self.documents = IdTable(ids for ids in self.documents if len(ids) > 1)  # in one nothing is predicted
-        if not len(self.documents):
+        self.documents = [ids for ids in self.documents if len(ids) > 1]  # in one nothing is predicted
+        if not self.documents:
             raise HeadwiseError("the text has no document of two tokens or more; pass a longer one")
         self.counts = Counter(itertools.chain.from_iterable(self.documents))
         ids = list(self.counts)
@@ -168,8 +129,7 @@ def read_documents(
             for ids in itertools.chain(first, parts):
                 yield [*before, *ids, *after]
 
-    # One of a single id is left out, though `most` counts it: without a frame the last part of a text may be one.
-    text = text_of(reader, IdTable(ids for ids in itertools.islice(documents(), most) if len(ids) > 1), sources)
+    text = text_of(reader, list(itertools.islice(documents(), most)), sources)
     if facts["cut"]:
         text.about = (Note.of("note.cut", count=facts["cut"], context=f"{context:,}", model=reader.name),)
     text.about += unknown_note(tokenizer, facts["unknown"], facts["characters"])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import cycle, islice
+from itertools import accumulate, takewhile
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from headwise.corpus import verbs
-from headwise.corpus.documents import IdTable, Ints
 from headwise.corpus.ngram import NGramModel, best_order, ngram_losses
 from headwise.corpus.sources import Sources, pieces
-from headwise.corpus.tokens import Tokens
+from headwise.corpus.tokens import Ids, Tokens
 from headwise.errors import HeadwiseError
 
 IGNORED = -100  # a target that does not count, as `cross_entropy` of torch has it by default
@@ -27,16 +26,15 @@ HELD_OUT_TOKENS = 100_000  # about so many are scored at most, evenly spread ove
 NGRAM_TOKENS, NGRAM_SCORED = 2**22, 2**19
 
 Batch = tuple[Tensor, Tensor]  # inputs (B,T), targets (B,T): what follows each input
-Parts = tuple[Ints, Ints]  # the numbers of the lines to train on, and of those held out
 
 
 class Stream:
     """One long text; a batch is a set of random pieces of it. The last tenth is held out."""
 
-    def __init__(self, ids: IdTable, context: int) -> None:
-        self._ids, self._cut = ids, int(ids.n_ids * (1 - HELD_OUT_SHARE))  # where the held-out part begins
+    def __init__(self, ids: Ids, context: int) -> None:
+        self._ids, self._cut = torch.tensor(ids), int(len(ids) * (1 - HELD_OUT_SHARE))  # where the held-out part begins
         self.context = context
-        for name, length in (("training", self._cut), ("held-out", ids.n_ids - self._cut)):
+        for name, length in (("training", self._cut), ("held-out", len(ids) - self._cut)):
             if length <= context:
                 raise HeadwiseError(
                     f"the {name} part of the text has {length} tokens, fewer than context {context} + 1; pass "
@@ -49,7 +47,7 @@ class Stream:
 
     def held_out_batches(self, size: int, limit: int = HELD_OUT_TOKENS) -> Iterator[Batch]:
         """Pieces end to end, so that no token is scored twice: about `limit` tokens, `size` pieces a batch."""
-        starts = torch.arange(self._cut, self._ids.n_ids - self.context, self.context)
+        starts = torch.arange(self._cut, len(self._ids) - self.context, self.context)
         wanted = max(1, limit // self.context)
         if len(starts) > wanted:  # evenly spread, from the first to the last
             starts = starts[torch.arange(wanted) * (len(starts) - 1) // max(1, wanted - 1)]
@@ -61,115 +59,100 @@ class Stream:
 
     def ngram(self, vocab_size: int) -> tuple[int, float]:
         """Order and loss of the best n-gram. It sees all text before a token; the model at most its context."""
-        train = self._ids.take(slice(max(0, self._cut - NGRAM_TOKENS), self._cut))
-        held_out = self._ids.take(slice(self._cut, self._cut + NGRAM_SCORED))
+        train, held_out = self._ids[: self._cut][-NGRAM_TOKENS:], self._ids[self._cut :][:NGRAM_SCORED]
         return best_order(ngram_losses(train, held_out, vocab_size))
 
     def _pieces(self, starts: Tensor) -> Batch:  # of starts (B,1)
-        pieces = torch.from_numpy(self._ids.take(starts.numpy() + np.arange(self.context + 1)))
+        pieces = self._ids[starts + torch.arange(self.context + 1)]
         return pieces[:, :-1], pieces[:, 1:]
 
 
 class Documents:
     """Lines between boundaries; a batch is a set of different lines, each cut after context + 1 tokens, padded.
 
-    lines   their ids
-    parts   the numbers of those to train on and of those held out
-    mark    such as "=": of a held-out line only what follows the first of it counts; None counts all
-    n_ways  ways to write a line: at its number and behind it stand so many, of one length; a draw takes one of them
+    train, held_out  lines to learn from, and to be tested on
+    scored_after     a mark, such as "=": of a held-out line only what follows the first of it counts; None counts all
+    ways             gives the ways to write a line to learn from; a draw takes one of them
     """
 
     def __init__(
-        self, tokens: Tokens, lines: IdTable, parts: Parts, context: int, mark: str | None, n_ways: int
-    ) -> None:
-        train, held_out = parts
-        if not len(train) or not len(held_out):
-            raise HeadwiseError(f"{len(train)} lines to train on and {len(held_out)} held out; pass 10 lines or more")
-        # An empty document is two boundaries; a tokenizer without one is refused there.
-        self.boundary, self.context = tokens.document("")[0], context
-        self._lines, self._train, self._held_out, self._n_ways = lines, train, held_out, n_ways
-        self._mark = None if mark is None else tokens.encode(mark)[0]
-        # [:-1]: a token has to follow the mark, for there to be one that counts.
-        if mark is not None and any(self._mark not in ids[:-1] for ids in self._cut(held_out)):
-            raise HeadwiseError(f"context {context} ends before the {mark!r} of a held-out line; pass a larger one")
-
-    @classmethod
-    def of_lines(
-        cls,
+        self,
         tokens: Tokens,
         train: Sequence[str],
         held_out: Sequence[str],
         context: int,
         scored_after: str | None = None,
         ways: Callable[[str], Sequence[str]] = lambda line: (line,),
-    ) -> Documents:
-        """Of lines in memory; `ways` gives the ways to write a line to train on, all of one length.
+    ) -> None:
+        if not train or not held_out:
+            raise HeadwiseError(f"{len(train)} lines to train on and {len(held_out)} held out; pass 10 lines or more")
 
-        `scored_after` is the mark of `Documents`.
-        """
-        written = [ways(line) for line in train]
-        n_ways = max(map(len, written), default=1)
-        # A line with fewer ways repeats them, so that each line has n_ways places; the held-out ones have one each.
-        texts = [text for each in written for text in islice(cycle(each), n_ways)] + list(held_out)
-        lines = IdTable(map(tokens.document, texts))
-        parts = np.arange(0, len(train) * n_ways, n_ways), np.arange(len(train) * n_ways, len(texts))
-        return cls(tokens, lines, parts, context, scored_after, n_ways)
+        def ids(line: str) -> list[int]:
+            return tokens.document(line)[: context + 1]
+
+        # An empty document is two boundaries; a tokenizer without one is refused there.
+        self.boundary, mark = tokens.document("")[0], scored_after
+        self._train = [list(map(ids, ways(line))) for line in train]
+        self._held_out = list(map(ids, held_out))
+        self._n_ways = max(map(len, self._train))
+        self._mark = None if mark is None else tokens.encode(mark)[0]
+        # [:-1]: a token has to follow the mark, for there to be one that counts.
+        if mark is not None and any(self._mark not in line[:-1] for line in self._held_out):
+            raise HeadwiseError(f"context {context} ends before the {mark!r} of a held-out line; pass a larger one")
 
     def batch(self, generator: torch.Generator, size: int) -> Batch:
         chosen = torch.randperm(len(self._train), generator=generator)[:size]  # different ones; all where size is more
-        numbers = self._train[chosen.numpy()]
+        ways = torch.zeros_like(chosen)
         if self._n_ways > 1:
-            numbers += torch.randint(self._n_ways, chosen.shape, generator=generator).numpy()
-        return self._padded(numbers)
+            ways = torch.randint(self._n_ways, chosen.shape, generator=generator)
+        lines = [self._train[line] for line in chosen.tolist()]
+        # A line with fewer ways repeats them.
+        return self._padded([line[way % len(line)] for line, way in zip(lines, ways.tolist(), strict=True)])
 
     def held_out_batches(self, size: int, limit: int = HELD_OUT_TOKENS) -> Iterator[Batch]:
-        numbers = self._some(self._held_out, limit)
-        for start in range(0, len(numbers), size):
-            inputs, targets = self._padded(numbers[start : start + size])
-            for row, ids in enumerate(inputs.tolist()):
+        scored = _some(self._held_out, limit)
+        for start in range(0, len(scored), size):
+            lines = scored[start : start + size]
+            inputs, targets = self._padded(lines)
+            for row, ids in enumerate(lines):
                 targets[row, : self._unscored(ids) - 1] = IGNORED  # - 1: the first token of a line is no target
             yield inputs, targets
 
     def held_out_documents(self, limit: int) -> list[list[int]]:
         """Held-out lines as ids, with the boundary before and without the one after; about `limit` tokens of them."""
-        first = self._held_out[:limit]  # enough: a line has two tokens or more
-        ends = np.minimum(self._lines.spans(first)[1], self.context + 1).cumsum()
-        return [ids[:-1] for ids in self._cut(first[: max(1, int(np.searchsorted(ends, limit)))])]
+        ends = accumulate(map(len, self._held_out))
+        return [ids[:-1] for ids in self._held_out[: max(1, sum(1 for _ in takewhile(limit.__gt__, ends)))]]
 
     def ngram(self, vocab_size: int) -> tuple[int, float]:
         """Order and loss of the best n-gram on the scored tokens. It knows one way to write each line, the first."""
-        train = self._cut(self._some(self._train, NGRAM_TOKENS))
-        held_out = self._cut(self._some(self._held_out, NGRAM_SCORED))
+        train, held_out = _some([ways[0] for ways in self._train], NGRAM_TOKENS), _some(self._held_out, NGRAM_SCORED)
         counted = np.concatenate([np.arange(len(ids)) >= self._unscored(ids) for ids in held_out])
         rows = np.concatenate(train), np.concatenate(held_out)
         return best_order(ngram_losses(*rows, vocab_size, counted=counted, boundary=self.boundary))
 
     def ngram_model(self, vocab_size: int, order: int) -> NGramModel:  # of all lines to train on
-        return NGramModel(np.concatenate(self._cut(self._train)), vocab_size, order, boundary=self.boundary)
+        first = np.concatenate([ways[0] for ways in self._train])
+        return NGramModel(first, vocab_size, order, boundary=self.boundary)
 
     def _unscored(self, ids: list[int]) -> int:
         """How many tokens do not count: the first boundary, or all up to the first mark."""
         return 1 if self._mark is None else ids.index(self._mark) + 1
 
-    def _some(self, part: Ints, limit: int) -> Ints:
-        """The numbers of lines of a part, about `limit` tokens of them: the first, which were drawn as any other."""
-        first = part[:limit]  # from these the mean length of a line is taken
-        n_tokens = int(np.minimum(self._lines.spans(first)[1], self.context + 1).sum())
-        if n_tokens <= limit and len(first) == len(part):
-            return part
-        return part[: max(1, limit * len(first) // n_tokens)]
+    def _padded(self, lines: Sequence[list[int]]) -> Batch:
+        widest = max(map(len, lines))
+        more = [widest - len(ids) for ids in lines]
+        inputs = [ids[:-1] + [self.boundary] * n for ids, n in zip(lines, more, strict=True)]
+        targets = [ids[1:] + [IGNORED] * n for ids, n in zip(lines, more, strict=True)]
+        return torch.tensor(inputs), torch.tensor(targets)
 
-    def _cut(self, numbers: Iterable[int]) -> list[list[int]]:  # the ids of lines, as much as is read of each
-        return [self._lines[int(number)][: self.context + 1] for number in numbers]
 
-    def _padded(self, numbers: Ints) -> Batch:
-        starts, lengths = self._lines.spans(numbers)
-        inside = np.arange(min(lengths.max(), self.context + 1)) < lengths[:, None]  # (B,T+1): within the line?
-        # Outside of its line an id is the line's first, and then replaced: an input by the boundary, a target by
-        # IGNORED. [:, 1:] decides for both: the last id of a line, a boundary, has no target and is padding as well.
-        ids = self._lines.take(starts[:, None] + np.arange(inside.shape[1]) * inside)
-        inputs = np.where(inside[:, 1:], ids[:, :-1], self.boundary)
-        return torch.from_numpy(inputs), torch.from_numpy(np.where(inside[:, 1:], ids[:, 1:], IGNORED))
+def _some(lines: list[list[int]], limit: int) -> list[list[int]]:
+    """About `limit` tokens of lines: the first, which were drawn as any other."""
+    first = lines[:limit]  # from these the mean length of a line is taken
+    n_tokens = sum(map(len, first))
+    if n_tokens <= limit and len(first) == len(lines):
+        return lines
+    return lines[: max(1, limit * len(first) // n_tokens)]
 
 
 @dataclass(frozen=True)
@@ -194,7 +177,7 @@ def verb_corpus(seed: int, context: int, core: bool = False) -> Corpus:
     """
     corpus = verbs.corpus(seed, core=core)
     tokens = Tokens.words(corpus.train_lines)
-    data = Documents.of_lines(tokens, corpus.train_lines, corpus.held_out_lines, context, "=", ways=verbs.clause_orders)
+    data = Documents(tokens, corpus.train_lines, corpus.held_out_lines, context, "=", ways=verbs.clause_orders)
     # In a conditional `would` decides a tense that neither pronoun nor verb tells: heads have most to show there. Of
     # those one with "he", as in the pages that explain a line; of equals `max` takes the first.
     example = max(corpus.held_out_cells, key=lambda cell: (cell.tense == "conditional", cell.person == "he"))
@@ -212,14 +195,12 @@ def text_corpus(text: Sources, lines: bool, context: int, seed: int, tokenizer: 
     whole = text.text()
     tokens = Tokens.characters(whole, boundary=lines) if tokenizer is None else Tokens.from_file(tokenizer)
     if not lines:
-        ids = IdTable([[i for piece in pieces(whole) for i in tokens.encode(piece)]])
-        stream = Stream(ids, context)
+        stream = Stream([i for piece in pieces(whole) for i in tokens.encode(piece)], context)
         return Corpus(text.name, tokens, stream, tokens.decode(stream.held_out_documents(1)[0][:EXAMPLE_TOKENS]))
     documents = [line for each in whole.splitlines() if (line := each.strip())]
-    stored, n = IdTable(map(tokens.document, documents)), len(documents)
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed)).numpy()
-    cut = int(n * (1 - HELD_OUT_SHARE))
-    train, held_out = order[:cut], order[cut:]
-    data = Documents(tokens, stored, (train, held_out), context, None, 1)
-    # [1:-1]: between its boundaries. context - 1: with the boundary before it, it fits into the context.
-    return Corpus(text.name, tokens, data, tokens.decode(stored[int(held_out[0])][1:-1][: context - 1]))
+    drawn = torch.randperm(len(documents), generator=torch.Generator().manual_seed(seed)).tolist()
+    cut = int(len(documents) * (1 - HELD_OUT_SHARE))
+    train, held_out = ([documents[number] for number in part] for part in (drawn[:cut], drawn[cut:]))
+    data = Documents(tokens, train, held_out, context)
+    # Without its boundaries, and as much as fits into the context behind one.
+    return Corpus(text.name, tokens, data, tokens.decode(tokens.encode(held_out[0])[: context - 1]))

@@ -142,7 +142,7 @@ def example_model() -> tuple[GPT, Tokens, str]:
     names = read_text(packaged("names")).split()
     tokens = Tokens.characters("".join(names), boundary=True)  # one more token begins and ends each name
     # The held-out text must not be empty, but nothing is measured on it: one name, which stays in the training.
-    data = Documents.of_lines(tokens, names, names[:1], preset.shape["context"])
+    data = Documents(tokens, names, names[:1], preset.shape["context"])
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), one_thread():
         torch.manual_seed(EXAMPLE_SEED)
         model = GPT(GPTConfig(vocab_size=len(tokens), **preset.shape))
