@@ -136,7 +136,7 @@ PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")  # weights as pickles, which 
 def check_folder(folder: Path) -> dict[str, Any]:
     """`config.json` of a model folder in the layout of Hugging Face.
 
-    Raises HeadwiseError where its weights are no safetensors files, or not all there.
+    Raises HeadwiseError where its weights are no safetensors files.
     """
     config = read_config(folder)
     if not any(folder.glob("*.safetensors")):
@@ -144,7 +144,6 @@ def check_folder(folder: Path) -> dict[str, Any]:
         if pickled:
             raise HeadwiseError(f"{pickled[0]} is a pickle, which can run code; convert it to model.safetensors")
         raise HeadwiseError(f"{folder} has no model.safetensors: it is no model folder, or not finished")
-    _check_shards(folder)
     return config
 
 
@@ -228,21 +227,6 @@ def check_reads_tokens(folder: Path) -> None:
         if sound:
             remedy += "; `headwise align` finds the heads that follow words"
         raise HeadwiseError(f"{folder} holds a {config.get('model_type')}, which reads {what} and no text; {remedy}")
-
-
-def _check_shards(folder: Path) -> None:
-    """The files that the index of a sharded model names are there."""
-    path = folder / "model.safetensors.index.json"
-    # With a single file transformers reads that one, whatever an index says.
-    if (folder / "model.safetensors").exists() or not path.exists():
-        return
-    try:
-        names = set(map(str, read_json(path)["weight_map"].values()))
-    except (KeyError, TypeError, AttributeError):
-        raise HeadwiseError(f"{path} is damaged: it has no weight_map from tensors to files") from None
-    for name in sorted(names):
-        if not name.endswith(".safetensors") or not (folder / name).is_file():
-            raise HeadwiseError(f"{path} names {name}, which is not there or no safetensors file")
 
 
 # The run that a reshaped model comes from.

@@ -8,29 +8,27 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from headwise.errors import HeadwiseError
 
 
-def write_whole(path: str | Path, data: bytes | str | Iterable[bytes]) -> None:
-    """Write `data`, perhaps in pieces, to `path` so that a reader, a crash or a full disk never sees half of it.
+def write_whole(path: str | Path, data: bytes | str) -> None:
+    """Write `data` to `path` so that a reader, a crash or a full disk never sees half of it.
 
     The bytes go to a temporary file in the same folder, are synced to the disk, and take the final name in one
     atomic rename. On any failure the earlier file is untouched and the temporary one is removed. A file that was there
     keeps its permissions, and a symbolic link stays a link: the file that it names is replaced. A pipe, a device and
     standard output (/dev/stdout) are written to and never replaced. One thread of a process writes a path at a time.
     """
-    if isinstance(data, str):
-        data = data.encode()
-    pieces = [data] if isinstance(data, bytes) else data
+    data = data.encode() if isinstance(data, str) else data
     if is_stream(path):
         # Unbuffered: closing a buffered file whose reader has gone would raise a second time. An unbuffered write may
         # take a part only, so what it left is written again.
         with Path(path).open("wb", buffering=0) as stream:
-            rest = memoryview(b"".join(pieces))
+            rest = memoryview(data)
             while rest:
                 rest = rest[stream.write(rest) :]
         return
@@ -45,7 +43,7 @@ def write_whole(path: str | Path, data: bytes | str | Iterable[bytes]) -> None:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, created), "wb") as file:
             if permissions is not None:
                 temporary.chmod(permissions)
-            file.writelines(pieces)
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -119,19 +117,13 @@ def packaged(name: str, kind: str = "txt") -> Path:
     return Path(__file__).with_name("data") / f"{name}.{kind}"
 
 
-# The most bytes that are read. Round choices: a text as a list of token ids takes some 16 times its bytes, so some
-# 2 GiB at most; JSON as dicts some ten times, and of nested brackets alone some 40 times, so nearly 3 GiB at worst.
-MOST_TEXT = 1 << 27  # 128 MiB
-MOST_JSON = 1 << 26  # 64 MiB
 STDIN = "-"  # as the name of a text: standard input
 TEXT = "text.txt"  # where the folder of a run keeps what came from standard input
 
 
-def read_bytes(path: str | Path, most: int | None = None) -> bytes:
-    """The bytes of a regular file. What may never end, a pipe or a device, or is larger than `most`, is not opened."""
-    size = check_file(Path(path))
-    if most is not None and size > most:
-        raise _too_large(path, f"{size:,}", most)
+def read_bytes(path: str | Path) -> bytes:
+    """The bytes of a regular file. What may never end, a pipe or a device, is not opened."""
+    check_file(Path(path))
     return Path(path).read_bytes()
 
 
@@ -150,17 +142,10 @@ def check_file(path: Path) -> int:
     return status.st_size
 
 
-def require_empty(folder: Path, is_ours: Callable[[str], bool] = lambda name: False) -> None:
-    """Refuse a folder to be filled that is there and holds anything but files whose names `is_ours` knows.
-
-    A file of that name is refused, too.
-    """
-    if folder.exists() and not (folder.is_dir() and all(is_ours(path.name) for path in folder.iterdir())):
+def require_empty(folder: Path) -> None:
+    """Refuse a folder to be filled that holds something, and a file of its name."""
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise HeadwiseError(f"{folder} exists and is not empty; pass another folder")
-
-
-def _too_large(path: str | Path, size: str, most: int) -> HeadwiseError:
-    return HeadwiseError(f"{path} has {size} bytes, and headwise reads {most:,} at most; pass a part of it")
 
 
 def read_text(path: str | Path, blank: bool = False) -> str:
@@ -169,15 +154,11 @@ def read_text(path: str | Path, blank: bool = False) -> str:
     Raises HeadwiseError for anything else.
     """
     if str(path) == STDIN:
-        path, data = "standard input", b""
-        if sys.stdin is not None:  # a service may have closed it
-            data = sys.stdin.buffer.read(MOST_TEXT + 1)  # one more shows that there is more; how much is not known
-        if len(data) > MOST_TEXT:
-            raise _too_large(path, f"over {MOST_TEXT:,}", MOST_TEXT)
+        path, data = "standard input", sys.stdin.buffer.read() if sys.stdin else b""  # a service may have closed it
     elif Path(path).is_dir():
         raise HeadwiseError(f"{path} is a folder; pass a text file")
     else:
-        data = read_bytes(path, MOST_TEXT)
+        data = read_bytes(path)
     try:
         text = data.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
@@ -189,7 +170,7 @@ def read_text(path: str | Path, blank: bool = False) -> str:
 
 def read_json(path: str | Path) -> Any:
     """A JSON document in UTF-8. Raises HeadwiseError for anything else, and for one nested too deep to be read."""
-    data = read_bytes(path, MOST_JSON)
+    data = read_bytes(path)
     try:
         return json.loads(data.decode("utf-8-sig"))  # without the byte order mark, if there is one
     except (ValueError, RecursionError) as error:  # ValueError: also a number of more digits than Python reads

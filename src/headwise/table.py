@@ -79,7 +79,6 @@ def heat(weights: Iterable[Iterable[float]], rows: Iterable[str], keys: Iterable
 Cell = str | int | float | None
 # Begin a cell that a spreadsheet may run as a formula; the last four are the full-width forms of the first.
 FORMULAS = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
-WORDS = 10  # characters that a column of words keeps, however narrow the console is: a round choice
 
 
 def say(console: Console, line: str) -> None:
@@ -166,38 +165,28 @@ class Table:
         lefts = set(left)
         columns = [[heading, *(row[place] for row in cells)] for place, heading in enumerate(self.columns)]
         # `cell_len` is a text's width on a console, where a Chinese character takes two places.
-        wide = [max(map(cell_len, column)) for column in columns]  # what each column would like
-        least = []  # and what it must have: its longest number, or the longest word of its heading
-        for place, (heading, *column) in enumerate(columns):
-            longest = max(map(cell_len, column), default=0)
-            word = max(map(cell_len, heading.split()), default=0)
-            least.append(max(word, min(longest, WORDS) if place in lefts else longest))
-        # All in one band with gaps of 2: n columns have n - 1 gaps, and the edges take 2 more, which makes 2 * n.
-        fits = sum(wide) + 2 * len(wide) <= console.width
-        gap = 2 if fits else 1  # between two columns
-        # The width of the first column: all that it would like, or a third of the console (a round choice: more
-        # leaves less for numbers, and makes more bands), or what the others leave.
-        first = wide[0]
-        if not fits:
-            remaining = console.width - 2 - sum(least[1:]) - gap * (len(least) - 1)
-            first = min(wide[0], max(least[0], console.width // 3, remaining))
-        room = console.width - first - 2  # for the gaps and the other columns of a band
+        widths, gap = [max(map(cell_len, column)) for column in columns], 2
+        if sum(widths) + 2 * len(widths) > console.width:
+            gap = 1
+            for place, (heading, *column) in enumerate(columns):  # words and headings are broken, numbers never
+                longest = max(map(cell_len, column), default=0)
+                word = max(map(cell_len, heading.split()), default=0)
+                widths[place] = max(word, min(longest, console.width // 3) if place in lefts else longest)
+        room = console.width - widths[0] - 2  # for the gaps and the other columns of a band
         start = 1  # the first column of a table, behind the names of the rows; a table of names alone has none
         while start < len(columns) or start == 1:
             end = min(start + 1, len(columns))
-            # A column joins the band if the least widths still fit, each with the gap before it.
-            while end < len(columns) and sum(least[start : end + 1]) + gap * (end + 1 - start) <= room:
+            while end < len(columns) and sum(widths[start : end + 1]) + gap * (end + 1 - start) <= room:
                 end += 1
-            widths = _spread(wide[start:end], least[start:end], room - gap * (end - start))
             # The box itself sets one place between columns, and the padding adds the rest of the gap.
             grid = Grid(box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), pad_edge=False, show_header=any(self.columns))
             if self.title:
                 grid.title = Text(self.title if start == 1 else f"{self.title}, continued")
                 grid.title_justify = "left"
-            for place, width in ((0, first), *zip(range(start, end), widths, strict=True)):
+            for place in (0, *range(start, end)):
                 side: Literal["left", "right"] = "left" if place in lefts else "right"
                 # A column of empty cells is 0 wide, and keeps one place.
-                grid.add_column(Text(columns[place][0]), justify=side, width=max(1, width), overflow="fold")
+                grid.add_column(Text(columns[place][0]), justify=side, width=max(1, widths[place]), overflow="fold")
             for number, row in enumerate(cells):
                 if last and number == len(cells) - last:
                     grid.add_section()
@@ -216,14 +205,3 @@ def _value(cell: Cell) -> Cell:
 
 def _html(cell: Cell) -> str:
     return cell if isinstance(cell, Markup) else escaped(shown(cell))
-
-
-def _spread(wide: list[int], least: list[int], room: int) -> list[int]:
-    """What each column gets: its least, and of what is still free as much as it can use, the leftmost first."""
-    free = room - sum(least)
-    widths = []
-    for full, small in zip(wide, least, strict=True):
-        more = max(0, min(full - small, free))
-        widths.append(small + more)
-        free -= more
-    return widths

@@ -130,7 +130,6 @@ def sharded(*names: object) -> Damage:
 
 OTHER_NAMES = ("GPT2Config", "PreTrainedTokenizerFast", "logging", "pipeline", "set_seed")  # of the library
 PICKLES = ("pytorch_model.bin", "model.pt", "weights.pth", "last.ckpt")
-ELSEWHERE = ("model.bin", f"/etc/{WEIGHTS}", "a/b.safetensors", 7)
 PROJECTION, NOT_OURS = "transformer.h.1.attn.c_proj.weight", f"which is no model of transformers {tf.__version__}$"
 NO_SENSE = ({"n_embd": "wide"}, {"n_head": 0}, {"n_head": 4}, {"n_embd": -3}, {"vocab_size": None})
 REFUSED: list[tuple[Damage, str]] = [
@@ -142,9 +141,7 @@ REFUSED: list[tuple[Damage, str]] = [
     (with_tensor(PROJECTION, None), r"h\.1\.attn\.c_proj\.weight"),
     (with_tensor(PROJECTION, torch.zeros(3, 5)), "does not load as GPT2LMHeadModel: "),
     (with_tensor(PROJECTION, torch.full((21, 21), math.nan)), rf"has NaN or inf in {re.escape(PROJECTION)}"),
-    (sharded(*SHARDS), f"names {SHARDS[1]}, which is not there"),
-    (lambda folder: (sharded()(folder), holding(f"{WEIGHTS}.index.json", b"{")(folder)), r"index\.json is no JSON: "),
-    *((sharded(name), "which is not there or no safetensors file") for name in ELSEWHERE),
+    *((sharded(*names), "does not load as GPT2LMHeadModel") for names in (SHARDS, [], ["model.bin"])),
     *((configured(architectures=[name]), f"{name}, {NOT_OURS}") for name in ("NoSuchModel", "GPT3LMHeadModel")),
     *((configured(architectures=kind), r"config\.json") for kind in ([5], {"a": 1})),
     *((configured(architectures=[name]), rf"names the architecture {name}") for name in OTHER_NAMES),

@@ -115,10 +115,6 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         tensors = load(data)
     except (SafetensorError, KeyError, ValueError, RuntimeError) as error:  # KeyError: a type that torch does not have
-        # A safetensors file begins with the length of its header, 8 bytes, the lowest first. That may begin as a pickle
-        # (0x80) or a zip archive (PK) does, but below 2^24 bytes, 16 MiB, it goes on with zeros.
-        if (data[:1] == b"\x80" or data[:2] == b"PK") and any(data[3:8]):
-            raise _pickle(path, "a pickle under another name", "safetensors") from None
         raise HeadwiseError(f"{path} is damaged or cut short ({len(data)} bytes): {error}") from None
     size = int.from_bytes(data[:8], "little")  # of the header
     return tensors, json.loads(data[8 : 8 + size]).get("__metadata__") or {}
@@ -129,8 +125,8 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
     write_whole(path, save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, metadata))
 
 
-def _pickle(path: Path, kind: str = "a pickle", remedy: str = "model.safetensors first") -> HeadwiseError:
-    return HeadwiseError(f"{path} is {kind}, which can run code; convert it to {remedy}")
+def _pickle(path: Path) -> HeadwiseError:
+    return HeadwiseError(f"{path} is a pickle, which can run code; convert it to model.safetensors first")
 
 
 def hf_form(config: GPTConfig) -> str | None:

@@ -79,7 +79,6 @@ def train(
     report: Callable[[Progress], None],
     save_seconds: float = 10.0,  # what a kill loses at most, but for a long step; a round choice
     observer: Observer | None = None,
-    build: Callable[[GPTConfig], GPT] = GPT,
 ) -> tuple[GPT, list[CurvePoint]]:
     """Train a GPT to the end of its recipe, going on from the state in `folder` if there is one.
 
@@ -87,7 +86,7 @@ def train(
     Raises HeadwiseError for a loss that is no number, Stopped after Ctrl-C.
     """
     torch.manual_seed(seed)  # the weights are drawn from it
-    model = build(config)
+    model = GPT(config)
     optimizers = make_optimizers(model, recipe)
     weights = dict(model.named_parameters())
     start, kept = restore_state(folder / STATE, weights, optimizers)
@@ -180,34 +179,18 @@ def take_step(
     return number
 
 
-_lock = threading.Lock()
-_before: list[int] = []  # how many threads torch had before, once for each thread of Python in such a block
-_within = threading.local()  # .block: is this thread of Python in one already? An inner block then does nothing
+_lock = threading.RLock()  # torch has one number of threads, for all threads of Python
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """torch on one thread within this block: small matrices gain nothing from a second one, and wait for it.
-
-    A thread of Python that starts while another is in such a block finds torch on one thread; it must not take that for
-    what was there before.
-    """
-    if getattr(_within, "block", False):
-        yield
-        return
+    """torch on one thread within this block: small matrices gain nothing from a second one, and wait for it."""
     with _lock:
-        # torch is asked always: a thread of Python that has never asked would take over what another thread sets when
-        # its block ends.
-        before = (*_before, torch.get_num_threads())[0]
-        _before.append(before)
-    _within.block = True
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        _within.block = False
-        with _lock:
-            _before.pop()  # any one: they are all the same number
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
             torch.set_num_threads(before)
 
 
