@@ -218,7 +218,7 @@ def half(text: Path, tmp_path: Path) -> Path:
     from headwise.gpt import run as room
     from headwise.gpt import train
 
-    settings = room.Settings("nanogpt", str(text), steps=3, shape=SHAPE)
+    settings = room.Settings("nanogpt", (str(text),), steps=3, shape=SHAPE)
 
     def interrupt(progress: train.Progress) -> None:
         signal.raise_signal(signal.SIGINT)

@@ -35,7 +35,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(folder: Path, text: Path, preset: str, steps: int = 2, **shape: int) -> Path:
-    settings = Settings(preset=preset, text=str(text), steps=steps, shape={**SHAPE, **shape})
+    settings = Settings(preset=preset, text=(str(text),), steps=steps, shape={**SHAPE, **shape})
     run_training(folder, settings, lambda progress: None, resume=False, n_samples=0)
     return folder
 

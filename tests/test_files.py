@@ -4,7 +4,6 @@ import io
 import os
 import pty
 import signal
-import socket
 import stat
 import subprocess
 import sys
@@ -133,15 +132,6 @@ def test_a_pipe_is_written_to_and_stays(through_link: bool, tmp_path: Path) -> N
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_a_socket_is_not_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "socket"
-    with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(path))
-        with pytest.raises(OSError):
-            write_whole(path, b"x")
-        assert stat.S_ISSOCK(path.lstat().st_mode) and list(tmp_path.iterdir()) == [path]
-
-
 def test_standard_output_is_written_to(tmp_path: Path) -> None:
     code = "from headwise.files import write_whole; write_whole('/dev/stdout', b'one'); print('two', end='')"
     with (tmp_path / "file").open("wb") as file:
@@ -174,15 +164,6 @@ def test_permissions_are_kept_and_never_wider_on_the_way(
     monkeypatch.setattr(os, "fsync", lambda file: (seen.append(stat.S_IMODE(os.fstat(file).st_mode)), fsync(file)))
     write_whole(path, b"after")
     assert path.read_bytes() == b"after" and stat.S_IMODE(path.stat().st_mode) == mode == seen[0]
-
-
-def test_a_new_file_has_the_permissions_of_any_new_file(tmp_path: Path) -> None:
-    before = os.umask(0o027)
-    try:
-        write_whole(tmp_path / "file", b"x")
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o640
 
 
 def test_tale_is_the_book_of_the_package_unless_there_is_such_a_file(

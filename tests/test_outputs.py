@@ -23,7 +23,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "texts" / "a.md").write_text("")
     for name in ("config.json", "model.safetensors", "report.html", "table.csv"):
         (place / "run" / name).write_text("{}")
-    (place / "run" / "run.json").write_text(json.dumps({"settings": {"text": str(place / "book.txt")}}))
+    (place / "run" / "run.json").write_text(json.dumps({"settings": {"text": [str(place / "book.txt")]}}))
     (place / "child" / "config.json").symlink_to("../links/blob")  # as the cache of a hub has it
     (place / "links" / "blob").write_text("{}")
     (place / "child" / "headwise.json").write_text(json.dumps({"run": "../run"}))

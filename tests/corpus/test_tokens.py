@@ -1,7 +1,6 @@
 """Text to ids and back: characters, words, and any tokenizer file."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -131,21 +130,6 @@ def test_what_is_known_is_listed_up_to_forty() -> None:
         tokens.encode("x")
     listed = str(refusal.value).split("it knows 307: ")[1]
     assert len(listed.split()) == 40 + len(["..."])
-
-
-def test_a_file_of_an_earlier_version_reads_alike() -> None:
-    """It names no token for the unknown, and puts none before a text."""
-    tokens = Tokens.words(["él habló ="])
-    layout = json.loads(tokens.to_json())
-    layout |= {"post_processor": None, "added_tokens": []}
-    layout["model"]["unk_token"] = "<unk>"
-    earlier = Tokens(Tokenizer.from_str(json.dumps(layout)))
-    assert earlier.prompt("habló él") == tokens.prompt("habló él")
-    assert json.loads(earlier.to_json())["model"]["unk_token"] == BOUNDARY  # written again, it is up to date
-    for reader in (earlier, tokens):
-        for text, word in (("él hablo", "hablo"), (f"él {BOUNDARY}", BOUNDARY)):
-            with pytest.raises(HeadwiseError, match=re.escape(f"has not seen the words '{word}'; it knows 3: = habló")):
-                reader.encode(text)
 
 
 def test_the_first_token_stands_for_the_unknown_where_there_is_neither_boundary_nor_space() -> None:

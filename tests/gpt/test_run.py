@@ -30,7 +30,7 @@ def book(tmp_path: Path) -> Path:
 @pytest.fixture
 def settings(book: Path) -> Callable[..., Settings]:
     def make(**changes: Any) -> Settings:
-        given = {"preset": "llama", "text": str(book), "steps": 23, "shape": SHAPE}
+        given = {"preset": "llama", "text": (str(book),), "steps": 23, "shape": SHAPE}
         return Settings(**{**given, **changes})
 
     return make
@@ -52,7 +52,7 @@ def go_on(folder: Path, settings: Settings) -> Run:
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_s_shape_and_recipe_are_taken(book: Path, preset: str) -> None:
     book.write_text(prose(300))
-    corpus, config, recipe = Settings(preset=preset, text=str(book)).resolve()
+    corpus, config, recipe = Settings(preset=preset, text=(str(book),)).resolve()
     assert {name: getattr(config, name) for name in PRESETS[preset].shape} == PRESETS[preset].shape
     assert config.vocab_size == len(corpus.tokens)
     assert recipe == PRESETS[preset].recipe

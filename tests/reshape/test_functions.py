@@ -30,7 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("functions")
     (folder / "a book.txt").write_text(LETTERS)
     shape = {"n_layers": 2, "n_heads": 6, "n_kv_heads": 6, "head_dim": 4, "d_model": 24, "d_ff": 29, "context": 17}
-    settings = Settings("llama", str(folder / "a book.txt"), steps=30, shape=shape)
+    settings = Settings("llama", (str(folder / "a book.txt"),), steps=30, shape=shape)
     run_training(folder / "run", settings, lambda progress: None, resume=False, n_samples=0)
     return folder / "run"
 

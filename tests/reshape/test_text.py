@@ -95,7 +95,7 @@ def test_lengths_that_make_no_sense_are_refused(path: Path) -> None:
 def test_a_run_knows_what_it_was_trained_on(path: Path, tmp_path: Path) -> None:
     shape = {"n_layers": 1, "n_heads": 2, "d_model": 8, "context": 16}
     run_training(
-        tmp_path / "own", Settings("llama", str(path), steps=1, shape={**shape, "n_kv_heads": 2}), quiet, False
+        tmp_path / "own", Settings("llama", (str(path),), steps=1, shape={**shape, "n_kv_heads": 2}), quiet, False
     )
     own = read_calibration(None, open_folder(tmp_path / "own"))
     given = read_calibration(path, open_folder(tmp_path / "own"))

@@ -129,9 +129,7 @@ def _files(path: Path) -> list[Path]:
 
 def _texts(model: Path) -> list[Path]:
     """The texts on which a model was trained, as its run says."""
-    # Suppressed: there is no run, or a damaged one, which is said when it is read; or the text is built in (None).
+    # Suppressed: there is no run, or a damaged one, which is said when it is read.
     with suppress(HeadwiseError, KeyError, TypeError):
-        names = read_json(require_run(model) / RUN)["settings"]["text"]
-        # One name or several; the command `train` writes absolute ones.
-        return [Path(name) for name in ([names] if isinstance(names, str) else names)]
+        return list(map(Path, read_json(require_run(model) / RUN)["settings"]["text"]))
     return []

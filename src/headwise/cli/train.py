@@ -80,7 +80,7 @@ def train(
             Sources(list(map(Path, names)))  # refuses what is not there, before torch is loaded
         options = {  # fields of `Settings`; what is None was not asked for, and a run that is resumed keeps its own
             "preset": preset,
-            "text": tuple(names) if len(names) > 1 else next(iter(names), None),  # run.json has one as a string
+            "text": tuple(names) or None,
             "tokenizer": None if tokenizer is None else os.path.realpath(tokenizer),
             "lines": lines,
             "seed": seed,

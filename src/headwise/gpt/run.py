@@ -55,7 +55,7 @@ class Settings:
     """All that determines a run: the same settings on the same machine give the same weights."""
 
     preset: str = "verbs"
-    text: str | tuple[str, ...] | None = None  # paths of files and folders; None takes the built-in verb corpus
+    text: tuple[str, ...] = ()  # paths of files and folders; without them it is the built-in verb corpus
     tokenizer: str | None = None  # a path; None takes characters, or words for the verb corpus
     lines: bool | None = None  # is each line of the text a document? None takes the preset's way
     seed: int = 0
@@ -66,13 +66,12 @@ class Settings:
     @property
     def paths(self) -> list[Path]:
         """The files and folders of the text."""
-        texts = [self.text] if isinstance(self.text, str) else self.text or ()
-        return [Path(text) for text in texts]
+        return list(map(Path, self.text))
 
     @property
     def text_size(self) -> int:
         """Bytes of the text, by which a run sees that it has changed; 0 of the verb corpus."""
-        return Sources(self.paths).size if self.paths else 0
+        return Sources(self.paths).size
 
     def resolve(self, progress: Reading | None = None) -> tuple[Corpus, GPTConfig, Recipe]:
         """The data, the model's shape and the recipe; `progress` hears how much of a large text has been read."""
@@ -92,7 +91,7 @@ class Settings:
             shape["d_ff"] = max(1, preset.shape["d_ff"] * self.shape["d_model"] // preset.shape["d_model"])
         shape["own_attention"] = self.attention
         GPTConfig(vocab_size=1, **shape)  # a wrong shape is said before a long text is read
-        if self.text is None:
+        if not self.text:
             for option in ("tokenizer", "lines"):
                 if getattr(self, option) is not None:
                     raise HeadwiseError(

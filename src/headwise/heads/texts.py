@@ -92,7 +92,7 @@ def held_out(folder: Folder, documents: int | None) -> Text:
     tokens, settings = require_tokens(folder), record.settings
     ids = held_out_documents(origin, HELD_OUT)[:documents]
     text = text_of(folder, ids, [Note.of("source.held_out")])
-    if settings.text is None:  # the verb corpus, whose lines are like "he works = él trabaja"
+    if not settings.text:  # the verb corpus, whose lines are like "he works = él trabaja"
         text.note = HALF_LINES
         text.scored_after = tokens.encode("=")[0]  # the answer of a line stands behind it
         text.end = tuple(tokens.frame[0])  # the boundary stands between lines

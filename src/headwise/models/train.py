@@ -54,8 +54,7 @@ def train(
         if isinstance(text, str) and "\n" in text:
             text = stack.enter_context(kept_text(folder, text))
         paths = (text,) if isinstance(text, str | Path) else text or ()
-        files = tuple(str(text_path(path).absolute()) for path in paths)
-        texts = files if len(files) > 1 else next(iter(files), None)  # run.json has a list, one path or null
+        texts = tuple(str(text_path(path).absolute()) for path in paths)
         tokenizer_file = None if tokenizer is None else str(tokenizer)
         name = None if attention is None else register(attention)
         settings = Settings(preset, texts, tokenizer_file, lines, seed, steps, shape, name)
