@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -157,11 +157,6 @@ def _noted(call: Call, site: Site, line: str) -> Call:
     return call._replace(note=f"{told}{line}")
 
 
-def side_by_side(documents: Iterable[Ids]) -> Iterator[Tensor]:
-    """Neighbours of equal length as (B,T) ids, as many as run at once."""
-    return batches(documents, TOGETHER)
-
-
 def run_documents(
     model: nn.Module,
     documents: Sequence[Ids],
@@ -192,7 +187,7 @@ def run_documents(
 
     with torch.no_grad(), listening(model, listener, marker), evaluating(model):
         progress(0, total)  # before the first batch, so that its time is seen to be the model's
-        for ids in side_by_side(documents):
+        for ids in batches(documents, TOGETHER):
             run_body(model, ids)
             number += len(ids)
             done += ids.numel()
@@ -533,15 +528,16 @@ def _starts(call: Call, b: int, reader: _Reader) -> tuple[int, ...]:
     starts = (0, *(int(t) + 1 for t in changes))
     for start, end in itertools.pairwise((*starts, T)):
         rows = [start, end - 1]
-        if call.weights is None:
-            of_rows = call._replace(q=call.q[:, :, rows])
-            of_text = call.options.mask
-            options = call.options._replace(mask=None if of_text is None else Part(of_text, "t", rows, T))
-            seen = _allowed(of_rows._replace(options=options), b)
-        else:
+        if call.weights is not None:
             seen = call.weights[b][:, rows] > 0
-        seen = None if seen is None else seen.expand(-1, -1, T)
-        if seen is None or seen[..., :start].any() or seen[..., end:].any():
+        elif call.options.mask is None:
+            return (0,)
+        else:
+            allowed, _ = _resolved(call, Part(call.options.mask, "t", rows, T), b, 2)
+            if allowed is None:
+                return (0,)
+            seen = allowed[0].expand(-1, -1, T)
+        if seen[..., :start].any() or seen[..., end:].any():
             return (0,)  # they are not kept apart
     return starts
 

@@ -104,19 +104,9 @@ def badges_of(roles: Iterable[Role]) -> dict[str, Badge]:
     return {name: badges[name] for name in names}
 
 
-def short(role: str) -> str:
-    """`previous` for the role `previous token`."""
-    return role.removesuffix(" token")
-
-
 def n_layers(survey: Survey) -> int:
     """The layers of all stacks together; `part` names the stack, as the encoder of a model that has two."""
     return len({(profile.part, profile.layer) for profile in survey.profiles})
-
-
-def earners(survey: Survey) -> dict[str, list[str]]:
-    """For each role the names of the heads that have it."""
-    return {role.name: [p.name for p in survey.profiles if role.name in p.roles] for role in survey.roles}
 
 
 # The roles from the most telling to the least; where a head has several, the first one makes the sentence.
@@ -243,45 +233,41 @@ def _print_facts(screen: Screen, survey: Survey) -> None:
 
 def _print_roles(screen: Screen, survey: Survey) -> None:
     """A line for each role that heads have: how many, and which; then the others."""
-    named = earners(survey)
     screen.say("")
     grid = Grid.grid(padding=(0, 2))  # two places between columns: the role, how many heads, their names
     grid.add_column(no_wrap=True)
     grid.add_column(justify="right", no_wrap=True)
     grid.add_column()
-    for role, names in named.items():
+    missing = []
+    for role in survey.roles:
+        names = [profile.name for profile in survey.profiles if role.name in profile.roles]
         if names:
-            grid.add_row(Text(role), str(len(names)), Text(listed(names, NAMED)))
+            grid.add_row(Text(role.name), str(len(names)), Text(listed(names, NAMED)))
+        else:
+            missing.append(role.name)
     # rich prints an empty line for a grid without rows.
     if grid.row_count:
         screen.print(grid)
-    missing = ", ".join(role for role, names in named.items() if not names)
     if missing:
-        screen.say(f"roles without a head: {missing}")
+        screen.say(f"roles without a head: {', '.join(missing)}")
 
 
 def _print_heads(screen: Screen, survey: Survey, columns: list[Column], key: str) -> None:
     """A line for each head, in the order of `key`; below them what the columns mean."""
-    profiles = list(survey.profiles)
-    if key != "name":  # the largest first, what has no number (nan) last: True comes after False
-        numbers = {p.name: _number(p, key) for p in profiles}
-        profiles.sort(key=lambda p: (math.isnan(numbers[p.name]), -numbers[p.name]))
+
+    def place(profile: HeadProfile) -> float:  # the largest first, what has no number last
+        value = _number(profile, key)
+        return math.inf if math.isnan(value) else -value
+
     rows = []
-    for p in profiles:
-        rows.append(
-            [
-                p.name,
-                ", ".join(map(short, p.roles)),
-                *(_shown_number(_number(p, each.key), each) for each in columns),
-            ]
-        )
-    headings, meanings = [], []
-    for column in columns:
-        heading = HEADINGS.get(column.key, column.label)
-        headings.append(heading)
-        meanings.append(f"{heading}: {column.meaning}")
-    headings = ["head", "roles", *headings]
-    Table(headings, rows, note="\n".join(meanings)).print(screen, (0, 1))  # names and roles stand at the left
+    for profile in survey.profiles if key == "name" else sorted(survey.profiles, key=place):
+        roles = ", ".join(role.removesuffix(" token") for role in profile.roles)  # `previous` for `previous token`
+        numbers = [_shown_number(_number(profile, column.key), column) for column in columns]
+        rows.append([profile.name, roles, *numbers])
+    headings = [HEADINGS.get(column.key, column.label) for column in columns]
+    meanings = [f"{heading}: {column.meaning}" for heading, column in zip(headings, columns, strict=True)]
+    table = Table(["head", "roles", *headings], rows, note="\n".join(meanings))
+    table.print(screen, (0, 1))  # names and roles stand at the left
 
 
 def _number(profile: HeadProfile, key: str) -> float:
@@ -316,10 +302,9 @@ def relation_rows(survey: Survey) -> list[list[str]]:
             low, high = score.mass.low, score.mass.high
             # Of one document the interval has no ends.
             span = f"{number(low, 2)}-{number(high, 2)}" if math.isfinite(high - low) else "-"
-            values = (score.even, score.untrained, score.elsewhere, score.accuracy.mean)
+            controls = [number(x, 2) for x in (score.even, score.untrained, score.elsewhere, score.accuracy.mean)]
             offset = f"{relation.offset}: {number(relation.offset_accuracy, 2)}"
-            numbers = [number(value, 2) for value in values]
-            rows.append([relation.name, head.name + star, number(score.mass.mean, 2), span, *numbers, offset])
+            rows.append([relation.name, head.name + star, number(score.mass.mean, 2), span, *controls, offset])
     return rows
 
 
