@@ -314,25 +314,21 @@ def path_starts(scores_knm: Maps) -> NDArray[np.int64]:
     # outside of it, and no path comes from there ...
     best = np.full((K, N + 1, M + 1), -np.inf)
     best[:, 0, 0] = 0  # ... but from here: every path goes to the first cell
-
-    def ways(k: Any, i: Any, j: Any) -> Any:
-        """(3,...) Of cells the sums with which a path comes there: a row and a column on, a row on, a column on."""
-        return np.stack([best[k, i - 1, j - 1], best[k, i - 1, j], best[k, i, j - 1]])
-
+    came = np.zeros(best.shape, np.int8)  # 0 a row and a column on, 1 a row on, 2 a column on
     for diagonal in range(2, N + M + 1):
         i = np.arange(max(1, diagonal - M), min(N, diagonal - 1) + 1)  # so that j lies between 1 and M
         j = diagonal - i
-        best[:, i, j] = scores_knm[:, i - 1, j - 1] + ways(slice(None), i, j).max(0)
-    # From the last cell back to the first, all paths at once. A path that has left the first cell stays at i = j = 0;
-    # what `ways` gives for it there is not used.
+        ways = np.stack([best[:, i - 1, j - 1], best[:, i - 1, j], best[:, i, j - 1]])
+        came[:, i, j] = ways.argmax(0)
+        best[:, i, j] = scores_knm[:, i - 1, j - 1] + ways.max(0)
+    # From the last cell back to the first, all paths at once. A path that has left the first cell stays at i = j = 0.
     starts = np.zeros((K, N), np.int64)
     k, i, j = np.arange(K), np.full(K, N), np.full(K, M)
-    while (i > 0).any():
-        is_open = i > 0  # paths that have not left their first cell
+    while (is_open := i > 0).any():
         # The columns of a row come from the right to the left: the one that is written last is the first of the row.
         # i and j count in `best`, which is one larger on either side.
         starts[k[is_open], i[is_open] - 1] = j[is_open] - 1
-        way = ways(k, i, j).argmax(0)  # 0 came a row and a column on, 1 a row on, 2 a column on
+        way = came[k, i, j]
         i = np.where(is_open & (way != 2), i - 1, i)
         j = np.where(is_open & (way != 1), j - 1, j)
     return starts
