@@ -10,7 +10,7 @@ from pathlib import Path
 import damage
 
 TEXT = "the cat sat on the mat and the dog sat on the log . " * 40
-TRAIN = "train @text.txt --preset llama --layers 1 --width 16 --heads 2 --context 16 --samples 0 --steps 5 --out @run"
+TRAIN = "train @text.txt --preset llama --layers 1 --width 16 --heads 2 --context 16 --steps 5 --out @run"
 # What is run on a copy of its files, whose names follow an @.
 COMMANDS = {
     "generate": "generate @run --prompt 'the c' --tokens 5 --temperature 0",

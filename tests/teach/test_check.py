@@ -122,10 +122,10 @@ def test_the_command_says_right_and_wrong(invoke: Invoke, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["numpy_layer.py", "stacked.py:MultiHeadAttn", "stacked.py:CausalAttention"])
+@pytest.mark.parametrize("name", ["numpy_layer.py", "from_scratch.py:MultiHeadAttn", "from_scratch.py:CausalAttention"])
 def test_the_classes_of_the_courses_that_are_here_are_right(name: str, invoke: Invoke) -> None:
     """The first says what its mask adds, and in an error message what True would mean."""
-    outcome = invoke("check", ROOT / "src" / "headwise" / "lab" / "courses" / name)
+    outcome = invoke("check", ROOT / "src" / "headwise" / "courses" / name)
     assert outcome.code == 0, outcome.out
 
 

@@ -304,7 +304,7 @@ def test_each_head_in_turn_is_ranked_by_what_its_silence_takes(page: Page) -> No
     names = page.locator("#ranking .token").all_inner_texts()
     wanted = {f"L{i // 3}.H{i % 3}": chances("he would call = él", f"L{i // 3}.H{i % 3}")["llamaría"] for i in range(6)}
     assert sorted(names) == sorted(wanted)
-    assert all(wanted[a] <= wanted[b] + 1e-6 for a, b in pairwise(names))  # as near as float32 tells heads apart
+    assert all(wanted[a] <= wanted[b] + 6e-5 for a, b in pairwise(names))  # as near as the page shows them
     parts = [percent(text) for text in page.locator("#ranking .part").all_inner_texts()]
     assert parts == pytest.approx([wanted[name] for name in names], rel=0.06, abs=6e-5)
     page.locator("#ranking .token").first.click()
