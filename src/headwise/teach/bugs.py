@@ -201,31 +201,25 @@ class Verdict:
         }
 
     def __str__(self) -> str:
-        return "\n".join(f"{'  ' * depth}{text}" for depth, text in self._lines())
-
-    def _lines(self) -> Iterator[tuple[int, str]]:
-        """Indentation and text of each line."""
         say = speaker(self.lang)
-        yield 0, f"{self.target}: {say(f'verdict_{self.right}')}"
+        lines = [f"{self.target}: {say(f'verdict_{self.right}')}"]
         for finding in self.findings:
-            yield 0, ""
             bug = catalogue().get(finding.bug)
-            yield 0, f"{bug.name(self.lang)} ({bug.id})" if bug else say("unknown")
+            lines += ["", f"{bug.name(self.lang)} ({bug.id})" if bug else say("unknown")]
             if finding.line is not None:
-                yield 1, f"{say('line')} {finding.line}: {finding.quote}"
+                lines.append(f"  {say('line')} {finding.line}: {finding.quote}")
             if bug:
-                yield 1, bug.text("wrong", self.lang)
-            yield 1, f"{say('evidence')}: {finding.evidence}"
+                lines.append(f"  {bug.text('wrong', self.lang)}")
+            lines.append(f"  {say('evidence')}: {finding.evidence}")
             if finding.fix:
-                yield 1, f"{say('fix')}: {finding.fix}"
-        yield 0, ""
-        if self.checked:
-            yield 0, f"{say('checked')}: {'; '.join(self.checked)}"
-        if self.not_checked:
-            yield 0, f"{say('left_out')}: {'; '.join(self.not_checked)}"
+                lines.append(f"  {say('fix')}: {finding.fix}")
+        lines.append("")
+        for key, said in (("checked", self.checked), ("left_out", self.not_checked)):
+            if said:
+                lines.append(f"{say(key)}: {'; '.join(said)}")
         for other in self.others:
-            yield 0, ""
-            yield from other._lines()
+            lines += ["", str(other)]
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         return f'<pre style="white-space:pre-wrap">{escaped(str(self))}</pre>'

@@ -85,17 +85,13 @@ class Masks:
 
 @dataclass(frozen=True)
 class Stages:
-    """What the layer computed on its way, (B,h,T,...) each, and `out` (B,T,C).
+    """Scores and weights (B,h,T,S) of the layer, and what comes out (B,T,C).
 
     Where a batch is "flat" scores and weights are those of the one long document: (1,h,B*T,B*S).
     """
 
-    q: Any
-    k: Any
-    v: Any
     scores: Any
     weights: Any
-    heads: Any
     out: Any
 
 
@@ -128,7 +124,7 @@ def compute(weights: Weights, inputs: Inputs, masks: Masks, settings: Settings) 
     out = output(weights, heads, s)
     if s["residual"]:
         out = out + x["q"]
-    return Stages(q, k, v, scores, attention, heads, out)
+    return Stages(scores, attention, out)
 
 
 def project(w: Weights, x: Any, place: str, s: Settings) -> Any:

@@ -213,7 +213,7 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
 
 def _is_square(array: Array) -> bool:
     """Do the shapes leave open on which side it is multiplied?"""
-    return not array.linear and array.value.ndim == 2 and array.value.shape[0] == array.value.shape[1]
+    return not array.linear and array.value.ndim == 2 and len(set(array.value.shape)) == 1
 
 
 def _matrix(array: Array, width: int, n: int, side: str, output: bool) -> Any:
@@ -284,7 +284,7 @@ def _read(parts: Parts, H: int | None, G: int | None, width: int, order: str, si
         raise ValueError("heads of other widths")
     # A norm of all heads together, (h*d,), is left out: the form has none.
     gains = {role: array.value for role, array in parts.gains.items() if array.value.shape == (d,)}
-    structural = ("heads-share-projection",) if shared else ()  # an id of the catalogue of bugs
+    structural = ("heads-share-projection",) if shared else ()
     return Reading(Weights(H, G, matrices, biases, gains), {"qk_norm": "rms"} if gains else {}, structural)
 
 

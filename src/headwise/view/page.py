@@ -6,9 +6,8 @@ every language: static HTML leaves an element empty and names its phrase, `<p da
 attribute's, `<input data-word-placeholder="report.own">`. They are filled in here in the first language, so that they
 stand there without a script too; the base script fills them in again when the reader switches.
 
-Three pages are but data for their scripts, and stand here, too: the guided walk through one head, eight steps in a page
-that runs the model, so that all can be changed; how far heads look; and the story of a prediction, with the heads,
-their paths, and what they look at.
+Two pages are but data for their scripts, and stand here, too: the guided walk through one head, eight steps in a page
+that runs the model, so that all can be changed; and the story of a prediction.
 """
 
 from __future__ import annotations
