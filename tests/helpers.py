@@ -98,8 +98,6 @@ def mask_cases(n: Sizes, seed: int = 0) -> dict[str, MaskCase]:
     head_bias = rng.normal(size=(n.H, 1, 1))
     forbidding = np.where(rng.random((n.T, n.S)) < 0.6, rng.normal(size=(n.T, n.S)), -np.inf)
     slopes = rng.random(n.H)
-    firsts, lasts = rng.integers(0, 3, n.H), rng.integers(0, 4, n.H)
-    lasts = np.maximum(lasts, firsts == 0)  # a head that sees nothing is refused
     return {
         "causal": MaskCase(lambda w: hw.Causal(), lambda b, h, i, j: j <= i + end),
         "causal offset 0": MaskCase(lambda w: hw.Causal(offset=0), lambda b, h, i, j: j <= i),
@@ -117,9 +115,9 @@ def mask_cases(n: Sizes, seed: int = 0) -> dict[str, MaskCase]:
         "streaming": MaskCase(
             lambda w: hw.Streaming(1, 2), lambda b, h, i, j: j <= i + end and (j < 1 or j > i + end - 2)
         ),
-        "streaming per head": MaskCase(
-            lambda w: hw.Streaming(w(firsts), w(lasts), offset=w(shifts)),
-            lambda b, h, i, j: j <= i + shifts[b] and (j < firsts[h] or j > i + shifts[b] - lasts[h]),
+        "streaming offsets": MaskCase(
+            lambda w: hw.Streaming(2, 1, offset=w(shifts)),
+            lambda b, h, i, j: j <= i + shifts[b] and (j < 2 or j > i + shifts[b] - 1),
         ),
         "lengths": MaskCase(lambda w: hw.Lengths(w(lengths)), lambda b, h, i, j: j < lengths[b]),
         "segments": MaskCase(

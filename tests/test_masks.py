@@ -11,7 +11,7 @@ from cases import refuses, refuses_table
 from helpers import MASK_NAMES, Sizes, as_list, as_numpy, mask_cases, mask_tables, paper_slope
 
 import headwise as hw
-from headwise.masks import Both, BroadcastGrid, alibi_slopes
+from headwise.masks import Both, BroadcastGrid, Part, alibi_slopes
 from headwise.shapes import kind_of, shape_of
 
 SIZES = [Sizes(2, 6, 3, 5, 7, 1, 1), Sizes(2, 3, 1, 7, 5, 1, 1), Sizes(3, 2, 2, 5, 5, 1, 1), Sizes(2, 5, 1, 1, 7, 1, 1)]
@@ -125,5 +125,5 @@ def test_what_masks_say_of_themselves() -> None:
         assert [alike, mask.bias_may_forbid(), counts] == expected, mask
         assert mask.real_length(1) == (None if real < 0 else real), mask
         assert {mask: 1}[eval(text)] == 1  # masks are values, which compare and have a hash
-    fixed, queries = hw.Causal(offset=0), slice(1)
-    assert fixed.without_bias().aligned() is fixed.for_queries(queries, 3).aligned() is fixed.aligned() is False
+    fixed = hw.Causal(offset=0)
+    assert fixed.without_bias().aligned() is Part(fixed, "t", range(1), 3).aligned() is fixed.aligned() is False

@@ -163,10 +163,6 @@ class Mask:
         """The mask of a call that has only those of its `n_heads` heads, in that order."""
         return self if self.alike else Part(self, "h", heads, n_heads)
 
-    def for_queries(self, queries: slice, T: int) -> Mask:
-        """The mask of a call that has only those of its `T` queries, and all keys."""
-        return Part(self, "t", range(T)[queries], T)
-
     def without_bias(self) -> Mask:
         """The mask that allows the same and adds nothing."""
         return WithoutBias(self)
@@ -227,9 +223,6 @@ class Both(Mask):
 
     def for_heads(self, heads: Sequence[int], n_heads: int) -> Mask:
         return Both(tuple(mask.for_heads(heads, n_heads) for mask in self.masks))
-
-    def for_queries(self, queries: slice, T: int) -> Mask:
-        return Both(tuple(mask.for_queries(queries, T) for mask in self.masks))
 
     def without_bias(self) -> Mask:
         return Both(tuple(mask.without_bias() for mask in self.masks))
@@ -483,39 +476,27 @@ class Causal(Window):
 class Streaming(Shifted):
     """Query i sees the first `sinks` keys and the last `window`, its own counted: none that come after it.
 
-    Each is one number, or (H,), one for each head. Xiao et al. 2023 (arXiv 2309.17453). Offset as in `Shifted`.
+    Xiao et al. 2023 (arXiv 2309.17453). Offset as in `Shifted`.
     """
 
-    sinks: int | Sequence[int] | Any
-    window: int | Sequence[int] | Any
+    sinks: int
+    window: int
     offset: int | Sequence[int] | Any = None
+    alike = True
 
-    def check(self, grid: Grid) -> None:
-        super().check(grid)
-        sizes: list[list[int]] = []  # for each head, where they are known
-        for name, values in (("sinks", self.sinks), ("window", self.window)):
-            per_head = shape_of(values)
-            if per_head:
-                check_axes(f"Streaming {name}", per_head, "h", grid)
-            numbers = list(grid.read(values))
-            if kind_of(values) != "int" or any(not 0 <= number <= LARGEST_POSITION for number in numbers):
-                raise HeadwiseError(
-                    f"Streaming {name}={values}: pass whole numbers from 0 on, one, or one for each head"
-                )
-            sizes.append(numbers if per_head else numbers * grid.H)  # one number is that of every head
-        # Pairs (sinks, window) of each head. Not strict: under a trace `read` gives no numbers, and none is compared.
-        if (0, 0) in zip(*sizes, strict=False):
-            raise HeadwiseError(
-                "Streaming with sinks=0 and window=0: that head sees nothing; pass 1 or more in one of them"
-            )
+    def __post_init__(self) -> None:
+        for name, value in (("sinks", self.sinks), ("window", self.window)):
+            if kind_of(value) != "int" or shape_of(value) or not 0 <= value <= LARGEST_POSITION:
+                raise HeadwiseError(f"Streaming {name}={value}: pass whole numbers from 0 on")
+        if not self.sinks and not self.window:
+            raise HeadwiseError("Streaming with sinks=0 and window=0: a query sees nothing; pass 1 or more in one")
 
     def counts_from_first(self) -> bool:
         return True  # whatever the offset: sinks are the first keys
 
     def allowed(self, grid: Grid) -> Any:
-        sinks, window = (grid.pick(x, "h") if shape_of(x) else x for x in (self.sinks, self.window))
         centre = self.centre(grid)
-        return (grid.j <= centre) & ((grid.j < sinks) | (grid.j > centre - window))
+        return (grid.j <= centre) & ((grid.j < self.sinks) | (grid.j > centre - self.window))
 
 
 @dataclass(frozen=True)

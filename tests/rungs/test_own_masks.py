@@ -24,6 +24,7 @@ from helpers import (
 
 import headwise as hw
 from headwise.heads import blocks
+from headwise.masks import Part
 
 SEEN = Sizes(B=2, H=6, G=3, T=5, S=7, D=3, E=11)
 DECODE = SEEN._replace(T=1)  # on the fused path one query is folded over its group
@@ -157,7 +158,7 @@ def test_a_mask_answers_for_some_heads_and_for_some_queries(mask: str, wrap: Any
         np.testing.assert_array_equal(some[0], allowed[:, heads])
         np.testing.assert_array_equal(some[1], bias[:, heads])
     rows = slice(1, 4)
-    part = whole.for_queries(rows, 5)
+    part = Part(whole, "t", range(5)[rows], 5)
     for cut, expected in zip(mask_tables(part, SEEN._replace(T=3)), (allowed, bias), strict=True):
         np.testing.assert_array_equal(cut, expected[:, :, rows])
     some = mask_tables(part.for_heads([4], 6), SEEN._replace(T=3, H=1))
@@ -187,10 +188,10 @@ def test_a_rolling_cache_refuses_a_mask_that_may_count_from_the_first_key() -> N
 def test_the_keys_of_a_window_are_cut_for_a_part_of_its_queries_too() -> None:
     window = hw.Window(2, 0)
     assert window.band(5, 11) == (4, 6)
-    assert window.for_queries(slice(3, 5), 5).band(2, 11) == (7, 9)
+    assert Part(window, "t", range(3, 5), 5).band(2, 11) == (7, 9)
     problem = draw(SEEN, mask=replace(NO_MASK, build=lambda wrap: window))
     part = replace(
-        problem, q=problem.q[:, :, 2:4], mask=replace(NO_MASK, build=lambda wrap: window.for_queries(slice(2, 4), 5))
+        problem, q=problem.q[:, :, 2:4], mask=replace(NO_MASK, build=lambda wrap: Part(window, "t", range(2, 4), 5))
     )
     for path in PATHS:
         assert_same(output(path, part), steps(path, problem)["out"][:, :, 2:4], path)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from headwise.errors import HeadwiseError
-from headwise.masks import Mask, all_of, bare_mask_error
+from headwise.masks import Mask, Part, all_of, bare_mask_error
 from headwise.records import Call
 from headwise.rungs.cache import KVCache
 from headwise.rungs.tensor import Rotation
@@ -60,10 +60,10 @@ class AttentionLayer(nn.Module):
         if of_layer is None or not start:
             return all_of((of_layer, mask))
         # A piece of a text has its rows of the whole text's mask: what stands at the end of the keys by itself.
-        queries = slice(start, start + n_queries)
+        end = start + n_queries
         parts = []
         for part in of_layer.parts():
-            parts.append(part if part.aligned() else part.for_queries(queries, queries.stop))
+            parts.append(part if part.aligned() else Part(part, "t", range(start, end), end))
         return all_of((*parts, mask))
 
     def options(self, mask: Mask | None, gate: Tensor | None) -> Options:
