@@ -380,24 +380,25 @@ def _layers_without(
         covered.add(path)
     stack = place, False
     prefix = _stack_names(model, [stack])[stack]
-    return [f"{_and_more([f'{prefix}L{n}' for n in numbers])}: {kind}, no map" for kind, numbers in kinds.items()]
-
-
-def _and_more(names: Sequence[str]) -> str:
-    return f"{names[0]} and {len(names) - 1} more" if names[1:] else names[0]
+    lines = []
+    for kind, numbers in kinds.items():
+        more = f" and {len(numbers) - 1} more" if numbers[1:] else ""
+        lines.append(f"{prefix}L{numbers[0]}{more}: {kind}, no map")
+    return lines
 
 
 def _attentions_outside(modules: Modules, covered: set[str]) -> list[str]:
     """Modules with weights whose class calls itself an attention, and of which nothing is read or told yet."""
-    outside: dict[str, list[str]] = {}
+    lines: dict[str, str] = {}  # by class
     for path, module in modules.items():
-        if "attention" not in type(module).__name__.lower() or next(module.parameters(), None) is None:
+        kind = type(module).__name__
+        if "attention" not in kind.lower() or next(module.parameters(), None) is None:
             continue
         if any(path == other or _is_inside(path, other) or _is_inside(other, path) for other in covered):
             continue
         covered.add(path)
-        outside.setdefault(type(module).__name__, []).append(path)
-    return [f"{_and_more(paths)}: {kind} is outside the attention interface, no map" for kind, paths in outside.items()]
+        lines.setdefault(kind, f"{path} and its kin: {kind} is outside the attention interface, no map")
+    return list(lines.values())
 
 
 def _native_paths(model: nn.Module, modules: Modules) -> list[str]:
