@@ -106,9 +106,9 @@ class Linked:
         right = sure | set(self.possible)
         figures = []
         for strongest in maps_knm.argmax(-1).tolist():
-            found = set(zip(self.rows, strongest, strict=True))
-            error = 1 - (len(sure & found) + len(right & found)) / (len(sure) + len(found))
-            figures.append((error, len(sure & found) / len(self.links)))
+            links = set(zip(self.rows, strongest, strict=True))
+            error = 1 - (len(sure & links) + len(right & links)) / (len(sure) + len(links))
+            figures.append((error, len(sure & links) / len(self.links)))
         return np.array(figures)
 
 

@@ -171,7 +171,7 @@ def _survey(
     for site in tally.sites.values():
         even = tally.even(site)
         for name, scores in zip(site.heads, tally.scores(site), strict=True):
-            found = {relation: by_head[name] for relation, by_head in followed.items() if name in by_head}
+            related = {relation: by_head[name] for relation, by_head in followed.items() if name in by_head}
             effects = {"importance": weight.get(name), "ablation": changes.get(name)}
             pictures = {key: of_site[parse_head(name)[2]].numpy() for key, of_site in tally.first[site.name].items()}
             examples = []
@@ -179,7 +179,7 @@ def _survey(
                 looks, at = text.shown([documents[document][place] for place in (row, key)])
                 examples.append(Example(document, row, key, looks, at, -minus))
             more = {**effects, **pictures, "examples": tuple(examples)}
-            profiles.append(_profile(name, scores, even, untrained or {}, found, roles, more))
+            profiles.append(_profile(name, scores, even, untrained or {}, related, roles, more))
     # Such as heads whose part of W_O `headwise prune` has set to 0: they add nothing to the residual stream.
     silent = [profile.name for profile in profiles if profile.means.get("norm") == 0]
     if silent:
@@ -278,16 +278,16 @@ def _profile(
     scores: dict[str, Interval],
     even: Mapping[str, float],
     untrained: Mapping[str, float],
-    found: Mapping[str, Followed],
+    related: Mapping[str, Followed],
     roles: Sequence[Role],
     more: Mapping[str, Any],
 ) -> HeadProfile:
     """The row of a head: its numbers, what they are held against, and the roles that it earns by that.
 
-    found  relation -> how the head follows it
+    related  relation -> how the head follows it
     more   the other fields of the profile
     """
-    relations = {key: replace(score, untrained=untrained.get(key, math.nan)) for key, score in found.items()}
+    relations = {key: replace(score, untrained=untrained.get(key, math.nan)) for key, score in related.items()}
     scores = scores | {key: score.mass for key, score in relations.items()}
     even = {**even, **{key: score.even for key, score in relations.items()}}
     # Where no other token has a key at these distances there is no third control.

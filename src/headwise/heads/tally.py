@@ -173,8 +173,8 @@ class Tally:
             for place, by_name in running.items():
                 for key, values in by_name.items():
                     merged.running[place][key].join(values)
-            for head, found in examples.items():
-                merged.examples[head] = sorted([*merged.examples[head], *found])[:EXAMPLES]
+            for head, more in examples.items():
+                merged.examples[head] = sorted([*merged.examples[head], *more])[:EXAMPLES]
             merged.first |= first
             merged.notes |= notes
         names = {site for _, site in merged.running}

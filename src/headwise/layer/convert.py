@@ -65,19 +65,19 @@ def converted(module: nn.Module) -> tuple[MultiHeadAttention, float]:
 
 def parts(module: nn.Module) -> dict[str, tuple[Tensor, nn.Parameter]]:
     """By the names of our parameters: the numbers, and the parameter of the module that they lie in."""
-    found: dict[str, tuple[Tensor, nn.Parameter]] = {}
+    of_module: dict[str, tuple[Tensor, nn.Parameter]] = {}
     for name, parameter in module.named_parameters():
         kind = name.removeprefix("in_proj_")
         if kind != name:  # the rows of all three, stacked
             chunks = parameter.detach().chunk(3)
-            found |= {f"{ours}_proj.{kind}": (rows, parameter) for ours, rows in zip("qkv", chunks, strict=True)}
+            of_module |= {f"{ours}_proj.{kind}": (rows, parameter) for ours, rows in zip("qkv", chunks, strict=True)}
             continue
         for ours, course in zip("qkvo", COURSE, strict=True):
             for theirs in (f"{course}.", f"{ours}_proj_"):  # with kdim or vdim torch has q_proj_weight
                 if name.startswith(theirs):
                     name = f"{ours}_proj.{name.removeprefix(theirs)}"
-        found[name] = parameter.detach(), parameter
-    return found
+        of_module[name] = parameter.detach(), parameter
+    return of_module
 
 
 def _layer(module: nn.Module, n_heads: int, mask: Causal | None) -> MultiHeadAttention:

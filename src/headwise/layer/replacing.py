@@ -75,9 +75,9 @@ class TorchAttention(nn.Module):
             attn_mask = attn_mask if says_more[~later].any() else None
         if padding is not None:  # (B,S), or (S,) of one document
             padding = padding[..., None, None, :]
-        for given in (attn_mask, padding):  # in bools of torch True may not be attended to
-            if given is not None:
-                masks.append(Allowed(~given) if given.dtype == torch.bool else Bias(given))
+        for hidden in (attn_mask, padding):  # in bools of torch True may not be attended to
+            if hidden is not None:
+                masks.append(Allowed(~hidden) if hidden.dtype == torch.bool else Bias(hidden))
         return all_of(masks)
 
 

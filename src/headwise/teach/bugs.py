@@ -214,9 +214,9 @@ class Verdict:
             if finding.fix:
                 lines.append(f"  {say('fix')}: {finding.fix}")
         lines.append("")
-        for key, said in (("checked", self.checked), ("left_out", self.not_checked)):
-            if said:
-                lines.append(f"{say(key)}: {'; '.join(said)}")
+        for key, what in (("checked", self.checked), ("left_out", self.not_checked)):
+            if what:
+                lines.append(f"{say(key)}: {'; '.join(what)}")
         for other in self.others:
             lines += ["", str(other)]
         return "\n".join(lines)
