@@ -13,8 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -307,13 +306,6 @@ def test_ctrl_c_while_modules_load_is_one_line() -> None:
     code += "\nwith loading(): os.kill(os.getpid(), signal.SIGINT)"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (child.returncode, child.stderr) == (130, "headwise: interrupted; no file was written\n")
-
-
-def wait_for(ready: Callable[[], object], child: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + 300
-    while not ready():
-        assert child.poll() is None and time.monotonic() < end, "the child ended or hung before it was ready"
-        time.sleep(0.01)
 
 
 def test_ctrl_c_while_generating(run: Path) -> None:

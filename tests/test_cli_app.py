@@ -6,8 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from cases import rows
@@ -61,26 +59,6 @@ def test_json_goes_to_what_has_no_encoding(monkeypatch: pytest.MonkeyPatch, invo
         assert shown in kept.read()
     monkeypatch.setattr(sys, "stdout", text := io.StringIO())
     assert invoke("cost", "gpt2", "--json").code == 0 and json.loads(text.getvalue())
-
-
-def test_long_work_prints_a_line_after_2_seconds_then_less_often(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    now = [0.0]
-    monkeypatch.setattr(app, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    progress: Any = Progress("reading the text")
-
-    def wait(seconds: float) -> bool:
-        now[0] += seconds
-        if now[0] > 2:
-            progress("head", 3, 7, "L0.H3")
-        return now[0] > 100
-
-    progress._done = SimpleNamespace(wait=wait)
-    progress._print_now_and_then()
-    first, *lines = capsys.readouterr().err.splitlines()
-    assert first == "reading the text  (2 s)"
-    assert lines == [f"head 3/7  L0.H3  ({seconds} s)" for seconds in (6, 14, 30, 60, 90)]
 
 
 def test_progress_has_lines_milestones_and_a_bar(

@@ -88,19 +88,6 @@ def test_share_writes_a_folder_that_stock_transformers_reads(
     assert len(tokens) == model.config.vocab_size
 
 
-def test_a_child_of_a_child_knows_their_run(
-    run: Path, text: Path, invoke: Invoke, tmp_path: Path, unverified: None
-) -> None:
-    shared, pruned = tmp_path / "shared", tmp_path / "pruned"
-    done = invoke(
-        "share", run, "--kv-heads", 3, "--text", text, "--method", "mean", "--groups", "best", "--out", shared
-    )
-    assert done.code == 0, done.err
-    done = invoke("prune", shared, "--heads", "L0.H0,L0.H1,L1.H2,L1.H3", "--text", text, "--out", pruned, "--json")
-    assert done.code == 0, done.err
-    assert (pruned / json.loads(done.out)["run"]).resolve() == run
-
-
 def test_a_child_has_the_text_of_the_run_it_comes_from(
     run: Path, text: Path, invoke: Invoke, tmp_path: Path, unverified: None
 ) -> None:
@@ -176,17 +163,6 @@ def test_ctrl_c_ends_a_healing_early_and_the_model_is_written(
     record = json.loads((tmp_path / "out" / "headwise.json").read_text())
     assert 6 <= record["details"]["healing"]["steps_made"] < 60
     assert list(tmp_path.iterdir()) == [tmp_path / "out"]
-
-
-def test_a_healing_on_the_command_line(run: Path, text: Path, invoke: Invoke, tmp_path: Path, unverified: None) -> None:
-    given = ("share", run, "--kv-heads", 2, "--text", text, "--heal", 60, "--out", tmp_path / "out", "--json")
-    outcome = invoke(*given)
-    assert outcome.code == 0, outcome.err
-    document = json.loads(outcome.out)
-    assert document["healed"]["kl"] < 0.7 * document["damage"]["kl"]
-    assert [point["step"] for point in document["curve"]] == list(range(0, 61, 6))
-    assert document["details"]["healing"]["steps_made"] == 60
-    assert re.search(r"^step 60/60  held-out \d", outcome.err, re.MULTILINE)
 
 
 def test_prune_takes_heads_out_of_the_weights(

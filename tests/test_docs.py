@@ -19,11 +19,9 @@ import pytest
 import typer
 from invoking import Invoke
 from processes import verified_here
-from typer.exceptions import TyperException
 
 import headwise
 from headwise.cli.app import COMMON, app
-from headwise.errors import HeadwiseError
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -193,22 +191,6 @@ def test_the_code_and_the_commands_of_a_page_run(
                 shell.run(line)
     if page.name in CHAPTERS:
         assert examples >= 25
-
-
-def test_a_wrong_page_is_noticed(tmp_path: Path, invoke: Invoke) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("# A page\n\n```python\nx = 2\n```\nand\n\n```python\n>>> x + 2\n5\n```\n")
-    first, second = blocks(page)
-    names: dict[str, Any] = {}
-    assert (first.line, run_python(first, names, page), names["x"]) == (4, 1, 2)
-    with pytest.raises(AssertionError, match=r"page.md\", line 9(?s:.*)Expected:\s+5\s+Got:\s+4"):
-        run_python(second, names, page)
-    for line in TABLES["wrong"]:
-        with pytest.raises(AssertionError):
-            Shell(invoke, set()).run(line)
-    for words in (["check", "--list", "--colour"], ["juggle"]):
-        with pytest.raises((TyperException, HeadwiseError)):
-            parse(words)
 
 
 @pytest.mark.parametrize("page", ["multi-head-attention", *COURSES])

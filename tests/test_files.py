@@ -2,7 +2,6 @@
 
 import io
 import os
-import pty
 import signal
 import stat
 import subprocess
@@ -139,19 +138,6 @@ def test_standard_output_is_written_to(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True)
     assert done.stdout == b"onetwo"
-
-
-def test_a_terminal_is_written_to(tmp_path: Path) -> None:
-    """A character device: a terminal of our own, reached through a link in the temporary folder."""
-    master, slave = pty.openpty()
-    try:
-        (tmp_path / "link").symlink_to(os.ttyname(slave))
-        write_whole(tmp_path / "link", b"seventeen bytes..")
-        assert os.read(master, 99) == b"seventeen bytes.."
-        assert stat.S_ISCHR((tmp_path / "link").stat().st_mode)
-    finally:
-        os.close(master)
-        os.close(slave)
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o444, 0o755])

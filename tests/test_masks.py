@@ -12,7 +12,7 @@ from helpers import MASK_NAMES, Sizes, as_list, as_numpy, mask_cases, mask_table
 
 import headwise as hw
 from headwise.masks import Both, BroadcastGrid, Part, alibi_slopes
-from headwise.shapes import kind_of, shape_of
+from headwise.shapes import shape_of
 
 SIZES = [Sizes(2, 6, 3, 5, 7, 1, 1), Sizes(2, 3, 1, 7, 5, 1, 1), Sizes(3, 2, 2, 5, 5, 1, 1), Sizes(2, 5, 1, 1, 7, 1, 1)]
 SHAPE_NAMES = ["T<S", "T>S", "T=S", "T=1"]
@@ -55,38 +55,11 @@ def test_and_joins() -> None:
     assert ((a & b) & c) == (a & (b & c)) == Both((a, b, c))
 
 
-@pytest.mark.parametrize("name", MASK_NAMES)
-def test_a_range_of_keys_is_the_same_slice_of_the_whole(name: str) -> None:
-    """The tensor rung shortens K and V; the masks must then speak of the same keys as before."""
-    n, keys = SIZES[0], slice(2, 6)
-    mask = mask_cases(n)[name].build(as_numpy)
-    full = (n.B, n.H, n.T, n.S)
-    part = BroadcastGrid(full, np.asarray, np.arange, keys)
-    allowed, bias = mask_tables(mask, n)
-    cut = (*full[:3], 4)
-    some = mask.allowed(part)
-    np.testing.assert_array_equal(np.broadcast_to(True if some is None else some, cut), allowed[..., keys])
-    some = mask.bias(part)
-    np.testing.assert_array_equal(np.broadcast_to(0 if some is None else some, cut), bias[..., keys])
-
-
 @pytest.mark.parametrize(("n_heads", "powers"), TABLES["slopes"])
 def test_alibi_slopes_are_the_papers(n_heads: int, powers: list[int]) -> None:
     assert (
         alibi_slopes(n_heads) == [2.0**-power for power in powers] == [paper_slope(h, n_heads) for h in range(n_heads)]
     )
-
-
-@pytest.mark.parametrize(
-    ("values", "kind"),
-    [
-        ([True, False], "bool"), ([[1, 2]], "int"), ([1, 2.0], "float"), ([True, 1], "int"), (0.5, "float"),
-        (np.array([True]), "bool"), (np.float32([1]), "float"), (np.array([1]), "int"),
-    ],
-    ids=repr,
-)  # fmt: skip
-def test_kind_of(values, kind: str) -> None:
-    assert kind_of(values) == kind
 
 
 def test_what_a_mask_takes() -> None:

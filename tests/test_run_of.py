@@ -15,17 +15,6 @@ def folder(path: Path, run: str | None = None) -> Path:
     return path
 
 
-def test_a_model_knows_the_run_that_it_comes_from(tmp_path: Path) -> None:
-    run = folder(tmp_path / "run")
-    (run / "run.json").write_text("{}")
-    child = folder(tmp_path / "child", "../run")
-    assert run_of(run) == run
-    found = run_of(child)
-    assert found is not None and found.resolve() == run
-    run.rename(tmp_path / "elsewhere")
-    assert run_of(child) is None and run_of(folder(tmp_path / "other")) is None
-
-
 def test_a_damaged_record_is_named(tmp_path: Path) -> None:
     child = folder(tmp_path / "child", "../run")
     for text in ("{", "[]", '{"run": 3}', '"run"'):

@@ -76,14 +76,6 @@ def test_held_out_tokens_are_scored_once(context: int, n: int, size: int, limit:
     assert targets.max() > 1980
 
 
-@pytest.mark.parametrize("length, limit", [(100_001, 99_952), (150_001, 149_978)])
-def test_no_held_out_token_is_scored_twice_in_a_long_text(length: int, limit: int) -> None:
-    data = stream(length, 1)
-    data._cut = 0
-    targets = torch.cat([targets.flatten() for _, targets in data.held_out_batches(1000, limit)])
-    assert len(targets.unique()) == len(targets)
-
-
 def test_a_stream_that_is_too_short() -> None:
     refuses_table("streams", globals())
 

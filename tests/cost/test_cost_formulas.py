@@ -1,28 +1,18 @@
 """The conventions, counted by hand, and our own models beside the ones that headwise builds."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import headwise as hw
-from headwise.cost import read_shape
 from headwise.cost.pricing import read_bytes
-from headwise.cost.shape import FeedForward, cache_values, experts_read, longest_context, score_pairs
+from headwise.cost.shape import FeedForward, experts_read
 from headwise.gpt.checkpoint import hf_config
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import PRESETS
 from headwise.models.locate import price
 from headwise.spec import LatentSpec
-
-SPEC = hw.AttentionSpec(d_model=29, n_heads=6, n_kv_heads=2, head_dim=5, value_dim=7)
-
-
-def attention_of(window: int | None) -> hw.AttentionSpec:
-    return SPEC.replace(mask=hw.Causal() if window is None else hw.Window(window - 1, 0))
 
 
 def test_llama_2_70b_by_hand() -> None:
@@ -68,23 +58,6 @@ def test_our_own_models(preset: str, changes: dict[str, Any]) -> None:
     assert bill.setting.context == config.context
 
 
-@given(
-    windows=st.lists(st.none() | st.integers(1, 40), min_size=1, max_size=5),
-    values=st.integers(0, 9000),
-    name=st.sampled_from(["gpt2", "llama-3-8b"]),
-)
-def test_the_longest_context_is_the_last_that_fits(windows: list[int | None], values: int, name: str) -> None:
-    _, shape = read_shape(name)
-    layers = tuple(replace(shape.layers[0], attention=attention_of(w)) for w in windows)
-    shape = replace(shape, layers=layers)
-    longest = longest_context(shape, values)
-    if longest is None:
-        assert None not in windows
-        assert cache_values(shape, 10_000) <= values
-    else:
-        assert cache_values(shape, longest) <= values < cache_values(shape, longest + 1)
-
-
 def test_memory_holds_what_the_price_says_and_not_a_token_more() -> None:
     bill = price("gemma-3-27b", dtype="bf16", kv_dtype="fp8", context=9001, batch=5, gpu_memory="80GB")
     assert bill.memory is not None and bill.memory.longest_context is not None
@@ -119,15 +92,6 @@ def test_windows_and_experts() -> None:
     assert long.expanded_flops - short.expanded_flops == 61 * 2 * (128 * (192 + 128) + 128 * 512 * (128 + 128))
     bill = price(LatentSpec(d_model=66, n_heads=6, latent_dim=17, rope_dim=4, mask=hw.Causal()), context=23)
     assert bill.prefill.attention_flops == 2 * 6 * (11 + 11) * (23 * 24 // 2)
-
-
-@given(tokens=st.integers(1, 50), window=st.none() | st.integers(1, 60), causal=st.booleans())
-def test_pairs_of_a_query_and_a_key(tokens: int, window: int | None, causal: bool) -> None:
-    attention = attention_of(window) if causal else SPEC
-    window = window if causal else None
-    reach = window or tokens
-    allowed = sum(i - reach < j <= i if causal else True for i in range(tokens) for j in range(tokens))
-    assert score_pairs(attention, tokens) == allowed
 
 
 @pytest.mark.parametrize(

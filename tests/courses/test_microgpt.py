@@ -39,27 +39,6 @@ kamon ann karai jaire vialan karia yeran anna areli kaina konna keylen liole ale
 CLOSE = 1e-9
 
 
-def test_the_private_stream_is_that_of_the_module() -> None:
-    draw = Draw(NAMES, seed=42)
-    weights = [x for matrix in draw.weights.values() for row in matrix for x in row]
-    state = random.getstate()
-    try:
-        random.seed(42)
-        shuffled = list(NAMES)
-        random.shuffle(shuffled)
-        assert draw.documents == shuffled
-        assert weights == [random.gauss(0, 0.08) for _ in weights]
-        name, likely = "", [1.0, *[0.0] * 26]
-        while len(name) < 16:
-            name += draw.characters[
-                random.choices(range(27), weights=microgpt.softmax([2 * x for x in likely]))[0] % 26
-            ]
-        written = draw.write(lambda ids: likely)
-        assert written and name.startswith(written)
-    finally:
-        random.setstate(state)
-
-
 def test_sizes_and_documents() -> None:
     draw = Draw(["  ada\n", "", *NAMES[1:], " \t"], seed=42)
     assert draw.documents == Draw(NAMES, seed=42).documents and draw.end == 26

@@ -15,7 +15,7 @@ from headwise.corpus.tokens import Tokens
 from headwise.gpt.checkpoint import save_model
 from headwise.gpt.generate import generate as generate_ours
 from headwise.models.ask import predicts
-from headwise.models.generate import generate, prompt_ids
+from headwise.models.generate import generate
 from headwise.models.open import described, open_model
 
 LINES = ["he works = él trabaja", "I work = yo trabajo"]
@@ -109,9 +109,6 @@ def test_what_cannot_be_continued_says_so(tmp_path: Path) -> None:
     assert described(llama()) is None
 
 
-GEMMA = Path(__file__).parents[2] / "build/models/gemma-3-270m"
-
-
 def stock(model: Any, prompt: list[int], n_tokens: int) -> list[int]:
     text = model.generate(torch.tensor([prompt]), max_new_tokens=n_tokens, do_sample=False, pad_token_id=0)
     return text[0, len(prompt) :].tolist()
@@ -137,12 +134,3 @@ def test_who_begins_to_watch_sees_the_model_and_the_text_stays(watched: int) -> 
                 text.append(next(stream))
             assert seen["L1.H2"].n_rows >= 1
         assert text == expected
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not GEMMA.is_dir(), reason="`make models` has not built Gemma 3 270M")
-def test_gemma_writes_what_stock_transformers_writes() -> None:
-    model = hw.open(GEMMA)
-    model.generation_config.eos_token_id = None  # both write on
-    prompt = prompt_ids(model, "The keys to the old cabinet in the corner")
-    assert list(generate(model, prompt, 9, temperature=0)) == stock(model, prompt, 9)

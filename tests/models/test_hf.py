@@ -18,11 +18,10 @@ from cases import every, refuses
 from invoking import Invoke
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from torch import nn
 from transformers.utils import logging
 
 from headwise.models.hf import FolderTokens, has_tokenizer, load_folder
-from headwise.models.sites import is_hf, uses_interface
+from headwise.models.sites import is_hf
 
 V = 19
 SMALL: dict[str, Any] = {"vocab_size": V, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -205,14 +204,6 @@ def test_damaged_tokenizers(folder: Path, text: str) -> None:
     words(folder, framed=True)
     (folder / "tokenizer.json").write_text(text)
     refuses(lambda: FolderTokens(folder), r"^the tokenizer of .* does not load: .*; pass ids=$")
-
-
-def test_what_goes_through_the_interface() -> None:
-    model = gpt2()
-    through = [path for path, module in model.named_modules() if uses_interface(module)]
-    assert through == ["transformer.h.0.attn", "transformer.h.1.attn"]
-    assert not uses_interface(nn.Linear(2, 2)) and not uses_interface(nn.MultiheadAttention(4, 2))
-    assert is_hf(model) and is_hf(model.transformer) and not is_hf(model.lm_head)
 
 
 MARKER = "import pathlib\npathlib.Path(__file__).parent.joinpath('ran').write_text('x')\n"

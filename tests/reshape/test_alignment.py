@@ -7,7 +7,7 @@ from reshape_models import BUILD, ROTARY, build, far, texts
 from torch import Tensor, nn
 
 from headwise.models.weights import AttentionWeights, read_layers, with_layers
-from headwise.reshape.align import activations, fold, key_rule, moments, orthogonal_maps, turns
+from headwise.reshape.align import activations, fold, key_rule, moments
 from headwise.reshape.share import aligned
 
 CLOSE = {torch.float32: 1e-5, torch.float64: 1e-10}
@@ -59,21 +59,6 @@ def turn_of(D: int, plane: tuple[int, ...], angle: float) -> Tensor:
     return matrix
 
 
-@pytest.mark.parametrize("name", ["rope", "llama", "qwen3"])
-def test_only_turns_within_a_plane_are_free(name: str) -> None:
-    """Features of two planes, and under a qk-norm even those of one plane with unequal gains, must not be mixed."""
-    model = build(name)
-    weights = read_layers(model)[0].widened()
-    G, D = weights.wk.shape[:2]
-    (a, b), (c, _) = weights.pairs[1:3]
-    within = folded(weights, turn_of(D, (a, b), 0.7).repeat(G, 1, 1))
-    across = folded(weights, turn_of(D, (a, c), 0.7).repeat(G, 1, 1))
-    half = folded(weights, turn_of(D, (a, b), torch.pi).repeat(G, 1, 1))
-    assert (far(model, changed(model, {0: within})) < 1e-10) == (name != "qwen3")
-    assert far(model, changed(model, {0: across})) > 1e-5
-    assert far(model, changed(model, {0: half})) < 1e-10
-
-
 def test_free_bases() -> None:
     model = build("qk-norm")
     with torch.no_grad():
@@ -99,41 +84,6 @@ def test_free_bases() -> None:
     model = tf.LlamaForCausalLM(tf.LlamaConfig(**ROTARY, rope_parameters=rope)).double().eval()
     turned = [aligned(w, root, 2) for w, root in zip(read_layers(model), moments(model, [texts()]), strict=True)]
     assert far(model, with_layers(model, turned)) < 1e-10
-
-
-def test_rules() -> None:
-    for name in BUILD:
-        weights = read_layers(build(name))[0]
-        rule = key_rule(weights)
-        named = [d for features in (*rule.planes, *rule.signs, rule.free) for d in features]
-        assert sorted(named) == list(range(weights.wk.shape[1])), name
-    notes = {name: key_rule(read_layers(build(name))[0]).note for name in ("rope", "gpt2", "qk-norm")}
-    words = {name: note.removeprefix("keys were aligned by what is exact here: ") for name, note in notes.items()}
-    assert words["rope"] == "5 RoPE planes by a turn each"
-    assert words["gpt2"] == "11 features by one orthogonal matrix"
-    assert words["qk-norm"] == "5 sets of features by sign alone, for their qk-norm gains differ"
-
-
-def heads_of_one(seed: int, n: int = 3, complex_: bool = False) -> tuple[Tensor, Tensor]:
-    """Heads that are one head in n bases, and that head."""
-    generator = torch.Generator().manual_seed(seed)
-    if complex_:
-        one = torch.randn(5, 7, dtype=torch.complex128, generator=generator)
-        angles = torch.rand(n, 5, dtype=torch.float64, generator=generator) * 6
-        return torch.polar(torch.ones_like(angles), angles)[..., None] * one, one
-    one = torch.randn(5, 7, dtype=torch.float64, generator=generator)
-    bases = torch.linalg.qr(torch.randn(n, 5, 5, dtype=torch.float64, generator=generator))[0]
-    return bases @ one, one
-
-
-def test_procrustes_finds_the_bases_of_one_head() -> None:
-    heads, _ = heads_of_one(0)
-    turned = orthogonal_maps(heads) @ heads
-    torch.testing.assert_close(turned, turned[:1].expand_as(turned))
-    planes, _ = heads_of_one(1, complex_=True)
-    units = turns(planes)
-    assert units.abs().sub(1).abs().max() < 1e-12
-    torch.testing.assert_close(units[..., None] * planes, (units[..., None] * planes)[:1].expand_as(planes))
 
 
 def test_alignment_brings_heads_closer_in_activations() -> None:
@@ -180,29 +130,3 @@ def test_gains_of_queries_and_of_keys_both_hold_a_plane(unequal: str) -> None:
     assert key_rule(weights).planes == ()
     turned = folded(weights, turn_of(10, (2, 7), 0.7).repeat(6, 1, 1))
     assert far(model, changed(model, {0: turned})) > 1e-5
-
-
-def test_another_round_of_procrustes_gains_nothing() -> None:
-    """Turned onto one of them alone, heads that differ lie 5 % wider than about their mean, which rounds find."""
-    generator = torch.Generator().manual_seed(4)
-    heads = torch.randn(5, 3, 7, dtype=torch.float64, generator=generator)
-    planes = torch.randn(5, 3, 7, dtype=torch.complex128, generator=generator)
-
-    def spread(turned: Tensor) -> float:
-        return float((turned - turned.mean(0)).abs().square().sum())
-
-    turned = orthogonal_maps(heads) @ heads
-    left, _, right = torch.linalg.svd(turned.mean(0) @ turned.mT)
-    assert spread(turned) < 1.001 * spread(left @ right @ turned)
-    turned = turns(planes)[..., None] * planes
-    units = torch.sgn((turned.mean(0) * turned.conj()).sum(-1))
-    assert spread(turned) < 1.001 * spread(units[..., None] * turned)
-
-
-def test_turns_do_not_ask_how_long_keys_are() -> None:
-    """Short keys turn as long ones do, and a plane that is nothing in every head stays where it is."""
-    planes, _ = heads_of_one(1, complex_=True)
-    torch.testing.assert_close(turns(planes * 1e-3), turns(planes))
-    planes[:, 2] = 0
-    for heads in (planes, planes[:2]):  # in rounds, and at once
-        assert (turns(heads)[:, 2] == 1).all()

@@ -10,10 +10,9 @@ from cases import refuses, refuses_table
 from reshape_models import SHAREABLE, build, far, texts
 from torch import Tensor, nn
 
-from headwise.models.weights import AttentionWeights, head_counts, input_projection, read_layers, with_layers
-from headwise.reshape import share as sharing
+from headwise.models.weights import AttentionWeights, head_counts, read_layers, with_layers
 from headwise.reshape.align import fold, key_rule, moments
-from headwise.reshape.share import ALIGNING, POOLS, adjacent, cheapest, pooling_error, share_heads
+from headwise.reshape.share import ALIGNING, POOLS, adjacent, cheapest, share_heads
 
 
 def roots_of(model: nn.Module) -> list[Tensor]:
@@ -140,78 +139,6 @@ def test_the_best_groups_are_found() -> None:
         assert sum(map(price, found)) <= ways[len(ways) // 20]  # the search is local: among the best twentieth
         assert sum(map(price, found)) <= sum(map(price, adjacent(8, n_groups)))
         assert sorted(h for group in found for h in group) == list(range(8))
-
-
-def test_many_heads_are_grouped_by_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there are too many groups to price, a group costs what its pairs cost."""
-    model = build("rope")
-    model = with_layers(model, [alike(w.widened(), [0, 1, 2, 0, 1, 2]) for w in read_layers(model)])
-    priced: list[tuple[int, ...]] = []
-    whole = sharing.pooling_error
-
-    def counted(w: AttentionWeights, root: Tensor, heads: tuple[int, ...], pool: sharing.Pool) -> float:
-        priced.append(heads)
-        return whole(w, root, heads, pool)
-
-    monkeypatch.setattr(sharing, "EXACT", 3)
-    monkeypatch.setattr(sharing, "pooling_error", counted)
-    found = sharing.best(read_layers(model)[0].widened(), roots_of(model)[0], 2, POOLS["aligned"])
-    assert {len(heads) for heads in priced} == {2} and len(priced) == len(set(priced))
-    assert sorted(h for heads in found for h in heads) == list(range(6))
-
-
-@pytest.mark.parametrize(
-    ("name", "method"),
-    [("rope", method) for method in POOLS] + [(name, "aligned+norm") for name in ("qk-norm", "no RoPE", "rope, GQA")],
-)
-def test_heads_that_are_alike_cost_nothing(name: str, method: str) -> None:
-    model = build(name)
-    layers = [alike(weights.widened(), [0, 1, 1, 3, 4, 5]) for weights in read_layers(model)]
-    if method in ALIGNING:
-        layers = [disguised(weights, 5) for weights in layers]
-    model = with_layers(model, layers)
-    weights, root = read_layers(model)[0].widened(), roots_of(model)[0]
-    cost = {pair: pooling_error(weights, root, pair, POOLS[method]) for pair in combinations(range(6), 2)}
-    assert min(cost, key=lambda pair: cost[pair]) == (1, 2)
-    assert cost.pop((1, 2)) < 1e-9 * min(cost.values())
-
-
-@pytest.mark.parametrize("name", ["rope", "no RoPE"])
-def test_the_expected_error_is_that_of_all_pairs_of_tokens(name: str) -> None:
-    """Against sums over every query, every key and, for RoPE, every angle between them."""
-    model = build(name)
-    seen: list[Tensor] = []
-    hook = input_projection(model, 0).register_forward_pre_hook(lambda module, args: seen.append(args[0]))
-    root = roots_of(model)[0]
-    hook.remove()
-    x = torch.cat([x.flatten(0, 1) for x in seen])
-    before = read_layers(model)[0].widened().selected([1, 4], [1, 4])
-    after = POOLS["aligned+norm"](before, root, 1)
-
-    def sides(w: AttentionWeights) -> tuple[Tensor, Tensor, Tensor]:
-        def of(matrix: Tensor, bias: Tensor | None) -> Tensor:
-            y = torch.einsum("hdc,nc->hnd", matrix, x)
-            return y if bias is None else y + bias[:, None]
-
-        v = torch.einsum("che,hne->hnc", w.wo, of(w.wv, w.bv).expand(2, -1, -1))
-        return of(w.wq, w.bq), of(w.wk, w.bk).expand(2, -1, -1), v
-
-    (q, k, v), (p, m, u) = sides(before), sides(after)
-    error = torch.zeros(2, dtype=torch.float64)
-    angles = torch.arange(8) * torch.pi / 4 if before.pairs else torch.zeros(1)
-    for h in range(2):
-        if not before.pairs:
-            error[h] = (q[h] @ k[h].T - p[h] @ m[h].T).square().mean()
-        for a, b in before.pairs:
-            turn = torch.polar(torch.ones_like(angles), angles).to(torch.complex128)[:, None, None]
-            old, new = (torch.complex(y[h][:, a], y[h][:, b]) for y in (q, p))
-            key, other = (torch.complex(y[h][:, a], y[h][:, b]) for y in (k, m))
-            far = (old.conj()[:, None] * key - new.conj()[:, None] * other) * turn
-            error[h] += far.real.square().mean()
-    torch.testing.assert_close(sharing.score_errors(before, after, root), error / 10)
-    added, far_ = sharing.output_errors(before, after, root)
-    torch.testing.assert_close(added, v.square().sum(-1).mean(-1))
-    torch.testing.assert_close(far_, (v - u).square().sum(-1).mean(-1))
 
 
 def test_what_cannot_be_shared_says_why() -> None:

@@ -16,15 +16,12 @@ from helpers import (
     Sizes,
     assert_same,
     draw,
-    mask_tables,
     output,
     poisoned,
-    steps,
 )
 
 import headwise as hw
 from headwise.heads import blocks
-from headwise.masks import Part
 
 SEEN = Sizes(B=2, H=6, G=3, T=5, S=7, D=3, E=11)
 DECODE = SEEN._replace(T=1)  # on the fused path one query is folded over its group
@@ -148,32 +145,6 @@ def weights_of(layer: hw.MultiHeadAttention, x: torch.Tensor, memory: torch.Tens
         return hw.trace(q, k, v, mask=hw.Allowed(allowed) & hw.Bias(bias)).weights
 
 
-@pytest.mark.parametrize("wrap", [np.ndarray.tolist, np.array], ids=["lists", "arrays"])
-@every_mask
-def test_a_mask_answers_for_some_heads_and_for_some_queries(mask: str, wrap: Any) -> None:
-    whole = cases(SEEN)[mask].build(wrap)
-    allowed, bias = mask_tables(whole, SEEN)
-    for heads in ([2, 0, 5], [1, 2]):
-        some = mask_tables(whole.for_heads(heads, 6), SEEN._replace(H=len(heads)))
-        np.testing.assert_array_equal(some[0], allowed[:, heads])
-        np.testing.assert_array_equal(some[1], bias[:, heads])
-    rows = slice(1, 4)
-    part = Part(whole, "t", range(5)[rows], 5)
-    for cut, expected in zip(mask_tables(part, SEEN._replace(T=3)), (allowed, bias), strict=True):
-        np.testing.assert_array_equal(cut, expected[:, :, rows])
-    some = mask_tables(part.for_heads([4], 6), SEEN._replace(T=3, H=1))
-    np.testing.assert_array_equal(some[1], bias[:, [4], rows])
-
-
-@every_mask
-def test_a_mask_without_its_bias_forbids_the_same(mask: str) -> None:
-    whole = cases(SEEN)[mask].build(np.array)
-    allowed, bias = mask_tables(whole, SEEN)
-    bare = mask_tables(whole.without_bias(), SEEN)
-    np.testing.assert_array_equal(bare[0], allowed & (bias > -np.inf))
-    assert not bare[1].any()
-
-
 def test_a_mask_of_a_layer_counts_the_queries_of_the_whole_text() -> None:
     layer, x, cache = hw.MultiHeadAttention(12, 2, mask=Strided() & hw.Causal()), torch.randn(1, 7, 12), hw.KVCache()
     torch.testing.assert_close(torch.cat([layer(part, cache=cache) for part in x.split(3, 1)], 1), layer(x))
@@ -183,18 +154,6 @@ def test_a_rolling_cache_refuses_a_mask_that_may_count_from_the_first_key() -> N
     layer = hw.MultiHeadAttention(13, 1, mask=hw.Window(2, 0))
     with pytest.raises(hw.HeadwiseError, match=r"Strided\(\) with a cache of window=3: it counts from the first key"):
         layer(torch.zeros(1, 5, 13), mask=Strided(), cache=hw.KVCache(window=3))
-
-
-def test_the_keys_of_a_window_are_cut_for_a_part_of_its_queries_too() -> None:
-    window = hw.Window(2, 0)
-    assert window.band(5, 11) == (4, 6)
-    assert Part(window, "t", range(3, 5), 5).band(2, 11) == (7, 9)
-    problem = draw(SEEN, mask=replace(NO_MASK, build=lambda wrap: window))
-    part = replace(
-        problem, q=problem.q[:, :, 2:4], mask=replace(NO_MASK, build=lambda wrap: Part(window, "t", range(2, 4), 5))
-    )
-    for path in PATHS:
-        assert_same(output(path, part), steps(path, problem)["out"][:, :, 2:4], path)
 
 
 @dataclass(frozen=True)

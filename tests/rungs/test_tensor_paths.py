@@ -1,19 +1,16 @@
 """Which way the tensor rung goes: the fused kernel where it gives the same answer, and how lean its call is."""
 
-import inspect
 import tomllib
 from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from cases import every
-from helpers import KERNEL_ARGUMENTS, NATIVE, Problem, Sizes, draw, spied_kernel
+from helpers import NATIVE, Problem, Sizes, draw, spied_kernel
 
 import headwise as hw
-from headwise.rungs import paths
 
 GQA = Sizes(B=2, H=6, G=3, T=5, S=7, D=11, E=11)
 SQUARE = GQA._replace(T=7)
@@ -86,47 +83,3 @@ def test_windows_shorten_the_keys(n: str, mask: str, first: int, count: int, mas
     torch.testing.assert_close(call["key"], arguments["k"][:, :, first : first + count], rtol=0, atol=0)
     assert call["key"].untyped_storage().data_ptr() == arguments["k"].untyped_storage().data_ptr()  # a view
     assert (call["attn_mask"] is not None) == masked
-
-
-def test_the_spy_knows_the_kernels_arguments() -> None:
-    """`inspect` cannot read a builtin's signature, but its documentation begins with it."""
-    documentation = inspect.getdoc(torch.nn.functional.scaled_dot_product_attention) or ""
-    signature = documentation.split(")")[0]
-    assert all(name in signature for name in KERNEL_ARGUMENTS)
-
-
-def test_a_band_that_leaves_a_row_without_keys_is_known() -> None:
-    """Against a loop over rows: such a row gets zeros, and one taken for it costs an operation."""
-    for T, S, low, high in product((1, 2, 3), (1, 2, 4), range(-4, 5), range(-4, 5)):
-        rows = [any(low <= j - i <= high for j in range(S)) for i in range(T)]
-        sizes = Sizes(B=1, H=1, G=1, T=T, S=S, D=5, E=5)
-        assert paths.runs_off((low, high), sizes) is not all(rows), (T, S, low, high)
-
-
-def test_edges_of_paths() -> None:
-    options = hw.spec.Options(scale=paths.SMALLEST_SCALE / 2)
-    assert paths.choose(GQA, options).name == paths.FUSED
-    for sign in (1, -1):
-        options = hw.spec.Options(scale=sign * paths.SMALLEST_SCALE / 2, sink=torch.zeros(6))
-        assert paths.choose(GQA, options).name == paths.EXPLICIT
-        options = options._replace(scale=sign * paths.SMALLEST_SCALE)
-        assert paths.choose(GQA, options).name == paths.FUSED
-    steps = hw.trace(*draw(GQA._replace(S=0)).arguments(NATIVE["fused"]).values())
-    assert steps.weights.shape == (2, 6, 5, 0)
-    assert steps.lse.shape == (2, 6, 5) and (steps.lse == -torch.inf).all()
-    cases = (
-        (hw.Causal(), 0.5, paths.CAUSAL, ""),
-        (hw.Causal(), 0.0, paths.MASKED, "scale=0.0"),
-        (hw.Causal(), -2.0, paths.MASKED, "scale=-2.0"),
-        (hw.Window(2, 0), 0.5, paths.MASKED, "a window"),
-    )
-    for mask, scale, name, reason in cases:
-        options = hw.spec.Options(mask=mask, scale=scale)
-        path = paths.choose(SQUARE, options)
-        assert path.name == name
-        assert paths.refusals(path, SQUARE, options).get(paths.CAUSAL, "").startswith(reason)
-
-
-@pytest.mark.parametrize("axis", "BHTSE")
-def test_an_empty_axis_is_explicit(axis: str) -> None:
-    assert paths.choose(GQA._replace(**{axis: 0}), hw.spec.Options()).name == paths.EXPLICIT

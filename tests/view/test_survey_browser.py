@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from browser_types import Page
 from browsing import Opener, faults, width_beyond
-from report_browsing import classes, drawn, open_head, picture, pixel, plain, press, ramp, readout, title
-from surveys import broken_survey, survey_of, survey_of_maps
+from report_browsing import classes, drawn, open_head, pixel, plain, press, ramp, readout, title
+from surveys import broken_survey, survey_of
 
 from headwise.heads.table import Survey
 from headwise.records import HeadMap, HeadMaps
@@ -329,25 +329,3 @@ def test_cross_attention_looks_at_another_text(open_report: Opener, tmp_path: Pa
     page.locator("#grid .picture").nth(1).focus()
     page.keyboard.press("ArrowDown")
     assert "cross" in (page.evaluate("document.activeElement.getAttribute('aria-label')"))
-
-
-def test_pictures_are_drawn_where_one_looks_first(open_report: Opener, tmp_path: Path) -> None:
-    write_report(tmp_path / "large.html", survey_of(16, 16, tokens=128, passage=7, k=2))
-    page = open_report(path=tmp_path / "large.html")
-    assert page.evaluate("inSight.size") < 256
-    page.check("main .log-scale")
-    page.wait_for_selector("main[data-drawn='256']")
-
-
-def test_the_first_token_alone_is_taken_out_of_its_block(open_report: Opener, tmp_path: Path) -> None:
-    weights = np.zeros((64, 64), np.float32)
-    weights[:, 0] = 0.6
-    weights[:, 1] = 0.4
-    maps = HeadMaps("toy", tuple(f"t{i}" for i in range(64)), (HeadMap(0, 0, weights),))
-    write_report(tmp_path / "block.html", survey_of_maps(maps))
-    page = open_report(path=tmp_path / "block.html")
-    assert pixel(page, 0, 9, 0) == ramp(page, 3)
-    page.check("main .hide-first")
-    drawn(page)
-    assert page.locator(picture(0)).evaluate("e => e.width") == 32
-    assert page.locator(".head .largest").inner_text() == "max 0.400"
