@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 import tomllib
 import warnings
 from collections.abc import Iterator
@@ -175,31 +173,3 @@ def test_what_is_unknown_raises_here_alone(hf: Any, tmp_path: Path, corpus: str)
         HeadwiseError, match=r"the model has not seen the (words 'flies'|characters 'E', 'F', 'L', 'S')"
     ):
         load_model(tmp_path)[1].encode(unknown)
-
-
-def test_reading_and_training_load_no_compiler() -> None:
-    """torch would load it for shapes on the meta device, and with each optimizer: over a second."""
-    code = """
-import sys, torch
-from headwise.gpt.checkpoint import from_hf, to_hf
-from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.gpt.presets import Recipe
-from headwise.gpt.train import make_optimizers, take_step
-from headwise.layer.layer import MultiHeadAttention
-from headwise.layer.projections import shapes_alone
-config = GPTConfig(vocab_size=19, context=11, n_layers=2, n_heads=2, d_model=20, tied=True, position="learned",
-                   norm="layer", gated=False, activation="gelu")
-model = GPT(config)
-state = from_hf(config, to_hf(model))
-assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
-with shapes_alone():
-    assert all(parameter.is_meta for parameter in MultiHeadAttention(24, 3, q_bias=True, sink=True).parameters())
-ids = torch.arange(10).reshape(2, 5)
-for step, optimizers in enumerate([make_optimizers(model, Recipe(steps=3, batch=2, lr=0.01, muon_lr=0.02))] * 3):
-    take_step(model.loss(ids, ids), model.parameters(), optimizers, step, 1.0)
-for optimizer in optimizers:
-    optimizer.load_state_dict(optimizer.state_dict())
-print("torch._dynamo" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
-    assert done.stdout.strip() == "False", done.stderr

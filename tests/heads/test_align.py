@@ -1,6 +1,5 @@
 """Heads that align: the path against an exhaustive search, choices on maps built by hand, a head that is planted."""
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,7 +14,7 @@ from torch import nn
 
 import headwise as hw
 from headwise.heads import align as alignment
-from headwise.heads.align import Linked, Spoken, align, halves, path_starts, prepared
+from headwise.heads.align import Linked, Spoken, align, halves, path_starts
 
 
 def paths(n: int, m: int) -> Iterator[list[tuple[int, int]]]:
@@ -39,15 +38,6 @@ def test_the_path_is_the_best_of_all(n: int, m: int) -> None:
     for scores, first in zip(maps, starts, strict=True):
         best = max(paths(n, m), key=lambda path: sum(float(scores[cell]) for cell in path))
         assert first.tolist() == [min(j for i, j in best if i == row) for row in range(n)]
-
-
-def test_maps_are_normed_over_rows_and_smoothed_over_keys() -> None:
-    maps = np.random.default_rng(3).random((2, 5, 23)).astype(np.float32)
-    scores = (maps - maps.mean(1, keepdims=True)) / maps.std(1, keepdims=True)
-    ready = prepared(maps)
-    assert ready.shape == maps.shape and not prepared(np.full((1, 50, 9), 0.1, np.float32)).any()
-    for h, row, key in itertools.product(range(2), range(5), range(3, 20)):
-        assert ready[h, row, key] == pytest.approx(float(np.median(scores[h, row, key - 3 : key + 4])), abs=1e-5)
 
 
 class Told(nn.Module):

@@ -113,25 +113,6 @@ def test_what_adds_up_otherwise_or_encodes_is_refused() -> None:
     refuses(lambda: hw.why(model, "abc"), "BertModel answers a text with no token")
 
 
-def test_several_residual_streams_are_refused_by_name() -> None:
-    linear = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2}
-    config = tf.AutoConfig.for_model(
-        "qwen4_exp_text",
-        **{"vocab_size": V, "hidden_size": 36, "num_hidden_layers": 2, "head_dim": 16, "intermediate_size": 43},
-        **{"num_attention_heads": 4, "num_key_value_heads": 2, "num_experts": 3, "num_experts_per_tok": 1},
-        **{"moe_intermediate_size": 12, "shared_expert_intermediate_size": 13, "hc_count": 2, "hc_lowrank": 7},
-        **{"layer_types": ["linear_attention", "indexed_attention"], "linear_num_value_heads": 4, **linear},
-        **{"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8},
-        **{"indexer_compress_ratio": 2},
-        **{"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}},
-    )
-    model = tf.AutoModelForCausalLM.from_config(config).eval()
-    said = "L1 of Qwen4ExpForCausalLM reads or gives something else than one residual stream of 36 numbers"
-    refuses(lambda: attribute(model, ids(), (7, 11)), f"^{said}")
-    story = hw.why(model, ids().tolist(), ids(4).tolist())
-    assert story.embedding is None and story.heads[0].brings is not None and any(said in note for note in story.notes)
-
-
 def test_bad_requests_of_attribution() -> None:
     def attributed(text: Tensor | None = None, **change: Any) -> None:
         attribute(gpt(), ids() if text is None else text, **{"target": 7, **change})

@@ -1,7 +1,5 @@
 """A corpus passes in constant memory: documents lie on the disk, and what is kept of them are sums and the best."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -14,8 +12,6 @@ from headwise.gpt.gpt import GPT
 from headwise.heads import tally
 from headwise.heads.survey import survey
 from headwise.heads.table import Survey
-from headwise.heads.tally import Running
-from headwise.intervals import interval_of
 from headwise.table import Table
 
 V = 29
@@ -24,24 +20,6 @@ V = 29
 @pytest.fixture(scope="module")
 def found(model: GPT, text: Text) -> Survey:
     return survey(model, text, controls=False, ablate="none")
-
-
-def test_running_means_are_those_of_all_values_and_join() -> None:
-    values = np.random.default_rng(0).normal(3, 1, (13, 2, 5))
-    values[4, 1, 2] = values[0, 0, 0] = math.nan
-    values[:, 1, 4] = math.nan
-    running, first, second, joined = Running(), Running(), Running(), Running()
-    for n, each in enumerate(values):
-        running.add(each)
-        (first if n < 5 else second).add(each)
-    first.join(second)
-    joined.join(first)
-    for cell in np.ndindex(2, 5):
-        expected = interval_of(values[(slice(None), *cell)].tolist())
-        for got in (running.interval(*cell), joined.interval(*cell)):
-            assert got.n == expected.n
-            bounds = [expected.mean, expected.low, expected.high]
-            assert [got.mean, got.low, got.high] == pytest.approx(bounds, nan_ok=True)
 
 
 def test_what_is_gleaned_is_what_the_maps_say(model: GPT, text: Text, found: Survey) -> None:

@@ -89,24 +89,6 @@ def test_a_text_is_read_and_compared(desk: Desk) -> None:
     assert "b" not in desk.readings and len(desk.answer({**READ, "text": TEXT})["next"][0]) == 4
 
 
-def test_what_heads_do_in_a_text() -> None:
-    """Maps made by hand: each kind of head is told."""
-    desk = object.__new__(Desk)
-    desk.signs = frozenset([0])
-    ids, T = [0, 5, 6, 7, 5, 6], 6
-    eye = np.eye(T, dtype=np.float32)
-    first = np.zeros((T, T), np.float32)
-    first[:, 0] = 1
-    behind, same = first.copy(), first.copy()
-    behind[4:], same[4:] = 0, 0
-    behind[4, 2] = behind[5, 3] = same[4, 1] = same[5, 2] = 1
-    previous = np.eye(T, k=-1, dtype=np.float32)
-    previous[0, 0] = 1
-    kinds = [desk._kind(ids, weights, False)[0] for weights in (eye, first, behind, same, previous)]
-    assert kinds == ["self", "first_token", "induction", "duplicate_token", "previous_token"]
-    assert desk._kind(ids, eye, True)[0] == "elsewhere"  # the keys are another text, of as many tokens
-
-
 def test_a_hidden_word_is_filled_in(folders: dict[str, Path]) -> None:
     desk = Desk(open_folder(folders["masked"]))
     answer = desk.answer({**READ, "text": "the [MASK] saw a dog"})

@@ -311,31 +311,3 @@ def test_maps_are_kept_where_they_are_asked_for(name: str) -> None:
             watched = model(**inputs, output_attentions=True)
     key = "attentions" if "attentions" in plain else "decoder_attentions"
     assert all(torch.equal(x, y) for x, y in zip(plain[key], watched[key], strict=True)) and len(seen)
-
-
-def test_two_stacks_of_equal_rank_are_named_apart() -> None:
-    sizes = {"num_hidden_layers": 2, "intermediate_size": 37}
-    words = {
-        **sizes,
-        **IDS,
-        "vocab_size": V,
-        "hidden_size": 30,
-        "num_attention_heads": 3,
-        "max_position_embeddings": 97,
-    }
-    image = {**sizes, "hidden_size": 35, "num_attention_heads": 5, "image_size": 20, "patch_size": 5}
-    config = tf.CLIPConfig(text_config=words, vision_config=image, projection_dim=13)
-    model = shake(tf.CLIPModel(config).eval())
-    inputs = {**inputs_of("gpt2", "right"), **inputs_of("vit")}
-    with torch.no_grad():
-        plain = model(**inputs).logits_per_image
-        with hw.watch(model) as seen:
-            assert (model(**inputs).logits_per_image - plain).abs().max() < 1e-4
-    model.set_attn_implementation({"text_config": "eager", "vision_config": "sdpa"})
-    before = state(model)
-    with torch.no_grad(), hw.watch(model):
-        model(**inputs)
-        assert state(model) != before
-    assert state(model) == before  # each stack in its own way again
-    assert list(seen)[:3] == ["text_model.L0.H0", "text_model.L0.H1", "text_model.L0.H2"]
-    assert "vision_model.L1.H4" in list(seen) and len(seen) == 2 * 3 + 2 * 5

@@ -91,100 +91,6 @@ def test_what_is_not_read_is_refused() -> None:
         AttentionInterface._global_mapping.update(before)
 
 
-def gated() -> Any:
-    """Qwen3-Next: linear layers beside softmax ones, whose heads are gated before W_O."""
-    sizes = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8}
-    config = tf.Qwen3NextConfig(
-        **{**ROTARY, "num_hidden_layers": 4, "intermediate_size": 32, "hidden_size": 32},
-        **sizes,
-        linear_value_head_dim=8,
-        num_experts=0,
-        layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"],
-    )
-    return shake(tf.Qwen3NextForCausalLM(config).eval())
-
-
-def test_what_a_head_gives_is_read_where_it_enters_w_o() -> None:
-    model, inputs = gated(), inputs_of("llama")
-    projection = model.model.layers[2].self_attn.o_proj
-    joined: list[Tensor] = []
-    handle = projection.register_forward_pre_hook(lambda module, args: joined.append(args[0]))
-    with torch.no_grad():
-        model(**inputs)
-        handle.remove()
-        seen = watch_call(model, **inputs)
-    assert seen.notes == ["L0 and 2 more: gated delta net, no map"] and {head[:2] for head in seen} == {"L2"}
-    blocks = projection.weight.reshape(32, 6, 10)
-    norms = torch.einsum("bthe,che->bthc", joined[0].unflatten(-1, (6, 10)), blocks).norm(dim=-1)
-    for h in range(6):
-        torch.testing.assert_close(torch.tensor(seen[f"L2.H{h}"].norm), norms[..., h].mean().item() * torch.ones(()))
-        mean = joined[0].unflatten(-1, (6, 10))[:, :, h].mean((0, 1))
-        torch.testing.assert_close(torch.from_numpy(seen[f"L2.H{h}"].mean_out), mean)
-    with torch.no_grad(), hw.ablate(model, ["L2.H1"], how="mean", means=seen):
-        handle = projection.register_forward_pre_hook(lambda module, args: joined.append(args[0]))
-        model(**inputs)
-        handle.remove()
-    torch.testing.assert_close(joined[1][0, 3, 10:20], torch.from_numpy(seen["L2.H1"].mean_out))
-    assert torch.equal(joined[1][..., :10], joined[0][..., :10])
-
-
-def test_norms_that_mix_heads_are_said() -> None:
-    model = shake(tf.BitNetForCausalLM(tf.BitNetConfig(**{**ROTARY, "hidden_size": 60})).eval())
-    seen = watch_call(model, **inputs_of("llama"))
-    assert seen.notes[0] == "L0: BitNetRMSNorm norms several heads at once before W_O: what one gives hangs on all"
-
-
-def deepseek(*layer_types: str) -> Any:
-    """A small DeepSeek-V4, whose layers are handed the ids beside their hidden states."""
-    config = tf.DeepseekV4Config(
-        **{**ROTARY, "hidden_size": 32, "head_dim": 8, "num_attention_heads": 4, "intermediate_size": 48},
-        q_lora_rank=8,
-        qk_rope_head_dim=8,
-        moe_intermediate_size=16,
-        n_routed_experts=3,
-        num_experts_per_tok=2,
-        n_shared_experts=1,
-        sliding_window=7,
-        index_n_heads=2,
-        index_head_dim=8,
-        index_topk=5,
-        o_groups=2,
-        o_lora_rank=8,
-        layer_types=list(layer_types),
-    )
-    return shake(tf.DeepseekV4ForCausalLM(config).eval())
-
-
-def rows_of(seen: Seen) -> dict[str, np.ndarray]:
-    """Statistic of a head -> its rows in ascending order: a cache brings them in another one."""
-    return {f"{name} {key}": np.sort(head.rows[key]) for name, head in seen.items() for key in head.rows}
-
-
-@pytest.mark.parametrize("second", ["sliding_attention", "compressed_sparse_attention"])
-@pytest.mark.parametrize("padding", ["none", "left"])
-def test_layers_that_are_handed_the_ids_are_no_models_of_their_own(second: str, padding: str) -> None:
-    """Layer 1 runs when layer 0 has filled the cache; its statistics are those of a run without one."""
-    model, inputs = deepseek("sliding_attention", second), inputs_of("llama", padding)
-    ids, mask = inputs["input_ids"], inputs["attention_mask"]
-    places = (mask.cumsum(1) - 1).clamp(min=0)
-    with torch.no_grad():
-        plain = watch_call(model, ids, attention_mask=mask, position_ids=places, use_cache=False)
-        cached = watch_call(model, ids, attention_mask=mask, position_ids=places, use_cache=True)
-        with hw.watch(model) as by_step:
-            held: dict[str, Any] = {}
-            start = 0
-            for part in ids.split((17, 1, 3, 1, 7), 1):
-                upto = slice(start, start := start + part.shape[1])
-                held = past(model(part, attention_mask=mask[:, :start], position_ids=places[:, upto], **held))
-    assert plain["L1.H0"].first > 0.01  # of the mass, which was 0.0
-    assert ("after_same" in plain["L1.H0"].rows) == (second == "sliding_attention")
-    expected = rows_of(plain)
-    for rows in map(rows_of, (cached, by_step)):
-        assert rows.keys() == expected.keys()
-        for key, values in rows.items():
-            np.testing.assert_allclose(values, expected[key], rtol=0, atol=1e-3, err_msg=key)
-
-
 SEES = {"hidden_size": 20, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 23}
 SEES |= {"image_size": 28, "patch_size": 14}
 
@@ -390,34 +296,6 @@ def test_blocks_end_in_any_order_and_copies_are_nobodys_business() -> None:
         second.__exit__(None, None, None)
         model(**inputs)
     assert len(seen["L0.H0"].rows.entropy) == 2 * 58
-
-
-def test_a_fixed_offset_is_judged_on_the_rows_that_have_it() -> None:
-    """A head that always looks 5 back is positional, though the first rows of a short text have no such key."""
-    from headwise.heads.blocks import Measured
-    from headwise.heads.tally import REACH, _offset_fractions
-
-    argmax = (torch.arange(11) - 5).clamp(min=0)[None]
-    nothing = torch.zeros(1, 1)
-    shares = _offset_fractions(Measured({}, torch.arange(11), argmax, nothing, nothing, nothing, nothing), 0, 11)
-    assert shares[0, REACH + 5] == 1.0
-    assert shares[0, REACH + 6 :].max() == 0  # too few rows reach further back
-
-
-def test_a_module_that_does_not_say_is_causal() -> None:
-    """As the sdpa function of transformers has it; the keyword goes before the attribute, and one query sees all."""
-    silent, open_ = nn.Module(), nn.Module()
-    open_.is_causal = False  # type: ignore[assignment]
-    for module, T, keywords, implementation, mask in (
-        (silent, 5, {}, "sdpa", hw.Causal(offset=0)),
-        (open_, 5, {"is_causal": True}, "sdpa", hw.Causal(offset=0)),
-        (open_, 5, {}, "sdpa", None),
-        (silent, 5, {"is_causal": False}, "sdpa", None),
-        (silent, 1, {}, "sdpa", None),
-        (silent, 5, {}, "eager", None),
-    ):
-        call = asked(module=module, q=torch.zeros(2, 3, T, 5), keywords=keywords, implementation=implementation)
-        assert reading.options_of(call).mask == mask
 
 
 def eager_attention_forward(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **_: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import every, rows
+from cases import rows
 from dense import block_means, reach, row_statistics
 from helpers import (
     MASK_NAMES,
@@ -198,31 +198,6 @@ def test_options(options: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_masks_and_sinks_in_every_form(mask: str, wrap: Any) -> None:
     """Lists keep Python's double precision, as in `attend`."""
     check(draw(N, 4, mask, sink=True), wrap=wrap)
-
-
-def test_threads_are_given_back_after_an_exception(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_blocks(monkeypatch, "some rows")
-
-    def fail(*_: Any) -> Any:
-        raise MemoryError("no room")
-
-    monkeypatch.setattr(block_pass.Pass, "_scores", fail)
-    with pytest.raises(MemoryError):
-        measure(call_of(draw(N, 6)), 0, Document())
-    assert torch.get_num_threads() == 2
-
-
-@pytest.mark.parametrize("blocks", ["one block", "some rows"])
-def test_gradients_are_not_asked_for(blocks: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_blocks(monkeypatch, blocks)
-    problem = draw(N, 6, "causal", sink=True)
-    call = call_of(problem)
-    for x in (call.q, call.k, call.v, call.out, call.options.sink):
-        x.requires_grad_()
-    w_o = torch.randn(13, N.H * N.E, dtype=torch.float64, requires_grad=True)
-    found = measure(call, 0, document_of(N, 0), w_o=output_factors(w_o, N.H))
-    parts = [*found.rows.values(), found.received, found.thumbnail, found.first_key, found.mean_out]
-    assert not any(part.requires_grad for part in parts)
 
 
 @pytest.mark.parametrize(
@@ -511,18 +486,3 @@ def test_the_control_spreads_evenly_over_what_the_mask_allows(mask: str) -> None
     for b in range(N.B):
         document = document_of(N, b)
         assert_measured(measure(call, b, document, OFFSETS), p[b], call.out[b], document, OFFSETS)
-
-
-@every("kind", ["full", "silent head", "features alike"])
-def test_factors_keep_the_length_of_what_a_head_adds(kind: str) -> None:
-    H, E, C = 3, 5, 7
-    generator = torch.Generator().manual_seed(1)
-    w_o, out = torch.randn(C, H * E, generator=generator), torch.randn(H, 11, E, generator=generator)
-    if kind == "silent head":
-        w_o[:, :E] = 0
-    elif kind == "features alike":
-        w_o[:, 1] = w_o[:, 2]
-        out[0, :, 2] = -out[0, :, 1] + 1e-3
-    added = torch.einsum("che,hte->htc", w_o.double().view(C, H, E), out.double()).norm(dim=-1)
-    found = (out @ output_factors(w_o, H).mT).norm(dim=-1)
-    assert (found - added).abs().max() < 1e-5

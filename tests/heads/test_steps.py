@@ -115,17 +115,6 @@ def test_the_numbers_are_those_of_the_model(preset: str) -> None:
     assert s["sharing"] == list(range(g * group, config.n_heads - 1))
 
 
-@every_preset
-def test_single_precision_gives_the_same_weights_to_its_own_precision(preset: str) -> None:
-    model = build(preset)
-    maps = {head.name: head.weights for head in head_maps(model, IDS, TOKENS, "run").maps}
-    assert len(maps) == model.config.n_layers * model.config.n_heads
-    for head in range(model.config.n_heads):
-        for at in (0, 5, 6):
-            s = head_steps(model, IDS, TOKENS, 1, head, at, "run")
-            np.testing.assert_allclose([key.weight for key in s.keys], maps[s.name][at, : at + 1], atol=2e-6)
-
-
 OPTIONS: dict[str, dict[str, Any]] = {
     "softcap": {"mask": hw.Causal(), "softcap": 0.7},
     "sink": {"mask": hw.Causal(), "sink": True},

@@ -3,7 +3,6 @@
 import copy
 import itertools
 import math
-import pickle
 import subprocess
 import sys
 import textwrap
@@ -21,12 +20,9 @@ from small_models import LAYER, LAYERS, floats, shaken
 from torch import Tensor, nn
 
 import headwise as hw
-from headwise.corpus.documents import Text
 from headwise.gpt.gpt import GPT
 from headwise.gpt.presets import PRESETS
 from headwise.heads.documents import Document, some_rows
-from headwise.heads.statistics import Statistic, Statistics
-from headwise.heads.survey import survey
 from headwise.heads.watch import Seen, SeenHead
 from headwise.records import Call
 from headwise.rungs.tensor import trace
@@ -444,24 +440,6 @@ def test_watchers_are_gone_afterwards() -> None:
     copy.deepcopy(model)
 
 
-def test_a_new_statistic_comes_out_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line in the table, and it is measured, an attribute of heads and rows, in the listings and in a survey."""
-    bits = 2 * math.log(2)
-    doubled = Statistic("nats, twice the entropy", lambda b: bits * (b.mass * b.log_sum - b.total("shifted")))
-    doubled.__set_name__(Statistics, "doubled")
-    monkeypatch.setattr(Statistics, "doubled", doubled, raising=False)
-    model, ids = gpt_of(), torch.randint(V, (B, T), generator=torch.Generator().manual_seed(5))
-    seen = watch_call(model, ids)
-    head: Any = seen["L1.H5"]
-    assert head.doubled == pytest.approx(2 * head.entropy, rel=1e-6)
-    np.testing.assert_allclose(head.rows.doubled, 2 * head.rows.entropy, rtol=0, atol=1e-5)
-    assert "doubled" in head.rows and "doubled" in seen._repr_html_()
-    found = survey(model, Text(ids.tolist(), lambda ids: tuple(map(str, ids))), controls=False, ablate="none")
-    assert found.statistics["doubled"] == "nats, twice the entropy"
-    scores = found.profiles[0].scores
-    assert scores["doubled"].mean == pytest.approx(2 * scores["entropy"].mean, rel=1e-6)
-
-
 def test_a_mark_may_have_any_name() -> None:
     model, ids = gpt_of(), torch.arange(T)[None] % V
     seen = watch_call(model, ids, marks={"total": [1], "same": [1], "share": [1], "j": [1]})
@@ -498,28 +476,6 @@ def test_a_head_in_a_notebook() -> None:
     assert "<script>" not in hostile._repr_html_() and "&lt;b&gt;" in hostile._repr_html_()
     long = watch_call(model, torch.zeros(1, 37, dtype=torch.long))
     assert long["L1.H5"].tokens is None and '<tr><th scope="row">0</th>' in long["L1.H5"]._repr_html_()
-
-
-def test_each_row_is_held_once_and_reading_copies_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A corpus: what is reserved and copied stays near the size of the rows, however often the numbers are read."""
-    model = gpt_of()
-    ids = torch.randint(V, (17, 5, 13), generator=torch.Generator().manual_seed(5))
-    reserved: list[int] = []  # numbers
-    empty = np.empty
-    monkeypatch.setattr(np, "empty", lambda shape, dtype: reserved.append(int(np.prod(shape))) or empty(shape, dtype))
-    with hw.watch(model) as seen:
-        for documents in ids:
-            model(documents)
-            shared = [(head.rows[key], seen[name].rows[key]) for name, head in seen.items() for key in head.rows]
-        numbers = sum(len(values) for values, _ in shared)
-        before = len(reserved)
-        for _ in range(3):
-            assert sum(len([head[key] for key in head.rows]) for head in seen.values()) == len(shared)
-    assert all(np.shares_memory(*pair) for pair in shared)
-    assert len(reserved) == before
-    assert numbers == len(shared) * ids.numel()
-    assert sum(reserved) < 4 * numbers  # the last room, up to twice the rows, and all those before it
-    assert len(pickle.dumps(seen)) < 2.1 * 4 * numbers
 
 
 @pytest.mark.slow

@@ -226,22 +226,6 @@ def test_what_inference_mode_has_filled_is_used_outside_of_it(kind: str, mode: A
     torch.testing.assert_close(torch.cat([*begun, *rest], 1), expected)
 
 
-def test_a_context_is_known_by_its_keys_and_by_its_values() -> None:
-    """Values of another tensor than the keys are one more thing that must be the same in the next call."""
-    first, second, third = (torch.zeros(1, 2, 3) for _ in range(3))
-    for values, others in ((None, (second,)), (second, (None, first, third))):
-        cache = hw.KVCache()
-        cache.offer(torch.zeros(1, 1, 2, 5), torch.zeros(1, 1, 2, 5))
-        cache.take(context=first, values=values)
-        cache.held(first, values)
-        cache.held(None)
-        for other in others:
-            with pytest.raises(hw.HeadwiseError, match="holds the values of another context"):
-                cache.held(first, other)
-        with pytest.raises(hw.HeadwiseError, match="holds the keys of another context tensor; use a new KVCache"):
-            cache.held(third, second)
-
-
 @pytest.mark.parametrize("name", ["max_length", "window"])
 def test_a_cache_of_one_token_is_one(name: str) -> None:
     cache = hw.KVCache(**{name: 1})

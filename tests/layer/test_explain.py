@@ -1,8 +1,6 @@
 """`explain` says which way a call goes: held to what the kernel really gets, and to what a counter counts."""
 
-import re
 import tomllib
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -273,42 +271,6 @@ def test_a_cache_that_was_not_filled_is_free(touch: str) -> None:
     else:
         refuses(lambda: one(x, cache=cache, mask=hw.Lengths([99, 1])), "Lengths has 99")
     other(x, cache=cache)
-
-
-X, MEMORY = draw(5), draw(7)
-
-
-def used(layer: hw.MultiHeadAttention, n: int = 3, **sizes: Any) -> hw.KVCache:
-    cache = hw.KVCache(**sizes)
-    with torch.no_grad():
-        layer(draw(n), cache=cache)
-    return cache
-
-
-def holding(layer: hw.MultiHeadAttention) -> hw.KVCache:
-    cache = hw.KVCache()
-    layer(X, context=MEMORY, cache=cache)
-    return cache
-
-
-def test_errors_of_a_cache_in_use_are_those_of_the_layer() -> None:
-    """Those of other calls are in test_layer.py, which asks `explain` what it asks a layer."""
-    layer, context_held = make(), make(d_context=WIDTH)
-    calls: list[tuple[hw.MultiHeadAttention, dict[str, Any]]] = [
-        (make(mask=hw.Causal()), {"x": X, "cache": hw.KVCache(window=3)}),
-        (layer, {"x": X, "cache": used(make())}),
-        (layer, {"x": X, "cache": used(layer, max_length=7)}),
-        (layer, {"x": X[:1], "cache": used(layer)}),
-        (context_held, {"x": X, "cache": holding(context_held), "context": MEMORY.clone()}),
-        (context_held, {"x": X[:1], "cache": holding(context_held)}),
-    ]
-    for refusing, arguments in calls:
-        messages = []
-        for act in (refusing, partial(hw.explain, refusing)):
-            with pytest.raises(hw.HeadwiseError) as refusal:
-                act(**arguments)
-            messages.append(re.sub(r"number \d+", "number n", str(refusal.value)))
-        assert messages[0] == messages[1]
 
 
 def test_it_reads_well_and_without_exponents() -> None:

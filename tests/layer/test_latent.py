@@ -10,9 +10,7 @@ from small_models import by_paper, call_inside, normal
 from torch import Tensor
 
 import headwise as hw
-from headwise.layer import latent
-from headwise.rungs.tensor import attend
-from headwise.spec import LatentSpec, Options
+from headwise.spec import LatentSpec
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
 
@@ -103,29 +101,6 @@ def test_every_argument_of_a_call_counts() -> None:
         assert (given - layer(x)).abs().max() > 1e-3
     dropping = make(dropout=0.5).train()
     assert (dropping(x) - layer(x)).abs().max() > 1e-3
-
-
-def test_absorbed_is_expanded() -> None:
-    """In float64 to its last digits; in float32 neither is further from that than four times the other."""
-    layer, options = make(), Options(mask=hw.Causal())
-    kept, q = torch.randn(B, 1, 23, 17).double(), torch.randn(B, H, 5, 10).double()
-    exact = attend(q, *latent.expanded(layer, kept), options)
-    torch.testing.assert_close(latent.absorbed(layer, q, kept, options), exact, rtol=1e-13, atol=1e-13)
-    layer, q, kept = layer.float(), q.float(), kept.float()
-    ways = attend(q, *latent.expanded(layer, kept), options), latent.absorbed(layer, q, kept, options)
-    expanded, absorbed = (float((way - exact).abs().max()) for way in ways)
-    assert 0 < absorbed <= 4 * expanded <= 16 * absorbed
-
-
-def test_the_way_with_fewer_multiplications_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer, ways = make(), []
-    for way in ("expanded", "absorbed"):
-        real = getattr(latent, way)
-        monkeypatch.setattr(latent, way, lambda *x, way=way, real=real: ways.append(way) or real(*x))
-    cache = hw.KVCache()
-    layer(draw(23), cache=cache)
-    layer(draw(1), cache=cache)
-    assert ways == ["expanded", "absorbed"]
 
 
 class Adapted(torch.nn.Module):

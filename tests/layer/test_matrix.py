@@ -4,7 +4,6 @@ The rows are read off the signatures, so a new argument without a row here is a 
 """
 
 import inspect
-import math
 import tomllib
 import zlib
 from collections.abc import Callable
@@ -342,18 +341,6 @@ def test_dropout_of_the_layer(path: str) -> None:
         assert torch.equal(dropped, layers[1](x)), "watching changed what is dropped"
 
 
-@pytest.mark.parametrize("path", CACHES)
-def test_watching_with_a_cache(path: str) -> None:
-    """Each call is recorded with the keys it saw, and the answer stays."""
-    layer, x, seen = Case({"rope": hw.RoPE(), "sink": True}).layer(), numbers("x", B, T, 29), []
-    with torch.no_grad():
-        expected = run(path, layer, x, {})
-        layer.watchers.append(seen.append)
-        assert torch.equal(run(path, layer, x, {}), expected)
-    assert [call.q.shape[2] for call in seen] == [2, 1, 2]
-    assert [call.k.shape[2] for call in seen] == [2, 3, 5]  # the rolling one holds 3 when the last 2 come
-
-
 @pytest.mark.slow
 def test_compiled_with_a_cache() -> None:
     case, x = Case({"sink": True, "n_kv_heads": 2}), numbers("x", B, T, 29)
@@ -362,21 +349,6 @@ def test_compiled_with_a_cache() -> None:
     with torch.no_grad():
         out = run("rolling", torch.compile(layer, backend="eager", fullgraph=True), x, {})
     np.testing.assert_allclose(to_numpy(out), reference(case, layer, x, by_paper), rtol=1e-12, atol=1e-12)
-
-
-MASKS: dict[str, hw.Mask] = {  # what test_works_with does not compile
-    "bias": hw.Bias([0.5, -1.0, 2.0, -math.inf, 1.5]),
-    "causal": hw.Causal(offset=-1),
-}
-
-
-@pytest.mark.parametrize("mask", MASKS)
-def test_masks_compiled(mask: str) -> None:
-    case, x = Case(call={"mask": MASKS[mask]}), numbers("x", B, T, 29)
-    layer = case.layer()
-    out = to_numpy(run("compiled", layer, x, case.call))
-    np.testing.assert_allclose(out, reference(case, layer, x, by_paper), rtol=1e-12, atol=1e-12)
-    assert differ(out, reference(Case(), layer, x, by_paper))
 
 
 X = numbers("x", B, T, 29)

@@ -122,24 +122,6 @@ def test_position_100_000_is_accurate_in_float32(way: str) -> None:
         assert turned[0, 0, 0, m + D // 2].item() == pytest.approx(b * math.cos(angle) + a * math.sin(angle), abs=1e-6)
 
 
-def test_the_table_grows_and_is_made_anew_rarely(rope: hw.RoPE) -> None:
-    turn, x = Rotation(rope, D), normal(B, H, 2, D)
-    for start in (0, 3, 1, 40, 5, 41, 300, 299, 0):
-        assert torch.equal(turn(x, start), turn(x, 0, torch.arange(start, start + 2)))
-    turn, x, made = Rotation(hw.RoPE(), D), normal(1, 1, 1, D), 0
-    make = turn._cos_sin
-
-    def counted(positions: Tensor) -> tuple[Tensor, Tensor]:
-        nonlocal made
-        made += 1
-        return make(positions)
-
-    turn._cos_sin = counted  # type: ignore[method-assign]
-    for start in range(1000):
-        turn(x, start)
-    assert made <= 12
-
-
 @pytest.mark.parametrize("before_norm", [False, True], ids=["norm first", "rotation first"])
 @pytest.mark.parametrize("name", ["halves", *SCALED])
 def test_the_order_of_norm_and_rotation(name: str, before_norm: bool) -> None:

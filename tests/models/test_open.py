@@ -241,16 +241,3 @@ def test_names_that_are_not_to_be_had(hub: Path, tmp_path: Path, monkeypatch: py
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gguf" else object())
     refuses(lambda: hw.open(tmp_path / "model.gguf"), r"model.gguf is a GGUF file; to read one: pip install gguf$")
-
-
-def test_a_layer_that_runs_many_times_has_heads_each_time(tmp_path: Path) -> None:
-    """ALBERT has one layer, which it runs for every layer of its config."""
-    sizes = {"hidden_size": 15, "num_attention_heads": 3, "intermediate_size": 7, "embedding_size": 11}
-    stock = tf.AlbertForMaskedLM(tf.AlbertConfig(**sizes, vocab_size=23, num_hidden_layers=5)).eval()
-    stock.save_pretrained(tmp_path)
-    model, ids = hw.open(tmp_path), torch.arange(7)[None]
-    with hw.watch(model) as seen, torch.no_grad():
-        assert torch.equal(model(ids).logits, stock(ids).logits)
-    assert list(seen) == [f"L{layer}.H{head}" for layer in range(5) for head in range(3)]
-    assert seen["L0.H0"].entropy != seen["L4.H0"].entropy
-    assert sum(map(torch.Tensor.numel, model.parameters())) == sum(map(torch.Tensor.numel, stock.parameters()))

@@ -5,7 +5,6 @@ import itertools
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,12 +19,8 @@ from invoking import Invoke
 import headwise as hw
 from headwise.courses import microgpt
 from headwise.teach import check
-from headwise.teach.bugs import catalogue, changes_of, words
-from headwise.teach.form import Masks, Weights, compute
-from headwise.teach.reading import Reading
-from headwise.teach.search import Case, Search, close
+from headwise.teach.bugs import catalogue
 from headwise.teach.source import Source
-from headwise.words import LANGUAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "docs" / "attention_from_scratch.py"
@@ -34,12 +29,6 @@ ALL = list(versions())
 SOME = [version for number, version in enumerate(ALL) if not version.bugs or number % 5 == 0]
 UNUSUAL = tomllib.loads(Path(__file__).with_name("unusual.toml").read_text(encoding="utf-8"))
 TEXTS = UNUSUAL["texts"]
-OF_THE_ISSUE = set(catalogue()) - {
-    "scale-no-root", "scale-other-size", "layout-mixed", "keys-from-queries", "rope-positions", "rope-frequencies",
-    "scale-twice", "mask-not-assigned", "batch-first", "softmax-narrow", "length-fixed", "raises", "cache-raises",
-    "heads-overlap", "heads-reversed", "heads-overwritten", "mask-multiplied", "weights-by-columns",
-    "context-exchanged", "modules-in-list", "no-gradient", "backward-wrong",
-}  # fmt: skip
 
 
 @pytest.mark.slow
@@ -59,50 +48,6 @@ def test_every_version_is_named(version: tuple[Version]) -> None:
     verdict = judge(version[0])
     assert verdict.right is not bool(version[0].bugs), verdict
     assert set(verdict.bugs) == set(version[0].bugs), verdict
-
-
-def test_every_bug_is_written_in_three_styles() -> None:
-    styles = {bug: {version.style for version in ALL if bug in version.bugs} for bug in OF_THE_ISSUE}
-    few = {bug: sorted(names) for bug, names in styles.items() if len(names) < 3}
-    assert few == {}
-    assert sum(not version.bugs for version in ALL) >= 20
-
-
-RNG = np.random.default_rng(5)
-DRAWN = {role: RNG.normal(size=(30, 30)) * 0.25 for role in "qkvo"}
-BIASES = {role: RNG.normal(size=30) * 0.4 for role in "qkvo"}
-LAYER = Weights(5, 5, DRAWN, BIASES)
-INPUTS = tuple(RNG.normal(size=(3, 7, 30)) for _ in range(3))
-PAIRED = [
-    (bug.id, change)
-    for bug in catalogue().values()
-    for change in itertools.islice(changes_of(bug, {}), 1)
-    if not bug.id.startswith(("group", "padding", "mask-head", "rope"))
-]
-
-
-def pairs_of_bugs() -> Iterator[tuple[tuple[str, str], Case]]:
-    """Two bugs at once in the switchboard's own style, where neither hides the other."""
-    masks = Masks(causal=True)
-    with np.errstate(all="ignore"):
-        for (a, first), (b, second) in itertools.combinations(PAIRED, 2):
-            both, *alone = (compute(LAYER, INPUTS, masks, s).out for s in ({**first, **second}, first, second))
-            hidden = any(out.shape == both.shape and close(both, out) for out in alone)
-            if "norm-missing" in (a, b) and (a + b).count("mask"):  # without a softmax, 0 is what forbids
-                continue
-            if not set(first) & set(second) and np.isfinite(both).any() and not hidden:
-                yield (a, b), Case("plain", INPUTS, masks, {"": both})
-
-
-def explained(case: Case) -> set[str]:
-    return set(Search([0.0, 1e-9, -1.0], 60).explain([Reading(LAYER)], [case]).bugs)
-
-
-@pytest.mark.slow
-def test_pairs_of_bugs_are_explained() -> None:
-    """Some of them; `python -m benchmarks check` takes all."""
-    for pair, case in itertools.islice(pairs_of_bugs(), 0, None, 29):
-        assert explained(case) == set(pair)
 
 
 @pytest.mark.slow
@@ -489,19 +434,3 @@ def turned_rope(x, start_pos=0):  # type: ignore[no-untyped-def]
 def test_a_rotation_whose_start_was_never_tried_says_so() -> None:
     verdict = hw.check(turned_rope, lang="es")
     assert (verdict.right, verdict.not_checked) == (True, ("argumentos que nunca se pasaron: start_pos",)), verdict
-
-
-def test_an_error_that_arises_in_headwise_is_said_to_be_ours() -> None:
-    def reason(fail: Callable[[], object], lang: str = "en") -> str:
-        with pytest.raises(Exception) as caught:
-            fail()
-        return check.explained(caught.value, Source("", "learner.py"), lang)
-
-    def lacks() -> object:
-        return next(iter(catalogue().values())).text("no-such-text", "en")
-
-    said = {lang: reason(lacks, lang) for lang in LANGUAGES}
-    assert said["en"].startswith("a bug of headwise, not of your code; please report it (")
-    assert said["es"].startswith("un error de headwise, no de tu código; por favor, repórtalo (")
-    assert reason(lambda: {}["key"]) == "KeyError: 'key'"  # arises in no file of ours
-    assert reason(lambda: words("fr")).startswith("HeadwiseError: lang='fr'")  # says itself whose it is

@@ -1,6 +1,5 @@
 """The first screen of the report in a real Chromium: a sentence that one touches and types, and silenced heads."""
 
-import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -354,19 +353,6 @@ def test_an_address_opens_a_head_a_token_and_a_sentence(page: Page, report: Path
         sent.evaluate("(hash) => { location.hash = hash; }", address)
         until(sent, f"(view.open < 0 ? '' : heads[view.open].name) === '{name}' && typed.text === '{text}'")
         assert [sent.evaluate("view.at"), sent.evaluate("typed.text")] == [at, text], address
-
-
-def test_the_page_speaks_spanish(page: Page) -> None:
-    page.get_by_role("button", name="Español").click()
-    page.click(".head[data-number='0'] .picture")
-    assert page.inner_text("#own label") == "Tu propia frase"
-    assert plain(page.inner_text("#verdict")).endswith(" %.") and "sin L0.H0" in page.inner_text("#verdict")
-    assert page.get_by_role("button", name="Despertar L0.H0").count() == 1
-    assert page.locator("#table thead th").first.inner_text() == "cabeza"
-    text = page.inner_text("body")
-    page.get_by_role("button", name="English").click()
-    assert page.inner_text("#own label") == "Your own sentence"
-    assert not re.search(r"\b(the|looks|head|without|weight)\b", text.split("small", 1)[1].split("Hecho")[0]), text
 
 
 @pytest.mark.parametrize("options", [{}, {"color_scheme": "dark", "reduced_motion": "reduce"}])
