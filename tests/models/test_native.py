@@ -11,6 +11,7 @@ import headwise as hw
 B, T, C, H = 3, 11, 20, 4
 PADDING = torch.arange(T) >= torch.tensor([[5], [T], [8]])  # the second text has none
 BLANK = torch.arange(T) >= torch.tensor([[5], [T], [0]])  # the third one is nothing but padding
+BAND = torch.ones(T, T, dtype=torch.bool).tril().triu(-2).logical_not()
 SLOPE = -0.3 * (torch.arange(T)[:, None] - torch.arange(T)).abs()
 
 
@@ -22,13 +23,27 @@ def encoder(**more: Any) -> nn.TransformerEncoder:
     return nn.TransformerEncoder(layer(), 2, **more)
 
 
+class Alone(nn.Module):
+    def __init__(self, bias: bool = True) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(C, H, batch_first=True, bias=bias)
+
+    def forward(self, x: Tensor, **masks: Any) -> Tensor:
+        return self.attention(x, x, x, need_weights=False, **masks)[0]
+
+
 CASES: dict[str, tuple[Any, dict[str, Tensor]]] = {
     "packed": (encoder, {"src_key_padding_mask": PADDING}),
     "packed, then a norm": (lambda: encoder(norm=nn.LayerNorm(C)), {"src_key_padding_mask": PADDING}),
     "packed, a text of padding": (encoder, {"src_key_padding_mask": BLANK}),
     "padding on the left": (encoder, {"src_key_padding_mask": PADDING.flip(1)}),
     "not packed": (lambda: encoder(enable_nested_tensor=False), {"src_key_padding_mask": PADDING}),
+    "rows without a key": (encoder, {"mask": BAND, "src_key_padding_mask": PADDING}),
+    "numbers in a mask": (encoder, {"mask": SLOPE}),
+    "numbers in the padding": (layer, {"src_key_padding_mask": torch.zeros(B, T).masked_fill(PADDING, -2.0)}),
     "a layer of another activation": (lambda: layer(activation=nn.SiLU()), {"src_mask": SLOPE}),
+    "an attention without biases": (lambda: Alone(bias=False), {"attn_mask": BAND, "key_padding_mask": PADDING}),
+    "an attention": (Alone, {"attn_mask": BAND, "key_padding_mask": PADDING}),
 }
 
 
@@ -53,15 +68,3 @@ def test_a_watched_encoder_answers_as_it_does_outside(case: str, slopes: bool) -
             silenced = model(x, **masks)
     torch.testing.assert_close(watched, plain, equal_nan=True)
     torch.testing.assert_close(silenced, plain, equal_nan=True)
-
-
-@torch.no_grad()
-def test_numbers_in_a_mask_are_refused_where_the_native_path_reads_them_as_hidden() -> None:
-    model, x = layer().eval(), torch.randn(B, T, C)
-    for masks in ({"src_mask": SLOPE}, {"src_key_padding_mask": torch.zeros(B, T).masked_fill(PADDING, -2.0)}):
-        with pytest.raises(hw.HeadwiseError, match="has numbers beside 0 and -inf"), hw.watch(model):
-            model(x, **masks)
-    hidden = torch.zeros(B, T).masked_fill(PADDING, -torch.inf)
-    plain = model(x, src_key_padding_mask=hidden)
-    with hw.watch(model):
-        torch.testing.assert_close(model(x, src_key_padding_mask=hidden), plain)

@@ -474,7 +474,7 @@ def _read(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
     with (
         hooked([(part.register_forward_pre_hook, block.enter) for part in parts], with_kwargs=True),
         hooked([(part.register_forward_hook, block.leave) for part in parts], always_call=True),
-        hooked(as_native(native), with_kwargs=True),
+        hooked(as_native(native, lambda hook: isinstance(hook, Within)), with_kwargs=True),
         softmax.opened(block),
     ):
         yield
