@@ -131,7 +131,8 @@ def _wide_row(model: nn.Module, position: int) -> Iterator[None]:
     head = _head_of(model)
 
     def widen(module: nn.Linear, args: tuple[Tensor, ...], gave: Tensor) -> Tensor | None:
-        if gave.dtype not in (torch.bfloat16, torch.float16) or gave.ndim != 3:
+        is_split = hasattr(module.weight, "device_mesh")  # over processes, each of which gives its part
+        if gave.dtype not in (torch.bfloat16, torch.float16) or gave.ndim != 3 or is_split:
             return None
         state = args[0][:, position].float()
         # A float32 copy of a large vocabulary's matrix is not held as a whole.

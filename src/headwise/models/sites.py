@@ -60,7 +60,10 @@ class Site:
     cross: bool  # as far as the module tells; a call of ours has the last word
     # Of transformers: the module of W_O, whose input is what the heads give; None where it is not known.
     projection: nn.Module | None = None
-    first: int = 0  # of its heads that this process holds, where torch's RowwiseParallel spreads them
+    # Of a model whose heads are spread over `parts` processes: `weights` and `n_heads` are those that this process
+    # holds, and `part` is its number.
+    part: int = 0
+    parts: int = 1
     free: bool = False  # does it call functions of torch itself?
     native: tuple[nn.Module, ...] = ()  # of a free one: what in its model has a native path of torch
     members: tuple[nn.Module, ...] = ()  # of a free one: the modules of a list, each of which is one of its heads
@@ -76,7 +79,7 @@ class Site:
         return self.weights("o")
 
     def head(self, number: int) -> str:
-        return head_name(self.name, self.first + number)
+        return head_name(self.name, self.part * self.n_heads + number)
 
     @property
     def heads(self) -> list[str]:
@@ -110,7 +113,39 @@ def sites_of(model: nn.Module) -> list[Site]:
             f"headwise.MultiHeadAttention, none that goes through the attention interface of transformers, and no "
             f"module that calls scaled_dot_product_attention or multiplies a softmax with values"
         )
-    return sites
+    # Modules whose weights torch's `fully_shard` gathers while they run: every process has all of their heads then.
+    gathered: set[nn.Module] = set()
+    for module in model.modules():
+        if any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__):
+            gathered.update(module.modules())
+    # What splits the heads of an attention over processes, here and in transformers, knows none that is free.
+    return [site if site.free or site.module in gathered else _held_here(site) for site in sites]
+
+
+def _held_here(site: Site) -> Site:
+    """The site with the part of its weights, and of the heads of transformers, that this process holds."""
+    if site.w_o is None:
+        return site
+    part, parts = _part_of(site.w_o)
+    if parts == 1:
+        return site
+
+    def local(name: str) -> Tensor | None:
+        weights: Any = site.weights(name)
+        return weights.to_local() if hasattr(weights, "to_local") else weights
+
+    spec, local_w_o = getattr(site.module, "spec", None), local("o")  # the spec of a layer of ours
+    assert local_w_o is not None
+    n_heads = site.n_heads // parts if spec is None else local_w_o.shape[1] // spec.value_dim
+    return replace(site, n_heads=n_heads, weights=local, part=part, parts=parts)
+
+
+def _part_of(matrix: Any) -> tuple[int, int]:
+    """Which part of a matrix this process holds, and of how many; (0, 1) where it is whole."""
+    # Parts are a DTensor, whose class takes long to import; it is known by what only it has.
+    if not any(placement.is_shard() for placement in getattr(matrix, "placements", ())):
+        return 0, 1
+    return matrix.device_mesh.get_local_rank(), matrix.device_mesh.size()
 
 
 def attention_layers(model: nn.Module) -> list[MultiHeadAttention]:
@@ -125,26 +160,18 @@ def is_watchable(module: nn.Module) -> bool:
 
 def _own_site(name: str, module: Any) -> Site:
     """The site of a layer of ours, or of a module that answers `records.Watchable`."""
+    weights: Callable[[str], Tensor | None]
     if isinstance(module, MultiHeadAttention):
-        n_heads, first, weights = module.spec.n_heads, 0, partial(_own_weights, module)
-        if _is_split(module):
-            w_o: Any = module.o_proj
-            n_heads = w_o.weight.to_local().shape[1] // module.spec.value_dim
-            first = n_heads * w_o.weight.device_mesh.get_local_rank()
-        return Site(name, module, n_heads, weights, cross=False, first=first)
-    n_heads, w_o, w_v = module.watched()
-    return Site(name, module, n_heads, {"v": w_v, "o": w_o}.get, cross=False)
-
-
-def _is_split(module: Any) -> bool:
-    """Does this process hold some columns of W_O, and so some heads? `fully_shard` cuts rows, and gathers them."""
-    return any(placement.is_shard(1) for placement in getattr(getattr(module.o_proj, "weight", None), "placements", ()))
+        n_heads, weights = module.spec.n_heads, partial(_own_weights, module)
+    else:
+        n_heads, w_o, w_v = module.watched()
+        weights = {"v": w_v, "o": w_o}.get
+    return Site(name, module, n_heads, weights, cross=False)
 
 
 # W_Q to W_O of a layer of ours, by the name "q" to "o".
 def _own_weights(module: MultiHeadAttention, name: str) -> Tensor | None:
-    weight: Any = getattr(getattr(module, f"{name}_proj", None), "weight", None)
-    return weight.to_local() if _is_split(module) and hasattr(weight, "to_local") else weight
+    return getattr(getattr(module, f"{name}_proj", None), "weight", None)
 
 
 def is_hf(module: nn.Module) -> bool:
