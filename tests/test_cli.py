@@ -97,7 +97,7 @@ def test_the_presets_are_listed(invoke: Invoke) -> None:
     code, out, err = invoke("train", "--preset", "list")
     lines = [line for line in out.splitlines() if not line.startswith(" ")]
     assert (code, err) == (0, "") and [line.split()[0] for line in lines] == list(PRESETS)
-    assert "the default" in lines[0] and "layers 4, heads 4, key/value heads 2, width 128, context 128" in out
+    assert "the default" in lines[0] and "n_layers 4, n_heads 4, n_kv_heads 2, d_model 128, context 128" in out
     rows = json.loads(invoke("train", "--preset", "list", "--json").out)["presets"]
     assert {row["name"]: row["about"] for row in rows} == {name: preset.about for name, preset in PRESETS.items()}
     assert rows[5]["n_kv_heads"] == 2 and rows[5]["d_model"] == 128 and rows[5]["steps"] == 1000

@@ -135,9 +135,9 @@ def check_file(path: Path) -> int:
         raise HeadwiseError(f"{path} does not exist") from None
     except OSError as error:
         raise HeadwiseError(f"{path} cannot be read: {error.strerror}") from None
-    if stat.S_ISDIR(status.st_mode):
+    if path.is_dir():
         raise HeadwiseError(f"{path} is a folder; pass a file")
-    if not stat.S_ISREG(status.st_mode):
+    if not path.is_file():
         raise HeadwiseError(f"{path} is a pipe or a device; pass a file, or for a text {STDIN} and standard input")
     return status.st_size
 

@@ -32,7 +32,7 @@ from headwise.errors import HeadwiseError
 from headwise.files import check_link, read_json
 from headwise.records import plain_data
 from headwise.view import CONTROL, Screen, harmless
-from headwise.words import LANGUAGES, Facts, check_lang, system_language, unknown
+from headwise.words import LANGUAGES, Facts, check_lang, system_language
 
 # Text goes out as it is: rich neither colours numbers, nor reads [brackets] or :names:, nor breaks lines.
 screen = Screen(highlight=False, markup=False, emoji=False, soft_wrap=True)  # results, on standard output
@@ -103,15 +103,6 @@ class _Doors(_OneForm, typer.core.TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [name for names in DOORS.values() for name in names]
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that a word names; another word is refused with the nearest one."""
-        # While a shell asks for completions (`resilient_parsing`), half a word is no mistake. Of options typer tells.
-        if args[0] not in self.commands and not args[0].startswith("-") and not ctx.resilient_parsing:
-            offer = "headwise --help lists the commands"
-            what = f"no command {args[0]!r}"
-            raise unknown(what, args[0], self.commands, offer)
-        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """The commands and what each does in a few words, under the title of their door."""

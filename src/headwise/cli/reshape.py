@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from headwise.reshape.heal import Damage, HealPoint, Pair
     from headwise.reshape.job import Change, Reshaped
 
-BAR = 20  # columns of the longest bar of the recovery curve
 SHOWN_LAYERS = 12  # layers whose entropy has a row; how many more there are is said below them
 
 
@@ -238,20 +237,13 @@ def rows_of(damage: Damage) -> list[tuple[str, str, str, str]]:
 
 
 def print_curve(screen: Screen, curve: tuple[HealPoint, ...]) -> None:
-    """The distance to the parent at each evaluation of a healing, with a bar."""
-    largest = max(point.distance for point in curve)
-    sign = "#" if screen.options.ascii_only else "█"  # ascii_only: the terminal's encoding is no UTF
+    """The distance to the parent at each evaluation of a healing."""
     rows: list[list[Cell]] = []
     for point in curve:
         loss = "-" if point.held_out_loss is None else f"{point.held_out_loss:.4f}"
-        length = round(BAR * point.distance / largest) if largest else 0
-        rows.append([point.step, point.tokens, loss, f"{point.distance:.4f}", sign * length])
-    table = Table(
-        ("step", "tokens", "held-out loss", "distance", ""),
-        rows,
-        "Healing: distance to the parent, on other held-out text than the tables",
-    )
-    table.print(screen, (4,))  # the bars stand at the left of column 4
+        rows.append([point.step, point.tokens, loss, f"{point.distance:.4f}"])
+    title = "Healing: distance to the parent, on other held-out text than the tables"
+    Table(("step", "tokens", "held-out loss", "distance"), rows, title).print(screen)
 
 
 def print_reshaped(screen: Screen, reshaped: Reshaped) -> None:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from headwise.gpt.train import Progress as TrainingProgress
 
 LISTED = "list"  # of --preset: what presets there are
+SIZES = ("n_layers", "n_heads", "n_kv_heads", "d_model", "context")  # of a preset, as they are listed
 
 
 def _presets() -> list[str]:  # what a shell offers to complete --preset
@@ -134,17 +135,14 @@ def _list_presets() -> None:
         # A preset that does not name key/value heads has as many as query heads.
         shape, recipe = {"n_kv_heads": preset.shape["n_heads"], **preset.shape}, preset.recipe
         row: Facts = {"name": preset.name, "about": preset.about}
-        row |= {size: shape[size] for size in ("n_layers", "n_heads", "n_kv_heads", "d_model", "context")}
+        row |= {size: shape[size] for size in SIZES}
         rows.append(row | {"steps": recipe.steps, "batch": recipe.batch, "lines": preset.lines})
     if wants_json():
         print_json("presets", {"presets": rows})
         return
     for row in rows:
         screen.print(f"{row['name']:9} {row['about']}")
-        screen.print(
-            f"{'':9} layers {row['n_layers']}, heads {row['n_heads']}, key/value heads {row['n_kv_heads']}, width "
-            f"{row['d_model']}, context {row['context']}, steps {row['steps']:,} of {row['batch']}"
-        )
+        screen.print(f"{'':9} " + ", ".join(f"{name} {row[name]:,}" for name in (*SIZES, "steps", "batch")))
 
 
 def run_settings(options: Facts, folder: Path | None, resume: bool) -> tuple[Path, Settings]:

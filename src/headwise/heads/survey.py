@@ -39,7 +39,7 @@ from headwise.heads.watch import watch
 from headwise.intervals import Interval
 from headwise.models import ask
 from headwise.models.open import Folder, folder_of, open_model
-from headwise.models.sites import loaded, missing
+from headwise.models.sites import loaded, missing, sites_of
 from headwise.models.weights import blocks, has_record
 from headwise.records import parse_head
 from headwise.words import Note

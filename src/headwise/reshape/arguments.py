@@ -93,28 +93,13 @@ def check_sharing(method: str, groups: str) -> None:
 
 def check_kv_heads(n_kv_heads: int, n_heads: int, now: int) -> None:
     """Refuse a number of key/value heads that a model of `n_heads` query heads, which has `now`, cannot be given."""
-    if now == 1:  # apart from the reasons below, whose messages offer divisors of `now` that are less
-        raise HeadwiseError(
-            f"n_kv_heads={n_kv_heads}: each layer has one key/value head for its {n_heads} query heads already"
-        )
-    # The first reason that holds.
-    if n_kv_heads == now:
-        why = f": the model has {now} key/value heads already, so nothing changes and nothing is written"
-    elif n_kv_heads < 1:
-        why = " is not positive"
-    elif n_kv_heads > n_heads:
-        why = f" exceeds the {n_heads} query heads"
-    elif n_kv_heads > now:
-        why = (
-            f": the model has {now} key/value heads for its {n_heads} query heads already, and sharing only lowers "
-            "their number"
-        )
-    elif now % n_kv_heads:
-        why = f" does not divide the model's {now} key/value heads"
-    else:
+    divisors = [n for n in range(1, now) if now % n == 0]
+    if n_kv_heads in divisors:
         return
-    divisors = ", ".join(str(n) for n in range(1, now) if now % n == 0)
-    raise HeadwiseError(f"n_kv_heads={n_kv_heads}{why}; pass one of {divisors}")
+    now_has = f"n_kv_heads={n_kv_heads}: the model has {now} key/value heads for its {n_heads} query heads"
+    if not divisors:
+        raise HeadwiseError(f"{now_has}, the least there can be")
+    raise HeadwiseError(f"{now_has}; sharing lowers their number to one of {', '.join(map(str, divisors))}")
 
 
 def check_pruning(heads: str | Sequence[str] | None, keep: float | None, by: str | None) -> None:
