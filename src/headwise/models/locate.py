@@ -19,7 +19,7 @@ from headwise.cost import Price, make_setting, price_shape, read_shape
 from headwise.cost.shape import ModelShape
 from headwise.errors import HeadwiseError
 from headwise.families import check_folder, read_config
-from headwise.files import check_file
+from headwise.files import check_file, read_json
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")  # "openai-community/gpt2", with one slash and no leading dot
 CONFIG = "config.json"
@@ -89,6 +89,10 @@ def _from_hub(name: str, config_alone: bool = False) -> Path:
         # The library hands out what the cache has, if that is the config alone (after `shape_of`) or some shards
         # (after a broken download). Here this raises, so that the rest is downloaded below.
         (read_config if config_alone else check_folder)(folder)
+        index = folder / "model.safetensors.index.json"
+        if not config_alone and index.exists() and not (folder / "model.safetensors").exists():
+            for name in read_json(index)["weight_map"].values():
+                (folder / name).stat()
         return folder
     try:
         # The library asks first which version is the newest: so many seconds at most, for there may be no network.
