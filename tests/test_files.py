@@ -62,14 +62,6 @@ def test_a_failure_leaves_the_earlier_file_and_nothing_else(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_the_bytes_are_on_the_disk_before_the_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done, fsync, replace = [], os.fsync, Path.replace
-    monkeypatch.setattr(os, "fsync", lambda file: (done.append(("fsync", os.fstat(file).st_size)), fsync(file)))
-    monkeypatch.setattr(Path, "replace", lambda path, to: (done.append(("replace", to.name)), replace(path, to)))
-    write_whole(tmp_path / "file", b"seventeen bytes..")
-    assert done[:2] == [("fsync", 17), ("replace", "file")]
-
-
 def test_what_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"before")
     (tmp_path / "folder").mkdir()

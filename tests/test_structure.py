@@ -114,16 +114,6 @@ def test_names_say_what_they_name() -> None:
     assert [name for name in names if name[2] in VAGUE] == []
 
 
-def test_escaping_and_suggestions_have_one_place_each() -> None:
-    homes = {"escape": "table.py", "get_close_matches": "words.py"}
-    for name, tree in trees():
-        for what, home in homes.items():
-            lines = [
-                c.lineno for c in calls(tree, what) if not (what == "escape" and ast.unparse(c.func) != "html.escape")
-            ]
-            assert name == home or not lines, f"{name}:{lines} calls {what}, which belongs in {home}"
-
-
 def test_no_two_files_of_tests_have_one_name() -> None:
     """pytest imports them by their names alone."""
     names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]

@@ -143,32 +143,6 @@ def test_ablation_is_one_head_at_a_time(kind: str, how: str) -> None:
     assert max(abs(interval.mean) for interval in found.values()) > 1e-3
 
 
-@pytest.mark.parametrize("how", ["zero", "mean"])
-@pytest.mark.parametrize("kind", ["ours", "gpt2"])
-@pytest.mark.parametrize("variants", [1, 2, 4])
-def test_variants_in_one_batch_change_nothing(
-    kind: str, how: str, variants: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As many at once as memory allows; the rest in further batches."""
-    model, texts = any_model(kind), [batches()[0]]
-    whole = ablation(model, texts, how=how)
-    sizes: list[int] = []
-    plain = effect.next_token_losses
-
-    def count(model: Any, ids: Tensor, after: int | None) -> Tensor:
-        sizes.append(ids.shape[0] // 3)
-        return plain(model, ids, after)
-
-    monkeypatch.setattr(effect, "LARGEST", variants * texts[0].numel() * model.config.vocab_size + 1)
-    monkeypatch.setattr(effect, "next_token_losses", count)
-    cut = ablation(model, texts, how=how)
-    n = SHAPES[kind][1]
-    expected = [min(variants, n - start) for start in range(0, n, variants)]
-    assert sizes == [1, *expected, *expected]
-    for head, interval in whole.items():
-        assert cut[head].mean == pytest.approx(interval.mean, abs=1e-5)
-
-
 def test_ablation_in_small_memory_leaves_the_model_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     model, seen = gpt_of(), []
     whole = ablation(model, batches(), progress=lambda *done: seen.append(done))

@@ -105,30 +105,20 @@ def merged() -> tuple[Any, dict[str, Tensor]]:
     return shake(tf.T5Gemma2ForConditionalGeneration(config).eval()), inputs
 
 
-def pooled() -> tuple[Any, dict[str, Tensor]]:
-    """A SegFormer, whose 256 queries look at 4 keys that are means of an image's regions."""
-    config = tf.SegformerConfig(depths=[1, 1, 1, 1], hidden_dropout_prob=0.0)
-    pixels = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-    return shake(tf.SegformerModel(config).eval(), std=0.05), {"pixel_values": pixels}
-
-
-@pytest.mark.parametrize(("make", "head"), [(merged, "decoder.L1.H0"), (pooled, "L0.H0")])
-def test_keys_that_are_no_positions_of_one_text_have_no_distances(make: Any, head: str) -> None:
-    model, inputs = make()
-    cached = [{"use_cache": False}, {"use_cache": True}] if make is merged else [{}]
-    for options in cached:
-        seen = watch_call(model, **inputs, **options, maps=True)
-        for name in ("distance", "spread", "self", "previous", "next", "same_token", "after_same"):
-            with pytest.raises(hw.MissingError, match=f"there is no statistic {name!r} of this head"):
-                getattr(seen[head], name)
-        rows = seen[head].documents[-1]
-        first = float(seen[head].map[:, 0].mean())
-        assert first > 0.01 and float(seen[head].rows.first[-rows:].mean()) == pytest.approx(first, abs=1e-6)
-        site = head.rpartition(".")[0]
-        assert [line for line in seen.notes if line.startswith(f"{site}: ")] == [
-            f"{site}: its keys are pooled, or joined with others, and not the positions of one text: "
-            f"there are no distances"
-        ]
+@pytest.mark.parametrize("use_cache", [False, True])
+def test_keys_that_are_no_positions_of_one_text_have_no_distances(use_cache: bool) -> None:
+    (model, inputs), head = merged(), "decoder.L1.H0"
+    seen = watch_call(model, **inputs, use_cache=use_cache, maps=True)
+    for name in ("distance", "spread", "self", "previous", "next", "same_token", "after_same"):
+        with pytest.raises(hw.MissingError, match=f"there is no statistic {name!r} of this head"):
+            getattr(seen[head], name)
+    rows = seen[head].documents[-1]
+    first = float(seen[head].map[:, 0].mean())
+    assert first > 0.01 and float(seen[head].rows.first[-rows:].mean()) == pytest.approx(first, abs=1e-6)
+    site = head.rpartition(".")[0]
+    assert [line for line in seen.notes if line.startswith(f"{site}: ")] == [
+        f"{site}: its keys are pooled, or joined with others, and not the positions of one text: there are no distances"
+    ]
 
 
 def test_a_token_that_the_model_adds_leaves_the_padding_to_the_mask() -> None:
