@@ -154,7 +154,6 @@ def model_path(name: str) -> Path:
 Model = Annotated[Path, Argument(parser=model_path, metavar="MODEL")]
 File = Annotated[Path | None, Option(parser=named_path, metavar="<path>")]
 Files = Annotated[list[Path] | None, Option(parser=named_path, metavar="<path>")]
-Folder = Annotated[Path, Option(parser=named_path, metavar="<path>")]
 Count = Annotated[int, Option(min=1)]
 SomeCount = Annotated[int | None, Option(min=1)]
 Seed = Annotated[int, Option(min=0, max=2**63 - 1)]  # what a signed number of 64 bits holds

@@ -256,12 +256,8 @@ def print_reshaped(screen: Screen, reshaped: Reshaped) -> None:
 
 
 def _kept(curve: tuple[HealPoint, ...]) -> str:
-    """The title of the damage after healing; it says which weights were kept, where that is not the last step's."""
+    """The title of the damage after healing; step 0 is before the first one."""
     best = min(curve, key=lambda point: point.distance)
-    if best is curve[0]:  # that before the first step
-        return "After healing: no better; the unhealed weights were the best, and are kept"
-    if best is curve[-1]:
-        return "After healing"
     return f"After healing: the weights of step {best.step:,} were the best, and are kept"
 
 

@@ -149,13 +149,14 @@ def check_tokens(tokens: int | None, context: int | None) -> None:
 def check_place(source: Path, out: Path) -> None:
     """Raise HeadwiseError where no model may be written, whatever lies there now."""
     here, there = source.resolve(), out.resolve()
-    never = "which is never changed; pass"
     foreign = f" exists already and has no {RECORD}: share or prune did not write it and will not replace it"
     # A folder with a RECORD is one that a job has written.
     for wrong, why in (
-        (here == there, f" is the source itself, {never} another folder"),
-        (here in there.parents, f" lies inside the source {source}, {never} a folder elsewhere"),
-        (there in here.parents, f" holds the source {source}, {never} a folder elsewhere"),
+        (
+            here in (there, *there.parents),
+            f" lies in the source {source}, which is never changed; pass another",
+        ),
+        (there in here.parents, f" holds the source {source}; pass a folder elsewhere"),
         (there == Path.cwd() or there in Path.cwd().parents, " is the folder you are in, or holds it; pass another"),
         (out.is_symlink(), " is a link; pass the folder itself"),
         (out.exists() and not out.is_dir(), " is a file; pass a folder"),
