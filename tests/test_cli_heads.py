@@ -126,7 +126,7 @@ def test_an_encoder_with_trained_weights(invoke: Invoke) -> None:
 
 
 def check_the_tables_of_the_benches(model: Path) -> None:
-    """What docs/watching.md says is what is measured."""
+    """What studies/real-models.md says is what is measured."""
     folder = open_folder(model)
     assert folder.tokens is not None
     scores = {}
@@ -134,7 +134,7 @@ def check_the_tables_of_the_benches(model: Path) -> None:
         sentences = bench(folder, name)
         assert len(sentences.documents) == count
         scores |= follow(folder.model, sentences, folder.tokens.shown)
-    page = (Path(__file__).parent.parent / "docs" / "watching.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parent.parent / "studies" / "real-models.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([^|]+) \| (L\d\.H\d+)\*? \| (\d\.\d\d) \|", page, re.MULTILINE)
     assert {row[0] for row in rows} == set(scores)
     for name, head, mass in rows:
