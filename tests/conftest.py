@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,10 @@ settings.register_profile("headwise", derandomize=True, database=None, deadline=
 settings.load_profile("headwise")
 # Commands speak the language of the system where no other is asked for; the tests read English.
 os.environ["LC_ALL"] = "C.UTF-8"
+# A kernel that torch's compiler has kept for one kind of processor crashes under the settings of another.
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(
+    Path(tempfile.gettempdir()) / f"headwise-inductor-{os.getuid()}-{os.environ.get('ATEN_CPU_CAPABILITY', 'own')}"
+)
 # Tiny tensors, and sums in one order; a second thread would only wait for the core that another worker has.
 os.environ["OMP_NUM_THREADS"] = "1"
 
