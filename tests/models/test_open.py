@@ -205,6 +205,7 @@ def test_a_gguf_file_keeps_its_digits(
     monkeypatch.setattr(
         tf.AutoTokenizer, "from_pretrained", lambda *a, **o: SimpleNamespace(save_pretrained=lambda to: None)
     )
+    monkeypatch.setattr("headwise.models.open.has_bfloat16", lambda: True)  # also on a processor without
     hf.write_gguf(tmp_path / "small.gguf", tmp_path / "made")
     model = hw.open(tmp_path / "made")
     assert model.dtype == getattr(torch, dtype)

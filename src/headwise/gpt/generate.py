@@ -22,6 +22,7 @@ def generate(
     prompt: Sequence[int],
     n_tokens: int,
     temperature: float = 1.0,
+    top_k: int | None = None,
     seed: int = 0,
     stop: int | None = None,
 ) -> Iterator[int]:
@@ -32,7 +33,7 @@ def generate(
         return lambda ids: model(ids.to(device), caches, last_only=True)[0, -1]
 
     stops, config = () if stop is None else (stop,), model.config
-    return continued(begin, prompt, n_tokens, temperature, None, seed, stops, config.context, config.vocab_size)
+    return continued(begin, prompt, n_tokens, temperature, top_k, seed, stops, config.context, config.vocab_size)
 
 
 def continued(
