@@ -50,7 +50,7 @@ bench: $(VENV)/.bench
 models: $(VENV)/.tests
 	$(BIN)/python examples/models.py
 
-# How large each room is in nodes of the syntax tree.
+# How large each package is in nodes of the syntax tree.
 measure: $(VENV)/.tests
 	@$(BIN)/python tests/measure.py
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "teach")]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "checker")]
 
 from casebook import changed_lines, judge, line_of, versions  # noqa: E402
 from test_check import explained as bugs_of  # noqa: E402

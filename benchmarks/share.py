@@ -25,7 +25,7 @@ from headwise.gpt.checkpoint import load_model, save_model
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe
 from headwise.gpt.train import evaluate, train
-from headwise.heads.effect import importance
+from headwise.heads.ablate import importance
 from headwise.models.open import open_folder
 from headwise.reshape.align import moments
 from headwise.reshape.arguments import HealRecipe

@@ -7,13 +7,28 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src" / "headwise"
-ROOMS = ("", "cost", "rungs", "layer", "corpus", "gpt", "courses", "models", "heads", "reshape", "teach", "view", "cli")
+ROOMS = (
+    "",
+    "cost",
+    "backends",
+    "layer",
+    "corpus",
+    "gpt",
+    "courses",
+    "models",
+    "heads",
+    "reshape",
+    "checker",
+    "learn",
+    "view",
+    "cli",
+)
 INTRODUCTION = """# Every file
 
 Written by `python examples/house_page.py` from the first lines of the files. `CONTRIBUTING.md` says which file to open
 for which change. A module imports from its own package and from packages to its left; a test checks this.
 
-`spec, masks ... -> rungs -> layer -> corpus -> gpt -> courses -> models -> heads -> reshape -> teach -> view -> cli`
+`spec, masks ... -> backends -> layer -> corpus -> gpt -> courses -> models -> heads -> reshape -> teach -> view -> cli`
 """
 
 BASE = "Data and tools of all packages. These files import no package; `__init__.py` is `import headwise`."

@@ -18,15 +18,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from headwise.checker.bugs import Finding, Verdict
 from headwise.cost import Price, Variant
 from headwise.courses.ladder import Ladder
 from headwise.heads.align import Alignment
 from headwise.heads.table import Survey
+from headwise.learn.exercises import Mark
 from headwise.records import HeadSteps
 from headwise.reshape.job import Reshaped
 from headwise.story import Story
-from headwise.teach.bugs import Finding, Verdict
-from headwise.teach.exercises import Mark
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "schema.json"
 VERSION = 1

@@ -1,7 +1,7 @@
 """Attention problems written once in NumPy, and the four paths that must answer them alike.
 
 Each mask comes with `may` and `adds`, which say in the plainest words what it means for query i, key j, head h and
-document b. They share no line with the package, so that a mask which is wrong on all rungs at once is still seen.
+document b. They share no line with the package, so that a mask which is wrong on all backends at once is still seen.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import pytest
 import torch
 
 import headwise as hw
+from headwise.backends import torch_
 from headwise.heads.watch import Seen
 from headwise.masks import BroadcastGrid
-from headwise.rungs import tensor
 
 RECORDS = tuple(f.name for f in fields(hw.Trace))
-PATHS = ("plain", "array", "fused", "explicit")  # the last two are the tensor rung: attend, and trace
+PATHS = ("plain", "array", "fused", "explicit")  # the last two are the torch backend: attend, and trace
 TORCH_PATHS = ("fused", "explicit")
 
 Wrap = Callable[[np.ndarray], Any]
@@ -220,7 +220,7 @@ def assert_same(actual: Any, expected: Any, what: str, tolerance: float = 1e-12)
 
 
 def assert_paths_agree(problem: Problem) -> None:
-    """The plain rung is the definition; every record of every other path equals it."""
+    """The loop backend is the definition; every record of every other path equals it."""
     definition = steps("plain", problem)
     for path in PATHS[1:]:
         for name, record in steps(path, problem).items():
@@ -273,14 +273,14 @@ KERNEL_ARGUMENTS = ("query", "key", "value", *KERNEL_DEFAULTS)
 def spied_kernel() -> Iterator[list[dict[str, Any]]]:
     """What each call of torch's fused kernel gets inside this block, by the names of its arguments."""
     calls: list[dict[str, Any]] = []
-    kernel = getattr(tensor.F, KERNEL)
+    kernel = getattr(torch_.F, KERNEL)
 
     def spy(*args: Any, **named: Any) -> torch.Tensor:
         calls.append(KERNEL_DEFAULTS | dict(zip(KERNEL_ARGUMENTS, args, strict=False)) | named)
         return kernel(*args, **named)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tensor.F, KERNEL, spy)
+        patch.setattr(torch_.F, KERNEL, spy)
         yield calls
 
 

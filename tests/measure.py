@@ -1,4 +1,4 @@
-"""How large the package is, room by room: what `make measure` prints, and CI holds.
+"""How large the package is, package by package: what `make measure` prints, and CI holds.
 
 Nodes of Python's syntax tree are counted, not lines: a short line that must be read twice is longer than three lines.
 """
@@ -23,7 +23,7 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 
 @dataclass
 class Size:
-    """What is counted in a room, or in all of them."""
+    """What is counted in a package, or in all of them."""
 
     files: int = 0
     nodes: int = 0
@@ -69,7 +69,7 @@ def imports_of(module: str, source: str, is_package: bool, modules: set[str]) ->
             start = ".".join(home[: len(home) - node.level + 1]) if node.level else ""
             target = ".".join(part for part in (start, node.module) if part)
             names = [alias.name for alias in node.names if alias.name != "__version__"]
-            # `from headwise.rungs import plain` names a module; `from headwise.rungs import attend` only the room.
+            # `from headwise.backends import loops` names a module; `import attend` from there only the package.
             submodules = [f"{target}.{name}" for name in names if f"{target}.{name}" in modules]
             yield from submodules
             if len(submodules) < len(names):
@@ -78,37 +78,37 @@ def imports_of(module: str, source: str, is_package: bool, modules: set[str]) ->
             yield from (arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str))
 
 
-def room_name(module: str) -> str:
+def package_name(module: str) -> str:
     """The folder that a module lies in; "top" for the files beside the folders."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 and (SOURCE / parts[1]).is_dir() else "top"
 
 
 def sizes() -> dict[str, Size]:
-    """The size of each room."""
+    """The size of each package."""
     sources, packages = package_sources()
-    rooms: dict[str, Size] = defaultdict(Size)
+    by_package: dict[str, Size] = defaultdict(Size)
     for module, source in sources.items():
-        rooms[room_name(module)].add(Size(1, len(all_nodes(parsed(source)))))
+        by_package[package_name(module)].add(Size(1, len(all_nodes(parsed(source)))))
     for circle in circles(sources, packages):
-        rooms[room_name(circle[0])].circles.append(circle)
-    return dict(rooms)
+        by_package[package_name(circle[0])].circles.append(circle)
+    return dict(by_package)
 
 
-def total(rooms: Mapping[str, Size]) -> Size:
+def total(packages: Mapping[str, Size]) -> Size:
     whole = Size()
-    for size in rooms.values():
+    for size in packages.values():
         whole.add(size)
     return whole
 
 
 def circles(sources: Mapping[str, str], packages: set[str]) -> list[list[str]]:
-    """Groups of modules of one room that import one another, at the top of the file, in a function or for types."""
+    """Groups of modules of one package that import one another, at the top of the file, in a function or for types."""
     modules = set(sources)
     targets: dict[str, set[str]] = {}
     for module, source in sources.items():
         inside = set(imports_of(module, source, module in packages, modules)) & modules - {module}
-        targets[module] = {target for target in inside if room_name(target) == room_name(module)}
+        targets[module] = {target for target in inside if package_name(target) == package_name(module)}
     reached = {module: _reachable(module, targets) for module in modules}
     groups = {frozenset(other for other in reached[module] if module in reached[other]) for module in modules}
     return sorted(sorted(group) for group in groups if len(group) > 1)
@@ -130,7 +130,7 @@ def option_messages() -> list[str]:
     """Where the library, which speaks of arguments, names an `--option` of the command in a text it shows."""
     places: list[str] = []
     for module, source in package_sources()[0].items():
-        if room_name(module) == "cli":
+        if package_name(module) == "cli":
             continue
         tree = parsed(source)
         docstrings = _docstrings(tree)
@@ -170,11 +170,11 @@ def lines_of_tests() -> int:
 
 
 def main() -> None:
-    rooms = sizes()
-    print(f"{'room':<9}{'nodes':>9}{'files':>7}")
-    for room, size in {**dict(sorted(rooms.items())), "all": total(rooms)}.items():
-        print(f"{room:<9}{size.nodes:>9,}{size.files:>7}")
-    print(f"files of a room that import one another: {total(rooms).circles}")
+    packages = sizes()
+    print(f"{'package':<9}{'nodes':>9}{'files':>7}")
+    for package, size in {**dict(sorted(packages.items())), "all": total(packages)}.items():
+        print(f"{package:<9}{size.nodes:>9,}{size.files:>7}")
+    print(f"files of a package that import one another: {total(packages).circles}")
     print(f"messages of the library that name --options: {option_messages()}")
     print(f"options of all commands: {len(options())}")
     print(f"lines of tests: {lines_of_tests():,}")

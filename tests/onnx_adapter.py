@@ -166,7 +166,7 @@ def _with_past(
     past_key: np.ndarray | None,
     past_value: np.ndarray | None,
 ) -> tuple[Any, Any]:
-    """Keys and values with those of the past before them: by the cache on the tensor rung, else joined here."""
+    """Keys and values with those of the past before them: by the cache on the torch backend, else joined here."""
     if past_key is None or past_value is None:
         return wrap(k), wrap(v)
     if path in ("plain", "array"):

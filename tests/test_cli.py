@@ -214,16 +214,16 @@ def test_an_error_nobody_thought_of_is_one_line_too(run: Path, invoke: Invoke, m
 @pytest.fixture
 def half(text: Path, tmp_path: Path) -> Path:
     """A run that was stopped after its first step."""
-    from headwise.gpt import run as room
+    from headwise.gpt import run as package
     from headwise.gpt import train
 
-    settings = room.Settings("nanogpt", (str(text),), steps=3, shape=SHAPE)
+    settings = package.Settings("nanogpt", (str(text),), steps=3, shape=SHAPE)
 
     def interrupt(progress: train.Progress) -> None:
         signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(train.Stopped):
-        room.run_training(tmp_path / "half", settings, interrupt)
+        package.run_training(tmp_path / "half", settings, interrupt)
     return tmp_path / "half"
 
 

@@ -14,7 +14,7 @@ from headwise.corpus.documents import bench
 from headwise.corpus.tokens import Tokens
 from headwise.gpt.checkpoint import save_model
 from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.heads.relation import follow
+from headwise.heads.relations import follow
 from headwise.models.open import open_folder
 
 LETTERS = "abcdefgh ,.\n"

@@ -1,4 +1,4 @@
-"""What imports what: the rooms in their order, the rungs apart, and heavy libraries behind one door each."""
+"""What imports what: the packages in their order, the backends apart, and heavy libraries behind one door each."""
 
 import json
 import subprocess
@@ -9,23 +9,37 @@ from pathlib import Path
 import pytest
 from measure import imports_of, package_sources
 
-ROOMS = ("base", "rungs", "layer", "corpus", "gpt", "courses", "models", "heads", "reshape", "teach", "view", "cli")
+ORDER = (
+    "base",
+    "backends",
+    "layer",
+    "corpus",
+    "gpt",
+    "courses",
+    "models",
+    "heads",
+    "reshape",
+    "checker",
+    "learn",
+    "view",
+    "cli",
+)
 BASE = {
     "spec", "masks", "positions", "shapes", "errors", "families", "files", "intervals",
     "records", "story", "table", "words",
 }  # fmt: skip
 BASE |= {"cost"}
-APART = {"headwise.rungs.plain", "headwise.rungs.array", "headwise.rungs.tensor"}
-TABLES = tomllib.loads(Path(__file__).with_name("rooms.toml").read_text(encoding="utf-8"))
+APART = {"headwise.backends.loops", "headwise.backends.numpy_", "headwise.backends.torch_"}
+TABLES = tomllib.loads(Path(__file__).with_name("packages.toml").read_text(encoding="utf-8"))
 ONE_DOOR = ("transformers", "safetensors", "tokenizers", "torch.distributed")
 
 
-def room_of(module: str) -> str | None:
-    """The room a module of the package lies in; None for the package itself, and for what is in no room."""
+def package_of(module: str) -> str | None:
+    """The package a module of the package lies in; None for the package itself, and for what is in no package."""
     parts = module.split(".")
     if len(parts) == 1:
         return None
-    return "base" if parts[1] in BASE else parts[1] if parts[1] in ROOMS[1:] else None
+    return "base" if parts[1] in BASE else parts[1] if parts[1] in ORDER[1:] else None
 
 
 def violations(sources: dict[str, str], packages: set[str]) -> list[str]:
@@ -33,49 +47,49 @@ def violations(sources: dict[str, str], packages: set[str]) -> list[str]:
     found: list[str] = []
     doors: dict[str, set[str]] = {name: set() for name in ONE_DOOR}
     for module, source in sources.items():
-        if module in ("headwise", "headwise.__main__"):  # the face and the command stand outside the rooms
+        if module in ("headwise", "headwise.__main__"):  # the face and the command stand outside the packages
             continue
-        room = room_of(module)
-        if room is None:
-            found.append(f"{module} is in no room")
+        package = package_of(module)
+        if package is None:
+            found.append(f"{module} is in no package")
             continue
         for target in set(imports_of(module, source, module in packages, set(sources))):
             top = target.split(".")[0]
             for door in doors:
                 if f"{target}.".startswith(f"{door}."):
                     doors[door].add(module)
-            if room == "view" and top == "torch":
+            if package == "view" and top == "torch":
                 found.append(f"{module} imports torch")
             if top == "headwise":
-                found += _inside(module, room, target)
+                found += _inside(module, package, target)
     found += [
         f"{name} is imported in {len(at)} modules: {', '.join(sorted(at))}" for name, at in doors.items() if len(at) > 1
     ]
     return sorted(found)
 
 
-def _inside(module: str, room: str, target: str) -> list[str]:
+def _inside(module: str, package: str, target: str) -> list[str]:
     """What is wrong with one import from the package itself."""
-    target_room = room_of(target)
-    if target_room is None:
-        return [f"{module} imports {target}, which is in no room"]
-    if target_room == "cli" and room != "cli":
+    target_package = package_of(target)
+    if target_package is None:
+        return [f"{module} imports {target}, which is in no package"]
+    if target_package == "cli" and package != "cli":
         return [f"{module} imports the command line, {target}"]
-    if ROOMS.index(target_room) > ROOMS.index(room):
-        return [f"{module} imports {target}, which lies to the right of {room}"]
+    if ORDER.index(target_package) > ORDER.index(package):
+        return [f"{module} imports {target}, which lies to the right of {package}"]
     if module in APART and target in APART - {module}:
-        return [f"{module} imports {target}: rungs never import one another"]
+        return [f"{module} imports {target}: backends never import one another"]
     return []
 
 
 def test_names_and_rooms() -> None:
     sources, packages = package_sources()
-    assert {"headwise.spec", "headwise.rungs.plain", "headwise.rungs"} <= set(sources)
+    assert {"headwise.spec", "headwise.backends.loops", "headwise.backends"} <= set(sources)
     assert violations(sources, packages) == []
     assert violations(TABLES["sound"], PACKAGES) == []
 
 
-PACKAGES = {"headwise", "headwise.rungs", "headwise.gpt", "headwise.view"}
+PACKAGES = {"headwise", "headwise.backends", "headwise.gpt", "headwise.view"}
 
 
 @pytest.mark.parametrize(("module", "source", "said"), TABLES["broken"])

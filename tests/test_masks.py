@@ -37,7 +37,7 @@ def test_a_mask_is_what_its_picture_says(mask: str, T: int, S: int, drawn: list[
 def test_each_mask_means_what_its_oracle_says(name: str, n: Sizes, wrap) -> None:
     case = mask_cases(n)[name]
     allowed, bias = mask_tables(case.build(wrap), n)
-    # A bias of -inf forbids; whether the mask or the rung turns it into "may not" is the rung's affair.
+    # A bias of -inf forbids; whether the mask or the backend turns it into "may not" is the backend's affair.
     np.testing.assert_array_equal(allowed & (bias > -np.inf), case.allowed(n))
     np.testing.assert_allclose(np.where(case.allowed(n), bias, 0), np.where(case.allowed(n), case.bias(n), 0))
 

@@ -29,7 +29,7 @@ steps = hw.trace(np.array([q]), np.array([q]), np.array([q]), mask=hw.Causal())
 assert np.allclose(np.array(out), steps.out[0]) and hw.__file__.startswith(sys.argv[1])
 assert hw.price({"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12}).parameters.total > 10**8
 from headwise.words import table
-from headwise.teach.bugs import catalogue
+from headwise.checker.bugs import catalogue
 assert table() and catalogue()
 """
 

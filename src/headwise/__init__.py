@@ -2,7 +2,7 @@
 
     import headwise as hw
 
-    out = hw.attend(q, k, v, mask=hw.Causal())     # lists, NumPy or torch: the rung follows q
+    out = hw.attend(q, k, v, mask=hw.Causal())     # lists, NumPy or torch: the backend follows q
     layer = hw.MultiHeadAttention(768, 12, n_kv_heads=4, mask=hw.Causal(), rope=hw.RoPE())
     model = hw.open("runs/verbs")                  # a GPT of ours, or a folder of transformers
     hw.survey(model, "he will work = ")["L0.H3"]   # what each head does; hw.watch while it runs, hw.ablate without it
@@ -15,23 +15,26 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from headwise.backends import attend, trace
 from headwise.errors import HeadwiseError, MissingError
 from headwise.intervals import Interval
 from headwise.masks import Alibi, Allowed, Bias, Causal, Lengths, Mask, Segments, Streaming, Window
 from headwise.positions import RoPE
 from headwise.records import Trace
-from headwise.rungs import attend, trace
 from headwise.spec import AttentionSpec
 
 # For type checkers and editors alone: when the package runs, `__getattr__` below loads these.
 if TYPE_CHECKING:
+    from headwise.backends.cache import KVCache
+    from headwise.checker.bugs import Verdict
+    from headwise.checker.check import check
     from headwise.cost import Price
     from headwise.gpt.gpt import GPT, GPTConfig
-    from headwise.heads.attribution import Attribution, attribute
+    from headwise.heads.ablate import ablate
+    from headwise.heads.attribute import Attribution, attribute
     from headwise.heads.composition import composition
-    from headwise.heads.effect import ablate
-    from headwise.heads.patching import Patching, patch
-    from headwise.heads.steering import steer
+    from headwise.heads.patch import Patching, patch
+    from headwise.heads.steer import steer
     from headwise.heads.survey import survey
     from headwise.heads.table import HeadProfile, Survey
     from headwise.heads.watch import Seen, SeenHead, watch
@@ -50,10 +53,7 @@ if TYPE_CHECKING:
     from headwise.reshape.job import Reshaped
     from headwise.reshape.prune import prune
     from headwise.reshape.share import share
-    from headwise.rungs.cache import KVCache
     from headwise.story import Story
-    from headwise.teach.bugs import Verdict
-    from headwise.teach.check import check
     from headwise.view.look import look
     from headwise.view.page import story_page
     from headwise.view.pictures import attention, overlay
@@ -71,15 +71,15 @@ __all__ = [
     "survey", "trace", "train", "watch", "why",
 ]  # fmt: skip
 
-# Where the names are that load when they are first used: "ablate" -> ("headwise.heads.effect", "ablate"). They are
+# Where the names are that load when they are first used: "ablate" -> ("headwise.heads.ablate", "ablate"). They are
 # written module by module. `open` is called `open_model` in its module, where it would hide Python's own.
 _LAZY = {
     name: (f"headwise.{module}", "open_model" if name == "open" else name)
     for module, names in {
         "cost": "Price", "gpt.gpt": "GPT GPTConfig",
-        "heads.attribution": "Attribution attribute",
-        "heads.composition": "composition", "heads.effect": "ablate", "heads.patching": "Patching patch",
-        "heads.steering": "steer",
+        "heads.attribute": "Attribution attribute",
+        "heads.composition": "composition", "heads.ablate": "ablate", "heads.patch": "Patching patch",
+        "heads.steer": "steer",
         "heads.survey": "survey", "heads.table": "HeadProfile Survey",
         "heads.watch": "Seen SeenHead watch", "heads.why": "why",
         "layer.explain": "Explanation explain",
@@ -89,8 +89,8 @@ _LAZY = {
         "models.generate": "generate",
         "models.locate": "price", "models.open": "open", "models.train": "train",
         "reshape.prune": "prune",
-        "reshape.heal": "Damage", "reshape.job": "Reshaped", "reshape.share": "share", "rungs.cache": "KVCache",
-        "story": "Story", "teach.check": "check", "teach.bugs": "Verdict", "view.look": "look",
+        "reshape.heal": "Damage", "reshape.job": "Reshaped", "reshape.share": "share", "backends.cache": "KVCache",
+        "story": "Story", "checker.check": "check", "checker.bugs": "Verdict", "view.look": "look",
         "view.pictures": "attention overlay", "view.page": "story_page",
     }.items()
     for name in names.split()
@@ -105,7 +105,8 @@ def __getattr__(name: str) -> Any:
     try:
         return getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
-        if error.name not in ("torch", "tokenizers"):  # the two that `pip install headwise` leaves out
+        # the two that `pip install headwise` leaves out
+        if error.name not in ("torch", "tokenizers"):
             raise
         raise MissingError(  # an AttributeError, so that `hasattr(hw, "watch")` is False
             f"headwise.{name} needs {error.name}, which is not installed: pip install 'headwise[torch]'"

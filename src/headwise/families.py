@@ -28,9 +28,12 @@ class Family:
     """
 
     name: str  # the config's `model_type`: "llama"
-    price: Mapping[str, Any] | None = None  # how its config sizes a model; the head of families.toml has its keys
-    form: Mapping[str, Any] | None = None  # how a model of ours is written as one of the family; keys as above
-    prefix: str = ""  # what the names of its classes begin with: "Llama" of LlamaAttention; "" where none is known
+    # how its config sizes a model; the head of families.toml has its keys
+    price: Mapping[str, Any] | None = None
+    # how a model of ours is written as one of the family; keys as above
+    form: Mapping[str, Any] | None = None
+    # what the names of its classes begin with: "Llama" of LlamaAttention; "" where none is known
+    prefix: str = ""
     # Path of the part that has W_Q, W_K and W_V and computes the heads, where W_O stands beside it (BERT: "self"); ""
     # where it is the module itself.
     core: str = ""
@@ -43,7 +46,8 @@ class Family:
     # Paths of RMSNorms over each head's queries and keys, before RoPE.
     q_norm: str | None = None
     k_norm: str | None = None
-    norm_offset: float = 0.0  # what a gain is above the weight of its norm: Gemma's norms multiply by 1 + weight
+    # what a gain is above the weight of its norm: Gemma's norms multiply by 1 + weight
+    norm_offset: float = 0.0
     rope: bool = True  # are queries and keys rotated? Pairs are features m and m + d/2
     n_heads: str = "config.num_attention_heads"  # attribute with the number of query heads
     n_kv_heads: str | None = "config.num_key_value_heads"  # and of key/value heads; None: as many
@@ -74,10 +78,15 @@ class Family:
 
 
 # What is no record is taken out of the table, so that families are left alone in it.
-_TABLE = tomllib.loads(resources.files("headwise").joinpath("families.toml").read_text(encoding="utf-8"))
-HARMLESS = frozenset(_TABLE.pop("harmless"))  # fields of configs that read like sizes and change none
-SIZE_WORDS = frozenset(_TABLE.pop("size_words"))  # a field with one of these words in its name may be a size
-USUAL: dict[str, Any] = _TABLE.pop("usual")  # names of modules and fields, for families without a record
+_TABLE = tomllib.loads(
+    resources.files("headwise").joinpath("families.toml").read_text(encoding="utf-8")
+)
+# fields of configs that read like sizes and change none
+HARMLESS = frozenset(_TABLE.pop("harmless"))
+# a field with one of these words in its name may be a size
+SIZE_WORDS = frozenset(_TABLE.pop("size_words"))
+# names of modules and fields, for families without a record
+USUAL: dict[str, Any] = _TABLE.pop("usual")
 
 
 def _part(name: str, part: str) -> dict[str, Any] | None:
@@ -93,7 +102,9 @@ def _part(name: str, part: str) -> dict[str, Any] | None:
 def _family(name: str) -> Family:
     """The record of the table as a Family; a field that it leaves out keeps the default there."""
     fields = _part(name, "attention") or {}  # TOML has no null: "" stands for it
-    places: dict[str, Any] = {field: None if value == "" else value for field, value in fields.items()}
+    places: dict[str, Any] = {
+        field: None if value == "" else value for field, value in fields.items()
+    }
     return Family(name=name, price=_part(name, "price"), form=_part(name, "form"), **places)
 
 
@@ -108,7 +119,9 @@ def register(family: Family) -> Family:
 
 def families(verb: str | None = None) -> dict[str, Family]:
     """All that are known, by name; with a verb those that it serves."""
-    return {name: family for name, family in _families.items() if verb is None or verb in family.verbs}
+    return {
+        name: family for name, family in _families.items() if verb is None or verb in family.verbs
+    }
 
 
 def family_for(verb: str, name: object) -> Family:
@@ -142,8 +155,12 @@ def check_folder(folder: Path) -> dict[str, Any]:
     if not any(folder.glob("*.safetensors")):
         pickled = [path for path in sorted(folder.iterdir()) if path.suffix in PICKLED]
         if pickled:
-            raise HeadwiseError(f"{pickled[0]} is a pickle, which can run code; convert it to model.safetensors")
-        raise HeadwiseError(f"{folder} has no model.safetensors: it is no model folder, or not finished")
+            raise HeadwiseError(
+                f"{pickled[0]} is a pickle, which can run code; convert it to model.safetensors"
+            )
+        raise HeadwiseError(
+            f"{folder} has no model.safetensors: it is no model folder, or not finished"
+        )
     return config
 
 
@@ -151,9 +168,13 @@ def read_config(folder: Path) -> dict[str, Any]:
     """`config.json` of a model folder. Raises HeadwiseError when there is none or it is damaged."""
     path = folder / "config.json"
     if not folder.is_dir():
-        raise HeadwiseError(f"{folder} is no folder; pass a run folder or a model in Hugging Face layout")
+        raise HeadwiseError(
+            f"{folder} is no folder; pass a run folder or a model in Hugging Face layout"
+        )
     if not path.exists():
-        raise HeadwiseError(f"{folder} has no config.json: it is neither a run of headwise nor a model folder")
+        raise HeadwiseError(
+            f"{folder} has no config.json: it is neither a run of headwise nor a model folder"
+        )
     config = read_json(path)
     if not isinstance(config, dict):
         raise HeadwiseError(f"{path} holds no fields")
@@ -198,7 +219,9 @@ def check_next(folder: Path, remedy: str) -> None:
     name = _class_name(config)
     two_stacks = config.get("is_encoder_decoder") is True
     # `is_decoder` makes a model for next tokens of an encoder such as BERT.
-    if two_stacks or (name.endswith(NO_NEXT) and not name.endswith("HeadModel") and not config.get("is_decoder")):
+    if two_stacks or (
+        name.endswith(NO_NEXT) and not name.endswith("HeadModel") and not config.get("is_decoder")
+    ):
         raise HeadwiseError(
             f"{folder} holds a {name or config.get('model_type')}, which does not predict the next token of a "
             f"text by the text alone; {remedy}"
@@ -220,13 +243,19 @@ def check_reads_tokens(folder: Path) -> None:
     """Refuse by its config a model whose input is sound or pictures."""
     config = _foreign_config(folder)
     # Fields tell what is read: spectrograms (Whisper) and waves (wav2vec 2.0), or pictures (ViT).
-    sound, pictures = bool({"num_mel_bins", "feat_extract_norm"} & config.keys()), "image_size" in config
-    if sound or (pictures and not {"vocab_size", "text_config"} & config.keys()):  # pictures without text beside
+    sound, pictures = (
+        bool({"num_mel_bins", "feat_extract_norm"} & config.keys()),
+        "image_size" in config,
+    )
+    # pictures without text beside
+    if sound or (pictures and not {"vocab_size", "text_config"} & config.keys()):
         what = "sound" if sound else "pictures"
         remedy = "watch it in Python on its own input, with headwise.watch(model)"
         if sound:
             remedy += "; `headwise align` finds the heads that follow words"
-        raise HeadwiseError(f"{folder} holds a {config.get('model_type')}, which reads {what} and no text; {remedy}")
+        raise HeadwiseError(
+            f"{folder} holds a {config.get('model_type')}, which reads {what} and no text; {remedy}"
+        )
 
 
 # The run that a reshaped model comes from.
@@ -246,7 +275,9 @@ def run_of(folder: Path) -> Path | None:
         return None
     record = read_json(path)
     if not isinstance(record, dict) or not isinstance(record.get("run"), str | None):
-        raise HeadwiseError(f"{path} is damaged: it does not say where the model comes from; remove it")
+        raise HeadwiseError(
+            f"{path} is damaged: it does not say where the model comes from; remove it"
+        )
     run = record.get("run")
     return folder / run if run is not None and (folder / run / RUN).exists() else None
 

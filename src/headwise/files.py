@@ -40,7 +40,9 @@ def write_whole(path: str | Path, data: bytes | str) -> None:
     # Closed to others until it has the permissions of the file that it replaces; a new file gets those of any new file.
     created = 0o666 if permissions is None else 0o600
     try:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, created), "wb") as file:
+        with os.fdopen(
+            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, created), "wb"
+        ) as file:
             if permissions is not None:
                 temporary.chmod(permissions)
             file.write(data)
@@ -58,14 +60,20 @@ def check_link(path: Path) -> None:
     """Refuse links that lead in a circle: they name no file that could be read or replaced."""
     # `realpath` follows every link, and stops at one only where that would never end.
     if Path(os.path.realpath(path)).is_symlink():
-        raise HeadwiseError(f"{path} is a link that leads back to itself; remove it, or pass another name")
+        raise HeadwiseError(
+            f"{path} is a link that leads back to itself; remove it, or pass another name"
+        )
 
 
 def is_stream(path: str | Path) -> bool:
     """Is it something to write to rather than to replace: a pipe, a device, an open file of this process?"""
     path = Path(path)
     # By name: standard output may lead to a file, as in `headwise ... > out.txt`, and is written to all the same.
-    if str(path) in ("/dev/stdout", "/dev/stderr") or path.is_relative_to("/proc") or path.is_relative_to("/dev/fd"):
+    if (
+        str(path) in ("/dev/stdout", "/dev/stderr")
+        or path.is_relative_to("/proc")
+        or path.is_relative_to("/dev/fd")
+    ):
         return True
     try:
         return path.exists() and not (path.is_file() or path.is_dir())
@@ -95,7 +103,8 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     try:
         yield temporary
         if folder.exists():
-            folder.rmdir()  # an error where it is not empty; and on Windows nothing can take a name that is taken
+            # an error where it is not empty; and on Windows nothing can take a name that is taken
+            folder.rmdir()
         temporary.rename(folder)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -103,7 +112,8 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     sync_folder(folder.parent)
 
 
-PACKAGED = ("tale", "names")  # texts that come with the package: a little book, and a list of first names
+# texts that come with the package: a little book, and a list of first names
+PACKAGED = ("tale", "names")
 
 
 def text_path(name: str | Path) -> Path:
@@ -138,7 +148,9 @@ def check_file(path: Path) -> int:
     if path.is_dir():
         raise HeadwiseError(f"{path} is a folder; pass a file")
     if not path.is_file():
-        raise HeadwiseError(f"{path} is a pipe or a device; pass a file, or for a text {STDIN} and standard input")
+        raise HeadwiseError(
+            f"{path} is a pipe or a device; pass a file, or for a text {STDIN} and standard input"
+        )
     return status.st_size
 
 
@@ -154,7 +166,8 @@ def read_text(path: str | Path, blank: bool = False) -> str:
     Raises HeadwiseError for anything else.
     """
     if str(path) == STDIN:
-        path, data = "standard input", sys.stdin.buffer.read() if sys.stdin else b""  # a service may have closed it
+        # a service may have closed it
+        path, data = "standard input", sys.stdin.buffer.read() if sys.stdin else b""
     elif Path(path).is_dir():
         raise HeadwiseError(f"{path} is a folder; pass a text file")
     else:
@@ -162,7 +175,9 @@ def read_text(path: str | Path, blank: bool = False) -> str:
     try:
         text = data.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
-        raise HeadwiseError(f"{path} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}") from None
+        raise HeadwiseError(
+            f"{path} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}"
+        ) from None
     if not blank and not text.strip():
         raise HeadwiseError(f"{path} is empty, or holds nothing but white space")
     return text
@@ -173,18 +188,25 @@ def read_json(path: str | Path) -> Any:
     data = read_bytes(path)
     try:
         return json.loads(data.decode("utf-8-sig"))  # without the byte order mark, if there is one
-    except (ValueError, RecursionError) as error:  # ValueError: also a number of more digits than Python reads
+    # ValueError: also a number of more digits than Python reads
+    except (ValueError, RecursionError) as error:
         raise HeadwiseError(f"{path} is no JSON: {error}") from None
 
 
 def free_memory() -> int:
     """Bytes that may still be taken: what the machine has free, or less where a control group has a limit."""
     with contextlib.suppress(OSError, ValueError, KeyError):  # only Linux has this file
-        rows = (line.split() for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines())
+        rows = (
+            line.split() for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+        )
         free = {row[0]: 1024 * int(row[1]) for row in rows}["MemAvailable:"]
         group = Path("/sys/fs/cgroup")
-        with contextlib.suppress(OSError, ValueError):  # no group, or one without a limit, whose `memory.max` is "max"
-            most, used = (int((group / name).read_text(encoding="utf-8")) for name in ("memory.max", "memory.current"))
+        # no group, or one without a limit, whose `memory.max` is "max"
+        with contextlib.suppress(OSError, ValueError):
+            most, used = (
+                int((group / name).read_text(encoding="utf-8"))
+                for name in ("memory.max", "memory.current")
+            )
             free = min(free, max(0, most - used))
         return free
     return sys.maxsize  # nobody knows: no bound

@@ -22,7 +22,11 @@ class Interval:
 
     def of_fraction(self) -> Interval:
         """The same with its bounds between 0 and 1, where a fraction lies; of a single value they stay open."""
-        return self if self.n < 2 else Interval(self.mean, max(self.low, 0.0), min(self.high, 1.0), self.n)
+        return (
+            self
+            if self.n < 2
+            else Interval(self.mean, max(self.low, 0.0), min(self.high, 1.0), self.n)
+        )
 
     def excludes(self, value: float) -> bool:
         """Does the interval lie on one side of `value`?"""
@@ -45,7 +49,8 @@ def interval_from(n: int, mean: float, squares: float) -> Interval:
         return Interval(math.nan, math.nan, math.nan, 0)
     if n == 1:  # one value says nothing of how far others lie
         return Interval(mean, -math.inf, math.inf, 1)
-    reach = t_quantile(n - 1) * math.sqrt(squares / (n - 1) / n)  # the root is the standard error of the mean
+    # the root is the standard error of the mean
+    reach = t_quantile(n - 1) * math.sqrt(squares / (n - 1) / n)
     return Interval(mean, mean - reach, mean + reach, n)
 
 
@@ -71,7 +76,8 @@ def _inside(degrees: int, t: float) -> float:
     cosine = math.cos(angle)
     term = cosine if odd else 1.0
     total = 0.0
-    for k in range(2 + odd, degrees + 1, 2):  # one term for each two degrees; k is the divisor of the next one
+    # one term for each two degrees; k is the divisor of the next one
+    for k in range(2 + odd, degrees + 1, 2):
         total += term
         term *= cosine * cosine * (k - 1) / k
     total *= math.sin(angle)

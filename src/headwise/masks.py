@@ -1,8 +1,8 @@
-"""The mask algebra: who may look at whom, written once for every rung.
+"""The mask algebra: who may look at whom, written once for every backend.
 
 A mask answers two questions about query i, key j, head h and document b: may i look at j, and what is added to the
 score. The answers are written with ordinary operators on indices, and a `Grid` supplies those: whole numbers on the
-plain rung, broadcastable index arrays on the others. So one line, `j <= i + offset`, is the loop and the vector form.
+loop backend, broadcastable index arrays on the others. So one line, `j <= i + offset`, is the loop and the vector form.
 
     Causal()  T=3, S=5, offset = S - T = 2      Window(1, 0)          Causal() & Lengths([4])
               1 1 1 0 0                         0 1 1 0 0             1 1 1 0 0
@@ -30,7 +30,7 @@ LARGEST_POSITION = 2**60
 
 
 class Grid(Protocol):
-    """One rung's view of all (b, h, i, j): numbers, or arrays that broadcast to (B, H, T, S)."""
+    """One backend's view of all (b, h, i, j): numbers, or arrays that broadcast to (B, H, T, S)."""
 
     B: int
     H: int
@@ -58,9 +58,9 @@ class Grid(Protocol):
 class BroadcastGrid:
     """The grid as index arrays that broadcast to (B, H, T, S), for NumPy and torch alike.
 
-    `array` turns values into the rung's array, `arange` makes its indices, `known` says whether numbers can be looked
-    at: not those of a tensor that torch traces. `keys`, `queries` and `documents` restrict the grid to a range of each;
-    B, H, T, S stay the lengths of the whole call.
+    `array` turns values into the backend's array, `arange` makes its indices, `known` says whether numbers can be
+    looked at: not those of a tensor that torch traces. `keys`, `queries` and `documents` restrict the grid to a range
+    of each; B, H, T, S stay the lengths of the whole call.
     """
 
     def __init__(
@@ -96,7 +96,9 @@ class BroadcastGrid:
         if axes == "bhts":
             return array
         # An axis that the values have not gets length 1: (B,S) of "bs" -> (B,1,1,S).
-        return array.reshape([array.shape[axes.index(axis)] if axis in axes else 1 for axis in "bhts"])
+        return array.reshape(
+            [array.shape[axes.index(axis)] if axis in axes else 1 for axis in "bhts"]
+        )
 
 
 Band = tuple[int | None, int | None]  # low <= j - i <= high; None: open on that side
@@ -105,7 +107,7 @@ Band = tuple[int | None, int | None]  # low <= j - i <= high; None: open on that
 class Mask:
     """Base of all masks. `a & b` allows what both allow and adds up their biases.
 
-    A mask of your own needs `allowed` or `bias`. The other methods answer what rungs, layers, caches and statistics
+    A mask of your own needs `allowed` or `bias`. The other methods answer what backends, layers, caches and statistics
     must know; their defaults are safe for any mask, and a better answer saves work, or lifts a refusal.
     """
 
@@ -117,7 +119,7 @@ class Mask:
         cls.checks = cls.check is not Mask.check
 
     def check(self, grid: Grid) -> None:
-        """Raise HeadwiseError when the mask does not fit this call's sizes. Each rung calls it once."""
+        """Raise HeadwiseError when the mask does not fit this call's sizes. Each backend calls it once."""
 
     def allowed(self, grid: Grid) -> Any:
         """Bool on the grid, True = may attend; None when every pair may."""
@@ -190,7 +192,8 @@ def bare_mask_error(mask: object) -> HeadwiseError:
     )
     if "bool" in str(getattr(mask, "dtype", "")):  # "bool" of NumPy, "torch.bool"
         message += (
-            "; True forbids in nn.MultiheadAttention (pass Allowed(~array)), allows in scaled_dot_product_attention"
+            "; True forbids in nn.MultiheadAttention (pass Allowed(~array)), "
+            "allows in scaled_dot_product_attention"
         )
     return HeadwiseError(message)
 
@@ -248,8 +251,8 @@ def resolve(
 ) -> tuple[Any, Any]:
     """What masks allow and add together on arrays, with -inf taken out of the bias and into what is forbidden.
 
-    As a number -inf would poison the arithmetic. `where` is that of the rung's library; `narrowed` gives an array the
-    dtype that the rung computes in, where the most negative numbers may have become -inf.
+    As a number -inf would poison the arithmetic. `where` is that of the backend's library; `narrowed` gives an array
+    the dtype that the backend computes in, where the most negative numbers may have become -inf.
     """
     allowed, bias = None, None
     for mask in masks:
@@ -294,7 +297,9 @@ class WithoutBias(_Derived):
 
     def allowed(self, grid: Grid) -> Any:
         bias = self.mask.bias(grid) if self.mask.bias_may_forbid() else None
-        return _joined(operator.and_, [self.mask.allowed(grid), None if bias is None else bias != -math.inf])
+        return _joined(
+            operator.and_, [self.mask.allowed(grid), None if bias is None else bias != -math.inf]
+        )
 
 
 @dataclass(frozen=True)
@@ -349,7 +354,9 @@ class _WholeGrid:
         numbers = list(part.numbers)
         neighbours = _neighbours(numbers)
         # A slice of an array is a view; picking by a list would copy.
-        self._numbers = slice(numbers[0], numbers[0] + len(numbers)) if numbers and neighbours else numbers
+        self._numbers = (
+            slice(numbers[0], numbers[0] + len(numbers)) if numbers and neighbours else numbers
+        )
         self.B, self.H, self.T, self.S = grid.B, grid.H, grid.T, grid.S
         self.i, self.j, self.read = grid.i, grid.j, grid.read
         if part.axis == "h":
@@ -364,7 +371,8 @@ class _WholeGrid:
         shape = shape_of(values)
         # Where the part's axis lies in the values, which may leave out leading axes; -1: they do not have it.
         place = axes[len(axes) - len(shape) :].find(self._axis)
-        if place >= 0 and shape[place] == self._length:  # else its length is 1, and `pick` broadcasts it
+        # else its length is 1, and `pick` broadcasts it
+        if place >= 0 and shape[place] == self._length:
             values = _taken(values, place, self._numbers)
         return self._grid.pick(values, axes)
 
@@ -377,7 +385,8 @@ def _neighbours(numbers: Sequence[int]) -> bool:
 def _taken(values: Any, axis: int, numbers: slice | list[int]) -> Any:
     """Some entries along one axis of an array or of nested lists."""
     if not isinstance(values, list | tuple):
-        return values[(*[slice(None)] * axis, numbers)]  # values[:, :, numbers], with as many colons as axes before it
+        # values[:, :, numbers], with as many colons as axes before it
+        return values[(*[slice(None)] * axis, numbers)]
     if axis:
         return [_taken(value, axis - 1, numbers) for value in values]
     return values[numbers] if isinstance(numbers, slice) else [values[n] for n in numbers]
@@ -395,7 +404,9 @@ class Shifted(Mask):
     def check(self, grid: Grid) -> None:
         if self.by_document:
             if kind_of(self.offset) != "int":
-                raise HeadwiseError(f"{type(self).__name__} offset={self.offset} must hold whole numbers")
+                raise HeadwiseError(
+                    f"{type(self).__name__} offset={self.offset} must hold whole numbers"
+                )
             check_axes(f"{type(self).__name__} offset", shape_of(self.offset), "b", grid)
             for offset in grid.read(self.offset):
                 check_position(f"{type(self).__name__} offset", offset)
@@ -403,7 +414,10 @@ class Shifted(Mask):
     @property
     def by_document(self) -> bool:
         """Does each document have an offset of its own? (Asked of the offset itself: a traced T or S is no int.)"""
-        return not (self.offset is None or isinstance(self.offset, int)) and shape_of(self.offset) != ()
+        return (
+            not (self.offset is None or isinstance(self.offset, int))
+            and shape_of(self.offset) != ()
+        )
 
     def counts_from_first(self) -> bool:
         return self.offset is not None  # without one, positions are counted from the last key
@@ -420,7 +434,9 @@ class Shifted(Mask):
         try:
             offset = operator.index(self.offset)  # type: ignore[arg-type]  # what is no whole number is caught
         except TypeError:
-            raise HeadwiseError(f"{type(self).__name__} offset={self.offset} must be a whole number") from None
+            raise HeadwiseError(
+                f"{type(self).__name__} offset={self.offset} must be a whole number"
+            ) from None
         check_position(f"{type(self).__name__} offset", offset)
         return offset
 
@@ -444,7 +460,9 @@ class Window(Shifted):
             if value is None:
                 continue
             if value < 0:
-                raise HeadwiseError(f"Window {name}={value} is negative; pass 0 or more, or None for an open side")
+                raise HeadwiseError(
+                    f"Window {name}={value} is negative; pass 0 or more, or None for an open side"
+                )
             check_position(f"Window {name}", value)
 
     def allowed(self, grid: Grid) -> Any:
@@ -489,7 +507,9 @@ class Streaming(Shifted):
             if kind_of(value) != "int" or shape_of(value) or not 0 <= value <= LARGEST_POSITION:
                 raise HeadwiseError(f"Streaming {name}={value}: pass whole numbers from 0 on")
         if not self.sinks and not self.window:
-            raise HeadwiseError("Streaming with sinks=0 and window=0: a query sees nothing; pass 1 or more in one")
+            raise HeadwiseError(
+                "Streaming with sinks=0 and window=0: a query sees nothing; pass 1 or more in one"
+            )
 
     def counts_from_first(self) -> bool:
         return True  # whatever the offset: sinks are the first keys
@@ -508,11 +528,16 @@ class Lengths(Mask):
 
     def check(self, grid: Grid) -> None:
         check_axes("Lengths", check_even("Lengths", self.lengths), "b", grid)
-        if kind_of(self.lengths) == "float":  # not `!= "int"`: the empty list of no documents is "bool"
-            raise HeadwiseError(f"Lengths has {self.lengths}; a length is a whole number of keys: round it first")
+        # not `!= "int"`: the empty list of no documents is "bool"
+        if kind_of(self.lengths) == "float":
+            raise HeadwiseError(
+                f"Lengths has {self.lengths}; a length is a whole number of keys: round it first"
+            )
         for length in grid.read(self.lengths):
             if not 0 <= length <= grid.S:
-                raise HeadwiseError(f"Lengths has {length}; with S={grid.S} keys a length lies in 0 to {grid.S}")
+                raise HeadwiseError(
+                    f"Lengths has {length}; with S={grid.S} keys a length lies in 0 to {grid.S}"
+                )
 
     def allowed(self, grid: Grid) -> Any:
         return grid.j < grid.pick(self.lengths, "b")
@@ -552,9 +577,12 @@ class _OfArray(Mask):
     def check(self, grid: Grid) -> None:
         name = type(self).__name__
         shape, full = check_even(name, self.array), (grid.B, grid.H, grid.T, grid.S)
-        pairs = zip(reversed(shape), reversed(full), strict=False)  # from the last on; leading ones may be left out
+        # from the last on; leading ones may be left out
+        pairs = zip(reversed(shape), reversed(full), strict=False)
         if len(shape) > 4 or any(n not in (1, whole) for n, whole in pairs):
-            raise HeadwiseError(f"{name} has shape {shape}, which does not broadcast to (B,H,T,S) = {full}")
+            raise HeadwiseError(
+                f"{name} has shape {shape}, which does not broadcast to (B,H,T,S) = {full}"
+            )
         # With equal lengths torch's broadcasting would read the first axis as heads, whatever the caller meant.
         if len(shape) == 3 and shape[0] == grid.B == grid.H > 1:
             raise HeadwiseError(
@@ -645,4 +673,6 @@ def check_axes(name: str, shape: tuple[int, ...], axes: str, grid: Grid) -> None
 def check_position(name: str, value: int) -> None:
     """Positions are compared as whole numbers of 64 bits, and their sums must not leave those."""
     if not -LARGEST_POSITION <= value <= LARGEST_POSITION:
-        raise HeadwiseError(f"{name}={value} is beyond 2^60, which no position reaches; pass a smaller one, or None")
+        raise HeadwiseError(
+            f"{name}={value} is beyond 2^60, which no position reaches; pass a smaller one, or None"
+        )

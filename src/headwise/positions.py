@@ -71,23 +71,38 @@ class RoPE(_Brief):
         if not self.theta > 0:
             raise HeadwiseError(f"rope theta={self.theta} is not positive; 10000 is usual")
         if self.dim is not None and (self.dim <= 0 or self.dim % 2):
-            raise HeadwiseError(f"rope dim={self.dim} must be even and positive: features turn in pairs")
+            raise HeadwiseError(
+                f"rope dim={self.dim} must be even and positive: features turn in pairs"
+            )
         if self.scaling not in (None, "linear", "ntk", "yarn"):
-            raise HeadwiseError(f"rope scaling={self.scaling!r} is not known; one of linear, ntk, yarn")
+            raise HeadwiseError(
+                f"rope scaling={self.scaling!r} is not known; one of linear, ntk, yarn"
+            )
         if not self.factor >= 1:
-            raise HeadwiseError(f"rope factor={self.factor} is below 1; it says how many times longer the texts become")
+            raise HeadwiseError(
+                f"rope factor={self.factor} is below 1; it says how many times longer the texts become"
+            )
         if self.scaling != "yarn":
             return
         if self.original_context is None:
-            raise HeadwiseError("rope scaling='yarn' needs original_context=, the length of the texts in training")
+            raise HeadwiseError(
+                "rope scaling='yarn' needs original_context=, the length of the texts in training"
+            )
         if not self.original_context > 0:
             raise HeadwiseError(f"rope original_context={self.original_context} is not positive")
         if not self.beta_fast > self.beta_slow > 0:
-            raise HeadwiseError(f"rope beta_fast={self.beta_fast} must exceed beta_slow={self.beta_slow}, and both 0")
+            raise HeadwiseError(
+                f"rope beta_fast={self.beta_fast} must exceed beta_slow={self.beta_slow}, and both 0"
+            )
         if not (self.attention_factor is None or self.attention_factor > 0):
-            raise HeadwiseError(f"rope attention_factor={self.attention_factor} is not positive; 1 changes nothing")
-        if not self.theta > 1:  # `_pair_that_turns` divides by its logarithm, and pairs must slow down
-            raise HeadwiseError(f"rope theta={self.theta} with scaling='yarn' must exceed 1; 10000 is usual")
+            raise HeadwiseError(
+                f"rope attention_factor={self.attention_factor} is not positive; 1 changes nothing"
+            )
+        # `_pair_that_turns` divides by its logarithm, and pairs must slow down
+        if not self.theta > 1:
+            raise HeadwiseError(
+                f"rope theta={self.theta} with scaling='yarn' must exceed 1; 10000 is usual"
+            )
 
     def pairs(self, head_dim: int) -> tuple[tuple[int, int], ...]:
         """The features of a head that are rotated together: (m, m + dim/2) for each m, or (2m, 2m + 1)."""
@@ -127,4 +142,8 @@ class RoPE(_Brief):
         Pair m turns context * theta^(-2m/dim) / (2 pi) times; this is solved for m.
         """
         assert self.original_context is not None
-        return dim * math.log(self.original_context / (times * 2 * math.pi)) / (2 * math.log(self.theta))
+        return (
+            dim
+            * math.log(self.original_context / (times * 2 * math.pi))
+            / (2 * math.log(self.theta))
+        )

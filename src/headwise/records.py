@@ -1,4 +1,4 @@
-"""The data that crosses rooms: what was measured, in plain types and NumPy arrays. No torch here."""
+"""The data that crosses packages: what was measured, in plain types and NumPy arrays. No torch here."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ if TYPE_CHECKING:
 
     from headwise.spec import Options
 
-AnyArray = TypeVar("AnyArray", list[Any], "NDArray[Any]", "Tensor")  # what the plain, array and tensor rungs take
+# what the plain, array and tensor backends take
+AnyArray = TypeVar("AnyArray", list[Any], "NDArray[Any]", "Tensor")
 
-MOST_ALIGNED = 8  # heads that `align` chooses together, at most: as many as OpenAI published for Whisper base
+# heads that `align` chooses together, at most: as many as OpenAI published for Whisper base
+MOST_ALIGNED = 8
 Vector = tuple[float, ...]  # its numbers, one a feature
-DECIMALS = 6  # of arrays in plain data: of numbers up to 1, as weights are, float32 has no more that mean anything
+# of arrays in plain data: of numbers up to 1, as weights are, float32 has no more that mean anything
+DECIMALS = 6
 PICTURED = 16  # heads, queries and keys of a trace in a notebook, at most: a round choice
 # "L3.H5", "encoder.L3.H5"
 HEAD_NAME = re.compile(r"(?:(?P<part>.+)\.)?L(?P<layer>\d+)\.H(?P<head>\d+)")
@@ -43,7 +46,9 @@ def parse_head(name: str) -> tuple[str, int, int]:
     """Stack ("" where there is one alone), layer and head of a name that `head_name` made."""
     match = HEAD_NAME.fullmatch(name)
     if match is None:
-        raise HeadwiseError(f"{name!r} is no name of a head; L3.H5 is head 5 of layer 3, both counted from 0")
+        raise HeadwiseError(
+            f"{name!r} is no name of a head; L3.H5 is head 5 of layer 3, both counted from 0"
+        )
     return match["part"] or "", int(match["layer"]), int(match["head"])
 
 
@@ -55,7 +60,9 @@ def share_note(rows: float | None, seed: int) -> str:
     if rows is None:
         return ""
     if not 0 < rows <= 1:
-        raise HeadwiseError(f"rows={rows!r} must be a share of the rows, above 0 and at most 1, such as 0.125")
+        raise HeadwiseError(
+            f"rows={rows!r} must be a share of the rows, above 0 and at most 1, such as 0.125"
+        )
     return Note.of("note.share", rows=f"{rows:g}", every=f"{1 / rows:.3g}", seed=seed)
 
 
@@ -63,8 +70,11 @@ def plain_data(value: Any) -> Any:
     """Records, arrays and tuples as dicts and lists, paths as text; None for what is not finite, which JSON has not."""
     if isinstance(value, Path):
         return str(value)
-    if hasattr(value, "tolist"):  # an array; rounded as float64, so that 0.1 does not become 0.10000000149
-        return plain_data((value.astype("float64").round(DECIMALS) if value.dtype.kind == "f" else value).tolist())
+    # an array; rounded as float64, so that 0.1 does not become 0.10000000149
+    if hasattr(value, "tolist"):
+        return plain_data(
+            (value.astype("float64").round(DECIMALS) if value.dtype.kind == "f" else value).tolist()
+        )
     if isinstance(value, dict):
         return {key: plain_data(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -76,13 +86,15 @@ def plain_data(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Trace(Generic[AnyArray]):
-    """Every step of one attention call, in the rung's own kind of array (nested lists on the plain rung)."""
+    """Every step of one attention call, in the backend's own kind of array (nested lists on the loop backend)."""
 
     scores: AnyArray  # (B,H,T,S)  q.k * scale, before anything is forbidden
     capped: AnyArray  # (B,H,T,S)  after the softcap; the scores themselves where there is none
     masked: AnyArray  # (B,H,T,S)  after bias and mask; -inf where a query may not attend
-    weights: AnyArray  # (B,H,T,S)  after softmax; a row sums to 1, to less beside a sink, to 0 if it may attend nothing
-    lse: AnyArray  # (B,H,T)    log of the softmax's denominator, sink included: weights = exp(masked - lse)
+    # (B,H,T,S)  after softmax; a row sums to 1, to less beside a sink, to 0 if it may attend nothing
+    weights: AnyArray
+    # (B,H,T)    log of the softmax's denominator, sink included: weights = exp(masked - lse)
+    lse: AnyArray
     out: AnyArray  # (B,H,T,E)  weights (after dropout) times V, times the gate
 
     def __repr__(self) -> str:
@@ -95,30 +107,39 @@ class Trace(Generic[AnyArray]):
         shape = shape_of(self.weights)
         if 0 in shape:
             return escaped(repr(self))
-        first: Any = self.weights[0] if len(shape) == 4 else self.weights  # lists may lack the axis of documents
+        # lists may lack the axis of documents
+        first: Any = self.weights[0] if len(shape) == 4 else self.weights
         names = [list(map(str, range(min(size, PICTURED)))) for size in shape[-2:]]
         drawn = ""
         for h, weights in enumerate(first[:PICTURED]):
             # `flat` makes Python's numbers of an array's; a Value of the scalar autograd has its own in `data`.
-            values = [[float(getattr(x, "data", x)) for x in flat(row[:PICTURED])] for row in weights[:PICTURED]]
+            values = [
+                [float(getattr(x, "data", x)) for x in flat(row[:PICTURED])]
+                for row in weights[:PICTURED]
+            ]
             drawn += f"<p>head {h}</p>{heat(values, *names)}"
         return f"<p>{escaped(repr(self))}</p>{drawn}"
 
 
 class Call(NamedTuple):
-    """What the attention inside a layer was given and gave, on the tensor rung; handed to watchers."""
+    """What the attention inside a layer was given and gave, on the torch backend; handed to watchers."""
 
-    layer: nn.Module  # a MultiHeadAttention; for a watched model of another library, its own attention module
+    # a MultiHeadAttention; for a watched model of another library, its own attention module
+    layer: nn.Module
     q: Tensor  # (B,H,T,D), normed and rotated
     k: Tensor  # (B,G,S,D), with what a cache held
     v: Tensor  # (B,G,S,E)
-    options: Options  # as given to the rung; `trace(q, k, v, options)` gives every step
-    out: Tensor  # (B,H,T,E), before the heads are joined; of transformers what enters W_O, gated or normed
+    options: Options  # as given to the backend; `trace(q, k, v, options)` gives every step
+    # (B,H,T,E), before the heads are joined; of transformers what enters W_O, gated or normed
+    out: Tensor
     cross: bool = False  # do keys and values come from another sequence than the queries?
-    past: int | None = None  # tokens before these, which a cache has seen; None where the layer does not know
-    at_w_o: bool = True  # is `out` what W_O reads, where there is one? Else it is what left the attention
+    # tokens before these, which a cache has seen; None where the layer does not know
+    past: int | None = None
+    # is `out` what W_O reads, where there is one? Else it is what left the attention
+    at_w_o: bool = True
     note: str = ""  # what a reader of the numbers must know
-    weights: Tensor | None = None  # (B,H,T,S), where the model made them itself; q and k are empty then, D = 0
+    # (B,H,T,S), where the model made them itself; q and k are empty then, D = 0
+    weights: Tensor | None = None
 
     @property
     def n_queries(self) -> int:
@@ -149,7 +170,8 @@ class HeadMap:
 
     layer: int
     head: int
-    weights: NDArray[np.float32]  # (T, S), each row sums to 1, or to less where a sink takes a share
+    # (T, S), each row sums to 1, or to less where a sink takes a share
+    weights: NDArray[np.float32]
 
     @property
     def name(self) -> str:
@@ -178,7 +200,8 @@ class CurvePoint:
 class RunSummary:
     """What a training run reports, for the terminal, the report and `--json`."""
 
-    facts: dict[str, str]  # label -> value, in the order to be shown: preset, parameters, seconds, ...
+    # label -> value, in the order to be shown: preset, parameters, seconds, ...
+    facts: dict[str, str]
     curve: tuple[CurvePoint, ...]
     held_out_loss: float
     baseline_loss: float | None  # n-gram baseline on the same held-out tokens, nats per token
@@ -224,7 +247,8 @@ class HeadSteps:
     sink: float | None  # a logit that takes a share of the softmax and gives nothing
     sink_weight: float | None
     gate: float | None
-    out: Vector  # (E,) the head's output: the weighted sum of the values, times the gate where there is one
+    # (E,) the head's output: the weighted sum of the values, times the gate where there is one
+    out: Vector
     added: tuple[Vector, ...]  # (H, C) what each head adds: its out through its block of W_O
     norms: Vector  # (H,) their lengths
     out_bias: Vector | None  # (C,) of W_O

@@ -25,7 +25,9 @@ def check_even(name: str, values: Any) -> tuple[int, ...]:
         return shape_of(values)
     shapes = {check_even(name, value) for value in values}
     if len(shapes) > 1:
-        raise HeadwiseError(f"{name} is ragged: rows of shapes {sorted(shapes)} lie side by side; make them equal")
+        raise HeadwiseError(
+            f"{name} is ragged: rows of shapes {sorted(shapes)} lie side by side; make them equal"
+        )
     return (len(values), *(shapes.pop() if shapes else ()))
 
 
@@ -48,6 +50,8 @@ def kind_of(values: Any) -> str:
     """
     if hasattr(values, "dtype"):
         name = str(values.dtype)
-        return "bool" if "bool" in name else "float" if "float" in name else "int"  # "torch.bfloat16" is a float, too
-    kinds = {type(value) for value in flat(values)}  # a set: <= asks whether all are among the types named
+        # "torch.bfloat16" is a float, too
+        return "bool" if "bool" in name else "float" if "float" in name else "int"
+    # a set: <= asks whether all are among the types named
+    kinds = {type(value) for value in flat(values)}
     return "bool" if kinds <= {bool} else "int" if kinds <= {int, bool} else "float"

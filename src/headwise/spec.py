@@ -1,4 +1,4 @@
-"""What an attention layer is, as one frozen value, and the conventions that every rung keeps.
+"""What an attention layer is, as one frozen value, and the conventions that every backend keeps.
 
 Order of operations, decided once:
 
@@ -123,7 +123,9 @@ class AttentionSpec:
         """What a size is where it is left as None; it follows from the sizes before it."""
         if name == "kv_index":
             if self.n_heads % self.n_kv_heads:
-                divisors = ", ".join(str(n) for n in range(1, self.n_heads + 1) if self.n_heads % n == 0)
+                divisors = ", ".join(
+                    str(n) for n in range(1, self.n_heads + 1) if self.n_heads % n == 0
+                )
                 raise HeadwiseError(
                     f"n_kv_heads={self.n_kv_heads} does not divide n_heads={self.n_heads}; pass one of {divisors}"
                 )
@@ -147,11 +149,16 @@ class AttentionSpec:
                 f"n_heads * value_dim = {self.joined_dim}; pass out_proj=True, or leave d_out out"
             )
         if self.out_bias and not self.out_proj:
-            raise HeadwiseError("out_bias=True needs out_proj=True: there is no projection to carry the bias")
+            raise HeadwiseError(
+                "out_bias=True needs out_proj=True: there is no projection to carry the bias"
+            )
         if self.rope and (self.rope.dim or 0) > self.head_dim:
             raise HeadwiseError(f"rope dim={self.rope.dim} exceeds head_dim={self.head_dim}")
-        if self.rope and (self.rope.dim or self.head_dim) % 2:  # RoPE itself refuses a `dim` that is odd
-            raise HeadwiseError(f"rope turns features in pairs, and head_dim={self.head_dim} is odd; pass RoPE(dim=)")
+        # RoPE itself refuses a `dim` that is odd
+        if self.rope and (self.rope.dim or self.head_dim) % 2:
+            raise HeadwiseError(
+                f"rope turns features in pairs, and head_dim={self.head_dim} is odd; pass RoPE(dim=)"
+            )
         if self.mask is not None and not isinstance(self.mask, Mask):
             raise bare_mask_error(self.mask)
         if not self.qk_norm_eps >= 0:  # not `< 0`, as NaN is refused, too
@@ -161,7 +168,9 @@ class AttentionSpec:
 
     def _chosen(self) -> dict[str, Any]:
         """The fields without a default, and those that are not as they would be if they were left out."""
-        return {name: value for name, value in vars(self).items() if not self._is_usual(name, value)}
+        return {
+            name: value for name, value in vars(self).items() if not self._is_usual(name, value)
+        }
 
     def _is_usual(self, name: str, value: Any) -> bool:
         """Is this value of a field the one that it has when it is left out?"""
@@ -198,7 +207,9 @@ class AttentionSpec:
     @property
     def variant(self) -> str:
         """What the field calls it: MHA, GQA or MQA."""
-        return "MHA" if self.n_kv_heads == self.n_heads else "MQA" if self.n_kv_heads == 1 else "GQA"
+        return (
+            "MHA" if self.n_kv_heads == self.n_heads else "MQA" if self.n_kv_heads == 1 else "GQA"
+        )
 
     @property
     def q_weights(self) -> int:
@@ -213,12 +224,17 @@ class AttentionSpec:
     @property
     def o_weights(self) -> int:
         """Matrix entries that joined heads meet on their way out."""
-        return self.out_proj * self.joined_dim * self.d_out  # a flag counts as 0 or 1, here and below
+        # a flag counts as 0 or 1, here and below
+        return self.out_proj * self.joined_dim * self.d_out
 
     @property
     def query_head_parameters(self) -> int:
         """What one query head adds: its rows of W_Q, its columns of W_O, its bias and sink."""
-        return (self.d_in + self.q_bias) * self.head_dim + self.out_proj * self.value_dim * self.d_out + self.sink
+        return (
+            (self.d_in + self.q_bias) * self.head_dim
+            + self.out_proj * self.value_dim * self.d_out
+            + self.sink
+        )
 
     @property
     def kv_head_parameters(self) -> int:
@@ -229,12 +245,15 @@ class AttentionSpec:
     @property
     def shared_parameters(self) -> int:
         """What belongs to no head: the bias of W_O, and the gains of qk-norm."""
-        return self.out_bias * self.d_out + self.qk_norm * 2 * self.head_dim  # one gain of queries, one of keys
+        # one gain of queries, one of keys
+        return self.out_bias * self.d_out + self.qk_norm * 2 * self.head_dim
 
     @property
     def n_parameters(self) -> int:
         """Number of weights of the layer, biases, norms and sinks included."""
-        heads = self.n_heads * self.query_head_parameters + self.n_kv_heads * self.kv_head_parameters
+        heads = (
+            self.n_heads * self.query_head_parameters + self.n_kv_heads * self.kv_head_parameters
+        )
         return heads + self.shared_parameters
 
     @property
@@ -251,7 +270,8 @@ class AttentionSpec:
     def window(self) -> int | None:
         """Keys that a causal query sees, its own counted; None: all before it."""
         low = self._band[0]
-        return 1 - low if self.causal and low is not None else None  # -low keys before the query, and its own
+        # -low keys before the query, and its own
+        return 1 - low if self.causal and low is not None else None
 
     @property
     def _band(self) -> tuple[int | None, int | None]:
@@ -295,7 +315,9 @@ class LatentSpec(AttentionSpec):
                 f"what the latent says; pass a smaller rope_dim, or a larger head_dim"
             )
         if self.rope is not None and (self.rope.dim or self.rope_dim) != self.rope_dim:
-            raise HeadwiseError(f"rope dim={self.rope.dim} and rope_dim={self.rope_dim} name one size; drop one")
+            raise HeadwiseError(
+                f"rope dim={self.rope.dim} and rope_dim={self.rope_dim} name one size; drop one"
+            )
         if self.rope is not None and not self.rope_dim:
             raise HeadwiseError("rope= with rope_dim=0: nothing is left to rotate; pass rope_dim=")
         super()._check_options()
@@ -316,7 +338,11 @@ class LatentSpec(AttentionSpec):
 
     @property
     def q_weights(self) -> int:
-        return super().q_weights if self.q_latent_dim is None else self.q_latent_dim * (self.d_in + self.q_dim)
+        return (
+            super().q_weights
+            if self.q_latent_dim is None
+            else self.q_latent_dim * (self.d_in + self.q_dim)
+        )
 
     @property
     def kv_weights(self) -> int:
@@ -344,7 +370,11 @@ class LatentSpec(AttentionSpec):
         """What belongs to no head: the bias of W_O, and what makes latents, with biases and gains."""
         shared = self.out_bias * self.d_out
         # The rotary key beside the latent is not normed.
-        shared += self.kv_weights + self.kv_bias * self.cache_values_per_token + self.latent_norm * self.latent_dim
+        shared += (
+            self.kv_weights
+            + self.kv_bias * self.cache_values_per_token
+            + self.latent_norm * self.latent_dim
+        )
         if self.q_latent_dim is not None:
             shared += self.q_latent_dim * (self.d_in + self.q_bias + self.latent_norm)
         return shared
@@ -384,7 +414,11 @@ class Sizes(NamedTuple):
 
 def check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> Sizes:
     """The axis lengths of q (B,H,T,D), k (B,G,S,D), v (B,G,S,E), or an error with both shapes."""
-    for name, shape, letters in (("q", q, "(B,H,T,D)"), ("k", k, "(B,G,S,D)"), ("v", v, "(B,G,S,E)")):
+    for name, shape, letters in (
+        ("q", q, "(B,H,T,D)"),
+        ("k", k, "(B,G,S,D)"),
+        ("v", v, "(B,G,S,E)"),
+    ):
         if len(shape) != 4:
             raise HeadwiseError(
                 f"{name} has shape {tuple(shape)}, {len(shape)} axes; attention takes 4: {letters}; split the heads "
@@ -394,15 +428,21 @@ def check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> Sizes:
     if not B == Bk == Bv:
         raise HeadwiseError(f"batch sizes differ: q has {B}, k has {Bk}, v has {Bv}")
     if Dk != D:
-        raise HeadwiseError(f"q has head width {D}, k has {Dk}; a score is their dot product, so they must be equal")
+        raise HeadwiseError(
+            f"q has head width {D}, k has {Dk}; a score is their dot product, so they must be equal"
+        )
     if (Gv, Sv) != (G, S):
-        raise HeadwiseError(f"k has {G} heads of {S} keys, v has {Gv} heads of {Sv}; each key needs its value")
+        raise HeadwiseError(
+            f"k has {G} heads of {S} keys, v has {Gv} heads of {Sv}; each key needs its value"
+        )
     if D == 0:
         raise HeadwiseError("q and k have head width 0")
     return Sizes(B, H, G, T, S, D, E)
 
 
-def resolve_kv_index(n_heads: int, n_kv_heads: int, kv_index: Sequence[int] | None) -> tuple[int, ...]:
+def resolve_kv_index(
+    n_heads: int, n_kv_heads: int, kv_index: Sequence[int] | None
+) -> tuple[int, ...]:
     """Which key/value head each query head reads: h // (H // G), unless the caller says otherwise."""
     if kv_index is None:
         if n_kv_heads == 0 or n_heads % n_kv_heads:
@@ -415,10 +455,14 @@ def resolve_kv_index(n_heads: int, n_kv_heads: int, kv_index: Sequence[int] | No
     except TypeError:
         raise HeadwiseError(f"kv_index={list(kv_index)} must hold whole numbers") from None
     if len(index) != n_heads:
-        raise HeadwiseError(f"kv_index has {len(index)} entries for {n_heads} query heads; one for each is needed")
+        raise HeadwiseError(
+            f"kv_index has {len(index)} entries for {n_heads} query heads; one for each is needed"
+        )
     wrong = [g for g in index if not 0 <= g < n_kv_heads]
     if wrong:
-        raise HeadwiseError(f"kv_index names key/value head {wrong[0]}; there are {n_kv_heads}, counted from 0")
+        raise HeadwiseError(
+            f"kv_index names key/value head {wrong[0]}; there are {n_kv_heads}, counted from 0"
+        )
     return index
 
 
@@ -431,14 +475,18 @@ def is_adjacent(kv_index: Sequence[int], n_heads: int, n_kv_heads: int) -> bool:
 def check_per_head(name: str, shape: Sequence[int], n_heads: int) -> None:
     """`sink` and `gate` carry one number per query head."""
     if tuple(shape) != (n_heads,):
-        raise HeadwiseError(f"{name} has shape {tuple(shape)}; {n_heads} query heads need shape ({n_heads},)")
+        raise HeadwiseError(
+            f"{name} has shape {tuple(shape)}; {n_heads} query heads need shape ({n_heads},)"
+        )
 
 
 def check_scores(scale: float | None, softcap: float | None) -> None:
     """What scores are multiplied by is one number for all heads, and what caps them, too."""
     # The fused kernel takes the scale as a plain number, and its gradient would be lost. A softcap is never fused.
     if shape_of(scale) or getattr(scale, "requires_grad", False):
-        raise HeadwiseError(f"scale={scale!r} must be one number without a gradient; multiply q by what is learned")
+        raise HeadwiseError(
+            f"scale={scale!r} must be one number without a gradient; multiply q by what is learned"
+        )
     for name, number in (("scale", scale), ("softcap", softcap)):
         if number is not None:
             require_number(name, number)
@@ -457,14 +505,16 @@ def check_dropout(dropout: float) -> None:
 
 
 def require_number(name: str, value: object) -> None:
-    if not hasattr(value, "__float__") or shape_of(value):  # numbers of NumPy and torch have __float__, as arrays do
+    # numbers of NumPy and torch have __float__, as arrays do
+    if not hasattr(value, "__float__") or shape_of(value):
         raise HeadwiseError(f"{name}={value!r} must be a number")
 
 
 def require_size(name: str, value: Any) -> int:
     """A size as an int: a whole number of at least 1, also one of NumPy."""
     try:
-        size = 0 if isinstance(value, bool) else operator.index(value)  # True is 1 to Python, and no size
+        # True is 1 to Python, and no size
+        size = 0 if isinstance(value, bool) else operator.index(value)
     except TypeError:
         size = 0
     if size <= 0:

@@ -24,11 +24,15 @@ class StoryHead:
     """A head in the story of a prediction."""
 
     head: str
-    adds: float | None  # to the logit of the answer, minus that of the other, nats; None: not known of this model
+    # to the logit of the answer, minus that of the other, nats; None: not known of this model
+    adds: float | None
     at: int | None  # the position where it acts; None where it reads another text than `tokens`
-    looks: tuple[tuple[int, float], ...]  # from there: positions and weights, the three strongest that are no specials
-    without: float | None  # change of the answer's log-probability when the head is silenced, nats; None: not measured
-    brings: float | None  # share of the difference to the corrupted text that it carries; below 0 it works against it
+    # from there: positions and weights, the three strongest that are no specials
+    looks: tuple[tuple[int, float], ...]
+    # change of the answer's log-probability when the head is silenced, nats; None: not measured
+    without: float | None
+    # share of the difference to the corrupted text that it carries; below 0 it works against it
+    brings: float | None
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,8 @@ class StoryPath:
 
     sender: str
     receiver: str  # a head, or for at k and v a key/value head
-    reader: str  # the head itself, or of those that read the key/value head the one that carries most
+    # the head itself, or of those that read the key/value head the one that carries most
+    reader: str
     at: str  # q, k or v
     effect: float  # share of the difference
 
@@ -56,7 +61,8 @@ class Story:
     """Why a model predicts what it predicts; also the JSON of `headwise why`. `text()` shows it."""
 
     # Round choices. A lower CLEAR or a higher MOST makes a longer story, which takes longer to measure.
-    CLEAR: ClassVar[float] = 0.1  # share of the difference that a head must carry to have a place in the story
+    # share of the difference that a head must carry to have a place in the story
+    CLEAR: ClassVar[float] = 0.1
     MOST: ClassVar[int] = 12  # heads that are silenced, followed, and shown in the table
 
     model: str
@@ -70,15 +76,18 @@ class Story:
     predicted: str
     predicted_probability: float
     probability: float  # of the answer
-    counts: str  # "logits": the answer's minus the other's, or "probability": the answer's log-probability
+    # "logits": the answer's minus the other's, or "probability": the answer's log-probability
+    counts: str
     clean_value: float  # what counts, of the prompt, nats
     corrupted_value: float | None  # and of the corrupted text
-    logit: float  # of the answer minus that of the other, nats: the sum of all parts where these are known
+    # of the answer minus that of the other, nats: the sum of all parts where these are known
+    logit: float
     embedding: float | None
     bias: float | None
     feed_forwards: dict[str, float]
     layers: tuple[str, ...]  # of the model, from the first to the last: L0, or encoder.L0
-    heads: tuple[StoryHead, ...]  # all heads: those that carry most first, or, without a corrupted text, that add most
+    # all heads: those that carry most first, or, without a corrupted text, that add most
+    heads: tuple[StoryHead, ...]
     keys: tuple[StoryKeys, ...]  # of the key/value heads that the first of these read
     paths: tuple[StoryPath, ...]
     notes: tuple[str, ...]  # which token an answer was taken for, and what was left out
@@ -107,7 +116,9 @@ class Story:
         if self.corrupted_value is None:
             lines.append(phrase("why.compared", lang, **values))
         else:
-            clean, corrupted = (number(value, 2) for value in (self.clean_value, self.corrupted_value))
+            clean, corrupted = (
+                number(value, 2) for value in (self.clean_value, self.corrupted_value)
+            )
             values |= {"text": _plain(self.corrupt or ""), "clean": clean, "corrupted": corrupted}
             lines.append(phrase(f"why.corrupted_{self.counts}", lang, **values))
         return [*lines, *self._sides(lang)]
@@ -123,7 +134,11 @@ class Story:
         return lines
 
     def _amount(self, part: StoryHead) -> str:
-        return number(self.moves(part), 2, signed=True) if part.brings is None else _percent(part.brings)
+        return (
+            number(self.moves(part), 2, signed=True)
+            if part.brings is None
+            else _percent(part.brings)
+        )
 
     def sentence(self, part: StoryHead, lang: str = "en") -> str:
         """A head in words: what it carries or adds, where it looks, and what happens without it."""
@@ -138,7 +153,9 @@ class Story:
         if part.looks:
             t, weight = part.looks[0]  # the strongest
             # Without a place it is a cross attention: its query is what the decoder writes, its keys are these tokens.
-            key, here = ("why.looks", "") if part.at is None else ("why.looks_from", self.word(part.at))
+            key, here = (
+                ("why.looks", "") if part.at is None else ("why.looks_from", self.word(part.at))
+            )
             words.append(phrase(key, lang, here=here, at=self.word(t), weight=f"{weight:.2f}"))
         if part.without is not None:
             # `without` is a change of the logarithm, so it multiplies the chance.
@@ -172,8 +189,15 @@ class Story:
         lines = []
         if self.embedding is not None and self.bias is not None:
             adds = math.fsum(part.adds or 0.0 for part in self.heads)  # all heads together
-            values = {"logit": f"{self.logit:.2f}", "heads": f"{adds:+.2f}", "embedding": f"{self.embedding:+.2f}"}
-            values |= {"bias": f"{self.bias:+.2f}", "feed": f"{math.fsum(self.feed_forwards.values()):+.2f}"}
+            values = {
+                "logit": f"{self.logit:.2f}",
+                "heads": f"{adds:+.2f}",
+                "embedding": f"{self.embedding:+.2f}",
+            }
+            values |= {
+                "bias": f"{self.bias:+.2f}",
+                "feed": f"{math.fsum(self.feed_forwards.values()):+.2f}",
+            }
             lines.append(phrase("why.sum", lang, **values))
         lines.append(phrase("why.columns", lang))
         for carried in self.keys:
@@ -181,14 +205,19 @@ class Story:
                 k, v = _percent(carried.k), _percent(carried.v)
                 lines.append(phrase("why.keys", lang, head=carried.head, k=k, v=v))
         for path in self.paths:  # only clear ones were kept
-            values = {"sender": path.sender, "receiver": path.receiver, "share": _percent(path.effect)}
+            values = {
+                "sender": path.sender,
+                "receiver": path.receiver,
+                "share": _percent(path.effect),
+            }
             lines.append(phrase(f"why.path_{path.at}", lang, **values))
         return [*lines, *(said(note, lang) for note in self.notes)]
 
     def print(self, console: Console) -> None:
         """One screen: the prediction, the heads that matter in words, then in a table, and the paths."""
         for line in (*self.opening(), *(f"  {self.sentence(part)}" for part in self.told)):
-            say(console, line.replace("*", ""))  # stars are for HTML, which shows what they enclose in bold
+            # stars are for HTML, which shows what they enclose in bold
+            say(console, line.replace("*", ""))
         self.table().print(console, left=(0, 3))  # heads, and where they look
         for line in self.closing():
             say(console, line.replace("*", ""))

@@ -1,7 +1,7 @@
 """A table of words and numbers, and its ways out: the terminal, a notebook, comma-separated values.
 
 On a narrow console no digit is cut and no column dropped. `rich` is loaded only where something is printed. First stand
-the pieces of HTML and of plain sentences that every room writes alike: escaping, maps, numbers.
+the pieces of HTML and of plain sentences that every package writes alike: escaping, maps, numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 MISSING = "\u2013"  # an en dash
-BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")  # units of bytes, each 1024 of the one before
+# units of bytes, each 1024 of the one before
+BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 DECIMAL = ("", "k", "M", "G", "T", "P", "E")  # of operations, each 1000 of the one before
 
 
@@ -28,7 +29,8 @@ class Markup(str):
 
 def escaped(text: str) -> str:
     """Safe in an element or a quoted attribute; half a surrogate pair, which UTF-8 cannot hold, becomes `?`."""
-    return html.escape(text.encode("utf-8", "replace").decode())  # names of files may hold such halves
+    # names of files may hold such halves
+    return html.escape(text.encode("utf-8", "replace").decode())
 
 
 def plural(count: int, noun: str) -> str:
@@ -55,7 +57,8 @@ def scaled(value: float, base: int, units: Sequence[str]) -> str:
     power = 0
     while abs(value) >= base and power < len(units) - 1:
         value, power = value / base, power + 1
-    digits = f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"  # which would write 1,000 as 1e+03
+    # which would write 1,000 as 1e+03
+    digits = f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return f"{digits} {units[power]}".rstrip()
 
 
@@ -86,7 +89,12 @@ def say(console: Console, line: str) -> None:
     from rich.text import Text
 
     # soft_wrap leaves a line whole, which a console may ask for and a terminal does not get.
-    console.print(Text(line), highlight=False, markup=False, soft_wrap=console.soft_wrap and not console.is_terminal)
+    console.print(
+        Text(line),
+        highlight=False,
+        markup=False,
+        soft_wrap=console.soft_wrap and not console.is_terminal,
+    )
 
 
 def shown(cell: Cell) -> str:
@@ -163,36 +171,56 @@ class Table:
 
         cells = [[shown(cell) for cell in row] for row in self.rows]
         lefts = set(left)
-        columns = [[heading, *(row[place] for row in cells)] for place, heading in enumerate(self.columns)]
+        columns = [
+            [heading, *(row[place] for row in cells)] for place, heading in enumerate(self.columns)
+        ]
         # `cell_len` is a text's width on a console, where a Chinese character takes two places.
         widths, gap = [max(map(cell_len, column)) for column in columns], 2
         if sum(widths) + 2 * len(widths) > console.width:
             gap = 1
-            for place, (heading, *column) in enumerate(columns):  # words and headings are broken, numbers never
+            # words and headings are broken, numbers never
+            for place, (heading, *column) in enumerate(columns):
                 longest = max(map(cell_len, column), default=0)
                 word = max(map(cell_len, heading.split()), default=0)
-                widths[place] = max(word, min(longest, console.width // 3) if place in lefts else longest)
-        room = console.width - widths[0] - 2  # for the gaps and the other columns of a band
-        start = 1  # the first column of a table, behind the names of the rows; a table of names alone has none
+                widths[place] = max(
+                    word, min(longest, console.width // 3) if place in lefts else longest
+                )
+        free = console.width - widths[0] - 2  # for the gaps and the other columns of a band
+        # the first column of a table, behind the names of the rows; a table of names alone has none
+        start = 1
         while start < len(columns) or start == 1:
             end = min(start + 1, len(columns))
-            while end < len(columns) and sum(widths[start : end + 1]) + gap * (end + 1 - start) <= room:
+            while (
+                end < len(columns)
+                and sum(widths[start : end + 1]) + gap * (end + 1 - start) <= free
+            ):
                 end += 1
             # The box itself sets one place between columns, and the padding adds the rest of the gap.
-            grid = Grid(box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), pad_edge=False, show_header=any(self.columns))
+            grid = Grid(
+                box=box.SIMPLE_HEAD,
+                padding=(0, gap - 1, 0, 0),
+                pad_edge=False,
+                show_header=any(self.columns),
+            )
             if self.title:
                 grid.title = Text(self.title if start == 1 else f"{self.title}, continued")
                 grid.title_justify = "left"
             for place in (0, *range(start, end)):
                 side: Literal["left", "right"] = "left" if place in lefts else "right"
                 # A column of empty cells is 0 wide, and keeps one place.
-                grid.add_column(Text(columns[place][0]), justify=side, width=max(1, widths[place]), overflow="fold")
+                grid.add_column(
+                    Text(columns[place][0]),
+                    justify=side,
+                    width=max(1, widths[place]),
+                    overflow="fold",
+                )
             for number, row in enumerate(cells):
                 if last and number == len(cells) - last:
                     grid.add_section()
                 grid.add_row(*(Text(row[place]) for place in (0, *range(start, end))))
             console.print(grid)
-            start = max(end, 2)  # 2 ends the loop for a table of names alone, whose `end` is still 1
+            # 2 ends the loop for a table of names alone, whose `end` is still 1
+            start = max(end, 2)
         if self.note:
             say(console, self.note)
 

@@ -24,7 +24,9 @@ Facts = dict[str, Any]  # values by their names: of a phrase, of a JSON object
 # {name} is group 1; of {name:one|many} groups 2 and 3 are the two words.
 _PLACE = r"\{(\w+)(?::([^|{}]*)\|([^|{}]*))?\}"
 # A place, or one of the three marks of a page: *bold*, `key` and k_j.
-_MARKUP = re.compile(rf"{_PLACE}|\*(?P<bold>[^*]+)\*|`(?P<kbd>[^`]+)`|\b(?P<letter>[A-Za-z])_(?P<index>[A-Za-z]+)")
+_MARKUP = re.compile(
+    rf"{_PLACE}|\*(?P<bold>[^*]+)\*|`(?P<kbd>[^`]+)`|\b(?P<letter>[A-Za-z])_(?P<index>[A-Za-z]+)"
+)
 
 
 @functools.cache
@@ -32,7 +34,11 @@ def table() -> dict[str, dict[str, str]]:
     """{key: {language: phrase}}; the key of `[report] lede` is `report.lede`."""
     text = resources.files("headwise").joinpath("words.toml").read_text(encoding="utf-8")
     sections = tomllib.loads(text)
-    return {f"{name}.{key}": phrase for name, section in sections.items() for key, phrase in section.items()}
+    return {
+        f"{name}.{key}": phrase
+        for name, section in sections.items()
+        for key, phrase in section.items()
+    }
 
 
 def check_lang(lang: str) -> None:
@@ -83,14 +89,17 @@ def sent(text: str) -> str | tuple[str, Facts]:
     return (text.key, text.facts) if isinstance(text, Note) else text
 
 
-def unknown(what: str, name: object, known: Iterable[str], offer: str | None = None) -> HeadwiseError:
+def unknown(
+    what: str, name: object, known: Iterable[str], offer: str | None = None
+) -> HeadwiseError:
     """What to raise for a name that is not among the known ones: it offers the nearest, or else all of them.
 
     what   what the message begins with, such as "no preset 'lama'"; `name` alone is compared with the known names
     offer  what to say when nothing is near; default: a list of the known names
     """
     names = list(known)
-    near = difflib.get_close_matches(str(name), names, n=2)  # the two nearest, of those that are alike enough
+    # the two nearest, of those that are alike enough
+    near = difflib.get_close_matches(str(name), names, n=2)
     if not near:  # difflib takes capitals for other letters, so that "LLAMA" is not near "llama"
         near = [other for other in names if other.lower() == str(name).lower()]
     if near:
@@ -124,7 +133,8 @@ def _known_phrases() -> list[tuple[str, re.Pattern[str]]]:
 
     The one with the most words of its own comes first: a phrase that is hardly more than facts fits other texts, too.
     """
-    sections = key_of("kept", ""), key_of("source", "")  # "kept." and "source.", with which their keys begin
+    # "kept." and "source.", with which their keys begin
+    sections = key_of("kept", ""), key_of("source", "")
     english = {key: texts["en"] for key, texts in table().items() if key.startswith(sections)}
     patterns = []
     for key in sorted(english, key=lambda key: -len(re.sub(_PLACE, "", english[key]))):

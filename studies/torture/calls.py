@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.extend(str(Path(__file__).parents[2] / "tests" / room) for room in (".", "layer", "heads", "rungs"))
+sys.path.extend(str(Path(__file__).parents[2] / "tests" / room) for room in (".", "layer", "heads", "backends"))
 
 import conftest  # noqa: F401  which settles how hypothesis draws, before the tests ask
 import hypothesis
@@ -23,7 +23,7 @@ import headwise as hw
 # Errors of float64 through a softmax of some 20 keys, of half precision in storage alone, and in between.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-4, torch.bfloat16: 8e-2, torch.float16: 2e-2}
 PROPERTIES: dict[str, Callable[[], object]] = {  # each of some dozen layers and calls
-    "all rungs": test_equality.test_any_problem,
+    "all backends": test_equality.test_any_problem,
     "a cache": test_cache.test_whole_equals_chunks_equals_one_by_one,
     "gradients through a cache": test_cache.test_gradients_flow_through_the_cache,
     "statistics": test_statistics.test_any_call,

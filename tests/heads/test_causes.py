@@ -19,17 +19,17 @@ from planted import induction_model
 from torch import Tensor, nn
 
 import headwise as hw
+from headwise.backends.torch_ import attend
 from headwise.corpus.tokens import Tokens
-from headwise.heads import patching
-from headwise.heads.attribution import attribute
-from headwise.heads.effect import ablation
-from headwise.heads.patching import _replayed, patch, path_effects
+from headwise.heads import patch as patching
+from headwise.heads.ablate import ablation
+from headwise.heads.attribute import attribute
+from headwise.heads.patch import _replayed, patch, path_effects
 from headwise.models.ask import answer_logits, logits
 from headwise.models.hook import attach, inside
 from headwise.models.open import remember
 from headwise.models.sites import sites_of
 from headwise.records import Call
-from headwise.rungs.tensor import attend
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
 

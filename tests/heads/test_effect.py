@@ -15,8 +15,8 @@ from torch import Tensor
 
 import headwise as hw
 from headwise.gpt.gpt import GPT
-from headwise.heads import effect
-from headwise.heads.effect import ablation, importance
+from headwise.heads import ablate as effect
+from headwise.heads.ablate import ablation, importance
 from headwise.intervals import interval_of
 from headwise.models.ask import predicts
 

@@ -62,7 +62,7 @@ def set_blocks(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 
 def dense(problem: Problem) -> Tensor:
-    """The weights (B,H,T,S) in double precision, by the rung that keeps them all."""
+    """The weights (B,H,T,S) in double precision, by the backend that keeps them all."""
     return torch.from_numpy(steps("array", problem)["weights"])
 
 

@@ -20,12 +20,12 @@ from small_models import LAYER, LAYERS, floats, shaken
 from torch import Tensor, nn
 
 import headwise as hw
+from headwise.backends.torch_ import trace
 from headwise.gpt.gpt import GPT
 from headwise.gpt.presets import PRESETS
 from headwise.heads.documents import Document, some_rows
 from headwise.heads.watch import Seen, SeenHead
 from headwise.records import Call
-from headwise.rungs.tensor import trace
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
 

@@ -2,7 +2,7 @@
 
 For each query its world is the tokens that it may attend. All others are changed by much, and by NaN where nobody may
 attend them; the query's output must not move by one bit. That gradients stay within it, too, is held by test_cache.py
-and by rungs/test_gradients.py.
+and by backends/test_gradients.py.
 """
 
 import math

@@ -56,8 +56,8 @@ FUNCTION_ROWS: dict[str, Callable[[Problem], Problem]] = {
 }
 UNFOLDED = {"softcap", "kv_index"}  # a decode step with these is honoured on another path
 REFUSED_BY_RUNG = {
-    ("dropout", "plain"): r"^dropout=0\.5 on nested lists: dropout needs the tensor rung",
-    ("dropout", "array"): r"^dropout=0\.5 on NumPy arrays: dropout needs the tensor rung",
+    ("dropout", "plain"): r"^dropout=0\.5 on nested lists: dropout needs the torch backend",
+    ("dropout", "array"): r"^dropout=0\.5 on NumPy arrays: dropout needs the torch backend",
 }
 
 
@@ -197,7 +197,7 @@ REFUSED_BY_CACHE = {
 
 
 def reference(case: Case, layer: hw.MultiHeadAttention, x: Tensor, turn: Any) -> np.ndarray:
-    """The layer's promise, by the plain rung: no cache, no kernel, no compiler."""
+    """The layer's promise, by the loop backend: no cache, no kernel, no compiler."""
     spec, call = layer.spec, case.call
     source = call.get("context", x)
 
@@ -218,7 +218,7 @@ def reference(case: Case, layer: hw.MultiHeadAttention, x: Tensor, turn: Any) ->
 
 
 def joined_heads(case: Case, layer: hw.MultiHeadAttention, q: Tensor, k: Tensor, v: Tensor) -> np.ndarray:
-    """The plain rung's attention under the masks of layer and call, the heads joined and projected."""
+    """The loop backend's attention under the masks of layer and call, the heads joined and projected."""
     spec, call = layer.spec, case.call
     masks = [mask for mask in (spec.mask, call.get("mask")) if mask is not None]
     both = None

@@ -12,7 +12,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import headwise as hw
-from headwise.rungs.tensor import Rotation
+from headwise.backends.torch_ import Rotation
 
 B, H, T, D = 2, 3, 7, 10
 FLOAT32 = {"rel": 4 * 2**-23}  # transformers takes powers, ratios and ramps in float32: a rounding each

@@ -15,11 +15,11 @@ from processes import verified_here
 from reshape_models import V, build, saved
 
 import headwise as hw
+from headwise.backends import torch_
 from headwise.corpus.documents import Text
 from headwise.models import ask
 from headwise.models import open as opening
 from headwise.reshape import heal
-from headwise.rungs import tensor
 
 ALONE = "HEADWISE_ON_THE_STAND_IN"  # is set in the process that knows `toy`
 IDS = torch.randint(3, V, (12, 13), generator=torch.Generator().manual_seed(3))
@@ -49,7 +49,7 @@ def test_all_on_the_stand_in() -> None:
 @pytest.fixture
 def without_float64(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The stand-in has no float64, as MPS."""
-    monkeypatch.setattr(tensor, "WITHOUT_FLOAT64", {"toy"})
+    monkeypatch.setattr(torch_, "WITHOUT_FLOAT64", {"toy"})
     monkeypatch.setattr(toy_device.Toy, "wide", False)
     yield
 

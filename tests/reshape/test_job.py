@@ -16,7 +16,7 @@ from surveys import survey_of
 from torch import Tensor, nn
 
 from headwise.corpus.tokens import Tokens
-from headwise.heads.effect import ablation
+from headwise.heads.ablate import ablation
 from headwise.models.open import Folder, remember
 from headwise.reshape import job, prune, share
 from headwise.reshape.job import Job

@@ -9,7 +9,7 @@ from reshape_models import BUILD, build, texts
 from torch import nn
 
 from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.heads.effect import ablate
+from headwise.heads.ablate import ablate
 from headwise.models.ask import answers
 from headwise.models.weights import attentions, head_counts, read_layers
 from headwise.reshape.arguments import chosen_heads

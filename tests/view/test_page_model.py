@@ -1,4 +1,4 @@
-"""The model in the page: in a real Chromium it computes what the tensor rung does, and reads text as Python does."""
+"""The model in the page: in a real Chromium it computes what the torch backend does, and reads text as Python does."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -74,7 +74,7 @@ def run(browsed: Page, text: str, **changes: Any) -> dict[str, Any]:
 
 
 def largest_gap(result: dict[str, Any], model: GPT, ids: list[int]) -> float:
-    """By how much logits and maps of the page differ from those of the tensor rung."""
+    """By how much logits and maps of the page differ from those of the torch backend."""
     gaps = [(torch.tensor(result["logits"]) - model(torch.tensor([ids]))[0]).abs().max()]
     maps = head_maps(model, ids, [""] * len(ids), "x").maps
     gaps += [(torch.tensor(result["maps"][head.name]) - torch.from_numpy(head.weights)).abs().max() for head in maps]

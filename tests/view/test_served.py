@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from cases import refuses
 
-from headwise.view import look as room
+from headwise.view import look as package
 from headwise.view.look import Served
 
 pytestmark = pytest.mark.clock
@@ -89,7 +89,7 @@ def test_what_is_no_question_is_refused(served: Served, capfd: pytest.CaptureFix
         assert ask(served, place, method)[0] == 501, method
     for content in (b"", b"[]", b"{", b"\xff", b"[" * 99_999):
         assert post(served, place, content)[0] == 400, content[:9]
-    assert post(served, place, **{"Content-Length": str(room.LONGEST + 1)})[0] == 413
+    assert post(served, place, **{"Content-Length": str(package.LONGEST + 1)})[0] == 413
     assert post(served, place, **{"Content-Length": "-1"})[0] == 413
     assert "not finite" in post(served, place, b'{"do": NaN}')[1]  # which the answer repeats
     for data in (b"", b"\0" * 999, b"GET\r\n\r\n", b"x" * 70000, b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01" * 99):
@@ -101,7 +101,7 @@ def test_what_is_no_question_is_refused(served: Served, capfd: pytest.CaptureFix
 @pytest.mark.slow
 def test_a_full_pipe_holds_nobody_up(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that never read, never ask to the end, or go away: others are answered."""
-    monkeypatch.setattr(room._Handler, "timeout", 0.3)
+    monkeypatch.setattr(package._Handler, "timeout", 0.3)
     served.document = "x" * 20_000_000
     place = f"{served.base}/"
     request = f"GET {place} HTTP/1.0\r\nHost: 127.0.0.1:{served.server_port}\r\n\r\n".encode()

@@ -1,4 +1,4 @@
-"""The command line: thin. Each command reads its options, calls a room, and prints what comes back."""
+"""The command line: thin. Each command reads its options, calls a package, and prints what comes back."""
 
 from headwise.cli.interrupt import loading
 

@@ -35,7 +35,8 @@ from headwise.view import CONTROL, Screen, harmless
 from headwise.words import LANGUAGES, Facts, check_lang, system_language
 
 # Text goes out as it is: rich neither colours numbers, nor reads [brackets] or :names:, nor breaks lines.
-screen = Screen(highlight=False, markup=False, emoji=False, soft_wrap=True)  # results, on standard output
+# results, on standard output
+screen = Screen(highlight=False, markup=False, emoji=False, soft_wrap=True)
 err = Screen(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)  # messages
 COURSE = Path("learn")  # the folder of a course, where none is named
 _asked: str | None = None  # what --lang says
@@ -68,7 +69,8 @@ def _usual_language() -> str:
     for folder in (COURSE, Path()):
         path = folder / "progress.json"  # PROGRESS of `teach.course`, which takes longer to load
         if path.exists():
-            with suppress(ValueError, TypeError):  # damaged: `headwise learn` says so; HeadwiseError is a ValueError
+            # damaged: `headwise learn` says so; HeadwiseError is a ValueError
+            with suppress(ValueError, TypeError):
                 kept = dict(read_json(path)).get("language")
                 if kept in LANGUAGES:
                     return str(kept)
@@ -110,17 +112,22 @@ class _Doors(_OneForm, typer.core.TyperGroup):
         limit = formatter.width - 6 - max(map(len, self.commands))
         for door, names in DOORS.items():
             with formatter.section(door):
-                formatter.write_dl([(name, self.commands[name].get_short_help_str(limit)) for name in names])
+                formatter.write_dl(
+                    [(name, self.commands[name].get_short_help_str(limit)) for name in names]
+                )
 
 
 # None of rich's boxes and tracebacks: help is plain text, and `_run` says what went wrong.
 app = typer.Typer(cls=_Doors, pretty_exceptions_enable=False, rich_markup_mode=None)
-command = functools.partial(app.command, cls=_Command)  # `@command()` above a function makes it a command
+# `@command()` above a function makes it a command
+command = functools.partial(app.command, cls=_Command)
 _show_traceback = False  # --debug
 _wants_json = False  # --json
-COMMON = ("--json", "--debug")  # options that stand anywhere in a command line, as --lang does with its value
+# options that stand anywhere in a command line, as --lang does with its value
+COMMON = ("--json", "--debug")
 LANG = "--lang"
-TORCHRUN = {"RANK", "MASTER_ADDR"}  # variables that torchrun sets; `heads` alone takes several processes
+# variables that torchrun sets; `heads` alone takes several processes
+TORCHRUN = {"RANK", "MASTER_ADDR"}
 # An argument in a message of the library: `out=`, `keep=0.75`, `by='role'`; not a comparison (`==`), and no part of a
 # path (`runs/out=1`). A value ends in a letter, digit or _: the full stop of a sentence is not of it.
 ARGUMENT = re.compile(r"(?<![\w./-])(?P<name>[a-z_]+)=(?!=)(?P<value>'[^']*'|[\w./+-]*\w|)")
@@ -139,7 +146,9 @@ COMPLETION = "_HEADWISE_COMPLETE"  # set by the shell that asks for completions
 def named_path(name: str) -> Path:
     """A path that has a name: an empty one, as of a variable of the shell without a value, is no folder "."."""
     if not name:
-        raise typer.BadParameter("the name is empty; pass a file or a folder, or . for the folder that you are in")
+        raise typer.BadParameter(
+            "the name is empty; pass a file or a folder, or . for the folder that you are in"
+        )
     return Path(name)
 
 
@@ -167,7 +176,8 @@ class Progress:
     `begins` is what it says before the first stage.
     """
 
-    FIRST, LONGEST = 2.0, 30.0  # seconds between plain lines, at first and at last: a log of hours stays short
+    # seconds between plain lines, at first and at last: a log of hours stays short
+    FIRST, LONGEST = 2.0, 30.0
 
     def __init__(self, begins: str) -> None:
         columns = (
@@ -177,7 +187,8 @@ class Progress:
             rich_progress.BarColumn(bar_width=24),
             rich_progress.TimeRemainingColumn(elapsed_when_finished=True),
         )
-        self._bar = rich_progress.Progress(*columns, console=err, transient=True)  # transient: gone at the end
+        # transient: gone at the end
+        self._bar = rich_progress.Progress(*columns, console=err, transient=True)
         self._tasks: dict[str, rich_progress.TaskID] = {}  # the bar of each stage
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._print_now_and_then, daemon=True)
@@ -196,7 +207,9 @@ class Progress:
         if self._tasks:  # else the bar was never started
             self._bar.stop()
 
-    def __call__(self, stage: str, done: int, total: int, numbers: str = "", milestone: bool = False) -> None:
+    def __call__(
+        self, stage: str, done: int, total: int, numbers: str = "", milestone: bool = False
+    ) -> None:
         """The stage has done so many of `total` steps (0: unknown); `numbers` are words behind them, such as a loss.
 
         A milestone has a plain line of its own.
@@ -206,7 +219,9 @@ class Progress:
             self._bar.start()
             if stage not in self._tasks:
                 self._tasks[stage] = self._bar.add_task(harmless(stage), numbers="")
-            self._bar.update(self._tasks[stage], total=total or None, completed=done, numbers=harmless(numbers))
+            self._bar.update(
+                self._tasks[stage], total=total or None, completed=done, numbers=harmless(numbers)
+            )
             return
         self._state = f"{stage} {done}/{total}  {numbers}".strip() if total else stage
         if milestone:
@@ -217,7 +232,8 @@ class Progress:
         gap = self.FIRST
         # `wait` is true at once when the work is done. A time that is past (below zero) is not waited for.
         while not self._done.wait(self._printed + gap - time.monotonic()):
-            if time.monotonic() >= self._printed + gap:  # else a milestone was printed while this waited
+            # else a milestone was printed while this waited
+            if time.monotonic() >= self._printed + gap:
                 self._printed, gap = time.monotonic(), min(2 * gap, self.LONGEST)
                 err.print(f"{self._state}  ({time.monotonic() - self._began:.0f} s)")
 
@@ -256,7 +272,8 @@ def _hoisted(words: list[str]) -> list[str]:
 
     They are options of `headwise` itself; behind the command typer would look for them among the command's own.
     """
-    end = words.index("--") if "--" in words else len(words)  # behind `--` all words are names, and stay
+    # behind `--` all words are names, and stay
+    end = words.index("--") if "--" in words else len(words)
     asked = []
     for word in words[:end]:
         asked += word.split("=", 1) if word.startswith(f"{LANG}=") else [word]
@@ -293,9 +310,12 @@ def needs_torch() -> Iterator[None]:
         with loading():
             yield
     except ModuleNotFoundError as error:
-        if error.name not in ("torch", "tokenizers"):  # these two come with headwise[torch]; another is a bug
+        # these two come with headwise[torch]; another is a bug
+        if error.name not in ("torch", "tokenizers"):
             raise
-        raise HeadwiseError(f"this command needs {error.name}: pip install 'headwise[torch]'") from None
+        raise HeadwiseError(
+            f"this command needs {error.name}: pip install 'headwise[torch]'"
+        ) from None
 
 
 def check_outputs(
@@ -309,24 +329,29 @@ def check_outputs(
     paths   files that are written, each under the name of its option: `html=path` is of --html
     """
     files = []
-    for name, value in paths.items():  # an option with several files, with one, or one that was not given
+    # an option with several files, with one, or one that was not given
+    for name, value in paths.items():
         for path in value if isinstance(value, list) else [value] if value else []:
             check_link(path)
             if path.is_dir():
-                raise HeadwiseError(f"--{name} {path} is a folder that is there already; pass another name")
+                raise HeadwiseError(
+                    f"--{name} {path} is a folder that is there already; pass another name"
+                )
             if not path.parent.is_dir():
                 raise HeadwiseError(
                     f"--{name} {path}: the folder {path.parent} does not exist; make it, or pass another --{name}"
                 )
             files.append((f"--{name}", path))
-    check_apart(files, filter(exists, [Path(name) for name in inputs if name]))  # a text itself is no file
+    # a text itself is no file
+    check_apart(files, filter(exists, [Path(name) for name in inputs if name]))
 
 
 def print_json(kind: str, document: Facts) -> None:
     """One document on standard output; `kind` is its entry in the schema (examples/schema_page.py)."""
     # None: the process has no standard output, as after `>&-` in a shell. Quiet: it is not the first of many.
     if sys.stdout is not None and not screen.quiet:
-        encoding = sys.stdout.encoding or "utf-8"  # what is no file, such as io.StringIO, has none and takes all text
+        # what is no file, such as io.StringIO, has none and takes all text
+        encoding = sys.stdout.encoding or "utf-8"
         whole = {"schema": f"headwise-{kind}-1", **document}
         # Where the encoding lacks letters, \u codes stand for them; so they do for what a terminal would obey.
         text = json.dumps(plain_data(whole), ensure_ascii="utf" not in encoding.lower(), indent=2)
@@ -336,9 +361,12 @@ def print_json(kind: str, document: Facts) -> None:
 def main() -> NoReturn:
     """Run the command line. Exit code 2 for bad input, 130 for Ctrl-C; one line each, a traceback with --debug."""
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # None where the process has none; a test puts another kind there
-            stream.reconfigure(errors="backslashreplace")  # a character that the terminal lacks is shown as its code
-    screen.quiet = err.quiet = is_one_of_many() and os.environ["RANK"] != "0"  # of many processes the first prints
+        # None where the process has none; a test puts another kind there
+        if isinstance(stream, io.TextIOWrapper):
+            # a character that the terminal lacks is shown as its code
+            stream.reconfigure(errors="backslashreplace")
+    # of many processes the first prints
+    screen.quiet = err.quiet = is_one_of_many() and os.environ["RANK"] != "0"
     sys.exit(_run())
 
 
@@ -349,7 +377,14 @@ def is_one_of_many() -> bool:
 
 def _command_in(words: list[str]) -> str:
     """The name of the command in a command line: the first word that is no option, nor the value of --lang."""
-    return next((word for before, word in pairwise(["", *words]) if not word.startswith("-") and before != LANG), "")
+    return next(
+        (
+            word
+            for before, word in pairwise(["", *words])
+            if not word.startswith("-") and before != LANG
+        ),
+        "",
+    )
 
 
 def _run() -> int:
@@ -360,7 +395,9 @@ def _run() -> int:
         speak(next((word for before, word in pairwise(words) if before == LANG), None))
         name = _command_in(words)
         if is_one_of_many() and name != "heads":
-            raise HeadwiseError(f"headwise {name} works in one process; torchrun is for headwise heads")
+            raise HeadwiseError(
+                f"headwise {name} works in one process; torchrun is for headwise heads"
+            )
         command = worded()
         if COMPLETION in os.environ:
             command(prog_name="headwise")  # prints the completions and exits
@@ -384,11 +421,16 @@ def _run() -> int:
         _drop_output()  # it may be standard output itself that is full
         code = _failed(error, _os_message(error))
     except (KeyboardInterrupt, typer.Abort) as error:  # Abort: Ctrl-C where typer was asking
-        with suppress(ValueError):  # not the main thread; a second Ctrl-C would cut off what is said of the first
+        # not the main thread; a second Ctrl-C would cut off what is said of the first
+        with suppress(ValueError):
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         code = _failed(error, _interrupt_message(error), CODE)
     except Exception as error:
-        code = _failed(error, f"{type(error).__name__}: {error}; this is a bug, and --debug shows where", code=1)
+        code = _failed(
+            error,
+            f"{type(error).__name__}: {error}; this is a bug, and --debug shows where",
+            code=1,
+        )
     return code
 
 
@@ -401,7 +443,9 @@ def _usage(error: Any) -> str:
     """What is wrong with a command line: typer's own sentence, but for a value that pydantic or we refused."""
     if type(error).__name__ != "BadParameter":  # its subclass MissingParameter has no value
         return str(error.format_message())
-    name = getattr(error, "option_name", None) or (error.param.get_error_hint() if hasattr(error, "param") else "")
+    name = getattr(error, "option_name", None) or (
+        error.param.get_error_hint() if hasattr(error, "param") else ""
+    )
     return f"Invalid value for {name}: {_value_message(error)}"
 
 
@@ -441,7 +485,8 @@ def as_options(message: str, options: Mapping[str, str]) -> str:
         if value in ("False", "None"):
             # "controls=False" -> "--no-controls"; "out=None" -> "no --out"
             return options.get(match[0], f"no {option}")
-        unquoted = value.strip("'")  # 'role' -> role, as a shell needs quotation marks around spaces alone
+        # 'role' -> role, as a shell needs quotation marks around spaces alone
+        unquoted = value.strip("'")
         return f"{option} {value if ' ' in value else unquoted}"
 
     return ARGUMENT.sub(translated, message)
@@ -471,7 +516,8 @@ def _failed(error: BaseException, message: str, code: int = 2) -> int:
         raise error  # --debug: Python shows where it came from
 
     prefix = ""
-    if err.quiet and code != CODE:  # one of many processes, which otherwise leaves printing to the first
+    # one of many processes, which otherwise leaves printing to the first
+    if err.quiet and code != CODE:
         err.quiet, prefix = False, f"rank {os.environ['RANK']}: "
     err.print(f"headwise: {prefix}{' '.join(message.split())}")
     return code
@@ -479,10 +525,15 @@ def _failed(error: BaseException, message: str, code: int = 2) -> int:
 
 def _os_message(error: OSError) -> str:
     """What the system refused, and of which file; or that a disk is full."""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, the user's part of it, the file
+    # the disk, the user's part of it, the file
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     reason = error.strerror or str(error)
     where = f" {error.filename}" if error.filename else ""
-    return f"cannot write{where}: {reason}; earlier files are whole" if full else f"cannot use{where}: {reason}"
+    return (
+        f"cannot write{where}: {reason}; earlier files are whole"
+        if full
+        else f"cannot use{where}: {reason}"
+    )
 
 
 def _interrupt_message(error: BaseException) -> str:

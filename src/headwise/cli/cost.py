@@ -33,7 +33,7 @@ def cost(
     network. A config that cannot be priced exactly is refused. Without MODEL a table of the models that courses
     compare.
     """  # its options: [cost] in commands.toml
-    from headwise import cost as room  # whose name this function has
+    from headwise import cost as pricing  # this function has its name
     from headwise.models.locate import shape_of
     from headwise.view.cost import print_price, print_variants
 
@@ -44,12 +44,13 @@ def cost(
                 "no model is named; pass a folder, a config.json, a name on the hub or a preset, or no "
                 "options, for a table of those that courses compare"
             )
-        _show_models(room.TABLE, dtype or "bf16")  # one format for all, whatever a preset names: so caches compare
+        # one format for all, whatever a preset names: so caches compare
+        _show_models(pricing.TABLE, dtype or "bf16")
         return
     name, shape = shape_of(model)
-    setting = room.make_setting(shape, context, batch, dtype, kv_dtype, gpu_memory)
-    price = room.price_shape(name, shape, setting)
-    rows = room.variants(shape, setting) if variants else None
+    setting = pricing.make_setting(shape, context, batch, dtype, kv_dtype, gpu_memory)
+    price = pricing.price_shape(name, shape, setting)
+    rows = pricing.variants(shape, setting) if variants else None
     if wants_json():
         print_json("cost", {**vars(price), "variants": rows})
         return
@@ -69,7 +70,10 @@ def _show_models(names: Iterable[str], dtype: str) -> None:
     models = []
     for each in prices:
         heads = each.layers[0].attention  # in each of these presets all layers are alike
-        sizes = {field: getattr(heads, field) for field in ("n_heads", "head_dim", "n_kv_heads", "variant", "window")}
+        sizes = {
+            field: getattr(heads, field)
+            for field in ("n_heads", "head_dim", "n_kv_heads", "variant", "window")
+        }
         cache = {"n_layers": each.n_layers, "cache_bytes_per_token": each.cache.bytes_per_token}
         models.append({"model": each.model, "d_model": each.d_model, **sizes, **cache})
     print_json("models", {"models": models})

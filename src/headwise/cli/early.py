@@ -20,7 +20,8 @@ from headwise.files import STDIN, is_stream, read_json
 if TYPE_CHECKING:
     from headwise.cost.shape import ModelShape
 
-AT_ONCE = 2**24  # bytes of texts, at most, that are read through at first: some hundredths of a second
+# bytes of texts, at most, that are read through at first: some hundredths of a second
+AT_ONCE = 2**24
 
 
 def check_model(folder: Path, dtype: str = "auto") -> None:
@@ -46,7 +47,8 @@ def check_texts(folder: Path, texts: Sequence[str | Path] | None) -> None:
     paths, _ = contents([str(text) for text in texts if str(text) != STDIN])
     sources = Sources(paths)  # raises HeadwiseError for what is not there
     if sources.size <= AT_ONCE:
-        list(sources)  # reads them all, and raises HeadwiseError for what is blank, damaged or no UTF-8
+        # reads them all, and raises HeadwiseError for what is blank, damaged or no UTF-8
+        list(sources)
 
 
 def check_one_count(folder: Path) -> None:
@@ -55,7 +57,8 @@ def check_one_count(folder: Path) -> None:
         return
     # None: no family that is reshaped, which `check_reshapable` refuses, or a model of pictures and text.
     family = families("reshape").get(str(read_config(folder).get("model_type")))
-    if family is not None and family.n_kv_heads is None:  # its record names no field for key/value heads
+    # its record names no field for key/value heads
+    if family is not None and family.n_kv_heads is None:
         raise HeadwiseError(
             f"{family.name}'s config has no num_key_value_heads, so what shares its heads' keys and values "
             "cannot be written; share a Llama-type model, or remove heads with `headwise prune`"
@@ -102,7 +105,9 @@ def check_apart(files: Iterable[tuple[str, Path]], inputs: Iterable[Path]) -> No
         parent = Path(os.path.realpath(path)).parent
         # A page or a table may lie beside the weights that it is about; other files may not.
         if option != WRITTEN.get(path.suffix) and _holds_model(parent):
-            raise HeadwiseError(f"{option} {path} lies among the files of {parent}; pass a file elsewhere")
+            raise HeadwiseError(
+                f"{option} {path} lies among the files of {parent}; pass a file elsewhere"
+            )
 
 
 def _is_same(path: Path, other: Path) -> bool:

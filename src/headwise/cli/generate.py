@@ -8,7 +8,17 @@ from typing import Annotated
 
 from typer import Option
 
-from headwise.cli.app import Model, Progress, Seed, SomeCount, command, needs_torch, print_json, screen, wants_json
+from headwise.cli.app import (
+    Model,
+    Progress,
+    Seed,
+    SomeCount,
+    command,
+    needs_torch,
+    print_json,
+    screen,
+    wants_json,
+)
 from headwise.cli.early import check_model
 from headwise.families import check_next
 
@@ -23,9 +33,12 @@ def generate(
     seed: Seed = 0,
     device: str = "cpu",
 ) -> None:
-    """Continue a text with a model that predicts the next token."""  # its options: [generate] in commands.toml
+    # its options: [generate] in commands.toml
+    """Continue a text with a model that predicts the next token."""
     check_model(model)
-    check_next(model, "pass a model with a causal language-model head, such as a GPT-2, a Llama or a Gemma")
+    check_next(
+        model, "pass a model with a causal language-model head, such as a GPT-2, a Llama or a Gemma"
+    )
     with needs_torch():
         from headwise.corpus.tokens import require_tokens
         from headwise.models.generate import generate, prompt_ids
@@ -42,7 +55,8 @@ def generate(
         for token in stream:
             ids.append(token)
             progress("token", len(ids) - n_prompt, tokens)
-    n_new, seconds = len(ids) - n_prompt, max(time.monotonic() - began, 1e-9)  # never 0, by which is divided
+    # never 0, by which is divided
+    n_new, seconds = len(ids) - n_prompt, max(time.monotonic() - began, 1e-9)
     document = {"prompt": prompt, "text": decode(ids), "ids": ids, "n_tokens": n_new}
     print_json("generate", {**document, "tokens_per_second": round(n_new / seconds, 1)})
 

@@ -36,9 +36,11 @@ if TYPE_CHECKING:
     from headwise.heads.table import Survey
     from headwise.records import HeadMaps
 
-MOST_MAPS = 16  # heads, at most, of a model whose maps and sentences the terminal shows; a round choice
+# heads, at most, of a model whose maps and sentences the terminal shows; a round choice
+MOST_MAPS = 16
 REPORT = "report.html"  # in a run folder
-BENCHES = "grammar", "meaning"  # relations that come with headwise; --relations takes such a name, or a file
+# relations that come with headwise; --relations takes such a name, or a file
+BENCHES = "grammar", "meaning"
 
 
 @command()
@@ -58,7 +60,8 @@ def heads(
     dtype: str = "auto",
     device: str = "cpu",
 ) -> None:
-    """Show what each head does, and what breaks without it."""  # its options: [heads] in commands.toml
+    # its options: [heads] in commands.toml
+    """Show what each head does, and what breaks without it."""
     from headwise.corpus.verbs import RELATIONS
     from headwise.heads.statistics import all_statistics
     from headwise.view.survey import check_order, head_sentence
@@ -70,7 +73,8 @@ def heads(
     check_model(model, dtype)
     check_reads_tokens(model)
     _check_text(model, text, ids, tokens, labels)
-    if labels is None:  # a file of relations brings names to sort by, which are known once it is read
+    # a file of relations brings names to sort by, which are known once it is read
+    if labels is None:
         check_order([*all_statistics(), *RELATIONS], sort)
     if embed and not is_own(model):
         raise HeadwiseError(
@@ -80,7 +84,12 @@ def heads(
     with needs_torch():
         from headwise.heads.tally import join_ranks
     options: Facts = {"text": text, "ids": ids, "tokens": tokens, "documents": documents}
-    options |= {"relations": labels, "ablate": ablate, "seed": seed, "distributed": is_one_of_many()}
+    options |= {
+        "relations": labels,
+        "ablate": ablate,
+        "seed": seed,
+        "distributed": is_one_of_many(),
+    }
     options |= {"reading": {"dtype": dtype, "device": device}}
     if is_one_of_many():
         join_ranks()
@@ -98,7 +107,10 @@ def heads(
         for path in files:
             write_whole(path, table)
     if wants_json():
-        sentences = {lang: {name: head_sentence(survey, survey[name], lang) for name in survey} for lang in LANGUAGES}
+        sentences = {
+            lang: {name: head_sentence(survey, survey[name], lang) for name in survey}
+            for lang in LANGUAGES
+        }
         print_json("heads", {**vars(survey), "sentences": sentences, "report": report})
         return
     _print_survey(survey, maps, sort)
@@ -109,7 +121,9 @@ def check_tables(paths: Iterable[Path]) -> None:
     """Refuse a suffix that is no .csv; a pipe needs none."""
     for path in paths:
         if path.suffix.lower() != ".csv" and not is_stream(path):
-            raise HeadwiseError(f"--out {path}: the table is comma-separated values; end the name in .csv")
+            raise HeadwiseError(
+                f"--out {path}: the table is comma-separated values; end the name in .csv"
+            )
 
 
 def tell_files(tables: Iterable[Path], **others: Path | None) -> None:
@@ -134,7 +148,9 @@ def _print_survey(survey: Survey, maps: HeadMaps | None, sort: str) -> None:
         print_sentences(screen, survey)
 
 
-def _check_text(model: Path, text: list[str] | None, ids: Path | None, tokens: int | None, labels: object) -> None:
+def _check_text(
+    model: Path, text: list[str] | None, ids: Path | None, tokens: int | None, labels: object
+) -> None:
     # What to read is the text, or the ids, or else what relations (`labels`) bring, or else what the run held out.
     if text and ids is not None:
         raise HeadwiseError("--text and --ids: pass one of them")
@@ -192,7 +208,9 @@ def surveyed(
     return result, maps_of_short(folder.model, short, read.shown, folder.name)
 
 
-def _write_report(model: Path, path: Path, survey: Survey, maps: HeadMaps | None, embed: bool = False) -> None:
+def _write_report(
+    model: Path, path: Path, survey: Survey, maps: HeadMaps | None, embed: bool = False
+) -> None:
     # A report with the model inside, where that is ours and small; that of a run also gets a walk beside it.
     from headwise.gpt.film import read_film
     from headwise.gpt.run import WALK, example_of, load_run, read_run
@@ -202,13 +220,19 @@ def _write_report(model: Path, path: Path, survey: Survey, maps: HeadMaps | None
 
     lang, loaded = language(), load_run(model) if is_own(model) else None
     # "reason" says why a model is not packed. The two numbers are the most parameters it may have.
-    packed = {"reason": "foreign"} if loaded is None else pack_model(*loaded, EMBEDDED if embed else MOST)
+    packed = (
+        {"reason": "foreign"}
+        if loaded is None
+        else pack_model(*loaded, EMBEDDED if embed else MOST)
+    )
     run, walk = read_run(model), None
     # A walk holds the model once more, up to 80 MB with --embed: then there is none.
     if loaded is not None and path == model / REPORT and not embed and "reason" not in packed:
         walk, text = WALK, example_of(model)
-        at = max(0, len(loaded[1].prompt(text)) - 2)  # the last token but one: there the model guesses the last
-        page = walk_html(packed, text, 0, 0, at, name=survey.model, lang=lang, report=path.name)  # opens with L0.H0
+        # the last token but one: there the model guesses the last
+        at = max(0, len(loaded[1].prompt(text)) - 2)
+        # opens with L0.H0
+        page = walk_html(packed, text, 0, 0, at, name=survey.model, lang=lang, report=path.name)
         write_whole(model / walk, page)
     write_report(path, survey, maps, run and run.summary, packed, lang, read_film(model), walk)
 

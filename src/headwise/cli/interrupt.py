@@ -25,7 +25,8 @@ def loading() -> Iterator[None]:
         return
 
     def leave(signum: int, frame: object) -> None:  # as Python calls a handler of signals
-        os.write(2, b"headwise: interrupted; no file was written\n")  # Python's own object may be in use just now
+        # Python's own object may be in use just now
+        os.write(2, b"headwise: interrupted; no file was written\n")
         os._exit(CODE)  # sys.exit would raise in the import, too
 
     before = signal.signal(signal.SIGINT, leave)

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import typer
 
-from headwise.cli.app import Count, Progress, Seed, command, needs_torch, print_json, screen, wants_json
+from headwise.cli.app import (
+    Count,
+    Progress,
+    Seed,
+    command,
+    needs_torch,
+    print_json,
+    screen,
+    wants_json,
+)
 from headwise.table import Table
 
 
@@ -26,11 +35,19 @@ def ladder(width: Count = 64, heads: Count = 4, tokens: Count = 16, seed: Seed =
         slowest = max(way.ms for way in record.ways)
         rows = []
         for way in record.ways:
-            far = "not finite" if way.difference is None else f"{way.difference:.0e}" if way.difference else "0"
+            far = (
+                "not finite"
+                if way.difference is None
+                else f"{way.difference:.0e}"
+                if way.difference
+                else "0"
+            )
             rows.append((way.name, far, way.ms, f"{slowest / way.ms:,.0f}x"))
         title = f"One causal layer: {tokens} tokens, width {width}, {heads} heads, seed {seed}"
         note = f"Differences are the largest from the loops; rounding in float32 explains up to {record.tolerance:.0e}."
         Table(("way", "difference", "ms", "speed"), rows, title, note).print(screen)
-        screen.say("All eight compute the same." if record.agrees else "They do NOT compute the same.")
+        screen.say(
+            "All eight compute the same." if record.agrees else "They do NOT compute the same."
+        )
     if not record.agrees:
         raise typer.Exit(1)

@@ -36,7 +36,14 @@ from headwise.files import write_whole
 from headwise.records import MOST_ALIGNED
 
 # A folder whose model reads text has one of these files, by the kind of tokenizer; a run of ours has the first.
-TOKENIZERS = "tokenizer.json", "tokenizer.model", "tekken.json", "vocab.txt", "vocab.json", "spiece.model"
+TOKENIZERS = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tekken.json",
+    "vocab.txt",
+    "vocab.json",
+    "spiece.model",
+)
 
 
 @command()
@@ -122,9 +129,15 @@ def trace(
     steps = head_steps(model, ids, tokens.shown(ids), layer, head, last if at is None else at, name)
     if html is not None:
         # The page links to the report of the run, if there is one.
-        report = None if run is None or not (run / REPORT).exists() else os.path.relpath(run / REPORT, html.parent)
+        report = (
+            None
+            if run is None or not (run / REPORT).exists()
+            else os.path.relpath(run / REPORT, html.parent)
+        )
         packed = pack_model(model, tokens)
-        page = walk_html(packed, shown_text, layer, head, steps.at, name=name, lang=language(), report=report)
+        page = walk_html(
+            packed, shown_text, layer, head, steps.at, name=name, lang=language(), report=report
+        )
         write_whole(html, page)
     if wants_json():
         print_json("trace", {**vars(steps), "html": html})
@@ -132,7 +145,10 @@ def trace(
     print_steps(screen, steps)
     _tell_page(html)
     if run is None:
-        err.say("\n" + "this is a small model, trained on names just now; for one of yours: headwise trace runs/verbs")
+        err.say(
+            "\n"
+            + "this is a small model, trained on names just now; for one of yours: headwise trace runs/verbs"
+        )
 
 
 @command()
@@ -159,12 +175,16 @@ def align(
     if judge is not None:
         others = read_aligned(folder, judge)
     elif len(texts) < 2:
-        raise HeadwiseError(f"{pairs} has one text; heads are chosen by some and judged on others: pass more")
+        raise HeadwiseError(
+            f"{pairs} has one text; heads are chosen by some and judged on others: pass more"
+        )
     else:
         texts, others = halves(texts)  # half to choose heads by, half to judge them on
     # Heads that a model's makers chose, to compare with: Whisper's generation config has them, as pairs of a layer
     # and a head of cross attention. Most models have none.
-    published = getattr(getattr(folder.model, "generation_config", None), "alignment_heads", None) or []
+    published = (
+        getattr(getattr(folder.model, "generation_config", None), "alignment_heads", None) or []
+    )
     named = [f"cross.L{layer}.H{head}" for layer, head in published]
     with Progress("reading the texts") as progress:
         step = partial(progress, "reading the texts")
@@ -177,7 +197,9 @@ def align(
     result.table().print(screen)
     screen.print(f"alignment_heads: {json.dumps(result.alignment_heads)}")
     if out is not None:
-        screen.say(f"written: {out}, for generation_config.json of transformers and config.json of CTranslate2")
+        screen.say(
+            f"written: {out}, for generation_config.json of transformers and config.json of CTranslate2"
+        )
 
 
 @command()
@@ -195,11 +217,17 @@ def look(
     The page of a finished run, with the model in it; of any other model a page behind which it runs here until Ctrl-C.
     """
     # A model that is no run has no report to show. A run is served, too, where that, or another text, is asked for.
-    if live or text is not None or (not (model / RUN).exists() and (model / "config.json").exists()):
+    if (
+        live
+        or text is not None
+        or (not (model / RUN).exists() and (model / "config.json").exists())
+    ):
         _live(model, text, port or 0, browser, dtype, device)  # port 0: any free one
         return
     if port is not None:
-        raise HeadwiseError(f"--port {port} is where --live serves its page; pass --live too, or leave it out")
+        raise HeadwiseError(
+            f"--port {port} is where --live serves its page; pass --live too, or leave it out"
+        )
     report = _report_of(model)
     address = report.resolve().as_uri()
     opened = _opened(address, browser)
@@ -215,7 +243,9 @@ def look(
 def _report_of(run: Path) -> Path:
     """The report of a finished run, written where it is missing."""
     if not run.is_dir():
-        raise HeadwiseError(f"{run} is no folder; pass the run folder that `headwise train` printed, or a model folder")
+        raise HeadwiseError(
+            f"{run} is no folder; pass the run folder that `headwise train` printed, or a model folder"
+        )
     report = run / REPORT
     if report.exists():
         return report
@@ -227,7 +257,9 @@ def _report_of(run: Path) -> Path:
             f"{run} holds no run of `headwise train` and no config.json; pass the folder of a run or of a model"
         )
     if record.status != "finished":
-        raise HeadwiseError(f"the run in {run} has not finished; go on with `headwise train --resume --out {run}`")
+        raise HeadwiseError(
+            f"the run in {run} has not finished; go on with `headwise train --resume --out {run}`"
+        )
     return write_report_of(run)
 
 
@@ -264,10 +296,15 @@ def _live(model: Path, text: str | None, port: int, browser: bool, dtype: str, d
 def _check_reads(model: Path) -> None:
     """Refuse by its files a model that reads no text."""
     check_reads_tokens(model)
-    if {"vision_config", "patch_size"} & read_config(model).keys():  # models of images have one of the two
-        raise HeadwiseError(f"{model} reads images; hw.watch(hw.open('{model}'), maps=True) has the maps of your own")
+    # models of images have one of the two
+    if {"vision_config", "patch_size"} & read_config(model).keys():
+        raise HeadwiseError(
+            f"{model} reads images; hw.watch(hw.open('{model}'), maps=True) has the maps of your own"
+        )
     if not any((model / name).exists() for name in TOKENIZERS):
-        raise HeadwiseError(f"{model} has no tokenizer, so it reads no text; put its tokenizer.json beside the weights")
+        raise HeadwiseError(
+            f"{model} has no tokenizer, so it reads no text; put its tokenizer.json beside the weights"
+        )
 
 
 def _opened(address: str, browser: bool) -> bool:
@@ -276,5 +313,7 @@ def _opened(address: str, browser: bool) -> bool:
     Where none can, `webbrowser` may start a browser of the terminal, such as lynx, which takes it from the command.
     """
     # Windows and macOS have windows; elsewhere X11 or Wayland sets a variable.
-    display = sys.platform in ("win32", "darwin") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+    display = sys.platform in ("win32", "darwin") or any(
+        map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY"))
+    )
     return browser and display and webbrowser.open(address)

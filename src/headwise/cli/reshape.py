@@ -77,7 +77,10 @@ class Reshape(ABC):
     def __post_init__(self) -> None:
         """Run the command: refuse what can be refused without torch, then load torch, then work."""
         # What the library takes in both, by the names of its arguments. Any other option goes into the change.
-        options = cast(Options, {name: value for name, value in vars(self).items() if name in Options.__annotations__})
+        options = cast(
+            Options,
+            {name: value for name, value in vars(self).items() if name in Options.__annotations__},
+        )
         self._check(options)
         with needs_torch():  # `change` imports it
             change = self.change()
@@ -87,7 +90,8 @@ class Reshape(ABC):
         """Refuse, without torch, what names, numbers and config.json tell."""
         if self.heal is not None and self.out is None:
             raise HeadwiseError("heal= makes a model to keep; pass out=, the folder to write it to")
-        recipe_of(options)  # this and all that follow raise HeadwiseError; what they give is not needed here
+        # this and all that follow raise HeadwiseError; what they give is not needed here
+        recipe_of(options)
         check_model(self.model)
         check_reshapable(self.model)
         if self.text is None:
@@ -121,7 +125,8 @@ class Reshape(ABC):
             text = in_options(line)
             err.print(text)
             if not err.is_terminal:
-                progress(text, 0, 0)  # plain lines that follow repeat it, without a count (0 of 0), with the seconds
+                # plain lines that follow repeat it, without a count (0 of 0), with the seconds
+                progress(text, 0, 0)
 
         with Progress("reading the model") as progress:
             reshaped = Job(self.model, change, options, Listener(note, point, damage)).run()
@@ -193,7 +198,8 @@ class Prune(Reshape, _Pruning):
         # Importance and ablation need the loss of a next token; a model without one is told that --by role does not.
         if self.keep is not None and self.by != "role":
             check_next(self.model, "pass by='role', or heads=")
-        if shape is not None and self.heads is not None:  # the first layer has as many heads as any other
+        # the first layer has as many heads as any other
+        if shape is not None and self.heads is not None:
             chosen_heads(self.heads, len(shape.layers), shape.layers[0].attention.n_heads)
 
     def change(self) -> Change:
@@ -222,7 +228,14 @@ def rows_of(damage: Damage) -> list[tuple[str, str, str, str]]:
     for layer, pair in enumerate(damage.entropy[:SHOWN_LAYERS]):
         rows.append((f"entropy of layer {layer}, nats, heads of both", *_numbers(pair, 3)))
     if len(damage.entropy) > SHOWN_LAYERS:
-        rows.append((f"... and {len(damage.entropy) - SHOWN_LAYERS} more layers (all in the JSON)", "", "", ""))
+        rows.append(
+            (
+                f"... and {len(damage.entropy) - SHOWN_LAYERS} more layers (all in the JSON)",
+                "",
+                "",
+                "",
+            )
+        )
     rows.append(("cache, bytes per token", *_counts(damage.cache_bytes)))
     rows.append(("parameters", *_counts(damage.parameters)))
     speed = damage.tokens_per_second
@@ -231,7 +244,9 @@ def rows_of(damage: Damage) -> list[tuple[str, str, str, str]]:
         name = f"decoding, tokens/s at {damage.decode_context:,} cached"
         # Where the ranges of the two overlap, a factor would say more than was measured.
         rows.append((name, before, after, factor if speed.told_apart else "not told apart"))
-        before, after = (f"{low:,.0f}-{high:,.0f}" for low, high in (speed.before_range, speed.after_range))
+        before, after = (
+            f"{low:,.0f}-{high:,.0f}" for low, high in (speed.before_range, speed.after_range)
+        )
         rows.append((f"  its range, {speed.runs} runs in turn", before, after, ""))
     return rows
 
@@ -263,7 +278,11 @@ def _kept(curve: tuple[HealPoint, ...]) -> str:
 
 def _numbers(pair: Pair, digits: int) -> tuple[str, str, str]:
     """Before, after and difference, as text with so many decimals."""
-    return f"{pair.before:.{digits}f}", f"{pair.after:.{digits}f}", f"{pair.after - pair.before:+.{digits}f}"
+    return (
+        f"{pair.before:.{digits}f}",
+        f"{pair.after:.{digits}f}",
+        f"{pair.after - pair.before:+.{digits}f}",
+    )
 
 
 def _counts(pair: Pair) -> tuple[str, str, str]:

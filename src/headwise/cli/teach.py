@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Exit, Option
 
+from headwise.checker.bugs import Verdict, words
 from headwise.cli.app import (
     COURSE,
     asked_language,
@@ -27,12 +28,11 @@ from headwise.cli.app import (
 )
 from headwise.errors import HeadwiseError
 from headwise.table import Table
-from headwise.teach.bugs import Verdict, words
 from headwise.words import Facts
 
 if TYPE_CHECKING:
-    from headwise.teach.course import Course
-    from headwise.teach.exercises import Exercise
+    from headwise.learn.course import Course
+    from headwise.learn.exercises import Exercise
 
 
 @command()
@@ -51,7 +51,7 @@ def check(
     known bug is tried on it: the one that gives your numbers is yours. The file runs in a process of its own, with a
     limit of time and memory. Exit code 0: right, 1: wrong, 2: it could not be checked.
     """
-    from headwise.teach.check import check as checked
+    from headwise.checker.check import check as checked
 
     if listed or explain is not None:
         _tell_catalogue(explain)
@@ -60,7 +60,9 @@ def check(
         raise HeadwiseError(words(language())["no_target"])
     lang = language()
     pairs, names = _values(args, lang), _pairs(mapping, lang)
-    verdict = _in_options(checked(target, causal=causal, args=pairs, mapping=names, lang=lang, seconds=seconds))
+    verdict = _in_options(
+        checked(target, causal=causal, args=pairs, mapping=names, lang=lang, seconds=seconds)
+    )
     if wants_json():
         print_json("check", verdict.to_json())
     else:
@@ -70,19 +72,23 @@ def check(
 
 def _tell_catalogue(explain: str | None) -> None:
     """The table of all known bugs; with the id of one, all that is known of it."""
-    from headwise.teach.bugs import bug_named, catalogue
+    from headwise.checker.bugs import bug_named, catalogue
 
     lang = language()
     bugs = list(catalogue().values()) if explain is None else [bug_named(explain)]
     if wants_json():
         print_json("bugs", {"bugs": [{"id": bug.id, **bug.texts[lang]} for bug in bugs]})
     elif explain is None:
-        Table(("bug", "name"), [(bug.id, bug.name(lang)) for bug in bugs]).print(screen, left=(0, 1))
+        Table(("bug", "name"), [(bug.id, bug.name(lang)) for bug in bugs]).print(
+            screen, left=(0, 1)
+        )
     else:
         (bug,), phrases = bugs, words(lang)
         screen.print(f"{bug.name(lang)} ({bug.id})")
         screen.print(f"  {bug.text('wrong', lang)}\n  {bug.text('symptom', lang)}")
-        screen.print(f"  {phrases['evidence']}: {bug.text('how', lang)}\n  {phrases['fix']}: {bug.text('fix', lang)}")
+        screen.print(
+            f"  {phrases['evidence']}: {bug.text('how', lang)}\n  {phrases['fix']}: {bug.text('fix', lang)}"
+        )
 
 
 def _in_options(verdict: Verdict) -> Verdict:
@@ -90,7 +96,9 @@ def _in_options(verdict: Verdict) -> Verdict:
 
     The same of `others`, the verdicts on the other attentions of the file.
     """
-    checked, not_checked = (tuple(map(in_options, texts)) for texts in (verdict.checked, verdict.not_checked))
+    checked, not_checked = (
+        tuple(map(in_options, texts)) for texts in (verdict.checked, verdict.not_checked)
+    )
     others = tuple(map(_in_options, verdict.others))
     return replace(verdict, checked=checked, not_checked=not_checked, others=others)
 
@@ -128,7 +136,8 @@ def _values(text: str, lang: str) -> dict[str, Any]:
     return values
 
 
-LOOK = 0.3  # seconds between two looks at a file that is watched; with more the verdict comes later after a save
+# seconds between two looks at a file that is watched; with more the verdict comes later after a save
+LOOK = 0.3
 
 
 @command()
@@ -169,21 +178,23 @@ def _open(folder: Path | None, number: int | None) -> tuple[Course, Exercise | N
 
     Without a folder: the current one where it is a course itself, else COURSE.
     """
-    from headwise.teach.course import PROGRESS, open_course
-    from headwise.teach.exercises import exercises, find_exercise
+    from headwise.learn.course import PROGRESS, open_course
+    from headwise.learn.exercises import exercises, find_exercise
 
     exercise = None if number is None else find_exercise(number, language())
     # The first exercise must lie there, too: other programs also write a progress.json.
     inside = Path(PROGRESS).exists() and Path(exercises()[0].file).exists()
     place = folder or (Path() if inside else COURSE)
-    of_new = None if (place / PROGRESS).exists() else language()  # None: a course that is there keeps its language
+    # None: a course that is there keeps its language
+    of_new = None if (place / PROGRESS).exists() else language()
     course, new = open_course(place, asked_language() or of_new)
     return course, exercise, new
 
 
 def _command(course: Course) -> str:
     """What to type to go on with a course: `headwise learn FOLDER`."""
-    folder = [] if course.folder in (COURSE, Path()) else [str(course.folder)]  # `_open` finds these two by itself
+    # `_open` finds these two by itself
+    folder = [] if course.folder in (COURSE, Path()) else [str(course.folder)]
     return shlex.join(["headwise", "learn", *folder])
 
 
@@ -193,8 +204,8 @@ def _step(course: Course, new: bool, asked: bool = True) -> Facts:
     new    the course was just made: nothing is marked
     asked  the learner ran the command; not where a file was saved under --watch, for a blank then counts as no try
     """
-    from headwise.teach.course import told
-    from headwise.teach.exercises import exercises
+    from headwise.learn.course import told
+    from headwise.learn.exercises import exercises
 
     marked: list[Facts] = []
 
@@ -205,19 +216,30 @@ def _step(course: Course, new: bool, asked: bool = True) -> Facts:
     def document(status: str) -> Facts:
         """Where the course stands once all that can be marked is marked."""
         following = None if course.current is None else course.path(course.current)
-        state = {"folder": course.folder, "language": course.language, "status": status, "marked": marked}
+        state = {
+            "folder": course.folder,
+            "language": course.language,
+            "status": status,
+            "marked": marked,
+        }
         return state | {"passed": course.passed, "next": following}
 
     if new:
         say(course.words["welcome"].format(count=len(exercises()), folder=course.folder) + "\n")
-    while not new and (exercise := course.current):  # `mark` moves it on where the exercise is right
+    # `mark` moves it on where the exercise is right
+    while not new and (exercise := course.current):
         verdict = course.mark(exercise, asked)
         if marked and verdict.status == "open":
-            break  # the learner has just come to this one by the one before: its blanks are no failure
-        due, file = course.hint(exercise), course.path(exercise)  # the number of the hint; 0 for none
+            # the learner has just come to this one by the one before: its blanks are no failure
+            break
+        # the number of the hint; 0 for none
+        due, file = course.hint(exercise), course.path(exercise)
         hint = exercise.hint(course.language, due, verdict.evidence) if due else None
         marked.append({"exercise": exercise.number, "file": file, **asdict(verdict), "hint": hint})
-        say("\n".join(told(exercise, verdict, course.language, due, str(file), _command(course))) + "\n")
+        say(
+            "\n".join(told(exercise, verdict, course.language, due, str(file), _command(course)))
+            + "\n"
+        )
         if verdict.status != "passed":
             return document(verdict.status)
     if (exercise := course.current) is None:
@@ -244,7 +266,8 @@ def _watch(course: Course) -> None:
         seen = content
         _step(course, new=False, asked=False)
         screen.print("")
-        if course.current is not exercise and course.current is not None:  # the next is marked once it is saved
+        # the next is marked once it is saved
+        if course.current is not exercise and course.current is not None:
             seen = _content(course, course.current)
 
 

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from headwise.gpt.train import Progress as TrainingProgress
 
 LISTED = "list"  # of --preset: what presets there are
-SIZES = ("n_layers", "n_heads", "n_kv_heads", "d_model", "context")  # of a preset, as they are listed
+# of a preset, as they are listed
+SIZES = ("n_layers", "n_heads", "n_kv_heads", "d_model", "context")
 
 
 def _presets() -> list[str]:  # what a shell offers to complete --preset
@@ -56,7 +57,8 @@ def train(
     width: int | None = None,
     context: int | None = None,
     steps: int | None = None,
-    seed: Annotated[int | None, Option(min=0, max=2**63 - 1)] = None,  # a signed number of 64 bits holds no more
+    # a signed number of 64 bits holds no more
+    seed: Annotated[int | None, Option(min=0, max=2**63 - 1)] = None,
     tokenizer: File = None,
     lines: bool | None = None,
     out: File = None,  # a folder, or none
@@ -76,10 +78,12 @@ def train(
     sizes = {"n_heads": heads, "n_kv_heads": kv_heads, "head_dim": head_dim, "n_layers": layers}
     sizes |= {"d_model": width, "context": context}
     with _kept_input(text or [], out, resume) as (texts, out):
-        names = [os.path.realpath(text_path(each)) for each in texts]  # a run may be resumed from another folder
+        # a run may be resumed from another folder
+        names = [os.path.realpath(text_path(each)) for each in texts]
         if names:
             Sources(list(map(Path, names)))  # refuses what is not there, before torch is loaded
-        options = {  # fields of `Settings`; what is None was not asked for, and a run that is resumed keeps its own
+        # fields of `Settings`; what is None was not asked for, and a run that is resumed keeps its own
+        options = {
             "preset": preset,
             "text": tuple(names) or None,
             "tokenizer": None if tokenizer is None else os.path.realpath(tokenizer),
@@ -95,7 +99,9 @@ def train(
         folder, settings = run_settings(options, out, resume)
         try:
             with training_progress() as (report, reading):
-                result = run_training(folder, settings, report, resume, err.say, _film(folder, live), reading)
+                result = run_training(
+                    folder, settings, report, resume, err.say, _film(folder, live), reading
+                )
                 report_path = write_report_of(folder)
         except KeyboardInterrupt as stop:
             stop.add_note(_how_it_goes_on(folder))
@@ -109,7 +115,9 @@ def train(
 
 
 @contextmanager
-def _kept_input(text: list[Path], folder: Path | None, resume: bool) -> Iterator[tuple[list[Path], Path | None]]:
+def _kept_input(
+    text: list[Path], folder: Path | None, resume: bool
+) -> Iterator[tuple[list[Path], Path | None]]:
     """The paths of the texts, and the folder of the run as asked for (None: it is chosen later).
 
     Where the text is standard input, which cannot be read twice, the folder is chosen here and keeps it for --resume.
@@ -142,7 +150,9 @@ def _list_presets() -> None:
         return
     for row in rows:
         screen.print(f"{row['name']:9} {row['about']}")
-        screen.print(f"{'':9} " + ", ".join(f"{name} {row[name]:,}" for name in (*SIZES, "steps", "batch")))
+        screen.print(
+            f"{'':9} " + ", ".join(f"{name} {row[name]:,}" for name in (*SIZES, "steps", "batch"))
+        )
 
 
 def run_settings(options: Facts, folder: Path | None, resume: bool) -> tuple[Path, Settings]:
@@ -168,7 +178,8 @@ def run_settings(options: Facts, folder: Path | None, resume: bool) -> tuple[Pat
     saved = vars(run.settings) | run.settings.shape  # fields and sizes side by side, by their names
     shape = wanted.pop("shape", {})
     for name, value in {**wanted, **shape}.items():  # what was not asked for stays as it was
-        if saved.get(name) != value:  # also a size of the preset's that the run did not ask for by itself
+        # also a size of the preset's that the run did not ask for by itself
+        if saved.get(name) != value:
             raise HeadwiseError(
                 f"the run in {folder} has {name}={saved.get(name)}, and {name}={value} is asked for; leave it "
                 "out to resume, or take another out="
@@ -184,11 +195,16 @@ def free_folder(folder: Path) -> Path:
     return free
 
 
-def result_json(folder: Path, result: Run, report: Path) -> Facts:  # of a finished run, which has a summary
+# of a finished run, which has a summary
+def result_json(folder: Path, result: Run, report: Path) -> Facts:
     summary = result.summary
     assert summary is not None
     # Held-out forms of verbs: right by the model, right by the n-gram, and all. A run on a text has none.
-    cells = None if result.cells is None else dict(zip(("model", "ngram", "all"), result.cells, strict=True))
+    cells = (
+        None
+        if result.cells is None
+        else dict(zip(("model", "ngram", "all"), result.cells, strict=True))
+    )
     return {
         "run": folder,
         "report": report,
@@ -206,7 +222,10 @@ def _print_result(result: Run) -> None:  # of a finished run
     assert summary is not None
     screen.say(f"held-out loss   {summary.held_out_loss:.3f} nats per token")
     if summary.baseline_loss is not None:
-        gain, best = summary.baseline_loss - summary.held_out_loss, min(summary.curve, key=lambda x: x.held_out_loss)
+        gain, best = (
+            summary.baseline_loss - summary.held_out_loss,
+            min(summary.curve, key=lambda x: x.held_out_loss),
+        )
         # The model got worse again on held-out text: it learns its own text by heart. A rise of under 0.02 nats does
         # not count, a round choice; with a larger margin fewer runs are told to take fewer steps.
         by_heart = best.held_out_loss < summary.held_out_loss - 0.02
@@ -214,7 +233,9 @@ def _print_result(result: Run) -> None:  # of a finished run
         if by_heart:
             advice = f"; its best was {best.held_out_loss:.3f}, at step {best.step}: take fewer --steps, or more text"
         verdict = f"{gain:.3f} better" if gain > 0 else f"{-gain:.3f} worse{advice}"
-        screen.say(f"the baseline    {summary.baseline_loss:.3f}, {summary.baseline_name}: the model is {verdict}")
+        screen.say(
+            f"the baseline    {summary.baseline_loss:.3f}, {summary.baseline_name}: the model is {verdict}"
+        )
     if result.cells is not None:
         model, ngram, count = result.cells
         screen.say(f"held-out cells  {model} of {count} translated exactly; the n-gram {ngram}")
@@ -241,7 +262,8 @@ def training_progress() -> Iterator[tuple[Callable[[TrainingProgress], None], Pr
 
     Where there is no terminal, each evaluation on held-out text has a line.
     """
-    held_out: float | None = None  # the latest: most steps have no evaluation, and it is shown until the next
+    # the latest: most steps have no evaluation, and it is shown until the next
+    held_out: float | None = None
     with Progress("preparing the text and the model") as progress:
 
         def report(state: TrainingProgress) -> None:
@@ -250,7 +272,9 @@ def training_progress() -> Iterator[tuple[Callable[[TrainingProgress], None], Pr
                 held_out = state.held_out_loss
             latest = "" if held_out is None else f"  held-out {held_out:.3f}"
             numbers = f"loss {state.loss:.3f}{latest}  {state.tokens_per_second:,.0f} tokens/s"
-            progress("step", state.step, state.steps, numbers, milestone=state.held_out_loss is not None)
+            progress(
+                "step", state.step, state.steps, numbers, milestone=state.held_out_loss is not None
+            )
 
         yield report, progress
 
@@ -287,7 +311,9 @@ def _print_maps(folder: Path, film: Film, frame: Frame) -> None:
     from headwise.view.terminal import print_maps
 
     heads, T = film.header["heads"], len(film.header["tokens"])
-    weights = np.frombuffer(b64decode(frame["maps"]), np.uint8).reshape(len(heads), T, T) / np.float32(255)
+    weights = np.frombuffer(b64decode(frame["maps"]), np.uint8).reshape(
+        len(heads), T, T
+    ) / np.float32(255)
     maps = []
     for name, of_head in zip(heads[:FIRST_HEADS], weights, strict=False):
         _, layer, head = parse_head(name)  # _: the stack, of which our GPT has one

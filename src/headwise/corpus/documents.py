@@ -36,7 +36,8 @@ from headwise.errors import HeadwiseError
 from headwise.files import packaged, read_json, read_text
 from headwise.words import Note
 
-BATCH = 4096  # tokens that run together at most; a round choice: more take more memory, few are slower a token
+# tokens that run together at most; a round choice: more take more memory, few are slower a token
+BATCH = 4096
 RARE = 0.1  # the rarest tenth of a document's keys are its rare tokens; a round choice
 
 
@@ -47,22 +48,31 @@ class Text:
     documents: Sequence[Ids]
     shown: Callable[[Ids], tuple[str, ...]]  # ids as a reader should see them
     specials: frozenset[int] = frozenset()  # ids that stand for no text
-    frame: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))  # ids before and after each document
-    sources: tuple[str, ...] = ()  # the files, or what else the text is from, as a reader should see them
+    # ids before and after each document
+    frame: tuple[list[int], list[int]] = field(default_factory=lambda: ([], []))
+    # the files, or what else the text is from, as a reader should see them
+    sources: tuple[str, ...] = ()
     note: str = ""  # what a reader of the loss on this text must know
-    scored_after: int | None = None  # losses count what comes behind the first token of this id; None: everything
+    # losses count what comes behind the first token of this id; None: everything
+    scored_after: int | None = None
     end: tuple[int, ...] = ()  # what comes after a document where losses count its end as well
-    relations: Relations | None = None  # what is known to belong together, in documents of their own
+    # what is known to belong together, in documents of their own
+    relations: Relations | None = None
     about: tuple[str, ...] = ()  # what a reader of any number on it must know
 
     def __post_init__(self) -> None:
-        self.documents = [ids for ids in self.documents if len(ids) > 1]  # in one nothing is predicted
+        # in one nothing is predicted
+        self.documents = [ids for ids in self.documents if len(ids) > 1]
         if not self.documents:
             raise HeadwiseError("the text has no document of two tokens or more; pass a longer one")
         self.counts = Counter(itertools.chain.from_iterable(self.documents))
         ids = list(self.counts)
         # Besides the special tokens what has no letter and no digit: commas, brackets, line ends.
-        marks = {i for i, text in zip(ids, self.shown(ids), strict=True) if not any(map(str.isalnum, text))}
+        marks = {
+            i
+            for i, text in zip(ids, self.shown(ids), strict=True)
+            if not any(map(str.isalnum, text))
+        }
         self.delimiters = torch.tensor(sorted(self.specials | marks), dtype=torch.long)
         self._specials = torch.tensor(sorted(self.specials), dtype=torch.long)
         # `counts` again, for indexing with a tensor of ids.
@@ -76,7 +86,8 @@ class Text:
         """
         ids = ids.cpu()
         delimiter = torch.isin(ids, self.delimiters)
-        delimiter[:1] = False  # heads that look at nothing rest on the first token; the statistic "first" counts that
+        # heads that look at nothing rest on the first token; the statistic "first" counts that
+        delimiter[:1] = False
         counts = self._counts[ids]
         rare = ~torch.isin(ids, self._specials)
         if rare.any():
@@ -111,13 +122,16 @@ def read_documents(
     before, after = tokenizer.frame
     in_frame, context = len(before) + len(after), reader.context
     if tokens is not None and context is not None and tokens > context:
-        raise HeadwiseError(f"tokens {tokens} exceeds what {reader.name} takes at a time, {context}")
+        raise HeadwiseError(
+            f"tokens {tokens} exceeds what {reader.name} takes at a time, {context}"
+        )
     room = tokens or context or sys.maxsize
     if room < in_frame + 2:  # a token, and the one that follows it
         raise HeadwiseError(f"tokens {room} leaves no room for text; pass {in_frame + 2} or more")
     paths, typed = contents(sources)
     files = Sources(paths, progress=progress)
-    facts = {"cut": 0, "unknown": 0, "characters": 0}  # texts that were cut; unknown characters, and all
+    # texts that were cut; unknown characters, and all
+    facts = {"cut": 0, "unknown": 0, "characters": 0}
 
     def documents() -> Iterator[list[int]]:
         for whole in itertools.chain(files, typed):
@@ -131,7 +145,9 @@ def read_documents(
 
     text = text_of(reader, list(itertools.islice(documents(), most)), sources)
     if facts["cut"]:
-        text.about = (Note.of("note.cut", count=facts["cut"], context=f"{context:,}", model=reader.name),)
+        text.about = (
+            Note.of("note.cut", count=facts["cut"], context=f"{context:,}", model=reader.name),
+        )
     text.about += unknown_note(tokenizer, facts["unknown"], facts["characters"])
     return text
 
@@ -171,7 +187,9 @@ def read_ids(reader: Reader, path: Path, most: int | None) -> Text:
         try:
             ids = [int(word) for word in line.replace(",", " ").split()]
         except ValueError:
-            raise HeadwiseError(f"{name}: token ids are whole numbers separated by spaces, a document a line") from None
+            raise HeadwiseError(
+                f"{name}: token ids are whole numbers separated by spaces, a document a line"
+            ) from None
         if ids:
             documents[name] = ids
     return check_ids(reader, dict(itertools.islice(documents.items(), most)), [str(path)])
@@ -183,7 +201,11 @@ def check_ids(reader: Reader, documents: dict[str, list[int]], sources: Sequence
     for name, ids in documents.items():
         for i in ids:
             if not 0 <= i < (reader.vocab_size or LARGEST_ID):
-                size = f"of {reader.vocab_size}" if reader.vocab_size else f"of any size below {LARGEST_ID:,}"
+                size = (
+                    f"of {reader.vocab_size}"
+                    if reader.vocab_size
+                    else f"of any size below {LARGEST_ID:,}"
+                )
                 raise HeadwiseError(f"{name}: {i} is no token of a vocabulary {size}")
         if reader.context is not None and len(ids) > reader.context:
             raise HeadwiseError(
@@ -193,7 +215,9 @@ def check_ids(reader: Reader, documents: dict[str, list[int]], sources: Sequence
     return text_of(reader, list(documents.values()), sources)
 
 
-def batches(documents: Iterable[Ids | Tensor], most: int | None = None, size: int | None = None) -> Iterator[Tensor]:
+def batches(
+    documents: Iterable[Ids | Tensor], most: int | None = None, size: int | None = None
+) -> Iterator[Tensor]:
     """Neighbours of equal length as (B,T) ids, without padding: `size` of them, or up to `most` tokens (BATCH).
 
     A document of more tokens than that comes alone.
@@ -231,18 +255,22 @@ class Relations:
     source: str = ""  # what they come from, as a reader should see it
 
     def __post_init__(self) -> None:
-        used = dict.fromkeys(name for document in self.documents for name in document.pairs)  # a set in order
+        # a set in order
+        used = dict.fromkeys(name for document in self.documents for name in document.pairs)
         if not used:
             source = self.source or "the relations"
             raise HeadwiseError(f"{source}: there is no pair in {len(self.documents)} documents")
         known = {name: meaning for name, meaning in self.meanings.items() if name in used}
         # A frozen record has no assignment. Only relations that are used are left.
-        object.__setattr__(self, "meanings", known | {name: name for name in used if name not in known})
+        object.__setattr__(
+            self, "meanings", known | {name: name for name in used if name not in known}
+        )
 
 
 def verb_relations(tokens: TextTokens, lines: Iterable[str]) -> Relations:
     """Lines of the verb corpus, such as the held-out cells, and conjugations: what decides person, verb and tense."""
-    shift = len(tokens.frame[0])  # `related` counts words from 0; `prompt` puts the boundary before them
+    # `related` counts words from 0; `prompt` puts the boundary before them
+    shift = len(tokens.frame[0])
     documents = []
     for line in [*lines, *verbs.conjugation_lines(core=True)[:CONJUGATIONS]]:
         pairs: dict[str, list[Pair]] = {}
@@ -278,7 +306,9 @@ def read_relations(reader: Reader, path: Path) -> Relations:
     if not isinstance(listed, list) or not listed:
         raise HeadwiseError(f'{path} has no list "documents"; docs/watching.md shows the format')
     meanings = content.get("relations", {})
-    if not isinstance(meanings, dict) or not all(isinstance(meaning, str) for meaning in meanings.values()):
+    if not isinstance(meanings, dict) or not all(
+        isinstance(meaning, str) for meaning in meanings.values()
+    ):
         shape = '"relations" must give each name its meaning, as {"subject": "from a verb to it"}'
         raise HeadwiseError(f"{path}: {shape}")
     documents = [_document(reader, item, f"{path}, document {n}") for n, item in enumerate(listed)]
@@ -290,22 +320,33 @@ def _document(reader: Reader, item: Any, where: str) -> Labelled:
     if not isinstance(item, Mapping) or ("text" in item) == ("ids" in item):
         raise HeadwiseError(f'{where}: pass either "text" or "ids"')
     ids, size = item.get("ids"), reader.vocab_size or LARGEST_ID
-    places = []  # of a text: for each id its characters, (-1, -1) for what the model expects around the text
+    # of a text: for each id its characters, (-1, -1) for what the model expects around the text
+    places = []
     if "ids" in item:
         # `type`: True is an int, too.
-        if not (isinstance(ids, list) and ids and all(type(i) is int and 0 <= i < size for i in ids)):
+        if not (
+            isinstance(ids, list) and ids and all(type(i) is int and 0 <= i < size for i in ids)
+        ):
             below = f"the vocabulary of {size}" if reader.vocab_size else f"{size:,}"
-            raise HeadwiseError(f'{where}: "ids" must be a list of whole numbers, each below {below}')
+            raise HeadwiseError(
+                f'{where}: "ids" must be a list of whole numbers, each below {below}'
+            )
     elif reader.tokens is None:
-        raise HeadwiseError(f'{where}: {reader.name} has no tokenizer; pass "ids" in place of "text"')
+        raise HeadwiseError(
+            f'{where}: {reader.name} has no tokenizer; pass "ids" in place of "text"'
+        )
     elif not isinstance(item["text"], str) or not item["text"].strip():
         raise HeadwiseError(f'{where}: "text" must be some words')
     else:
         before, after = reader.tokens.frame
         ids = [*before, *reader.tokens.encode(item["text"]), *after]
-        places = [(-1, -1)] * len(before) + reader.tokens.places(item["text"]) + [(-1, -1)] * len(after)
+        places = (
+            [(-1, -1)] * len(before) + reader.tokens.places(item["text"]) + [(-1, -1)] * len(after)
+        )
     if reader.context is not None and len(ids) > reader.context:
-        raise HeadwiseError(f"{where} has {len(ids)} tokens and {reader.name} takes {reader.context}; shorten it")
+        raise HeadwiseError(
+            f"{where} has {len(ids)} tokens and {reader.name} takes {reader.context}; shorten it"
+        )
     pairs: dict[str, list[Pair]] = {}
     listed = item.get("pairs", [])
     if not isinstance(listed, list):
@@ -314,7 +355,10 @@ def _document(reader: Reader, item: Any, where: str) -> Labelled:
         match pair:
             case {"name": str(name), "from": _, "to": _}:
                 sides = ("from", "to")
-                spans = (_positions(pair[side], item, ids, places, f"{where}, pair {n}, {side}") for side in sides)
+                spans = (
+                    _positions(pair[side], item, ids, places, f"{where}, pair {n}, {side}")
+                    for side in sides
+                )
                 looking, looked_at = spans
                 pairs.setdefault(name, []).append((looking, looked_at))
             case _:
@@ -336,16 +380,22 @@ def _positions(
     length = len(ids if in_tokens else text)
     if isinstance(span, str) and text is not None:
         if text.count(span) != 1 or not span:
-            raise HeadwiseError(f"{where}: {span!r} stands {text.count(span)} times in {text!r}; pass [start, end)")
+            raise HeadwiseError(
+                f"{where}: {span!r} stands {text.count(span)} times in {text!r}; pass [start, end)"
+            )
         span = [text.index(span), text.index(span) + len(span)]
     whole = isinstance(span, list) and len(span) == 2 and all(type(x) is int for x in span)
     if not whole or not 0 <= span[0] < span[1] <= length:
         unit = "tokens" if in_tokens else "characters"
-        raise HeadwiseError(f"{where}: {span!r} must be [start, end) within the {length} {unit} of the document")
+        raise HeadwiseError(
+            f"{where}: {span!r} must be [start, end) within the {length} {unit} of the document"
+        )
     if in_tokens:
         return tuple(range(*span))
     # All that overlap with it: a token may begin before the span, with a space.
-    positions = tuple(n for n, (start, end) in enumerate(places) if start < span[1] and end > span[0])
+    positions = tuple(
+        n for n, (start, end) in enumerate(places) if start < span[1] and end > span[0]
+    )
     if not positions:
         raise HeadwiseError(f"{where}: no token stands for {text[slice(*span)]!r}")
     return positions

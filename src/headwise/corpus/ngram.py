@@ -50,8 +50,12 @@ def ngram_losses(
     tokens = np.asarray(held_out, np.int64)
     chosen = ~_opens(tokens, boundary) if counted is None else np.asarray(counted)
     if not chosen.any():
-        raise HeadwiseError(f"no held-out token of {tokens.size} is counted; a mean needs at least one")
-    climb = NGramModel(train, vocab_size, order, boundary).climb(_windows(tokens, order, boundary, chosen))
+        raise HeadwiseError(
+            f"no held-out token of {tokens.size} is counted; a mean needs at least one"
+        )
+    climb = NGramModel(train, vocab_size, order, boundary).climb(
+        _windows(tokens, order, boundary, chosen)
+    )
     return {level: float(-np.log(p).mean()) for level, p in enumerate(climb, start=1)}
 
 
@@ -67,22 +71,29 @@ def best_order(losses: Mapping[int, float]) -> tuple[int, float]:
 class NGramModel:
     """Interpolated Kneser-Ney of one order, ready to be asked."""
 
-    def __init__(self, train: npt.ArrayLike, vocab_size: int, order: int, boundary: int | None = None) -> None:
+    def __init__(
+        self, train: npt.ArrayLike, vocab_size: int, order: int, boundary: int | None = None
+    ) -> None:
         tokens = np.asarray(train, np.int64)
         events = ~_opens(tokens, boundary)  # the tokens that something predicts
         if not events.any():
-            raise HeadwiseError(f"train has {tokens.size} tokens and none to predict; give at least one")
+            raise HeadwiseError(
+                f"train has {tokens.size} tokens and none to predict; give at least one"
+            )
         self.vocab_size, self.order, self.boundary = vocab_size, order, boundary
         self._levels = _count(_windows(tokens, order, boundary, events), vocab_size)
 
     def probabilities(self, context: Sequence[int] | Ints) -> Floats:
         """P(w | context) for every w, shape (vocab_size,); only as much context is read as the order allows."""
-        stream = np.append(np.asarray(context, np.int64), 0)  # a place for the token to come, whatever it is
+        # a place for the token to come, whatever it is
+        stream = np.append(np.asarray(context, np.int64), 0)
         last = np.arange(stream.size) == stream.size - 1
         asked = _windows(stream, self.order, self.boundary, last)
         # One row per token w, all with the same context.
         back = [np.repeat(column, self.vocab_size) for column in asked.back[1:]]
-        rows = _Windows([np.arange(self.vocab_size), *back], np.repeat(asked.reach, self.vocab_size))
+        rows = _Windows(
+            [np.arange(self.vocab_size), *back], np.repeat(asked.reach, self.vocab_size)
+        )
         *_, p = self.climb(rows)  # the last is that of the model's own order
         return p
 
@@ -105,13 +116,18 @@ class NGramModel:
         The model of an order counts occurrences at its own level and continuations below, so each level has both.
         """
         lower = np.full(rows.reach.size, 1 / self.vocab_size)  # P_0
-        context = np.zeros(rows.reach.size, np.int64)  # ids of the contexts of k tokens; the empty one is 0
+        # ids of the contexts of k tokens; the empty one is 0
+        context = np.zeros(rows.reach.size, np.int64)
         for k, level in enumerate(self._levels):
             if k:  # one token more to the left of a context that is known
-                context = _find(level.context_keys, _join(rows.back[k], context, self._levels[k - 1].context_keys.size))
+                context = _find(
+                    level.context_keys,
+                    _join(rows.back[k], context, self._levels[k - 1].context_keys.size),
+                )
             context[rows.reach < k] = -1
             gram = _find(level.gram_keys, _join(context, rows.back[0], self.vocab_size))
-            yield level.raw.interpolate(gram, context, lower)  # the model whose own order is k + 1 ends here
+            # the model whose own order is k + 1 ends here
+            yield level.raw.interpolate(gram, context, lower)
             lower = level.continuation.interpolate(gram, context, lower)
 
 
@@ -174,7 +190,9 @@ def _count(rows: _Windows, vocab_size: int) -> list[_Level]:
             keys = _join(token_k, context, levels[-1].context_keys.size)
             context_keys = np.unique(keys[seen])
             context = np.where(seen, _find(context_keys, keys), -1)
-        gram_keys, gram = np.unique(_join(context, rows.back[0], vocab_size)[seen], return_inverse=True)
+        gram_keys, gram = np.unique(
+            _join(context, rows.back[0], vocab_size)[seen], return_inverse=True
+        )
         raw = np.bincount(gram, minlength=gram_keys.size)
         further = rows.reach[seen] > k  # with a token before the gram; never so at the last level
         continuation = np.bincount(gram[~further], minlength=gram_keys.size)
@@ -196,7 +214,8 @@ def _join(high: Ints, low: Ints, low_size: int) -> Ints:
 
 def _find(keys: Ints, wanted: Ints) -> Ints:
     """The place of each wanted key in the sorted table, -1 where it is not there."""
-    place = np.searchsorted(keys, wanted)  # keys.size for what is above all; -1 is put there to be compared with
+    # keys.size for what is above all; -1 is put there to be compared with
+    place = np.searchsorted(keys, wanted)
     is_there = (wanted >= 0) & (np.append(keys, -1)[place] == wanted)
     return np.where(is_there, place, -1)
 
@@ -205,14 +224,18 @@ def _windows(tokens: Ints, order: int, boundary: int | None, chosen: Bools) -> _
     """The chosen tokens with up to `order` - 1 tokens before each, none from before its document."""
     # The place of the latest boundary up to each token; 0 where there is none. No token equals None.
     latest = np.maximum.accumulate(np.where(tokens == boundary, np.arange(tokens.size), 0))
-    start = np.append(0, latest[:-1])  # a token's own place does not count: the end of a document still sees it
+    # a token's own place does not count: the end of a document still sees it
+    start = np.append(0, latest[:-1])
     at = np.flatnonzero(chosen)
     # max(.., 0): what lies before the first token is never asked for, by `reach`, and any token fills its place.
-    return _Windows([tokens[np.maximum(at - k, 0)] for k in range(order)], np.minimum(at - start[at], order - 1))
+    return _Windows(
+        [tokens[np.maximum(at - k, 0)] for k in range(order)], np.minimum(at - start[at], order - 1)
+    )
 
 
 def _opens(tokens: Ints, boundary: int | None) -> Bools:
     """Which tokens are boundaries that open a document without ending one."""
     at = tokens == boundary  # nowhere, where that is None
-    opens: Bools = at & np.append(True, at)[:-1]  # and the token before is one, too, or there is none
+    # and the token before is one, too, or there is none
+    opens: Bools = at & np.append(True, at)[:-1]
     return opens

@@ -10,10 +10,12 @@ from pathlib import Path
 from headwise.errors import HeadwiseError
 from headwise.files import STDIN, check_file, read_text, text_path
 
-PIECE = 2**20  # characters of a text that become ids at a time; a round choice, for what memory holds easily
+# characters of a text that become ids at a time; a round choice, for what memory holds easily
+PIECE = 2**20
 KINDS = (".txt", ".md", ".rst", ".text")  # of the files that are taken of a folder
 
-Progress = Callable[[str, int, int], None]  # ("MB of text read", 3, 17): what is done, how much of it, of how much
+# ("MB of text read", 3, 17): what is done, how much of it, of how much
+Progress = Callable[[str, int, int], None]
 
 
 class Sources:
@@ -24,7 +26,9 @@ class Sources:
     """
 
     def __init__(self, paths: Sequence[Path], progress: Progress | None = None) -> None:
-        self.files = [file for path in paths for file in (files_of(path) if path.is_dir() else [path])]
+        self.files = [
+            file for path in paths for file in (files_of(path) if path.is_dir() else [path])
+        ]
         self.size = sum(map(check_file, self.files))  # bytes
         self._progress = progress
         names = [path.name for path in paths[:1]]
@@ -43,12 +47,16 @@ class Sources:
             done += file.stat().st_size
             yield text
         if blank:  # a folder may have thousands
-            raise HeadwiseError(f"{', '.join(map(str, self.files[:3]))} is empty, or holds nothing but white space")
+            raise HeadwiseError(
+                f"{', '.join(map(str, self.files[:3]))} is empty, or holds nothing but white space"
+            )
 
     def text(self) -> str:
         """One text of all, with a line end between two."""
         texts = list(filter(None, self))
-        return "".join(text if text.endswith("\n") else f"{text}\n" for text in texts[:-1]) + texts[-1]
+        return (
+            "".join(text if text.endswith("\n") else f"{text}\n" for text in texts[:-1]) + texts[-1]
+        )
 
 
 def pieces(text: str) -> Iterator[str]:
@@ -73,7 +81,8 @@ def contents(sources: Sequence[str]) -> tuple[list[Path], list[str]]:
             typed.append(read_text(source))
         elif exists(path):
             paths.append(path)
-        elif re.fullmatch(r"[\w./~-]+", source) and (path.suffix in KINDS or "/" in source):  # no spaces: no text
+        # no spaces: no text
+        elif re.fullmatch(r"[\w./~-]+", source) and (path.suffix in KINDS or "/" in source):
             raise HeadwiseError(f"there is no file {source}")
         else:
             typed.append(source)

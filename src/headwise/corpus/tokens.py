@@ -30,9 +30,11 @@ BOUNDARY = "<|end|>"
 class TextTokens(Protocol):
     """What a text needs to become ids, and ids to be read."""
 
-    frame: tuple[list[int], list[int]]  # ids that the model expects before and after every document: [CLS] and [SEP]
+    # ids that the model expects before and after every document: [CLS] and [SEP]
+    frame: tuple[list[int], list[int]]
     specials: frozenset[int]  # ids that stand for no text
-    unknown: int | None  # the id that stands for what the vocabulary lacks; None where there is none
+    # the id that stands for what the vocabulary lacks; None where there is none
+    unknown: int | None
 
     def __len__(self) -> int: ...
 
@@ -53,7 +55,7 @@ class TextTokens(Protocol):
 
 
 class Reader(Protocol):
-    """What decides how a text becomes documents; `Folder` of `models/open.py`, a room to the right, is one."""
+    """What decides how a text becomes documents; `Folder` of `models/open.py`, a package to the right, is one."""
 
     @property
     def name(self) -> str: ...
@@ -72,7 +74,9 @@ class Reader(Protocol):
 def require_tokens(reader: Reader) -> TextTokens:
     """The tokenizer of a model."""
     if reader.tokens is None:
-        raise HeadwiseError(f"{reader.name} has no tokenizer; pass token ids, or put tokenizer.json beside the model")
+        raise HeadwiseError(
+            f"{reader.name} has no tokenizer; pass token ids, or put tokenizer.json beside the model"
+        )
     return reader.tokens
 
 
@@ -80,7 +84,8 @@ def unknown_characters(tokens: TextTokens, text: str, ids: Ids) -> int:
     """How many characters of a text became the id of the unknown; `ids` are those that `encode` gives of the text."""
     if tokens.unknown is None or tokens.unknown not in ids:
         return 0
-    sign = tokens.shown([tokens.unknown])[0]  # "[UNK]", say: where a text itself has these letters, they are known
+    # "[UNK]", say: where a text itself has these letters, they are known
+    sign = tokens.shown([tokens.unknown])[0]
     spans = [span for i, span in zip(ids, tokens.places(text), strict=True) if i == tokens.unknown]
     return sum(end - start for start, end in spans if text[start:end] != sign)
 
@@ -148,12 +153,17 @@ class Tokens:
         """
         distinct = sorted({word for line in lines for word in line.split()})
         if BOUNDARY in distinct:
-            raise HeadwiseError(f"the text has the word {BOUNDARY}, which stands between documents; replace it")
+            raise HeadwiseError(
+                f"the text has the word {BOUNDARY}, which stands between documents; replace it"
+            )
         tokenizer = _word_level(distinct, boundary=True)
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        if [word for word in distinct if "," in word] == [","]:  # not where there is "1,000", which would be split
+        # not where there is "1,000", which would be split
+        if [word for word in distinct if "," in word] == [","]:
             commas = pre_tokenizers.Split(",", "isolated")
-            tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), commas])
+            tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+                [pre_tokenizers.WhitespaceSplit(), commas]
+            )
         return cls(tokenizer)
 
     @classmethod
@@ -163,12 +173,15 @@ class Tokens:
         try:
             tokenizer = Tokenizer.from_str(layout)
         except Exception as error:  # the library raises bare Exceptions
-            raise HeadwiseError(f"{path} is no tokenizer file of the tokenizers library: {error}") from None
+            raise HeadwiseError(
+                f"{path} is no tokenizer file of the tokenizers library: {error}"
+            ) from None
         if not tokenizer.get_vocab_size():
             raise HeadwiseError(f"{path} is a tokenizer without a token")
         return cls(tokenizer)
 
-    def __len__(self) -> int:  # the rows that a model's embedding needs: a vocabulary may leave ids out
+    # the rows that a model's embedding needs: a vocabulary may leave ids out
+    def __len__(self) -> int:
         return max(self.vocabulary.values(), default=-1) + 1
 
     def to_json(self) -> str:
@@ -181,10 +194,16 @@ class Tokens:
             try:
                 return [self.vocabulary[c] for c in text]
             except KeyError:
-                raise self._unknown(sorted(set(text) - set(self.vocabulary)), "characters") from None
+                raise self._unknown(
+                    sorted(set(text) - set(self.vocabulary)), "characters"
+                ) from None
         ids = list(self._read(text).ids)
         if self._by_word and self.boundary in ids:  # which stands for the unknown, or was typed
-            missing = sorted(word for word in set(self._words(text)) if word == BOUNDARY or word not in self.vocabulary)
+            missing = sorted(
+                word
+                for word in set(self._words(text))
+                if word == BOUNDARY or word not in self.vocabulary
+            )
             raise self._unknown(missing, "words")
         return ids
 
@@ -214,7 +233,11 @@ class Tokens:
 
     def decode(self, ids: Ids) -> str:
         """The text of ids; boundaries leave no trace. Others that the file calls special are ordinary tokens here."""
-        return str(self._tokenizer.decode([i for i in ids if i != self.boundary], skip_special_tokens=False))
+        return str(
+            self._tokenizer.decode(
+                [i for i in ids if i != self.boundary], skip_special_tokens=False
+            )
+        )
 
     def shown(self, ids: Ids) -> tuple[str, ...]:
         """Each id as a reader should see it, one by one."""
@@ -226,19 +249,28 @@ class Tokens:
         return [word for word, _ in self._tokenizer.pre_tokenizer.pre_tokenize_str(text)]
 
     def _unknown(self, missing: Sequence[str], kind: str) -> HeadwiseError:
-        known = [token for token in sorted(self.vocabulary, key=self.vocabulary.__getitem__) if token != BOUNDARY]
+        known = [
+            token
+            for token in sorted(self.vocabulary, key=self.vocabulary.__getitem__)
+            if token != BOUNDARY
+        ]
         # Five that are missing and forty that are known keep the message to a few lines.
         some = ", ".join(map(repr, missing[:5]))
         if len(missing) > 5:
             some = f"{some} and {len(missing) - 5} more"
-        listed = " ".join(repr(token)[1:-1] for token in known[:40])  # repr, no quotes: a line end shows as \n
+        # repr, no quotes: a line end shows as \n
+        listed = " ".join(repr(token)[1:-1] for token in known[:40])
         rest = " ..." if len(known) > 40 else ""
-        return HeadwiseError(f"the model has not seen the {kind} {some}; it knows {len(known)}: {listed}{rest}")
+        return HeadwiseError(
+            f"the model has not seen the {kind} {some}; it knows {len(known)}: {listed}{rest}"
+        )
 
 
 def _word_level(distinct: Sequence[str], boundary: bool) -> Tokenizer:
     """A vocabulary of whole tokens, numbered in order, the boundary last."""
-    vocabulary = {token: i for i, token in enumerate([*distinct, BOUNDARY] if boundary else distinct)}
+    vocabulary = {
+        token: i for i, token in enumerate([*distinct, BOUNDARY] if boundary else distinct)
+    }
     tokenizer = Tokenizer(models.WordLevel(vocabulary))
     if boundary:
         tokenizer.add_special_tokens([BOUNDARY])
@@ -256,6 +288,11 @@ def _prepare_for_others(tokenizer: Tokenizer, vocabulary: dict[str, int]) -> Non
     if BOUNDARY in vocabulary:
         frame, specials = f"{BOUNDARY} $A", [(BOUNDARY, vocabulary[BOUNDARY])]
     tokenizer.post_processor = processors.TemplateProcessing(single=frame, special_tokens=specials)
-    if isinstance(tokenizer.model, models.WordLevel) and tokenizer.model.unk_token not in vocabulary:
+    if (
+        isinstance(tokenizer.model, models.WordLevel)
+        and tokenizer.model.unk_token not in vocabulary
+    ):
         first = sorted(vocabulary, key=vocabulary.__getitem__)[:1]
-        tokenizer.model.unk_token = next((token for token in (BOUNDARY, " ", *first) if token in vocabulary), "")
+        tokenizer.model.unk_token = next(
+            (token for token in (BOUNDARY, " ", *first) if token in vocabulary), ""
+        )

@@ -32,7 +32,8 @@ class Stream:
     """One long text; a batch is a set of random pieces of it. The last tenth is held out."""
 
     def __init__(self, ids: Ids, context: int) -> None:
-        self._ids, self._cut = torch.tensor(ids), int(len(ids) * (1 - HELD_OUT_SHARE))  # where the held-out part begins
+        # where the held-out part begins
+        self._ids, self._cut = torch.tensor(ids), int(len(ids) * (1 - HELD_OUT_SHARE))
         self.context = context
         for name, length in (("training", self._cut), ("held-out", len(ids) - self._cut)):
             if length <= context:
@@ -59,7 +60,10 @@ class Stream:
 
     def ngram(self, vocab_size: int) -> tuple[int, float]:
         """Order and loss of the best n-gram. It sees all text before a token; the model at most its context."""
-        train, held_out = self._ids[: self._cut][-NGRAM_TOKENS:], self._ids[self._cut :][:NGRAM_SCORED]
+        train, held_out = (
+            self._ids[: self._cut][-NGRAM_TOKENS:],
+            self._ids[self._cut :][:NGRAM_SCORED],
+        )
         return best_order(ngram_losses(train, held_out, vocab_size))
 
     def _pieces(self, starts: Tensor) -> Batch:  # of starts (B,1)
@@ -85,7 +89,9 @@ class Documents:
         ways: Callable[[str], Sequence[str]] = lambda line: (line,),
     ) -> None:
         if not train or not held_out:
-            raise HeadwiseError(f"{len(train)} lines to train on and {len(held_out)} held out; pass 10 lines or more")
+            raise HeadwiseError(
+                f"{len(train)} lines to train on and {len(held_out)} held out; pass 10 lines or more"
+            )
 
         def ids(line: str) -> list[int]:
             return tokens.document(line)[: context + 1]
@@ -98,16 +104,21 @@ class Documents:
         self._mark = None if mark is None else tokens.encode(mark)[0]
         # [:-1]: a token has to follow the mark, for there to be one that counts.
         if mark is not None and any(self._mark not in line[:-1] for line in self._held_out):
-            raise HeadwiseError(f"context {context} ends before the {mark!r} of a held-out line; pass a larger one")
+            raise HeadwiseError(
+                f"context {context} ends before the {mark!r} of a held-out line; pass a larger one"
+            )
 
     def batch(self, generator: torch.Generator, size: int) -> Batch:
-        chosen = torch.randperm(len(self._train), generator=generator)[:size]  # different ones; all where size is more
+        # different ones; all where size is more
+        chosen = torch.randperm(len(self._train), generator=generator)[:size]
         ways = torch.zeros_like(chosen)
         if self._n_ways > 1:
             ways = torch.randint(self._n_ways, chosen.shape, generator=generator)
         lines = [self._train[line] for line in chosen.tolist()]
         # A line with fewer ways repeats them.
-        return self._padded([line[way % len(line)] for line, way in zip(lines, ways.tolist(), strict=True)])
+        return self._padded(
+            [line[way % len(line)] for line, way in zip(lines, ways.tolist(), strict=True)]
+        )
 
     def held_out_batches(self, size: int, limit: int = HELD_OUT_TOKENS) -> Iterator[Batch]:
         scored = _some(self._held_out, limit)
@@ -115,17 +126,24 @@ class Documents:
             lines = scored[start : start + size]
             inputs, targets = self._padded(lines)
             for row, ids in enumerate(lines):
-                targets[row, : self._unscored(ids) - 1] = IGNORED  # - 1: the first token of a line is no target
+                # - 1: the first token of a line is no target
+                targets[row, : self._unscored(ids) - 1] = IGNORED
             yield inputs, targets
 
     def held_out_documents(self, limit: int) -> list[list[int]]:
         """Held-out lines as ids, with the boundary before and without the one after; about `limit` tokens of them."""
         ends = accumulate(map(len, self._held_out))
-        return [ids[:-1] for ids in self._held_out[: max(1, sum(1 for _ in takewhile(limit.__gt__, ends)))]]
+        return [
+            ids[:-1]
+            for ids in self._held_out[: max(1, sum(1 for _ in takewhile(limit.__gt__, ends)))]
+        ]
 
     def ngram(self, vocab_size: int) -> tuple[int, float]:
         """Order and loss of the best n-gram on the scored tokens. It knows one way to write each line, the first."""
-        train, held_out = _some([ways[0] for ways in self._train], NGRAM_TOKENS), _some(self._held_out, NGRAM_SCORED)
+        train, held_out = (
+            _some([ways[0] for ways in self._train], NGRAM_TOKENS),
+            _some(self._held_out, NGRAM_SCORED),
+        )
         counted = np.concatenate([np.arange(len(ids)) >= self._unscored(ids) for ids in held_out])
         rows = np.concatenate(train), np.concatenate(held_out)
         return best_order(ngram_losses(*rows, vocab_size, counted=counted, boundary=self.boundary))
@@ -166,7 +184,8 @@ class Corpus:
     cells: tuple[verbs.Cell, ...] = ()  # held-out cells of the verb corpus
 
 
-@lru_cache(2)  # a run reads it to train, and again to look at what was held out; the latest two stay in memory
+# a run reads it to train, and again to look at what was held out; the latest two stay in memory
+@lru_cache(2)
 def verb_corpus(seed: int, context: int, core: bool = False) -> Corpus:
     """The built-in corpus, or with `core` a small part of it, tokenised into words; `seed` draws the held-out lines.
 
@@ -177,14 +196,20 @@ def verb_corpus(seed: int, context: int, core: bool = False) -> Corpus:
     """
     corpus = verbs.corpus(seed, core=core)
     tokens = Tokens.words(corpus.train_lines)
-    data = Documents(tokens, corpus.train_lines, corpus.held_out_lines, context, "=", ways=verbs.clause_orders)
+    data = Documents(
+        tokens, corpus.train_lines, corpus.held_out_lines, context, "=", ways=verbs.clause_orders
+    )
     # In a conditional `would` decides a tense that neither pronoun nor verb tells: heads have most to show there. Of
     # those one with "he", as in the pages that explain a line; of equals `max` takes the first.
-    example = max(corpus.held_out_cells, key=lambda cell: (cell.tense == "conditional", cell.person == "he"))
+    example = max(
+        corpus.held_out_cells, key=lambda cell: (cell.tense == "conditional", cell.person == "he")
+    )
     return Corpus(verbs.NAME, tokens, data, example.line, corpus.held_out_cells)
 
 
-def text_corpus(text: Sources, lines: bool, context: int, seed: int, tokenizer: Path | None = None) -> Corpus:
+def text_corpus(
+    text: Sources, lines: bool, context: int, seed: int, tokenizer: Path | None = None
+) -> Corpus:
     """Files of text: a stream, or a document a line; characters, or a tokenizer file's tokens.
 
     Of lines a tenth is drawn and held out, of a stream the last tenth.
@@ -193,14 +218,25 @@ def text_corpus(text: Sources, lines: bool, context: int, seed: int, tokenizer: 
     seed   draws which lines are held out; a stream does not ask
     """
     whole = text.text()
-    tokens = Tokens.characters(whole, boundary=lines) if tokenizer is None else Tokens.from_file(tokenizer)
+    tokens = (
+        Tokens.characters(whole, boundary=lines)
+        if tokenizer is None
+        else Tokens.from_file(tokenizer)
+    )
     if not lines:
         stream = Stream([i for piece in pieces(whole) for i in tokens.encode(piece)], context)
-        return Corpus(text.name, tokens, stream, tokens.decode(stream.held_out_documents(1)[0][:EXAMPLE_TOKENS]))
+        return Corpus(
+            text.name,
+            tokens,
+            stream,
+            tokens.decode(stream.held_out_documents(1)[0][:EXAMPLE_TOKENS]),
+        )
     documents = [line for each in whole.splitlines() if (line := each.strip())]
     drawn = torch.randperm(len(documents), generator=torch.Generator().manual_seed(seed)).tolist()
     cut = int(len(documents) * (1 - HELD_OUT_SHARE))
-    train, held_out = ([documents[number] for number in part] for part in (drawn[:cut], drawn[cut:]))
+    train, held_out = (
+        [documents[number] for number in part] for part in (drawn[:cut], drawn[cut:])
+    )
     data = Documents(tokens, train, held_out, context)
     # Without its boundaries, and as much as fits into the context behind one.
     return Corpus(text.name, tokens, data, tokens.decode(tokens.encode(held_out[0])[: context - 1]))

@@ -31,14 +31,17 @@ from typing import Any
 from headwise.errors import HeadwiseError
 from headwise.words import Note, key_of
 
-_DATA: dict[str, Any] = tomllib.loads(Path(__file__).with_name("verbs.toml").read_text(encoding="utf-8"))
+_DATA: dict[str, Any] = tomllib.loads(
+    Path(__file__).with_name("verbs.toml").read_text(encoding="utf-8")
+)
 NAME = Note.of("source.verb_corpus")
 # Notes beside a loss of whole lines, or of their Spanish halves: how it differs from the held-out loss of a run.
 WHOLE_LINES, HALF_LINES = Note.of("note.whole_lines"), Note.of("note.half_lines")
 # Name of a relation -> what it is, in a line.
 RELATIONS: dict[str, str] = {name: Note.of(key_of("job", name)) for name in _DATA["relations"]}
 
-_PRONOUNS: dict[str, dict[str, int]] = _DATA["pronouns"]  # language -> pronoun -> which of a tense's forms it takes
+# language -> pronoun -> which of a tense's forms it takes
+_PRONOUNS: dict[str, dict[str, int]] = _DATA["pronouns"]
 PERSONS = tuple(_PRONOUNS["english"])
 TENSES = ("present", "past", "future", "conditional", "progressive", "perfect")
 
@@ -59,7 +62,9 @@ class Cell:
     def __post_init__(self) -> None:
         for kind, known in (("verb", VERBS), ("tense", TENSES), ("person", PERSONS)):
             if (value := getattr(self, kind)) not in known:
-                raise HeadwiseError(f"{kind} {value!r} is not in the corpus; choose one of: {', '.join(known)}")
+                raise HeadwiseError(
+                    f"{kind} {value!r} is not in the corpus; choose one of: {', '.join(known)}"
+                )
 
     @property
     def english(self) -> str:
@@ -67,7 +72,8 @@ class Cell:
 
     @property
     def spanish(self) -> str:
-        pronoun = list(_PRONOUNS["spanish"])[PERSONS.index(self.person)]  # the first six stand as the English ones do
+        # the first six stand as the English ones do
+        pronoun = list(_PRONOUNS["spanish"])[PERSONS.index(self.person)]
         return _clause("spanish", pronoun, self.tense, self.verb)
 
     @property
@@ -97,7 +103,9 @@ class VerbCorpus:
 def cells(core: bool = False) -> tuple[Cell, ...]:
     """All 1,440 cells, or with `core` its 360: verb by verb, in each verb tense by tense, in each tense I, you ..."""
     verbs, persons = (VERBS[:CORE_VERBS], PERSONS[:CORE_PERSONS]) if core else (VERBS, PERSONS)
-    return tuple(Cell(verb, tense, person) for verb, tense, person in product(verbs, TENSES, persons))
+    return tuple(
+        Cell(verb, tense, person) for verb, tense, person in product(verbs, TENSES, persons)
+    )
 
 
 def conjugation_lines(core: bool = False) -> tuple[str, ...]:
@@ -132,7 +140,8 @@ def related(line: str) -> dict[str, list[tuple[int, int]]]:
         pairs |= {"person": [(equals, 0)], "translation": [(equals + 1, equals - 1)]}
         # `he will work =`: the word between tells the tense; of `he works =` the verb itself does.
         pairs |= {"tense": [(equals + 1, 1)]} if equals > 2 else {}
-    return {name: pairs[name] for name in RELATIONS if pairs.get(name)}  # in their order, without empty ones
+    # in their order, without empty ones
+    return {name: pairs[name] for name in RELATIONS if pairs.get(name)}
 
 
 def corpus(seed: int = 0, core: bool = False) -> VerbCorpus:
@@ -148,7 +157,8 @@ def corpus(seed: int = 0, core: bool = False) -> VerbCorpus:
     of the courses, is always for training. Cells and lines stand in a fixed order; shuffle the lines before training.
     """
     everything = cells(core)
-    left = random.Random(seed).sample(everything, len(everything))  # in random order, so that ties fall at random
+    # in random order, so that ties fall at random
+    left = random.Random(seed).sample(everything, len(everything))
     left.remove(Cell("work", "present", "I"))
     of_verb: Counter[str] = Counter()  # cells chosen so far
     of_slot: Counter[tuple[str, str]] = Counter()  # a slot is a tense with a person
@@ -160,4 +170,6 @@ def corpus(seed: int = 0, core: bool = False) -> VerbCorpus:
         of_verb[cell.verb] += 1
         of_slot[cell.tense, cell.person] += 1
     kept = tuple(cell.line for cell in everything if cell not in chosen)
-    return VerbCorpus(kept + conjugation_lines(core), tuple(cell for cell in everything if cell in chosen))
+    return VerbCorpus(
+        kept + conjugation_lines(core), tuple(cell for cell in everything if cell in chosen)
+    )

@@ -86,11 +86,15 @@ def read_shape(config: Any) -> tuple[str, ModelShape]:
     name = type(config).__name__
     if hasattr(config, "to_dict"):  # a config of transformers
         return name, model_shape(config.to_dict())
-    if is_dataclass(config) and not isinstance(config, type):  # a GPTConfig; is_dataclass is also true of a class
+    # a GPTConfig; is_dataclass is also true of a class
+    if is_dataclass(config) and not isinstance(config, type):
         return name, model_shape({"model_type": "headwise", "headwise": asdict(config)})
-    inner = getattr(config, "config", getattr(config, "spec", None))  # of a model, or of an attention layer
+    # of a model, or of an attention layer
+    inner = getattr(config, "config", getattr(config, "spec", None))
     if inner is None:
-        raise HeadwiseError(f"a {name} has no price; pass a preset, a path, the dict of a config, or a model")
+        raise HeadwiseError(
+            f"a {name} has no price; pass a preset, a path, the dict of a config, or a model"
+        )
     return name, read_shape(inner)[1]
 
 
@@ -100,10 +104,15 @@ def _read_description(description: str | Path) -> tuple[str, ModelShape]:
     if name in PRESETS:
         return name, model_shape(PRESETS[name]).noted(*NOTES[name])
     if not path.exists():
-        if len(path.parts) > 1 or path.suffix == ".json":  # it was meant as a path, and otherwise as a preset
-            raise HeadwiseError(f"{path} does not exist; pass a folder with {CONFIG}, such a file, or a preset")
+        # it was meant as a path, and otherwise as a preset
+        if len(path.parts) > 1 or path.suffix == ".json":
+            raise HeadwiseError(
+                f"{path} does not exist; pass a folder with {CONFIG}, such a file, or a preset"
+            )
         # In small letters, as presets are written: "LLaMA-2-7B" is then near llama-2-70b.
-        raise unknown(f"no preset {name!r}, and no file or folder of that name", name.lower(), PRESETS)
+        raise unknown(
+            f"no preset {name!r}, and no file or folder of that name", name.lower(), PRESETS
+        )
     file = path / CONFIG if path.is_dir() else path
     if not file.exists():
         raise HeadwiseError(f"{path} holds no {CONFIG}; pass the folder of a model")
@@ -113,7 +122,9 @@ def _read_description(description: str | Path) -> tuple[str, ModelShape]:
     config = read_json(file)
     try:  # whatever is wrong with the config is said with its file
         if not isinstance(config, dict):
-            raise HeadwiseError(f"a JSON {type(config).__name__}, and a config is an object with fields")
+            raise HeadwiseError(
+                f"a JSON {type(config).__name__}, and a config is an object with fields"
+            )
         return named.name, model_shape(config)
     except HeadwiseError as error:
         raise HeadwiseError(f"{file}: {error}") from None
@@ -128,7 +139,9 @@ def _spec_shape(spec: AttentionSpec) -> ModelShape:
         )
     nothing = FeedForward(d_model=spec.d_model, width=0, gated=False)
     layer = Layer(name="L0", attention=spec, feed_forward=nothing, norm_parameters=0)
-    return ModelShape(family="attention", d_model=spec.d_model, layers=(layer,), pieces=(), positions=None)
+    return ModelShape(
+        family="attention", d_model=spec.d_model, layers=(layer,), pieces=(), positions=None
+    )
 
 
 def model_shape(config: dict[str, Any]) -> ModelShape:
@@ -136,7 +149,9 @@ def model_shape(config: dict[str, Any]) -> ModelShape:
     kind = OURS if "headwise" in config else config.get("model_type")
     section = config.get("headwise", {}) if kind == OURS else config
     if not section or not isinstance(section, dict):
-        raise HeadwiseError("the section `headwise` is missing or no table; a run folder's config.json has one")
+        raise HeadwiseError(
+            "the section `headwise` is missing or no table; a run folder's config.json has one"
+        )
     if kind is None:
         raise HeadwiseError(f"model_type is missing; known: {', '.join(families('price'))}")
     shape = build(section, family_for("price", kind))
@@ -159,7 +174,16 @@ def model_shape(config: dict[str, Any]) -> ModelShape:
 
 # The presets that `headwise cost` without a model shows: the six that courses compare, in their order, and the two
 # that they name for multi-query attention.
-TABLE = ("bert-base", "bert-large", "gpt2", "gpt3", "llama-2-70b", "mistral-7b", "palm-540b", "falcon-7b")
+TABLE = (
+    "bert-base",
+    "bert-large",
+    "gpt2",
+    "gpt3",
+    "llama-2-70b",
+    "mistral-7b",
+    "palm-540b",
+    "falcon-7b",
+)
 
 
 @dataclass(frozen=True)
@@ -177,7 +201,8 @@ class Variant:
     cache_bytes_per_token: int
     cache_bytes: int  # of the setting's context and batch
     fits: bool | None  # weights and that cache in the memory; None where no memory was given
-    longest_context: int | None  # 0 where the weights alone exceed it; None without memory, or where nothing grows
+    # 0 where the weights alone exceed it; None without memory, or where nothing grows
+    longest_context: int | None
     bytes_per_token: float  # moved to decode one
 
 
@@ -190,9 +215,13 @@ def variants(shape: ModelShape, setting: Setting) -> tuple[Variant, ...]:
         HeadwiseError: for an encoder, which keeps no cache.
     """
     if not shape.generates:
-        raise HeadwiseError(f"variants compare caches, and a {shape.family} encoder keeps none; price a decoder")
-    spec = next(shape.cached)  # the first layer's: `build` gives all layers of a stack the same heads
-    rows = [_variant(shape, setting, True)] if isinstance(spec, LatentSpec) else []  # True: this is the model as it is
+        raise HeadwiseError(
+            f"variants compare caches, and a {shape.family} encoder keeps none; price a decoder"
+        )
+    # the first layer's: `build` gives all layers of a stack the same heads
+    spec = next(shape.cached)
+    # True: this is the model as it is
+    rows = [_variant(shape, setting, True)] if isinstance(spec, LatentSpec) else []
     for n in (n for n in range(spec.n_heads, 0, -1) if spec.n_heads % n == 0):
         present = not isinstance(spec, LatentSpec) and n == spec.n_kv_heads
         rows.append(_variant(shape.with_heads(n_kv_heads=n), setting, present))
@@ -203,7 +232,9 @@ def _variant(shape: ModelShape, setting: Setting, present: bool) -> Variant:
     spec = next(shape.cached)
     weights, cache = bytes_of(shape.parameters, setting.dtype), cache_price(shape, setting)
     free = None if setting.gpu_memory is None else setting.gpu_memory - weights
-    longest = None if free is None else fit(shape, setting, free).longest_context if free >= 0 else 0
+    longest = (
+        None if free is None else fit(shape, setting, free).longest_context if free >= 0 else 0
+    )
     return Variant(
         name=f"GQA-{spec.n_kv_heads}" if spec.variant == "GQA" else spec.variant,
         n_kv_heads=spec.n_kv_heads,

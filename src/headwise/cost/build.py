@@ -19,7 +19,8 @@ from headwise.masks import Causal, Window
 from headwise.spec import AttentionSpec, LatentSpec
 
 LARGEST = 2**40  # of one size: far above any real one, so a larger number is a slip
-MOST_LAYERS, MOST_HEADS = 10_000, 4096  # far above any real model; each layer is built, so a slip would take for ever
+# far above any real model; each layer is built, so a slip would take for ever
+MOST_LAYERS, MOST_HEADS = 10_000, 4096
 
 REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads")
 # Parameters of the norms of a layer, and of the norm behind all layers, in widths of the model. Usual are RMSNorms,
@@ -40,16 +41,25 @@ class Fields:
         self.required = self.record.get("required", REQUIRED)
         # What the config class fills in; `null` are fields whose default is None.
         self.defaults = dict.fromkeys(self.record.get("null", ())) | self.record.get("defaults", {})
-        self.filled_in: dict[str, int] = {}  # sizes that the file leaves out, by the default of the class
+        # sizes that the file leaves out, by the default of the class
+        self.filled_in: dict[str, int] = {}
         self.aliases: dict[str, str] = self.record.get("aliases", {})
-        known = {*self.required, *self.defaults, *self.aliases, *self.record.get("derived", ()), *HARMLESS}
+        known = {
+            *self.required,
+            *self.defaults,
+            *self.aliases,
+            *self.record.get("derived", ()),
+            *HARMLESS,
+        }
         fixed = self.record.get("fixed", {})
         for name, value in config.items():
             if name in fixed:  # an option that changes sizes: null, or the one value that is priced
                 # Where that value is off, anything empty is off, too.
                 if value not in (None, fixed[name]) and (value or fixed[name]):
                     wanted = f"{name}={_short(fixed[name])}"
-                    raise HeadwiseError(f"{name}={_short(value)} is not priced for {family.name}, only {wanted}")
+                    raise HeadwiseError(
+                        f"{name}={_short(value)} is not priced for {family.name}, only {wanted}"
+                    )
             elif name not in known and _sizes_something(name, value):
                 raise HeadwiseError(
                     f"{name}={_short(value)} is not a field of {family.name} that is known here, and it may "
@@ -58,7 +68,8 @@ class Fields:
 
     def part(self, **changes: Any) -> Fields:
         """The same fields, for a part of the model of which the record says something else."""
-        fields = copy.copy(self)  # not a deep copy: all parts note what they fill in in one `filled_in`
+        # not a deep copy: all parts note what they fill in in one `filled_in`
+        fields = copy.copy(self)
         fields.record = self.record | changes
         return fields
 
@@ -75,15 +86,21 @@ class Fields:
         """The value under this name or an alias, else the default of the config class; None where null is meant."""
         name = self.name_of(name)
         names = [name, *(alias for alias, field in self.aliases.items() if field == name)]
-        value = next((self.config[alias] for alias in names if self.config.get(alias) is not None), None)
+        value = next(
+            (self.config[alias] for alias in names if self.config.get(alias) is not None), None
+        )
         if value is not None:
             return value
         if name in self.required:
-            raise HeadwiseError(f"{' or '.join(names)} is missing; a {self.family.name} model has no size without it")
+            raise HeadwiseError(
+                f"{' or '.join(names)} is missing; a {self.family.name} model has no size without it"
+            )
         default = self.defaults.get(name)
         if any(alias in self.config for alias in names):  # it is there, and null
             if name not in NULLABLE and default is not None:
-                raise HeadwiseError(f"{name}=null; give a value, or leave it out for {_short(default)}")
+                raise HeadwiseError(
+                    f"{name}=null; give a value, or leave it out for {_short(default)}"
+                )
             return None
         if type(default) is int:  # a size: flags and names are not worth a note
             self.filled_in[name] = default
@@ -98,7 +115,8 @@ class Fields:
     def count(self, name: str) -> int:
         """A size, or 0."""
         value = self.get(name)
-        return 0 if value == 0 and type(value) is int else self.size(name)  # False == 0, and is no count
+        # False == 0, and is no count
+        return 0 if value == 0 and type(value) is int else self.size(name)
 
     def flag(self, name: str) -> bool:
         value = self.get(name)
@@ -159,7 +177,11 @@ def _sizes_something(name: str, value: Any) -> bool:
     """
     if not value or isinstance(value, str | float):
         return False
-    if name.startswith("_") or "drop" in name or name.endswith(("_token_id", "_token_index", "_token_ids")):
+    if (
+        name.startswith("_")
+        or "drop" in name
+        or name.endswith(("_token_id", "_token_index", "_token_ids"))
+    ):
         return False
     return bool(SIZE_WORDS & set(re.split(r"[_\d]+", name.lower())))
 
@@ -221,7 +243,8 @@ def attention_of(f: Fields) -> AttentionSpec:
     return AttentionSpec(
         d_model=f.size("hidden_size"),
         n_heads=f.n_heads(),
-        n_kv_heads=1 if f.record.get("multi_query") else f.n_kv_heads(),  # `falcon` says whether it is
+        # `falcon` says whether it is
+        n_kv_heads=1 if f.record.get("multi_query") else f.n_kv_heads(),
         head_dim=f.head_dim(),
         q_bias=qkv_bias,
         kv_bias=qkv_bias,
@@ -275,17 +298,25 @@ def windows_of(f: Fields) -> list[int | None]:
     if rule == "listed":
         return _listed_windows(f, n_layers)
     may_slide = rule is not None and f.has("use_windows", True)
-    if may_slide and rule in ("all", "late"):  # their classes read a null window as: no layer slides
+    # their classes read a null window as: no layer slides
+    if may_slide and rule in ("all", "late"):
         may_slide = f.optional_size("sliding_window") is not None
-    types = f.get("layer_types") if "layer_types" in f.defaults else None  # not every class reads the field
+    # not every class reads the field
+    types = f.get("layer_types") if "layer_types" in f.defaults else None
     if types is None:
         slides = [may_slide and SLIDES[str(rule)](f, n) for n in range(n_layers)]
     else:
         count = len(types) if isinstance(types, list) else 0
         if count != n_layers:
-            raise HeadwiseError(f"layer_types has {count} entries for {n_layers} layers; one for each is needed")
+            raise HeadwiseError(
+                f"layer_types has {count} entries for {n_layers} layers; one for each is needed"
+            )
         # "attention" is an older name of full_attention.
-        unknown = [kind for kind in types if kind not in ("full_attention", "sliding_attention", "attention")]
+        unknown = [
+            kind
+            for kind in types
+            if kind not in ("full_attention", "sliding_attention", "attention")
+        ]
         if unknown:
             raise HeadwiseError(
                 f"layer_types names {unknown[0]!r}; known: full_attention and sliding_attention, other layers keep "
@@ -297,8 +328,11 @@ def windows_of(f: Fields) -> list[int | None]:
     window = f.optional_size("sliding_window")
     if window is None:
         raise HeadwiseError("some layers slide, and sliding_window is null; give the window")
-    if not may_slide:  # then `layer_types` made them slide, and the flag that `use_windows` names is off
-        raise HeadwiseError("layer_types has sliding_attention and use_sliding_window is false; correct one of them")
+    # then `layer_types` made them slide, and the flag that `use_windows` names is off
+    if not may_slide:
+        raise HeadwiseError(
+            "layer_types has sliding_attention and use_sliding_window is false; correct one of them"
+        )
     return [window if slide else None for slide in slides]
 
 
@@ -307,7 +341,9 @@ def _listed_windows(f: Fields, n_layers: int) -> list[int | None]:
     windows = f.get("windows")
     windows = [None] * n_layers if windows is None else windows
     if not isinstance(windows, list | tuple) or len(windows) != n_layers:
-        raise HeadwiseError(f"windows={windows!r} must list a number of tokens, or null, for each of {n_layers} layers")
+        raise HeadwiseError(
+            f"windows={windows!r} must list a number of tokens, or null, for each of {n_layers} layers"
+        )
     return [None if window is None else check_size("windows", window) for window in windows]
 
 
@@ -320,7 +356,9 @@ def forwards_of(f: Fields) -> list[FeedForward]:
         return [_feed_forward(forward)] * n_layers
     active, number = f.size("num_experts_per_tok"), f.size(record["experts"])
     if active > number:
-        raise HeadwiseError(f"num_experts_per_tok={active} exceeds {record['experts']}={number}; correct one of them")
+        raise HeadwiseError(
+            f"num_experts_per_tok={active} exceeds {record['experts']}={number}; correct one of them"
+        )
     experts = replace(
         _feed_forward(forward.part(width=record.get("expert_width", "intermediate_size"))),
         n_experts=number,
@@ -398,11 +436,18 @@ def masked_lm_head(f: Fields) -> Piece:
 
     Tied, the decoder is the token embedding, with a bias that the head holds; untied, it has a bias of its own, too.
     """
-    width, vocabulary, tied = f.size("hidden_size"), f.size("vocab_size"), f.flag("tie_word_embeddings")
+    width, vocabulary, tied = (
+        f.size("hidden_size"),
+        f.size("vocab_size"),
+        f.flag("tie_word_embeddings"),
+    )
     transform, decoder = width * width, width * vocabulary
     biases, layer_norm = width + vocabulary, 2 * width
-    parameters = transform + layer_norm + biases + (not tied) * (decoder + vocabulary)  # True counts as 1
-    return Piece(part="head", parameters=parameters, weights=transform + decoder, borrowed=tied * decoder)
+    # True counts as 1
+    parameters = transform + layer_norm + biases + (not tied) * (decoder + vocabulary)
+    return Piece(
+        part="head", parameters=parameters, weights=transform + decoder, borrowed=tied * decoder
+    )
 
 
 PIECES: dict[str, Callable[[Fields], Piece]] = {
@@ -425,19 +470,26 @@ PIECES: dict[str, Callable[[Fields], Piece]] = {
 def ours(f: Fields) -> ModelShape:
     """Our own GPT, by the fields of GPTConfig."""
     has_norm_bias = f.choice("norm", "rms", "layer") == "layer" and f.flag("bias")
-    of_norm = f.flag("norm_gain") * (1 + has_norm_bias)  # parameters of a norm, in widths of the model: 0, 1 or 2
+    # parameters of a norm, in widths of the model: 0, 1 or 2
+    of_norm = f.flag("norm_gain") * (1 + has_norm_bias)
     pieces = ["tokens"]
     if f.choice("position", "rope", "learned") == "learned":
         pieces.append("positions")
     if f.flag("embedding_norm"):
         pieces.append("our embedding norm")
-    changes: dict[str, Any] = {"pieces": pieces, "norms": (2 * of_norm, f.flag("final_norm") * of_norm)}
+    changes: dict[str, Any] = {
+        "pieces": pieces,
+        "norms": (2 * of_norm, f.flag("final_norm") * of_norm),
+    }
     return one_stack(f.part(**changes))
 
 
 def falcon(f: Fields) -> ModelShape:
     """One key/value head (multi_query); side by side (parallel_attn) attention and feed-forward share a LayerNorm."""
-    changes: dict[str, Any] = {"norms": (2 if f.flag("parallel_attn") else 4, 2), "multi_query": f.flag("multi_query")}
+    changes: dict[str, Any] = {
+        "norms": (2 if f.flag("parallel_attn") else 4, 2),
+        "multi_query": f.flag("multi_query"),
+    }
     return one_stack(f.part(**changes))
 
 
@@ -445,7 +497,9 @@ def roberta(f: Fields) -> ModelShape:
     """Positions are counted from pad_token_id + 1 on: the rows of the table before that are never a position."""
     unused, rows = f.count("pad_token_id") + 1, f.size("max_position_embeddings")
     if rows <= unused:
-        raise HeadwiseError(f"max_position_embeddings={rows} leaves no position: {unused}, pad_token_id + 1, rest")
+        raise HeadwiseError(
+            f"max_position_embeddings={rows} leaves no position: {unused}, pad_token_id + 1, rest"
+        )
     return one_stack(f, rows - unused)
 
 

@@ -26,12 +26,14 @@ from headwise.words import unknown
 # Bits of one number. Formats that share a scale among a block of numbers take a little more; it is not counted.
 BITS = {"fp64": 64, "fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "fp4": 4, "int4": 4}
 LONG_NAMES = {"double": "fp64", "float": "fp32", "half": "fp16", "bfloat16": "bf16"}
-COMPUTED = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}  # those that models run in, as torch calls them
+# those that models run in, as torch calls them
+COMPUTED = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 # Bytes of a unit, its letters small: "kb" 1000, "kib" 1024, up to "pb" and "pib".
 UNITS = {"b": 1}
 for _power, _letter in enumerate("kmgtp", start=1):
     UNITS |= {f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power}
-LARGEST = 2**63  # bytes, 8 EiB: more than any device holds or moves in a second, so a larger number is a slip
+# bytes, 8 EiB: more than any device holds or moves in a second, so a larger number is a slip
+LARGEST = 2**63
 
 
 def number_format(name: object) -> str:
@@ -74,18 +76,24 @@ def read_bytes(name: str, text: str | int) -> int:
     else:
         # Digits with or without decimals, then letters, which UNITS must know. LARGEST has 19 digits:
         # these bounds are above it, and a million digits, times a unit, would overflow Decimal.
-        size = re.fullmatch(r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]{1,3})\s*", str(text), re.ASCII)
+        size = re.fullmatch(
+            r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]{1,3})\s*", str(text), re.ASCII
+        )
         if not size or size[2].lower() not in UNITS:
-            raise HeadwiseError(f"{name}={text!r} is no size; write a number and a unit, such as 24GiB")
+            raise HeadwiseError(
+                f"{name}={text!r} is no size; write a number and a unit, such as 24GiB"
+            )
         value = Decimal(size[1]) * UNITS[size[2].lower()]
     if not 1 <= value <= LARGEST:
         raise HeadwiseError(f"{name}={text!r} is outside 1 B to {LARGEST:,} B")
     return int(value)
 
 
-DEFAULT_CONTEXT = 512  # of a model that sets no longest text, such as T5, which was trained on 512 tokens
+# of a model that sets no longest text, such as T5, which was trained on 512 tokens
+DEFAULT_CONTEXT = 512
 DEFAULT_DTYPE = "bf16"  # where neither the caller nor the config names one
-MOST = 2**40  # tokens of a text, or texts of a batch: far above any real one, so a larger number is a slip
+# tokens of a text, or texts of a batch: far above any real one, so a larger number is a slip
+MOST = 2**40
 
 
 @dataclass(frozen=True)
@@ -226,7 +234,9 @@ class Price:
         if decode is not None:
             rows.append(_bytes("cache of one token", cache.bytes_per_token))
             if cache.bytes_per_token_beyond_windows != cache.bytes_per_token:
-                rows.append(_bytes("the same beyond the windows", cache.bytes_per_token_beyond_windows))
+                rows.append(
+                    _bytes("the same beyond the windows", cache.bytes_per_token_beyond_windows)
+                )
             rows.append(_bytes("cache in all", cache.total_bytes))
         rows.append(_flops("prefill" if decode else "forward pass", self.prefill.total_flops))
         rows.append(_flops("  of it in attention", self.prefill.attention_flops))
@@ -239,7 +249,9 @@ class Price:
             rows.append(_bytes("bytes moved for a new token", round(decode.bytes_per_token)))
             rows.append(("arithmetic intensity", f"{decode.flops_per_byte:.3g}", "FLOPs per byte"))
         if memory is not None:
-            longest = "no limit" if memory.longest_context is None else f"{memory.longest_context:,}"
+            longest = (
+                "no limit" if memory.longest_context is None else f"{memory.longest_context:,}"
+            )
             rows.append(_bytes("memory left for the cache", memory.free_bytes))
             at_batch = f"tokens at batch {setting.batch:,}"
             rows.append(("longest context that fits", longest, at_batch))
@@ -250,8 +262,11 @@ class Price:
     def __repr__(self) -> str:
         total = self.parameters.total
         rows = [("parameters", f"{total:,}", scaled(total, 1000, DECIMAL)), *self.rows()]
-        widths = [max(len(row[column]) for row in rows) for column in range(2)]  # the last column needs none
-        lines = (f"  {what:<{widths[0]}}  {exact:>{widths[1]}}  {short}" for what, exact, short in rows)
+        # the last column needs none
+        widths = [max(len(row[column]) for row in rows) for column in range(2)]
+        lines = (
+            f"  {what:<{widths[0]}}  {exact:>{widths[1]}}  {short}" for what, exact, short in rows
+        )
         return "\n".join([self.heading, *lines, *(f"note: {note}" for note in self.notes)])
 
 
@@ -377,7 +392,9 @@ def cache_price(shape: ModelShape, setting: Setting) -> CachePrice:
     per_token = sum(spec.cache_values_per_token for spec in shape.cached)
     beyond = sum(map(growing_values, shape.cached))
     total = cache_values(shape, setting.context) * setting.batch
-    return CachePrice(*(bytes_of(values, setting.kv_dtype) for values in (per_token, beyond, total)))
+    return CachePrice(
+        *(bytes_of(values, setting.kv_dtype) for values in (per_token, beyond, total))
+    )
 
 
 def decode_price(shape: ModelShape, setting: Setting) -> DecodePrice:
@@ -410,11 +427,17 @@ def _notes(shape: ModelShape, setting: Setting) -> list[str]:
     notes = []
     if shape.positions is not None and setting.context > shape.positions:
         positions = f"{shape.positions:,}"
-        notes.append(f"context {setting.context:,} is beyond the {positions} positions the model was made for")
+        notes.append(
+            f"context {setting.context:,} is beyond the {positions} positions the model was made for"
+        )
     if setting.batch > 1 and any(layer.feed_forward.n_experts for layer in shape.layers):
-        notes.append(f"experts read for a batch of {setting.batch}: the mean, if every choice were as likely")
+        notes.append(
+            f"experts read for a batch of {setting.batch}: the mean, if every choice were as likely"
+        )
     if not shape.generates:
-        notes.append("an encoder writes nothing: it keeps no cache, and every text is one forward pass")
+        notes.append(
+            "an encoder writes nothing: it keeps no cache, and every text is one forward pass"
+        )
         if setting.gpu_memory is not None:
             notes.append(
                 "the weights fit in the memory; how many texts do depends on activations, which are not counted"

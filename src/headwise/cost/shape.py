@@ -80,7 +80,8 @@ class FeedForward:
     def active_weights(self) -> int:
         # The matrix entries among them, which cost a multiply-add each.
         widths = (self.n_active or 1) * self.width + self.shared_width
-        return self.d_model * (self.n_matrices * widths + self.n_experts)  # the router has a row for each expert
+        # the router has a row for each expert
+        return self.d_model * (self.n_matrices * widths + self.n_experts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +106,8 @@ class Piece:
 
     part: str  # embeddings | norms | head
     parameters: int
-    row: int | None = None  # width of the one row that a token reads in a table; None: it is no table
+    # width of the one row that a token reads in a table; None: it is no table
+    row: int | None = None
     weights: int = 0  # matrix entries that every token meets, borrowed ones included
     borrowed: int = 0  # those that belong to another piece: a head that is tied to the embedding
     once: int = 0  # multiply-adds made once for a sequence: a pooler
@@ -125,7 +127,8 @@ class ModelShape:
     notes: tuple[str, ...] = ()
 
     @property
-    def cached(self) -> Iterator[AttentionSpec]:  # those that keep keys and values of the text, layer by layer
+    # those that keep keys and values of the text, layer by layer
+    def cached(self) -> Iterator[AttentionSpec]:
         return (layer.attention for layer in self.layers if self.generates)
 
     @property
@@ -151,8 +154,11 @@ class ModelShape:
         """
         layers = []
         for layer in self.layers:
-            fields = {name: getattr(layer.attention, name) for name in AttentionSpec.__dataclass_fields__}
-            spec = AttentionSpec(**fields | {"rope": None, "kv_index": None} | heads)  # None: groups of neighbours
+            fields = {
+                name: getattr(layer.attention, name) for name in AttentionSpec.__dataclass_fields__
+            }
+            # None: groups of neighbours
+            spec = AttentionSpec(**fields | {"rope": None, "kv_index": None} | heads)
             layers.append(replace(layer, attention=spec))
         return replace(self, layers=tuple(layers))
 
@@ -183,7 +189,8 @@ def score_pairs(spec: AttentionSpec, tokens: int) -> int:
     """Pairs of a query and a key that it sees. Without a causal mask all: no family here has a window on both sides."""
     if not spec.causal:
         return tokens * tokens
-    most = min(tokens, spec.window or tokens)  # the first queries see 1, 2, ... keys, all later ones `most`
+    # the first queries see 1, 2, ... keys, all later ones `most`
+    most = min(tokens, spec.window or tokens)
     return most * (most + 1) // 2 + (tokens - most) * most
 
 
@@ -200,8 +207,12 @@ def forward_price(shape: ModelShape, batch: int, tokens: int) -> ForwardPrice:
         linear += 2 * tokens * (_token_weights(spec) + layer.feed_forward.active_weights)
         attention += pair_flops(spec, score_pairs(spec, tokens))
         dense += pair_flops(spec, tokens * tokens)
-    per_token, once = 2 * sum(piece.weights for piece in shape.pieces), 2 * sum(piece.once for piece in shape.pieces)
-    outside = once + per_token * (1 if shape.generates else tokens)  # what follows a prompt needs the last logits alone
+    per_token, once = (
+        2 * sum(piece.weights for piece in shape.pieces),
+        2 * sum(piece.once for piece in shape.pieces),
+    )
+    # what follows a prompt needs the last logits alone
+    outside = once + per_token * (1 if shape.generates else tokens)
     return ForwardPrice(
         layer_flops=batch * linear,
         attention_flops=batch * attention,
@@ -238,7 +249,8 @@ def decode_flops(shape: ModelShape, tokens: int, expand: bool = False) -> int:
             total += 2 * spec.n_heads * (spec.cache_values_per_token + spec.latent_dim) * rows
         else:
             total += pair_flops(spec, rows)
-            total += 2 * _expanding(spec) * (rows - 1)  # the new token's own is among its other products
+            # the new token's own is among its other products
+            total += 2 * _expanding(spec) * (rows - 1)
     return total
 
 
@@ -246,7 +258,11 @@ def decode_parameters(shape: ModelShape, batch: int) -> float:
     """Parameters read for one step, which serves every text of the batch: a mean where there are experts."""
     total: float = 0
     for layer in shape.layers:
-        total += layer.attention.n_parameters + layer.norm_parameters + experts_read(layer.feed_forward, batch)
+        total += (
+            layer.attention.n_parameters
+            + layer.norm_parameters
+            + experts_read(layer.feed_forward, batch)
+        )
     for piece in shape.pieces:
         total += piece.row * batch if piece.row is not None else piece.parameters + piece.borrowed
     return total
@@ -258,7 +274,8 @@ def experts_read(feed_forward: FeedForward, batch: int) -> float:
     if batch == 1 or not n:  # of one text the number is exact
         return feed_forward.active_parameters
     # One text misses an expert with probability 1 - n_active / n, and all of them with that to the power of `batch`.
-    distinct = n * (1 - (1 - feed_forward.n_active / n) ** batch)  # experts that at least one text chooses
+    # experts that at least one text chooses
+    distinct = n * (1 - (1 - feed_forward.n_active / n) ** batch)
     return float(distinct * feed_forward.expert_parameters + feed_forward.common_parameters)
 
 

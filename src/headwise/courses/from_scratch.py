@@ -35,7 +35,9 @@ class WatchedModule(nn.Module):
         super().__init__()
         self.watchers: list[Callable[[Call], Tensor | None]] = []
 
-    def tell(self, q_bhtd: Tensor, k_bhsd: Tensor, v_bhsd: Tensor, out_bhtd: Tensor, dropout: nn.Dropout) -> Tensor:
+    def tell(
+        self, q_bhtd: Tensor, k_bhsd: Tensor, v_bhsd: Tensor, out_bhtd: Tensor, dropout: nn.Dropout
+    ) -> Tensor:
         """Hand a call to each watcher in turn, and give the heads' output as they leave it: None changes nothing."""
         options = Options(mask=Causal(), dropout=dropout.p if self.training else 0.0)
         for watcher in self.watchers:
@@ -48,9 +50,12 @@ class WatchedModule(nn.Module):
 class _Projections(WatchedModule):
     """What one head and many at once have in common; `d_out` is the width of all of them. See `CausalAttention`."""
 
-    mask: Tensor  # (context_length, context_length), 1 where key j comes after query i and must not be seen
+    # (context_length, context_length), 1 where key j comes after query i and must not be seen
+    mask: Tensor
 
-    def __init__(self, d_in: int, d_out: int, context_length: int, dropout: float, qkv_bias: bool = False) -> None:
+    def __init__(
+        self, d_in: int, d_out: int, context_length: int, dropout: float, qkv_bias: bool = False
+    ) -> None:
         super().__init__()
         for name, size in (("d_in", d_in), ("d_out", d_out), ("context_length", context_length)):
             require_size(name, size)
@@ -67,7 +72,9 @@ class _Projections(WatchedModule):
         """Raise HeadwiseError where x is not (B,T,d_in) with at most `context_length` tokens."""
         d_in, context_length = self.W_query.in_features, self.mask.shape[0]
         if x.ndim != 3:
-            raise HeadwiseError(f"x has shape {tuple(x.shape)}, {x.ndim} axes; the layer takes (batch, tokens, width)")
+            raise HeadwiseError(
+                f"x has shape {tuple(x.shape)}, {x.ndim} axes; the layer takes (batch, tokens, width)"
+            )
         if x.shape[2] != d_in:
             raise HeadwiseError(f"x has width {x.shape[2]}; this layer has d_in={d_in}")
         if x.shape[1] > context_length:
@@ -121,12 +128,19 @@ class MultiHeadedAttentionWrapper(WatchedModule):
     """
 
     def __init__(
-        self, d_in: int, d_out: int, context_length: int, dropout: float, num_heads: int, qkv_bias: bool = False
+        self,
+        d_in: int,
+        d_out: int,
+        context_length: int,
+        dropout: float,
+        num_heads: int,
+        qkv_bias: bool = False,
     ) -> None:
         super().__init__()
         require_size("num_heads", num_heads)
         self.heads = nn.ModuleList(
-            CausalAttention(d_in, d_out, context_length, dropout, qkv_bias) for _ in range(num_heads)
+            CausalAttention(d_in, d_out, context_length, dropout, qkv_bias)
+            for _ in range(num_heads)
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -134,7 +148,9 @@ class MultiHeadedAttentionWrapper(WatchedModule):
             return torch.cat([head(x) for head in self.heads], dim=-1)
         # Whoever watches the wrapper wants one call with all heads.
         heads: list[Any] = list(self.heads)
-        q, k, v, out = (torch.stack(part, 1) for part in zip(*(head.parts(x) for head in heads), strict=True))
+        q, k, v, out = (
+            torch.stack(part, 1) for part in zip(*(head.parts(x) for head in heads), strict=True)
+        )
         dropout = heads[0].dropout  # all have the same
         return self.tell(q, k, v, out, dropout).transpose(1, 2).flatten(2)  # (B,h,T,d) -> (B,T,h*d)
 
@@ -153,11 +169,18 @@ class MultiHeadAttn(_Projections):
     """
 
     def __init__(
-        self, d_in: int, d_out: int, context_length: int, dropout: float, num_heads: int, qkv_bias: bool = False
+        self,
+        d_in: int,
+        d_out: int,
+        context_length: int,
+        dropout: float,
+        num_heads: int,
+        qkv_bias: bool = False,
     ) -> None:
         super().__init__(d_in, d_out, context_length, dropout, qkv_bias)
         require_size("num_heads", num_heads)
-        assert d_out % num_heads == 0, "d_out must be divisible by num_heads"  # an AssertionError, as in the course
+        # an AssertionError, as in the course
+        assert d_out % num_heads == 0, "d_out must be divisible by num_heads"
         self.num_heads = num_heads
         self.head_dim = d_out // num_heads
         self.out_proj = nn.Linear(d_out, d_out)
@@ -167,11 +190,15 @@ class MultiHeadAttn(_Projections):
 
     def forward(self, x: Tensor) -> Tensor:
         self.check_text(x)
-        shape = (*x.shape[:2], self.num_heads, self.head_dim)  # (B,T,h,d): head i owns the i-th slice of the width
+        # (B,T,h,d): head i owns the i-th slice of the width
+        shape = (*x.shape[:2], self.num_heads, self.head_dim)
         queries, keys, values = (  # (B,h,T,d)
-            projection(x).reshape(shape).transpose(1, 2) for projection in (self.W_query, self.W_key, self.W_value)
+            projection(x).reshape(shape).transpose(1, 2)
+            for projection in (self.W_query, self.W_key, self.W_value)
         )
-        heads_out = self.tell(queries, keys, values, self.attend(queries, keys, values), self.dropout)
+        heads_out = self.tell(
+            queries, keys, values, self.attend(queries, keys, values), self.dropout
+        )
         concat = heads_out.transpose(1, 2).flatten(2)  # (B,T,d_out): the heads side by side again
         return self.out_proj(concat)  # W_O mixes what the heads found
 
@@ -218,28 +245,45 @@ def class_from_wrapper(wrapper: nn.Module, projection: nn.Linear | None = None) 
 
     HeadwiseError with both widths where the projection has another one.
     """
-    heads = [_require(head, *PROJECTIONS, "mask", "dropout") for head in _require(wrapper, "heads").heads]
-    first, joined = heads[0], sum(head.W_query.out_features for head in heads)  # joined: width of all heads
-    if projection is not None and (projection.in_features, projection.out_features) != (joined, joined):
+    heads = [
+        _require(head, *PROJECTIONS, "mask", "dropout") for head in _require(wrapper, "heads").heads
+    ]
+    # joined: width of all heads
+    first, joined = heads[0], sum(head.W_query.out_features for head in heads)
+    if projection is not None and (projection.in_features, projection.out_features) != (
+        joined,
+        joined,
+    ):
         raise HeadwiseError(
             f"the projection maps {projection.in_features} to {projection.out_features}, and {len(heads)} heads of "
             f"{first.W_query.out_features} join to {joined}; pass nn.Linear({joined}, {joined})"
         )
     bias = first.W_query.bias is not None
     layer = MultiHeadAttn(
-        first.W_query.in_features, joined, first.mask.shape[0], first.dropout.p, len(heads), qkv_bias=bias
+        first.W_query.in_features,
+        joined,
+        first.mask.shape[0],
+        first.dropout.p,
+        len(heads),
+        qkv_bias=bias,
     )
     layer.to(first.W_query.weight).train(wrapper.training)
     parts = [_projections_of(head) for head in heads]
     # Not strict: the layer has made its mask, and out_proj is filled below.
-    layer.load_state_dict({key: torch.cat([part[key] for part in parts]) for key in parts[0]}, strict=False)
+    layer.load_state_dict(
+        {key: torch.cat([part[key] for part in parts]) for key in parts[0]}, strict=False
+    )
     _fill(layer.out_proj, projection)
     return layer
 
 
 def _projections_of(module: nn.Module) -> dict[str, Tensor]:
     """Weights and biases of W_query, W_key and W_value, by their names in the state of the module."""
-    return {key: value for key, value in module.state_dict().items() if key.partition(".")[0] in PROJECTIONS}
+    return {
+        key: value
+        for key, value in module.state_dict().items()
+        if key.partition(".")[0] in PROJECTIONS
+    }
 
 
 def _fill(linear: nn.Linear, source: nn.Linear | None) -> None:
@@ -254,5 +298,7 @@ def _require(module: nn.Module, *names: str) -> Any:
     """The module, if it has what a class of the course has, by name: a notebook's own class is none of ours."""
     absent = [name for name in names if not hasattr(module, name)]
     if absent:
-        raise HeadwiseError(f"{type(module).__name__} has no {', '.join(absent)}; the course's class has all of them")
+        raise HeadwiseError(
+            f"{type(module).__name__} has no {', '.join(absent)}; the course's class has all of them"
+        )
     return module

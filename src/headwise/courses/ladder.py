@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from headwise.backends import attend
 from headwise.courses import microgpt
 from headwise.courses.from_scratch import MultiHeadAttn, wrapper_from_class
 from headwise.courses.numpy_layer import attend_batched, attend_loop, causal_mask
@@ -19,10 +20,10 @@ from headwise.errors import HeadwiseError
 from headwise.gpt.presets import check_seed
 from headwise.layer.layer import MultiHeadAttention
 from headwise.masks import Causal
-from headwise.rungs import attend
 from headwise.spec import require_size
 
-MOST = 30_000_000  # multiplications of the loops: each of the two ways in plain Python then takes some seconds
+# multiplications of the loops: each of the two ways in plain Python then takes some seconds
+MOST = 30_000_000
 UNIT = 2.0**-24  # the largest relative error of one rounding in float32
 OTHER_ROUNDINGS = 32  # besides those of sums: casts, products, the scale, the softmax
 
@@ -30,7 +31,8 @@ OTHER_ROUNDINGS = 32  # besides those of sums: casts, products, the scale, the s
 @dataclass(frozen=True)
 class Way:
     name: str
-    difference: float | None  # largest, of the output from that of the loops; None where it is not finite
+    # largest, of the output from that of the loops; None where it is not finite
+    difference: float | None
     ms: float  # of a forward call, a median
 
 
@@ -46,7 +48,9 @@ class Ladder:
     agrees: bool
 
 
-def run_ladder(width: int = 64, heads: int = 4, tokens: int = 16, seed: int = 0, rounds: int = 7) -> Ladder:
+def run_ladder(
+    width: int = 64, heads: int = 4, tokens: int = 16, seed: int = 0, rounds: int = 7
+) -> Ladder:
     """Compute one layer in eight ways, compare each with the loops, and time it.
 
     W_Q, W_K, W_V and W_O are standard normal times 1/sqrt(width), the text is standard normal. The two ways in plain
@@ -56,15 +60,23 @@ def run_ladder(width: int = 64, heads: int = 4, tokens: int = 16, seed: int = 0,
         require_size(name, value)
     check_seed(seed)
     if width % heads:
-        raise HeadwiseError(f"heads={heads} does not divide width={width}; pass a width that {heads} divides")
+        raise HeadwiseError(
+            f"heads={heads} does not divide width={width}; pass a width that {heads} divides"
+        )
     if (work := tokens * width * (4 * width + 2 * tokens)) > MOST:
-        raise HeadwiseError(f"the loops would take {work:,} multiplications, at most {MOST:,}; pass a smaller width=")
+        raise HeadwiseError(
+            f"the loops would take {work:,} multiplications, at most {MOST:,}; pass a smaller width="
+        )
     rng = np.random.default_rng(seed)
     drawn = [rng.standard_normal((width, width)) / width**0.5 for _ in range(4)]
     x = rng.standard_normal((tokens, width))
-    with torch.random.fork_rng(devices=[]), torch.no_grad():  # modules draw weights before they get these
+    # modules draw weights before they get these
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
         calls = ways(drawn, x, heads)
-        outputs = {name: np.asarray(call(), np.float64).reshape(tokens, width) for name, call in calls.items()}
+        outputs = {
+            name: np.asarray(call(), np.float64).reshape(tokens, width)
+            for name, call in calls.items()
+        }
         times = {name: seconds(call, rounds) for name, call in calls.items()}
     expected = next(iter(outputs.values()))
     compared = []
@@ -73,7 +85,9 @@ def run_ladder(width: int = 64, heads: int = 4, tokens: int = 16, seed: int = 0,
         compared.append(Way(name, far if np.isfinite(far) else None, 1000 * times[name]))
     most = tolerance(drawn, x, heads)
     agrees = all(way.difference is not None and way.difference <= most for way in compared)
-    return Ladder(width, heads, tokens, seed, torch.get_num_threads(), most, tuple(compared), agrees)
+    return Ladder(
+        width, heads, tokens, seed, torch.get_num_threads(), most, tuple(compared), agrees
+    )
 
 
 def seconds(call: Callable[[], Any], rounds: int) -> float:
@@ -106,7 +120,10 @@ def ways(drawn: list[Any], x: Any, heads: int) -> dict[str, Callable[[], Any]]:
     mask = causal_mask(tokens)
 
     def loops() -> Any:
-        q, k, v = (split(np.array([microgpt.linear(token, w) for token in text]), heads).tolist() for w in lists[:3])
+        q, k, v = (
+            split(np.array([microgpt.linear(token, w) for token in text]), heads).tolist()
+            for w in lists[:3]
+        )
         out = attend(q, k, v, mask=Causal())
         joined = np.concatenate(out, -1).tolist()  # (H,T,D) -> (T,C): the heads side by side
         return [microgpt.linear(token, lists[3]) for token in joined]
@@ -130,10 +147,14 @@ def ways(drawn: list[Any], x: Any, heads: int) -> dict[str, Callable[[], Any]]:
     course.load_state_dict(dict(zip(names, tensors, strict=True)) | zeros)
     wrapper, projection = wrapper_from_class(course)
     theirs = nn.MultiheadAttention(width, heads, bias=False, batch_first=True)
-    theirs.load_state_dict({"in_proj_weight": torch.cat(tensors[:3]), "out_proj.weight": tensors[3]})
+    theirs.load_state_dict(
+        {"in_proj_weight": torch.cat(tensors[:3]), "out_proj.weight": tensors[3]}
+    )
     later = course.mask.bool()  # True forbids
     ours = MultiHeadAttention(width, heads, mask=Causal())
-    ours.load_state_dict({f"{role}_proj.weight": w for role, w in zip("qkvo", tensors, strict=True)})
+    ours.load_state_dict(
+        {f"{role}_proj.weight": w for role, w in zip("qkvo", tensors, strict=True)}
+    )
     return {
         "scalar loops": loops,
         "microgpt, token by token": token_by_token,
@@ -141,6 +162,8 @@ def ways(drawn: list[Any], x: Any, heads: int) -> dict[str, Callable[[], Any]]:
         "NumPy, all heads at once": lambda: in_numpy(attend_batched),
         "stacked heads": lambda: projection(wrapper(x_btc)),
         "course class": lambda: course(x_btc),
-        "torch.nn.MultiheadAttention": lambda: theirs(x_btc, x_btc, x_btc, attn_mask=later, need_weights=False)[0],
+        "torch.nn.MultiheadAttention": lambda: theirs(
+            x_btc, x_btc, x_btc, attn_mask=later, need_weights=False
+        )[0],
         "headwise.MultiHeadAttention": lambda: ours(x_btc),
     }

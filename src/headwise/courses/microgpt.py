@@ -17,7 +17,8 @@ from itertools import pairwise
 from typing import Any
 
 n_embd, n_head, block_size = 16, 4, 16  # width, heads, longest text in tokens
-STEPS, RATE, BETA1, BETA2, EPS = 1000, 0.01, 0.85, 0.99, 1e-8  # of Adam (Kingma & Ba 2014, arXiv 1412.6980)
+# of Adam (Kingma & Ba 2014, arXiv 1412.6980)
+STEPS, RATE, BETA1, BETA2, EPS = 1000, 0.01, 0.85, 0.99, 1e-8
 TEMPERATURE = 0.5
 
 Vector = Sequence[Any]  # of Values while the model learns, of floats when it writes
@@ -33,7 +34,9 @@ class Value:
 
     __slots__ = ("data", "grad", "inputs", "slopes")
 
-    def __init__(self, data: float, inputs: Sequence[Value] = (), slopes: Sequence[float] = ()) -> None:
+    def __init__(
+        self, data: float, inputs: Sequence[Value] = (), slopes: Sequence[float] = ()
+    ) -> None:
         self.data, self.grad, self.inputs, self.slopes = data, 0.0, inputs, slopes
 
     def __add__(self, other: Value | float) -> Value:
@@ -138,8 +141,13 @@ def attention(q: Vector, keys: Matrix, values: Matrix, n_head: int) -> Vector:
     x_attn: list[Any] = []
     for hs in range(0, len(q), head_dim):  # hs: where the head starts
         places = slice(hs, hs + head_dim)
-        q_h, k_h, v_h = q[places], [key[places] for key in keys], [value[places] for value in values]
-        attn_logits = [dot(q_h, key) / math.sqrt(head_dim) for key in k_h]  # how well each key answers
+        q_h, k_h, v_h = (
+            q[places],
+            [key[places] for key in keys],
+            [value[places] for value in values],
+        )
+        # how well each key answers
+        attn_logits = [dot(q_h, key) / math.sqrt(head_dim) for key in k_h]
         attn_weights = softmax(attn_logits)
         # zip(*v_h) gives for each place its numbers in all tokens so far.
         head_out = [dot(attn_weights, feature) for feature in zip(*v_h, strict=True)]
@@ -147,7 +155,9 @@ def attention(q: Vector, keys: Matrix, values: Matrix, n_head: int) -> Vector:
     return x_attn
 
 
-def gpt(token: int, position: int, keys: Cache, values: Cache, state_dict: Mapping[str, Matrix]) -> Vector:
+def gpt(
+    token: int, position: int, keys: Cache, values: Cache, state_dict: Mapping[str, Matrix]
+) -> Vector:
     """The logits of the next token. Keys and values are appended to those before: nothing later can be seen."""
     # The norm is for the stream itself: layers add to an x of size 1. microgpt has none before lm_head.
     x = rmsnorm(add(state_dict["wte"][token], state_dict["wpe"][position]))
@@ -172,10 +182,17 @@ def no_tokens_yet(n_layer: int = 1) -> tuple[Cache, Cache]:
 
 def shapes(vocab_size: int, n_layer: int = 1) -> dict[str, tuple[int, int]]:
     """(rows, columns) of every matrix, in the order in which they are drawn."""
-    drawn = {"wte": (vocab_size, n_embd), "wpe": (block_size, n_embd), "lm_head": (vocab_size, n_embd)}
+    drawn = {
+        "wte": (vocab_size, n_embd),
+        "wpe": (block_size, n_embd),
+        "lm_head": (vocab_size, n_embd),
+    }
     for li in range(n_layer):
         drawn |= {f"layer{li}.attn_w{role}": (n_embd, n_embd) for role in "qkvo"}
-        drawn |= {f"layer{li}.mlp_fc1": (4 * n_embd, n_embd), f"layer{li}.mlp_fc2": (n_embd, 4 * n_embd)}
+        drawn |= {
+            f"layer{li}.mlp_fc1": (4 * n_embd, n_embd),
+            f"layer{li}.mlp_fc2": (n_embd, 4 * n_embd),
+        }
     return drawn
 
 
@@ -218,8 +235,12 @@ class Learner:
     """The weights as Values, and Adam, which moves each against its slope."""
 
     def __init__(self, weights: dict[str, Any]) -> None:
-        self.state_dict = {key: [[Value(x) for x in row] for row in matrix] for key, matrix in weights.items()}
-        self.weights = [weight for matrix in self.state_dict.values() for row in matrix for weight in row]
+        self.state_dict = {
+            key: [[Value(x) for x in row] for row in matrix] for key, matrix in weights.items()
+        }
+        self.weights = [
+            weight for matrix in self.state_dict.values() for row in matrix for weight in row
+        ]
         self.means, self.squares = [0.0] * len(self.weights), [0.0] * len(self.weights)
 
     def loss(self, ids: Sequence[int]) -> Any:
@@ -274,8 +295,12 @@ def replay(
 
 def main(learner: Callable[[dict[str, Any]], Any]) -> None:
     """The command line of this file and of `microgpt_numpy`: losses, then samples."""
-    parser = argparse.ArgumentParser(description="Train microgpt on a list of names, then write new ones.")
-    parser.add_argument("names", type=argparse.FileType(encoding="utf-8"), help="a text file, a name a line")
+    parser = argparse.ArgumentParser(
+        description="Train microgpt on a list of names, then write new ones."
+    )
+    parser.add_argument(
+        "names", type=argparse.FileType(encoding="utf-8"), help="a text file, a name a line"
+    )
     parser.add_argument("steps", type=int, nargs="?", default=STEPS, help="default: 1000")
     options = parser.parse_args()
     with options.names as file:

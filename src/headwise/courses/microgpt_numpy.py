@@ -17,7 +17,8 @@ import numpy as np
 from headwise.courses import microgpt
 from headwise.courses.microgpt import BETA1, BETA2, EPS, block_size, main, n_embd, n_head
 
-LATER = np.triu(np.full((block_size, block_size), -np.inf), 1)  # added to scores: a token sees none that come later
+# added to scores: a token sees none that come later
+LATER = np.triu(np.full((block_size, block_size), -np.inf), 1)
 
 
 def rmsnorm(x: Any) -> tuple[Any, Callable[[Any], Any]]:
@@ -77,7 +78,9 @@ class Learner:
             dout = split(dx1 @ wo)[0]
             dp = dout @ v.swapaxes(1, 2)
             dscores = p * (dp - (p * dp).sum(-1, keepdims=True)) * shrink
-            dqkv = joined(np.stack([dscores @ k, dscores.swapaxes(1, 2) @ q, p.swapaxes(1, 2) @ dout]))
+            dqkv = joined(
+                np.stack([dscores @ k, dscores.swapaxes(1, 2) @ q, p.swapaxes(1, 2) @ dout])
+            )
             dx = back_to_embeddings(dx1 + back1(dqkv @ wqkv))
             slopes = np.zeros_like(self.flat)
             dwte, dwpe, *others = self.parts(slopes)

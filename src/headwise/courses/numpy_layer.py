@@ -19,7 +19,8 @@ from headwise.errors import HeadwiseError
 from headwise.spec import require_size
 
 Array = NDArray[Any]
-Steps = tuple[Array, Array, Array]  # scores (...,h,t,s), weights (...,h,t,s), outputs of the heads (...,h,t,d)
+# scores (...,h,t,s), weights (...,h,t,s), outputs of the heads (...,h,t,d)
+Steps = tuple[Array, Array, Array]
 
 
 def attend_loop(q_htd: Array, k_gsd: Array, v_gsd: Array, mask_ts: Array | None) -> Steps:
@@ -27,7 +28,8 @@ def attend_loop(q_htd: Array, k_gsd: Array, v_gsd: Array, mask_ts: Array | None)
 
     `mask_ts` is added to the scores of each head, here and below: 0 lets look, -inf forbids, None lets all look.
     """
-    group = len(q_htd) // len(k_gsd)  # with groups of 3, query heads 0, 1 and 2 read key/value head 0
+    # with groups of 3, query heads 0, 1 and 2 read key/value head 0
+    group = len(q_htd) // len(k_gsd)
     scores, weights, heads = [], [], []
     for h in range(len(q_htd)):
         q, k, v = q_htd[h], k_gsd[h // group], v_gsd[h // group]
@@ -73,7 +75,8 @@ def softmax(x: Array) -> Array:
     """exp x / sum exp x along the last axis; a row of -inf, which may look at nothing, gives zeros."""
     top = x.max(axis=-1, keepdims=True)
     # In a row of -inf 0 is taken off instead: -inf - -inf would be nan. Its total, 0, is then divided by 1.
-    powers = np.exp(x - np.where(top == -np.inf, 0, top))  # exp of the largest is 1, so none can overflow
+    # exp of the largest is 1, so none can overflow
+    powers = np.exp(x - np.where(top == -np.inf, 0, top))
     total = powers.sum(axis=-1, keepdims=True)
     return powers / np.where(total == 0, 1, total)
 
@@ -106,7 +109,8 @@ class MultiHeadAttention:
         rng = np.random.default_rng(seed)
         # By 1/sqrt(d_model) a sum of d_model products with numbers of size 1 has size 1 again.
         self.W_Q, self.W_K, self.W_V, self.W_O = (
-            (rng.standard_normal((d_model, d_model)) / math.sqrt(d_model)).astype(np.float32) for _ in range(4)
+            (rng.standard_normal((d_model, d_model)) / math.sqrt(d_model)).astype(np.float32)
+            for _ in range(4)
         )
 
     def forward(self, x: Array, mask: Array | None = None) -> Array:
@@ -126,7 +130,8 @@ class MultiHeadAttention:
     # attend  one of the three functions above
     def _forward(self, attend: Callable[..., Steps], x: Array, mask: Array | None) -> Array:
         x, mask = self._checked(x, mask)
-        shape = (len(x), self.n_heads, self.d_head)  # (T,h*d) -> (h,T,d): head i owns the i-th slice of the width
+        # (T,h*d) -> (h,T,d): head i owns the i-th slice of the width
+        shape = (len(x), self.n_heads, self.d_head)
         q, k, v = ((x @ W).reshape(shape).swapaxes(0, 1) for W in (self.W_Q, self.W_K, self.W_V))
         heads_htd = attend(q, k, v, mask)[2]  # without scores and weights
         joined = heads_htd.swapaxes(0, 1).reshape(len(x), self.d_model)  # (h,T,d) -> (T,h*d)
@@ -152,5 +157,7 @@ class MultiHeadAttention:
                 "pass causal_mask(tokens), or numpy.where(allowed, 0, -numpy.inf), with True = may attend"
             )
         if mask.shape != (len(x), len(x)):
-            raise HeadwiseError(f"mask has shape {mask.shape}; {len(x)} tokens need {(len(x), len(x))}")
+            raise HeadwiseError(
+                f"mask has shape {mask.shape}; {len(x)} tokens need {(len(x), len(x))}"
+            )
         return x.astype(np.float32, copy=False), mask.astype(np.float32, copy=False)

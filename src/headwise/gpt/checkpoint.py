@@ -30,7 +30,10 @@ from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.layer.projections import shapes_alone
 
 # For transformers, which else may drop the spaces before commas and full stops from what it decodes.
-TOKENIZER_CONFIG = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+TOKENIZER_CONFIG = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "clean_up_tokenization_spaces": False,
+}
 
 
 def save_model(folder: str | Path, model: GPT, tokens: Tokens) -> None:
@@ -44,7 +47,9 @@ def save_model(folder: str | Path, model: GPT, tokens: Tokens) -> None:
     texts, generation = dict(TOKENIZER_CONFIG), {"max_length": model.config.context}
     if tokens.boundary is not None:
         texts |= dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), BOUNDARY)
-        generation |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokens.boundary)
+        generation |= dict.fromkeys(
+            ("bos_token_id", "eos_token_id", "pad_token_id"), tokens.boundary
+        )
     write_whole(folder / "tokenizer.json", tokens.to_json())
     config = hf_config(model.config, tokens.boundary)
     for name, content in (
@@ -76,14 +81,21 @@ def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
     except HeadwiseError as error:
         raise HeadwiseError(f"{path}: {error}") from None
     except (KeyError, TypeError) as error:
-        raise HeadwiseError(f"{path} does not describe a headwise model ({type(error).__name__}: {error})") from None
+        raise HeadwiseError(
+            f"{path} does not describe a headwise model ({type(error).__name__}: {error})"
+        ) from None
     tensors, _ = read_tensors(weights)
     # A buffer of one's own attention may be a mask of -inf.
-    bad = [name for name, x in tensors.items() if not x.isfinite().all() and config.own_attention is None]
+    bad = [
+        name
+        for name, x in tensors.items()
+        if not x.isfinite().all() and config.own_attention is None
+    ]
     if bad:
         raise HeadwiseError(f"{weights} has NaN or inf in {bad[0]}; the model is not usable")
     try:
-        if config.n_layers > len(tensors):  # a layer has a tensor or more; millions of layers are not even built
+        # a layer has a tensor or more; millions of layers are not even built
+        if config.n_layers > len(tensors):
             raise KeyError(f"n_layers={config.n_layers:,}, and there are {len(tensors):,} tensors")
         state = from_hf(config, tensors)
         with shapes_alone():  # before anything of that size is made
@@ -93,8 +105,11 @@ def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
             model = GPT(config)
         model.load_state_dict(state)
     except (KeyError, RuntimeError) as error:
-        misfit = str(error).strip().splitlines()[-1].strip()  # torch lists all that does not fit, a line each
-        raise HeadwiseError(f"{folder} holds weights that do not fit its config.json: {misfit}") from None
+        # torch lists all that does not fit, a line each
+        misfit = str(error).strip().splitlines()[-1].strip()
+        raise HeadwiseError(
+            f"{folder} holds weights that do not fit its config.json: {misfit}"
+        ) from None
     tokens = Tokens.from_file(folder / "tokenizer.json")
     if len(tokens) > config.vocab_size:
         raise HeadwiseError(
@@ -114,19 +129,26 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     data = read_bytes(path)
     try:
         tensors = load(data)
-    except (SafetensorError, KeyError, ValueError, RuntimeError) as error:  # KeyError: a type that torch does not have
-        raise HeadwiseError(f"{path} is damaged or cut short ({len(data)} bytes): {error}") from None
+    # KeyError: a type that torch does not have
+    except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        raise HeadwiseError(
+            f"{path} is damaged or cut short ({len(data)} bytes): {error}"
+        ) from None
     size = int.from_bytes(data[:8], "little")  # of the header
     return tensors, json.loads(data[8 : 8 + size]).get("__metadata__") or {}
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     """Write a safetensors file, whole or not at all."""
-    write_whole(path, save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, metadata))
+    write_whole(
+        path, save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, metadata)
+    )
 
 
 def _pickle(path: Path) -> HeadwiseError:
-    return HeadwiseError(f"{path} is a pickle, which can run code; convert it to model.safetensors first")
+    return HeadwiseError(
+        f"{path} is a pickle, which can run code; convert it to model.safetensors first"
+    )
 
 
 def hf_form(config: GPTConfig) -> str | None:
@@ -145,7 +167,8 @@ def hf_form(config: GPTConfig) -> str | None:
     }
     for name, family in families().items():
         if family.form is not None and family.form["needs"].items() <= facts.items():
-            return name if len(windows) < 2 else None  # a config of transformers has one sliding_window for all layers
+            # a config of transformers has one sliding_window for all layers
+            return name if len(windows) < 2 else None
     return None
 
 
@@ -168,13 +191,16 @@ def hf_config(config: GPTConfig, boundary: int | None) -> dict[str, Any]:
     record = _record(form)
     fields = {field: attrgetter(path)(config) for field, path in record["fields"].items()}
     fields |= record.get("constants", {})
-    fields[record["activation"]] = record.get(config.activation, config.activation)  # under their name for it
+    # under their name for it
+    fields[record["activation"]] = record.get(config.activation, config.activation)
     if "rope_theta" in fields:  # which transformers reads in `rope_parameters` from version 5 on
         fields["rope_parameters"] = {"rope_type": "default", "rope_theta": config.rope_theta}
     windows = config.windows or ()
     if any(windows):
         fields |= {
-            "layer_types": ["full_attention" if window is None else "sliding_attention" for window in windows],
+            "layer_types": [
+                "full_attention" if window is None else "sliding_attention" for window in windows
+            ],
             "sliding_window": next(filter(None, windows)),  # all have the same, or there is no form
             "use_sliding_window": True,
         }
@@ -205,7 +231,8 @@ def _stacks(config: GPTConfig) -> dict[str, list[str]]:
     form, names = hf_form(config), list(_meta_state(config))
     record = {} if form is None else _record(form)
     parts = record.get("names", {})
-    if "biases" in record:  # the form has these biases always, also for a model of ours that has none: then as zeros
+    # the form has these biases always, also for a model of ours that has none: then as zeros
+    if "biases" in record:
         all_names = _meta_state(replace(config, bias=True))
         names = [name for name in all_names if name in names or re.search(record["biases"], name)]
     stacks: dict[str, list[str]] = {}
@@ -233,13 +260,18 @@ def to_hf(model: GPT) -> dict[str, Tensor]:
     """The tensors under the names of the form. Biases that only the form has are zeros."""
     state = _with_zero_biases(model.state_dict())
     stacks = _stacks(model.config).items()
-    return {name: _transposed(name, torch.cat([state[part] for part in ours])) for name, ours in stacks}
+    return {
+        name: _transposed(name, torch.cat([state[part] for part in ours])) for name, ours in stacks
+    }
 
 
 def _with_zero_biases(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The same, and for each weight without a bias one of zeros."""
     # Of a name that does not end in "weight" it makes one that no model has, and nobody asks for.
-    zeros = {name.removesuffix("weight") + "bias": weight.new_zeros(len(weight)) for name, weight in tensors.items()}
+    zeros = {
+        name.removesuffix("weight") + "bias": weight.new_zeros(len(weight))
+        for name, weight in tensors.items()
+    }
     return zeros | tensors
 
 

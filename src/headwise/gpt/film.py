@@ -12,20 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from headwise.backends.torch_ import trace
 from headwise.corpus.training import Corpus
 from headwise.files import read_json, write_whole
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe
 from headwise.layer.layer import MultiHeadAttention
 from headwise.records import Call, head_name
-from headwise.rungs.tensor import trace
 
 FILM = "film.json"  # in a run folder
 # Round choices. More shows more, and makes the file larger.
 FRAMES = 20
 LONGEST = 24  # tokens of the line at most
 
-Frame = dict[str, Any]  # "step", and "maps" (N,T,T) of N heads as base64 of a byte a weight, 255 times it
+# "step", and "maps" (N,T,T) of N heads as base64 of a byte a weight, 255 times it
+Frame = dict[str, Any]
 
 
 class Film:
@@ -41,8 +42,15 @@ class Film:
         recipe: Recipe,
         tell: Callable[[Frame], None] = lambda frame: None,
     ) -> None:
-        self.ids, self.tell = corpus.tokens.prompt(corpus.example)[: min(LONGEST, config.context)], tell
-        names = [head_name(layer, head) for layer in range(config.n_layers) for head in range(config.n_heads)]
+        self.ids, self.tell = (
+            corpus.tokens.prompt(corpus.example)[: min(LONGEST, config.context)],
+            tell,
+        )
+        names = [
+            head_name(layer, head)
+            for layer in range(config.n_layers)
+            for head in range(config.n_heads)
+        ]
         self.header: dict[str, Any] = {
             "heads": names,
             "tokens": list(corpus.tokens.shown(self.ids)),
@@ -52,7 +60,8 @@ class Film:
         doubled = {0, *(2**n for n in range(FRAMES // 2))}
         evenly = {recipe.steps * n // 9 for n in range(1, 10)}
         self.due = evenly | {step for step in doubled if step < recipe.steps}  # FRAMES at most
-        self.kept: dict[str, Tensor] = {}  # name of a step: (N,T,T) in bytes; saved with the state of the training
+        # name of a step: (N,T,T) in bytes; saved with the state of the training
+        self.kept: dict[str, Tensor] = {}
         self.frames: list[Frame] = []  # as they were told
 
     def __call__(self, model: GPT, step: int) -> None:
@@ -79,7 +88,9 @@ def maps_on(model: GPT, ids: list[int]) -> Tensor:
 
     training = model.training
     with ExitStack() as stack:
-        for attention in (module for module in model.modules() if isinstance(module, MultiHeadAttention)):
+        for attention in (
+            module for module in model.modules() if isinstance(module, MultiHeadAttention)
+        ):
             watchers = attention.watchers
             watchers.append(keep)
             stack.callback(watchers.remove, keep)

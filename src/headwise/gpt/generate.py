@@ -33,7 +33,9 @@ def generate(
         return lambda ids: model(ids.to(device), caches, last_only=True)[0, -1]
 
     stops, config = () if stop is None else (stop,), model.config
-    return continued(begin, prompt, n_tokens, temperature, top_k, seed, stops, config.context, config.vocab_size)
+    return continued(
+        begin, prompt, n_tokens, temperature, top_k, seed, stops, config.context, config.vocab_size
+    )
 
 
 def continued(
@@ -57,14 +59,18 @@ def continued(
     vocab_size    None where the model does not say it: then no id is too large
     """
     if not prompt:
-        raise HeadwiseError("the prompt is empty, and this model has no token that begins a text; pass prompt=")
+        raise HeadwiseError(
+            "the prompt is empty, and this model has no token that begins a text; pass prompt="
+        )
     wrong = [i for i in prompt if not 0 <= i < (vocab_size or sys.maxsize)]
     if wrong:
         raise HeadwiseError(f"token id {wrong[0]} lies outside the vocabulary of {vocab_size}")
     if n_tokens < 0:
         raise HeadwiseError(f"{n_tokens=} is negative")
     if not temperature >= 0:
-        raise HeadwiseError(f"temperature={temperature} must be 0 or more; 0 takes the likeliest token")
+        raise HeadwiseError(
+            f"temperature={temperature} must be 0 or more; 0 takes the likeliest token"
+        )
     check_seed(seed)
     if top_k is not None and top_k < 1:
         raise HeadwiseError(f"{top_k=} must be at least 1")
@@ -88,11 +94,15 @@ def continued(
     return tokens()
 
 
-def _choose(logits: Tensor, generator: torch.Generator, temperature: float, top_k: int | None) -> int:
+def _choose(
+    logits: Tensor, generator: torch.Generator, temperature: float, top_k: int | None
+) -> int:
     # The next token by its logits (V,), drawn with the probabilities softmax(logits / temperature).
     # One that is not finite makes the sum so. In float32: in float16 that of a large vocabulary would overflow.
     if not math.isfinite(logits.sum(dtype=torch.float32)):
-        raise HeadwiseError("the model's logits are NaN or inf; its weights are damaged or its training diverged")
+        raise HeadwiseError(
+            "the model's logits are NaN or inf; its weights are damaged or its training diverged"
+        )
     if temperature == 0:
         return int(logits.argmax())
     ids, rows = None, logits.cpu().double()
@@ -102,5 +112,6 @@ def _choose(logits: Tensor, generator: torch.Generator, temperature: float, top_
     # that none overflows.
     bounds = ((rows - rows.max()) / temperature).exp().cumsum(0)
     point = torch.rand((), generator=generator, dtype=torch.float64) * bounds[-1]
-    place = min(int(torch.searchsorted(bounds, point, right=True)), len(rows) - 1)  # rounding may reach the last bound
+    # rounding may reach the last bound
+    place = min(int(torch.searchsorted(bounds, point, right=True)), len(rows) - 1)
     return place if ids is None else int(ids[place])

@@ -14,12 +14,12 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from headwise.backends.cache import KVCache
 from headwise.errors import HeadwiseError
 from headwise.gpt.own import InputCache, OwnAttention
 from headwise.layer.layer import MultiHeadAttention
 from headwise.masks import Causal, Window
 from headwise.positions import RoPE
-from headwise.rungs.cache import KVCache
 from headwise.spec import AttentionSpec, require_size
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -64,10 +64,13 @@ class GPTConfig:
     qk_norm: bool = False  # an RMSNorm of each query and key, in each head
     dropout: float = 0.0  # of attention weights, and of what attention and feed-forward add
     init_std: float = 0.02  # of the normal distribution that matrices are drawn from; as in GPT-2
-    scale_residual_init: bool = True  # W_O and the last feed-forward matrix start at init_std / sqrt(2 n_layers), GPT-2
-    windows: tuple[int | None, ...] | None = None  # of each layer the tokens that a query sees, its own too; None: all
+    # W_O and the last feed-forward matrix start at init_std / sqrt(2 n_layers), GPT-2
+    scale_residual_init: bool = True
+    # of each layer the tokens that a query sees, its own too; None: all
+    windows: tuple[int | None, ...] | None = None
 
-    own_attention: str | None = None  # a class in place of MultiHeadAttention, by its name in `gpt.own`
+    # a class in place of MultiHeadAttention, by its name in `gpt.own`
+    own_attention: str | None = None
 
     def __post_init__(self) -> None:
         # A frozen record has no assignment to its fields: its sizes, made plain integers, are put in by `vars`.
@@ -78,15 +81,25 @@ class GPTConfig:
                 vars(self)[name] = require_size(name, getattr(self, name))
         for name, most in MOST.items():
             if (getattr(self, name) or 0) > most:  # None is bounded by what it defaults to
-                raise HeadwiseError(f"{name}={getattr(self, name):,} is more than headwise builds, {most:,}")
+                raise HeadwiseError(
+                    f"{name}={getattr(self, name):,} is more than headwise builds, {most:,}"
+                )
         for name in ("norm_eps", "rope_theta", "init_std"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not (isinstance(value, int | float) and 0 < value < math.inf):
+            if isinstance(value, bool) or not (
+                isinstance(value, int | float) and 0 < value < math.inf
+            ):
                 raise HeadwiseError(f"{name}={value!r} must be a positive number")
-        choices = {"norm": ("rms", "layer"), "position": ("rope", "learned"), "activation": tuple(ACTIVATIONS)}
+        choices = {
+            "norm": ("rms", "layer"),
+            "position": ("rope", "learned"),
+            "activation": tuple(ACTIVATIONS),
+        }
         for name, known in choices.items():
             if getattr(self, name) not in known:
-                raise HeadwiseError(f"{name}={getattr(self, name)!r} is not known; one of {', '.join(known)}")
+                raise HeadwiseError(
+                    f"{name}={getattr(self, name)!r} is not known; one of {', '.join(known)}"
+                )
         _ = self.attention  # validates heads and widths
         if self.windows is not None:
             # A JSON document has a list; or by mistake one number, which is refused as no window at all.
@@ -121,13 +134,17 @@ class GPTConfig:
         """The spec of one layer's attention."""
         window = self.window(layer)
         # A Window counts the tokens before a query, without its own, and those behind it.
-        return self.attention if window is None else self.attention.replace(mask=Window(window - 1, 0))
+        return (
+            self.attention if window is None else self.attention.replace(mask=Window(window - 1, 0))
+        )
 
     @property
     def sizes(self) -> dict[str, Any]:
         """What a class of one's own may be built with."""
         spec = self.attention
-        sizes = {name: getattr(spec, name) for name in ("d_model", "n_heads", "n_kv_heads", "head_dim")}
+        sizes = {
+            name: getattr(spec, name) for name in ("d_model", "n_heads", "n_kv_heads", "head_dim")
+        }
         return {**sizes, "context": self.context, "dropout": self.dropout, "causal": True}
 
     @property
@@ -142,7 +159,9 @@ def make_norm(config: GPTConfig) -> nn.Module:
     """
     if config.norm == "rms":
         return nn.RMSNorm(config.d_model, eps=config.norm_eps, elementwise_affine=config.norm_gain)
-    return nn.LayerNorm(config.d_model, config.norm_eps, elementwise_affine=config.norm_gain, bias=config.bias)
+    return nn.LayerNorm(
+        config.d_model, config.norm_eps, elementwise_affine=config.norm_gain, bias=config.bias
+    )
 
 
 class FeedForward(nn.Module):
@@ -191,7 +210,8 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.token_embedding = nn.Embedding(config.vocab_size, config.d_model)
-        learned = config.position == "learned"  # RoPE has no weights: each layer's attention rotates
+        # RoPE has no weights: each layer's attention rotates
+        learned = config.position == "learned"
         self.position_embedding = nn.Embedding(config.context, config.d_model) if learned else None
         self.embedding_norm = make_norm(config) if config.embedding_norm else nn.Identity()
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
@@ -208,11 +228,15 @@ class GPT(nn.Module):
                     nn.init.zeros_(parameter)
                 continue  # gains are 1 as torch makes them
             # The last matrix of what is added to the residual stream, 2 n_layers times: so many variances add up.
-            last = name.endswith(("o_proj.weight", "down.weight")) and self.config.scale_residual_init
+            last = (
+                name.endswith(("o_proj.weight", "down.weight")) and self.config.scale_residual_init
+            )
             std = self.config.init_std / (math.sqrt(2 * self.config.n_layers) if last else 1)
             nn.init.normal_(parameter, std=std)
 
-    def forward(self, ids: Tensor, caches: list[KVCache] | None = None, last_only: bool = False) -> Tensor:
+    def forward(
+        self, ids: Tensor, caches: list[KVCache] | None = None, last_only: bool = False
+    ) -> Tensor:
         """Logits (B,T,V) of the token that follows each.
 
         Args:
@@ -240,7 +264,9 @@ class GPT(nn.Module):
 
         It is computed in float32, for half precision would round it to 8 or 11 bits.
         """
-        return F.cross_entropy(self(ids).flatten(0, 1).float(), targets.flatten(), ignore_index=-100)
+        return F.cross_entropy(
+            self(ids).flatten(0, 1).float(), targets.flatten(), ignore_index=-100
+        )
 
     def new_caches(self) -> list[KVCache]:
         """One empty cache for each layer; that of a window rolls, and drops the tokens that no later query sees."""

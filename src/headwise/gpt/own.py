@@ -23,7 +23,8 @@ SPELLINGS = {
     "causal": "causal is_causal",
 }
 MEANINGS = {name: size for size, names in SPELLINGS.items() for name in names.split()}
-_classes: dict[str, type[nn.Module]] = {}  # by the name that a config has for it; of this process alone
+# by the name that a config has for it; of this process alone
+_classes: dict[str, type[nn.Module]] = {}
 
 
 def register(kind: Any) -> str:
@@ -40,7 +41,9 @@ def register_file(place: str) -> str:
     file, _, name = place.rpartition(":")
     path = Path(file).resolve()
     if not path.is_file():
-        raise HeadwiseError(f"attention={place!r} names no class in a file; pass FILE:CLASS, such as attention.py:Mine")
+        raise HeadwiseError(
+            f"attention={place!r} names no class in a file; pass FILE:CLASS, such as attention.py:Mine"
+        )
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -91,7 +94,10 @@ class OwnAttention(nn.Module):
         for name, parameter in inspect.signature(self.module.forward).parameters.items():
             if "mask" in name:
                 arguments[name] = visible
-            elif parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+            elif (
+                parameter.default is parameter.empty
+                and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+            ):
                 arguments[name] = x
         result = self.module(**arguments)
         return result[0] if isinstance(result, tuple | list) else result
@@ -107,7 +113,9 @@ class OwnAttention(nn.Module):
             if first.shape != x.shape:
                 wrong = f"it gives {tuple(first.shape)} for an input of {tuple(x.shape)}"
             elif not torch.allclose(first[:, :-1], second[:, :-1], atol=1e-5):
-                wrong = "it sees later tokens; mask them, or take a mask= of which True may be attended"
+                wrong = (
+                    "it sees later tokens; mask them, or take a mask= of which True may be attended"
+                )
         except Exception as error:  # it is somebody's own code
             wrong = f"{type(error).__name__}: {error}"
         self.module.train(training)
@@ -121,7 +129,8 @@ def _arguments(kind: type, sizes: dict[str, Any]) -> dict[str, Any]:
     for name, parameter in inspect.signature(kind).parameters.items():
         if name in MEANINGS:
             arguments[name] = sizes[MEANINGS[name]]
-        elif parameter.default is parameter.empty and "VAR" not in parameter.kind.name:  # no *args, no **kwargs
+        # no *args, no **kwargs
+        elif parameter.default is parameter.empty and "VAR" not in parameter.kind.name:
             raise HeadwiseError(
                 f"{kind.__name__} wants {name}=, whose meaning is not known; pass a class that says it: class Mine("
                 f"{kind.__name__}): def __init__(self, d_model, n_heads): super().__init__(...)"

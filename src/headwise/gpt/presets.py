@@ -22,8 +22,10 @@ class Recipe:
     steps: int  # updates of the weights
     batch: int  # texts of each
     lr: float  # AdamW (Loshchilov & Hutter 2017, arXiv 1711.05101)
-    muon_lr: float | None = None  # Muon on the matrices of the blocks (Jordan et al. 2024); None = AdamW on all
-    betas: tuple[float, float] = (0.9, 0.95)  # of AdamW: how slowly its means of gradients, and their squares, move
+    # Muon on the matrices of the blocks (Jordan et al. 2024); None = AdamW on all
+    muon_lr: float | None = None
+    # of AdamW: how slowly its means of gradients, and their squares, move
+    betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.1  # of matrices; see `make_optimizers`
     warmup: int = 100  # steps in which the rate rises
     final_lr: float = 0.1  # the cosine ends at this fraction of the peak
@@ -41,7 +43,8 @@ class Preset:  # a record of presets.toml
     shape: dict[str, Any]  # fields of GPTConfig, without the vocabulary
     recipe: Recipe
     lines: bool  # each line is a document of its own; otherwise the text is one stream
-    core: bool = False  # of the verb corpus, which is read where no text is named, it learns the first 20 verbs alone
+    # of the verb corpus, which is read where no text is named, it learns the first 20 verbs alone
+    core: bool = False
 
 
 _RECORDS = tomllib.loads(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
@@ -69,7 +72,8 @@ def check_seed(seed: Any) -> None:
 
     NumPy's generators take none below 0; torch's end at 2^64, which leaves room for a sum such as `seed + n`.
     """
-    if type(seed) is not int or not 0 <= seed < 2**63:  # `random` and torch take no number of NumPy's
+    # `random` and torch take no number of NumPy's
+    if type(seed) is not int or not 0 <= seed < 2**63:
         raise HeadwiseError(f"seed={seed!r} is no whole number from 0 to 2^63 - 1")
 
 

@@ -44,7 +44,8 @@ from headwise.words import Note, unknown
 REPORT, WALK = "report.html", "walk.html"
 # Texts that a finished model writes for the report, and their length at most; round choices.
 SAMPLES, SAMPLE_TOKENS = 5, 60
-SAMPLE_TEMPERATURE = 0.8  # of these, and of those shown while it trains; a usual choice: below 1 fewer odd words come
+# of these, and of those shown while it trains; a usual choice: below 1 fewer odd words come
+SAMPLE_TEMPERATURE = 0.8
 # That a held-out cell is continued by at most. Its Spanish half has up to 3, such as `él ha trabajado`. With 3 here
 # `él ha trabajado ella` would be cut to what is right; 4 would do, and 8 is a round choice.
 CELL_TOKENS = 8
@@ -55,12 +56,14 @@ class Settings:
     """All that determines a run: the same settings on the same machine give the same weights."""
 
     preset: str = "verbs"
-    text: tuple[str, ...] = ()  # paths of files and folders; without them it is the built-in verb corpus
+    # paths of files and folders; without them it is the built-in verb corpus
+    text: tuple[str, ...] = ()
     tokenizer: str | None = None  # a path; None takes characters, or words for the verb corpus
     lines: bool | None = None  # is each line of the text a document? None takes the preset's way
     seed: int = 0
     steps: int | None = None  # None takes the recipe's
-    shape: dict[str, Any] = dataclasses.field(default_factory=dict)  # fields of GPTConfig that differ from the preset
+    # fields of GPTConfig that differ from the preset
+    shape: dict[str, Any] = dataclasses.field(default_factory=dict)
     attention: str | None = None  # a class in place of our attention, by its name in `gpt.own`
 
     @property
@@ -85,10 +88,13 @@ class Settings:
         for name in shape:
             if name not in names:
                 raise unknown(f"no field {name!r} of a model's shape", name, names)
-        require_size("d_model", shape["d_model"])  # before it is multiplied; `GPTConfig` checks the other fields
+        # before it is multiplied; `GPTConfig` checks the other fields
+        require_size("d_model", shape["d_model"])
         # Another width than the preset's: d_ff stays as many times the width as it is there.
         if "d_model" in self.shape and "d_ff" in preset.shape and "d_ff" not in self.shape:
-            shape["d_ff"] = max(1, preset.shape["d_ff"] * self.shape["d_model"] // preset.shape["d_model"])
+            shape["d_ff"] = max(
+                1, preset.shape["d_ff"] * self.shape["d_model"] // preset.shape["d_model"]
+            )
         shape["own_attention"] = self.attention
         GPTConfig(vocab_size=1, **shape)  # a wrong shape is said before a long text is read
         if not self.text:
@@ -114,7 +120,8 @@ class Run:
     text_size: int  # bytes of its text; 0 of the verb corpus
     status: str  # "training" or "finished"
     summary: RunSummary | None
-    cells: tuple[int, int, int] | None  # held-out verb cells: right by the model, right by the n-gram, all
+    # held-out verb cells: right by the model, right by the n-gram, all
+    cells: tuple[int, int, int] | None
     example: str | None  # a held-out text for the report
 
 
@@ -137,7 +144,8 @@ def run_training(
     corpus, config, recipe = settings.resolve(reading)
     with shapes_alone():
         size = GPT(config).n_parameters
-    needed, free = 16 * size, free_memory()  # 4 bytes for each of a weight, its gradient and AdamW's two moments
+    # 4 bytes for each of a weight, its gradient and AdamW's two moments
+    needed, free = 16 * size, free_memory()
     if needed > free:
         raise HeadwiseError(
             f"{size:,} parameters take {amount(needed)} to train, and {amount(free)} are free; take a smaller model"
@@ -153,9 +161,13 @@ def run_training(
         filmed = film(corpus, config, recipe)
     # Training seeds torch's own generators, from which dropout draws: the caller gets them back as they were.
     with torch.random.fork_rng([]):
-        model, curve = train(folder, config, recipe, corpus.data, settings.seed, report, observer=filmed)
+        model, curve = train(
+            folder, config, recipe, corpus.data, settings.seed, report, observer=filmed
+        )
     say("training is done; counting n-grams and writing the report")
-    summary, cells = _results(settings, corpus, model, recipe, curve, time.monotonic() - began, n_samples)
+    summary, cells = _results(
+        settings, corpus, model, recipe, curve, time.monotonic() - began, n_samples
+    )
     save_model(folder, model, corpus.tokens)
     if filmed is not None:
         filmed.write(folder)
@@ -195,7 +207,9 @@ def read_run(folder: Path) -> Run | None:
             summary = RunSummary(**{**summary, "curve": curve})
         return Run(**{**fields, "settings": settings, "summary": summary})
     except (HeadwiseError, TypeError, KeyError) as error:
-        raise HeadwiseError(f"{path} is damaged ({error}); remove it or take another out=") from None
+        raise HeadwiseError(
+            f"{path} is damaged ({error}); remove it or take another out="
+        ) from None
 
 
 def _tuples(value: Any) -> Any:  # JSON has lists for them
@@ -241,12 +255,18 @@ def _check(folder: Path, settings: Settings, resume: bool) -> Run | None:
             raise HeadwiseError(f"out={folder} is not empty and holds no run; pass another folder")
         return None
     if not resume:
-        raise HeadwiseError(f"{folder} holds a run already; pass resume=True to go on with it, or another out=")
+        raise HeadwiseError(
+            f"{folder} holds a run already; pass resume=True to go on with it, or another out="
+        )
     if run.status == "finished":
         raise HeadwiseError(f"the run in {folder} is finished; there is nothing to resume")
     if run.settings != settings:
-        differing = [name for name, value in asdict(run.settings).items() if value != asdict(settings)[name]]
-        raise HeadwiseError(f"the run in {folder} has other settings ({', '.join(differing)}); resume it with its own")
+        differing = [
+            name for name, value in asdict(run.settings).items() if value != asdict(settings)[name]
+        ]
+        raise HeadwiseError(
+            f"the run in {folder} has other settings ({', '.join(differing)}); resume it with its own"
+        )
     if run.text_size != settings.text_size:
         raise HeadwiseError(
             f"the text is not the one that the run in {folder} began with; pass that one, or another out="
@@ -278,13 +298,20 @@ def _results(
         "steps": f"{recipe.steps:,}, each of {recipe.batch} {pieces}",
         "seed": str(settings.seed),
         "training time": f"{seconds:.1f} s, torch threads: {torch.get_num_threads()}",
-        "Hugging Face form": hf_form(model.config) or "none: no architecture there computes this model",
+        "Hugging Face form": hf_form(model.config)
+        or "none: no architecture there computes this model",
     }
     order, baseline = corpus.data.ngram(len(tokens))  # the order of the best n-gram, and its loss
-    if corpus.cells and isinstance(corpus.data, Documents):  # what has cells is Documents; asked for the type checker
+    # what has cells is Documents; asked for the type checker
+    if corpus.cells and isinstance(corpus.data, Documents):
         ngram = corpus.data.ngram_model(len(tokens), order)
-        right = _cells_right(corpus, lambda ids: generate(model, ids, CELL_TOKENS, temperature=0, stop=tokens.boundary))
-        ngram_right = _cells_right(corpus, lambda ids: ngram.generate(ids, CELL_TOKENS, tokens.boundary))
+        right = _cells_right(
+            corpus,
+            lambda ids: generate(model, ids, CELL_TOKENS, temperature=0, stop=tokens.boundary),
+        )
+        ngram_right = _cells_right(
+            corpus, lambda ids: ngram.generate(ids, CELL_TOKENS, tokens.boundary)
+        )
         cells = right, ngram_right, len(corpus.cells)
         facts |= {
             "held out": f"the Spanish half of {cells[2]} unseen cells; the training loss counts whole lines",
@@ -294,10 +321,17 @@ def _results(
     samples = []
     for seed in range(n_samples):
         ids = generate(
-            model, tokens.opening(), SAMPLE_TOKENS, temperature=SAMPLE_TEMPERATURE, seed=seed, stop=tokens.boundary
+            model,
+            tokens.opening(),
+            SAMPLE_TOKENS,
+            temperature=SAMPLE_TEMPERATURE,
+            seed=seed,
+            stop=tokens.boundary,
         )
         samples.append(tokens.decode(list(ids)).strip())
-    return RunSummary(facts, tuple(curve), curve[-1].held_out_loss, baseline, name, tuple(samples)), cells
+    return RunSummary(
+        facts, tuple(curve), curve[-1].held_out_loss, baseline, name, tuple(samples)
+    ), cells
 
 
 def _cells_right(corpus: Corpus, likeliest: Callable[[list[int]], Iterable[int]]) -> int:

@@ -66,7 +66,9 @@ class Stopped(KeyboardInterrupt):
     """Training was interrupted and has saved its state."""
 
     def __init__(self, step: int, folder: Path) -> None:
-        super().__init__(f"stopped after step {step}, and saved; go on with resume=True out={folder}")
+        super().__init__(
+            f"stopped after step {step}, and saved; go on with resume=True out={folder}"
+        )
         self.step = step
 
 
@@ -113,7 +115,12 @@ def train(
                 batch = data.batch(torch.Generator().manual_seed(step_seed), recipe.batch)
                 model.train()
                 loss = take_step(
-                    model.loss(*batch), weights.values(), optimizers, done - 1, recipe.rate(done - 1), recipe.clip
+                    model.loss(*batch),
+                    weights.values(),
+                    optimizers,
+                    done - 1,
+                    recipe.rate(done - 1),
+                    recipe.clip,
                 )
                 tokens_read += batch[0].numel()
                 if observer is not None:
@@ -130,14 +137,18 @@ def train(
                 # Asked once a step: a Ctrl-C that comes while the state is being saved is for the next step.
                 stopping = interrupted()
                 if stopping or is_last or time.monotonic() - saved_at > save_seconds:
-                    magnitude = sum(weight.detach().abs().sum().item() for weight in weights.values())
+                    magnitude = sum(
+                        weight.detach().abs().sum().item() for weight in weights.values()
+                    )
                     require_finite(done, weights=magnitude)  # finite only if each weight is
                     save(done)
                     saved_at = time.monotonic()
                 if stopping:
                     raise Stopped(done, folder)
     except DivergedError as error:
-        raise HeadwiseError(f"training diverged: {error}; lower the learning rate or take another seed") from None
+        raise HeadwiseError(
+            f"training diverged: {error}; lower the learning rate or take another seed"
+        ) from None
     return model.eval(), [CurvePoint(*point) for point in curve]
 
 
@@ -173,7 +184,8 @@ def take_step(
     require_finite(step + 1, loss=number, gradient=norm.item())
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = optimizer.defaults["lr"] * rate  # defaults: the peak, with which the optimizer was made
+            # defaults: the peak, with which the optimizer was made
+            group["lr"] = optimizer.defaults["lr"] * rate
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     return number
@@ -210,7 +222,8 @@ def without_compiler(kind: type[Kind]) -> type[Kind]:
     """
     wrapped = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
     methods = {name: inspect.unwrap(getattr(kind, name)) for name in wrapped}
-    methods["step"] = torch.no_grad()(inspect.unwrap(kind.step))  # its wrapper is also what records no gradient in it
+    # its wrapper is also what records no gradient in it
+    methods["step"] = torch.no_grad()(inspect.unwrap(kind.step))
     return type(kind.__name__, (kind,), methods)
 
 
@@ -227,7 +240,8 @@ def make_optimizers(model: GPT, recipe: Recipe) -> list[Optimizer]:
     for name, p in model.named_parameters():
         if p.ndim < 2:
             vectors.append(p)
-        elif recipe.muon_lr and p.ndim == 2 and name.startswith("blocks."):  # torch's Muon takes nothing but 2 axes
+        # torch's Muon takes nothing but 2 axes
+        elif recipe.muon_lr and p.ndim == 2 and name.startswith("blocks."):
             hidden.append(p)
         else:
             matrices.append(p)
@@ -243,7 +257,9 @@ def make_optimizers(model: GPT, recipe: Recipe) -> list[Optimizer]:
 
 
 @torch.no_grad()
-def evaluate(model: GPT, data: Stream | Documents, limit: int = HELD_OUT_TOKENS, batch: int = 64) -> float:
+def evaluate(
+    model: GPT, data: Stream | Documents, limit: int = HELD_OUT_TOKENS, batch: int = 64
+) -> float:
     """Mean cross-entropy in nats per counted token, on about `limit` tokens of the held-out part.
 
     `batch` texts run side by side; 64 is a round choice, and more would take more memory. The model is afterwards in
@@ -284,13 +300,18 @@ def restore_state(
         return 0, {}
     tensors, metadata = read_tensors(path)
     saved = under("model.", tensors)
-    if {name: tensor.shape for name, tensor in saved.items()} != {name: p.shape for name, p in weights.items()}:
-        raise HeadwiseError(f"{path} is the state of another model; resume with the settings it began with")
+    if {name: tensor.shape for name, tensor in saved.items()} != {
+        name: p.shape for name, p in weights.items()
+    }:
+        raise HeadwiseError(
+            f"{path} is the state of another model; resume with the settings it began with"
+        )
     with torch.no_grad():
         for name, parameter in weights.items():
             parameter.copy_(saved[name])
     for n, optimizer in enumerate(optimizers):
-        state = optimizer.state_dict()  # {"state": {number of a parameter: its moments}, "param_groups": settings}
+        # {"state": {number of a parameter: its moments}, "param_groups": settings}
+        state = optimizer.state_dict()
         for index in range(sum(len(group["params"]) for group in optimizer.param_groups)):
             state["state"][index] = under(f"optimizer.{n}.{index}.", tensors)
         optimizer.load_state_dict(state)
@@ -299,7 +320,11 @@ def restore_state(
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors whose names begin so, by the rest of their names."""
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
 
 
 @contextmanager

@@ -52,7 +52,8 @@ SHOWN = 12  # heads of the table: with the sets below them they fit on a screen 
 # The kinds of text in a file: the field that tells the kind -> the fields that it must have beside it.
 KINDS = {"audio": {"words"}, "source": {"target", "links"}, "text": {"links"}}
 RATE = 16_000  # samples a second that models of speech read
-WIDTHS = {2: (np.int16, 2**15), 4: (np.int32, 2**31)}  # bytes of a sample: its type, and the full scale
+# bytes of a sample: its type, and the full scale
+WIDTHS = {2: (np.int16, 2**15), 4: (np.int32, 2**31)}
 
 Maps = NDArray[np.float32]  # (H,N,S): heads, rows that are aligned, keys
 Numbers = NDArray[np.float64]
@@ -64,8 +65,10 @@ class Spoken:
     """A text that was spoken: when each of its words begins."""
 
     inputs: Mapping[str, Tensor]  # of the model's forward, one text
-    rows: tuple[int, ...]  # the positions whose maps are aligned, in ascending order: each predicts a token
-    starts: tuple[int, ...]  # for each word the row, counted among `rows`, that predicts its first token
+    # the positions whose maps are aligned, in ascending order: each predicts a token
+    rows: tuple[int, ...]
+    # for each word the row, counted among `rows`, that predicts its first token
+    starts: tuple[int, ...]
     begins: tuple[float, ...]  # for each word, seconds from the beginning of the sound
     seconds_per_key: float
     n_keys: int  # the first keys, which hold sound; the rest is silence that fills it up
@@ -76,8 +79,11 @@ class Spoken:
         A word is found to begin at the first key that the path visits in its row.
         """
         parts = -(-maps_knm.size // BATCH)
-        columns = np.concatenate([path_starts(part) for part in np.array_split(maps_knm, min(parts, len(maps_knm)))])
-        off = np.abs(columns[:, list(self.starts)] * self.seconds_per_key - np.array(self.begins))  # (K,words)
+        columns = np.concatenate(
+            [path_starts(part) for part in np.array_split(maps_knm, min(parts, len(maps_knm)))]
+        )
+        # (K,words)
+        off = np.abs(columns[:, list(self.starts)] * self.seconds_per_key - np.array(self.begins))
         # What rounding alone puts beyond a limit is within.
         within = (off[..., None] <= WITHIN + 1e-9).mean(1)
         return np.column_stack([off.mean(1), within])
@@ -120,7 +126,8 @@ class Scored:
     """How well a head, or a set of heads, aligns: means over texts, with their intervals."""
 
     heads: tuple[str, ...]  # none of a straight line
-    error: Interval  # spoken: mean seconds between known and found beginnings; linked: the alignment error rate
+    # spoken: mean seconds between known and found beginnings; linked: the alignment error rate
+    error: Interval
     # Spoken: the fractions of the beginnings found within 50 and 100 ms. Linked: the fraction of the links found.
     within: tuple[Interval, ...] = ()
 
@@ -129,9 +136,11 @@ class Scored:
 class Alignment:
     """What `align` found: each head alone, a few that do best together, and how these do on texts never seen."""
 
-    ranking: tuple[Scored, ...]  # each head alone, the best first, on the texts that heads were chosen by
+    # each head alone, the best first, on the texts that heads were chosen by
+    ranking: tuple[Scored, ...]
     chosen: Scored  # the heads that do best together, on the texts that they were not chosen by
-    controls: dict[str, Scored]  # on the same texts: a straight line, the best head alone, heads that were named
+    # on the same texts: a straight line, the best head alone, heads that were named
+    controls: dict[str, Scored]
     kind: str  # "spoken" or "linked"
     n_texts: tuple[int, int]  # chosen by, judged on
 
@@ -143,7 +152,9 @@ class Alignment:
         """
         places = sorted(parse_head(name) for name in self.chosen.heads)
         # The stack is "" in L3.H5 and "cross" in cross.L3.H5.
-        return [[layer, head] for stack, layer, head in places if stack.split(".")[0] in ("", "cross")]
+        return [
+            [layer, head] for stack, layer, head in places if stack.split(".")[0] in ("", "cross")
+        ]
 
     def table(self) -> Table:
         """The best heads alone, and below them the sets, a row each."""
@@ -154,7 +165,13 @@ class Alignment:
         named += [(f"chosen: {' '.join(self.chosen.heads)}", self.chosen), *self.controls.items()]
         rows: list[list[Any]] = []
         for name, scored in named:
-            rows.append([name, round(scored.error.mean, 3), *(f"{share.mean:.0%}" for share in scored.within)])
+            rows.append(
+                [
+                    name,
+                    round(scored.error.mean, 3),
+                    *(f"{share.mean:.0%}" for share in scored.within),
+                ]
+            )
         chosen_by, judged_on = self.n_texts
         note = f"single heads on the {chosen_by} texts that heads were chosen by, all below on {judged_on} others"
         return Table(columns, rows, note=note)
@@ -186,14 +203,19 @@ def align(
     text has no words or no links, or names rows that the model does not have.
     """
     if not texts or not judged:
-        raise HeadwiseError(f"{len(texts)} texts to choose by and {len(judged)} to judge on; pass at least one of each")
+        raise HeadwiseError(
+            f"{len(texts)} texts to choose by and {len(judged)} to judge on; pass at least one of each"
+        )
     n_spoken = sum(isinstance(text, Spoken) for text in (*texts, *judged))
     if n_spoken not in (0, len(texts) + len(judged)):
-        raise HeadwiseError("some texts are spoken and some linked; align each kind in a call of its own")
+        raise HeadwiseError(
+            "some texts are spoken and some linked; align each kind in a call of its own"
+        )
     maps = []  # of each text, first those to choose by, then those to judge on
     with evaluating(model):
         sites = _aligning(model, texts[0])
-        names = [head for site in sites for head in site.heads]  # from here on a head is its number in this list
+        # from here on a head is its number in this list
+        names = [head for site in sites for head in site.heads]
         for name in named:
             if name not in names:
                 raise unknown_head(name, names)
@@ -202,7 +224,10 @@ def align(
             progress(number, len(texts) + len(judged))
     if n_spoken:
         maps = [prepared(maps_hns) for maps_hns in maps]
-    to_choose, to_judge = list(zip(texts, maps, strict=False)), list(zip(judged, maps[len(texts) :], strict=True))
+    to_choose, to_judge = (
+        list(zip(texts, maps, strict=False)),
+        list(zip(judged, maps[len(texts) :], strict=True)),
+    )
     # In the first round each head is alone; in the next ones with those chosen so far.
     chosen: list[int] = []
     alone, error = np.zeros(0), np.inf
@@ -221,7 +246,9 @@ def align(
     if named:
         sets[f"named: {' '.join(named)}"] = [names.index(name) for name in named]
     scored = {}
-    for (name, heads), figures in zip(sets.items(), _figures(to_judge, [*sets.values()]), strict=True):
+    for (name, heads), figures in zip(
+        sets.items(), _figures(to_judge, [*sets.values()]), strict=True
+    ):
         scored[name] = _scored([names[h] for h in heads], figures)
     order = np.argsort(alone[:, 0].mean(1), kind="stable")
     ranking = tuple(_scored([names[h]], alone[h]) for h in order)
@@ -246,11 +273,14 @@ def _aligning(model: nn.Module, text: Known) -> list[Site]:
     return [site for site in ran if ran[site]] or list(ran)
 
 
-def _run(model: nn.Module, text: Known, listener: Listener, sites: Sequence[Site] | None = None) -> None:
+def _run(
+    model: nn.Module, text: Known, listener: Listener, sites: Sequence[Site] | None = None
+) -> None:
     """Run the model on one text with the calls of these attentions, default all, handed to a listener."""
     with listening(model, listener, sites=sites):
         if set(text.inputs) == {"input_ids"}:
-            run_body(model, text.inputs["input_ids"])  # also for a model of ours, whose argument has another name
+            # also for a model of ours, whose argument has another name
+            run_body(model, text.inputs["input_ids"])
         else:
             model(**{name: x.to(device_of(model)) for name, x in text.inputs.items()})
 
@@ -280,7 +310,9 @@ def _figures(texts: Sequence[tuple[Known, Maps]], sets: Sequence[Sequence[int]])
         # The map of a straight line: each row looks at one key, the first row at the first key, evenly from there on.
         line = np.zeros((n, n_keys), np.float32)
         line[np.arange(n), np.arange(n) * n_keys // n] = 1
-        of_texts.append(text.figures(np.stack([maps_hns[heads].mean(0) if heads else line for heads in sets])))
+        of_texts.append(
+            text.figures(np.stack([maps_hns[heads].mean(0) if heads else line for heads in sets]))
+        )
     return np.array(of_texts).transpose(1, 2, 0)
 
 
@@ -298,7 +330,8 @@ def prepared(maps_hns: Maps) -> Maps:
     scores /= np.maximum(scores.std(1, keepdims=True), np.finfo(np.float32).tiny)
     # Keys on either side of the middle one: the window, 2 * half + 1, is odd and no longer than the keys.
     half = min(SMOOTH, scores.shape[2] - 1) // 2
-    wide = np.pad(scores, ((0, 0), (0, 0), (half, half)), mode="reflect")  # so that each key has neighbours
+    # so that each key has neighbours
+    wide = np.pad(scores, ((0, 0), (0, 0), (half, half)), mode="reflect")
     windows = np.lib.stride_tricks.sliding_window_view(wide, 2 * half + 1, axis=2)
     return np.asarray(np.median(windows, axis=-1), np.float32)
 
@@ -316,7 +349,8 @@ def path_starts(scores_knm: Maps) -> NDArray[np.int64]:
     best[:, 0, 0] = 0  # ... but from here: every path goes to the first cell
     came = np.zeros(best.shape, np.int8)  # 0 a row and a column on, 1 a row on, 2 a column on
     for diagonal in range(2, N + M + 1):
-        i = np.arange(max(1, diagonal - M), min(N, diagonal - 1) + 1)  # so that j lies between 1 and M
+        # so that j lies between 1 and M
+        i = np.arange(max(1, diagonal - M), min(N, diagonal - 1) + 1)
         j = diagonal - i
         ways = np.stack([best[:, i - 1, j - 1], best[:, i - 1, j], best[:, i, j - 1]])
         came[:, i, j] = ways.argmax(0)
@@ -346,18 +380,28 @@ def _features(folder: Folder, path: Path) -> tuple[Tensor, float, int]:
 
     model: Any = folder.model
     options = getattr(model, "generation_config", None)
-    if getattr(options, "no_timestamps_token_id", None) is None or not hasattr(model.config, "max_source_positions"):
-        raise HeadwiseError(f"{folder.name} ({folder.family}) hears no speech as Whisper does; pass other texts")
+    if getattr(options, "no_timestamps_token_id", None) is None or not hasattr(
+        model.config, "max_source_positions"
+    ):
+        raise HeadwiseError(
+            f"{folder.name} ({folder.family}) hears no speech as Whisper does; pass other texts"
+        )
     samples = read_wav(path)
     extractor = feature_extractor(folder.path)
     seconds = float(extractor.chunk_length)  # what is shorter is filled with silence
     if len(samples) > seconds * RATE:  # the rest would be cut off without a word
-        raise HeadwiseError(f"{path.name} has {len(samples) / RATE:.1f} s, and the model hears {seconds:g}")
+        raise HeadwiseError(
+            f"{path.name} has {len(samples) / RATE:.1f} s, and the model hears {seconds:g}"
+        )
     # Without a rate the extractor warns. Its own is that of our samples: Whisper knows no other than 16,000.
-    features = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt").input_features
+    features = extractor(
+        samples, sampling_rate=extractor.sampling_rate, return_tensors="pt"
+    ).input_features
     seconds_per_key = seconds / model.config.max_source_positions
     # Rounded up: the last key may be full in part.
-    n_keys = min(model.config.max_source_positions, -(-len(samples) // round(seconds_per_key * RATE)))
+    n_keys = min(
+        model.config.max_source_positions, -(-len(samples) // round(seconds_per_key * RATE))
+    )
     return features.to(model.dtype), seconds_per_key, n_keys
 
 
@@ -383,10 +427,19 @@ def read_aligned(folder: Folder, path: Path) -> list[Known]:
         try:
             texts.append(_text(folder, folder.tokens, json.loads(line), path.parent))
         # A line may be no JSON, or have other types and indices than a text has.
-        except (HeadwiseError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        except (
+            HeadwiseError,
+            ValueError,
+            TypeError,
+            KeyError,
+            IndexError,
+            AttributeError,
+        ) as error:
             raise HeadwiseError(f"line {number} of {path}: {error}") from None
     if not texts:
-        raise HeadwiseError(f"{path} has no text; a line is {json.dumps({'audio': 'a.wav', 'words': [['the', 0.0]]})}")
+        raise HeadwiseError(
+            f"{path} has no text; a line is {json.dumps({'audio': 'a.wav', 'words': [['the', 0.0]]})}"
+        )
     return texts
 
 
@@ -400,7 +453,8 @@ def _text(folder: Folder, tokens: TextTokens, record: dict[str, Any], near: Path
         return _spoken(folder, tokens, record, near)
     if kind == "text":
         ids = list(tokens.prompt(record["text"]))
-        places = _first_tokens(tokens, record["text"], len(tokens.frame[0]))  # behind the tokens that begin any text
+        # behind the tokens that begin any text
+        places = _first_tokens(tokens, record["text"], len(tokens.frame[0]))
         return _linked({"input_ids": ids}, record, places, places)
     return _translated(folder, tokens, record)
 
@@ -413,7 +467,8 @@ def _spoken(folder: Folder, tokens: TextTokens, record: dict[str, Any], near: Pa
     model: Any = folder.model
     features, seconds_per_key, n_keys = _features(folder, near / record["audio"])
     options, begin = model.generation_config, [model.config.decoder_start_token_id]
-    if getattr(options, "is_multilingual", False):  # then a transcript begins with its language and the task
+    # then a transcript begins with its language and the task
+    if getattr(options, "is_multilingual", False):
         language = record.get("language", "en")
         if f"<|{language}|>" not in options.lang_to_id:
             raise HeadwiseError(f"the model knows no language {language!r}")
@@ -435,17 +490,24 @@ def _translated(folder: Folder, tokens: TextTokens, record: dict[str, Any]) -> L
     config = folder.model.config
     start = getattr(config, "decoder_start_token_id", None)
     if start is None:
-        raise HeadwiseError(f"{folder.name} ({folder.family}) has no decoder beside an encoder; pass a text with links")
+        raise HeadwiseError(
+            f"{folder.name} ({folder.family}) has no decoder beside an encoder; pass a text with links"
+        )
     source = list(tokens.prompt(record["source"]))
     target = [int(start), *tokens.encode(record["target"])]
     rows = _first_tokens(tokens, record["target"], 0)  # row i predicts token i of the target
-    keys = _first_tokens(tokens, record["source"], len(tokens.frame[0]))  # as a key a token stands in its own place
+    # as a key a token stands in its own place
+    keys = _first_tokens(tokens, record["source"], len(tokens.frame[0]))
     return _linked({"input_ids": source, "decoder_input_ids": target}, record, rows, keys)
 
 
-def _linked(inputs: dict[str, list[int]], record: dict[str, Any], rows: Sequence[int], keys: Sequence[int]) -> Linked:
+def _linked(
+    inputs: dict[str, list[int]], record: dict[str, Any], rows: Sequence[int], keys: Sequence[int]
+) -> Linked:
     """A linked text; `rows` and `keys` are, for each word on either side of a link, its row and its key."""
-    links, possible = (tuple((rows[i], keys[j]) for i, j in record.get(name, ())) for name in ("links", "possible"))
+    links, possible = (
+        tuple((rows[i], keys[j]) for i, j in record.get(name, ())) for name in ("links", "possible")
+    )
     return Linked({name: torch.tensor([ids]) for name, ids in inputs.items()}, links, possible)
 
 
@@ -454,7 +516,9 @@ def _first_tokens(tokens: TextTokens, text: str, before: int) -> Sequence[int]:
     places = tokens.places(text)  # the characters of each token, [start, end)
     numbers = []
     for word in re.finditer(r"\S+", text):
-        overlapping = [n for n, (start, end) in enumerate(places) if start < word.end() and end > word.start()]
+        overlapping = [
+            n for n, (start, end) in enumerate(places) if start < word.end() and end > word.start()
+        ]
         if not overlapping:
             raise HeadwiseError(f"the tokenizer has nothing for the word {word.group()!r}")
         numbers.append(before + overlapping[0])
@@ -481,4 +545,6 @@ def read_wav(path: Path) -> NDArray[np.float32]:
         )
     kind, full_scale = WIDTHS[width]
     # The channels of a sample lie side by side.
-    return (np.frombuffer(content, kind).reshape(-1, channels).mean(1) / full_scale).astype(np.float32)
+    return (np.frombuffer(content, kind).reshape(-1, channels).mean(1) / full_scale).astype(
+        np.float32
+    )

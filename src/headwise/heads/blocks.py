@@ -41,29 +41,34 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from headwise.backends.torch_ import as_tensor, widest
 from headwise.heads.documents import Document
 from headwise.heads.statistics import IDS, POSITIONS, TOP, W_O, formulas
 from headwise.masks import Allowed, BroadcastGrid, resolve
 from headwise.models.sites import Site, loaded
 from headwise.records import Call
-from headwise.rungs.tensor import as_tensor, widest
 from headwise.spec import Options, resolve_kv_index
 
-BLOCK = 2**20  # weights; twice as many where threads of Python wait for each other's lock between two operations
+# weights; twice as many where threads of Python wait for each other's lock between two operations
+BLOCK = 2**20
 THREADED = 2**27  # weights of a call; from here on each thread has its own blocks: see `run`
-ROWS = 256  # queries of a product at most: far fewer, and packing the keys takes longer than multiplying them
+# queries of a product at most: far fewer, and packing the keys takes longer than multiplying them
+ROWS = 256
 RUN = 64  # neighbouring keys, which are summed up together: see `powers`
 THUMBNAIL = 32  # blocks of queries and of keys in a thumbnail, at most
 # Pairs are few where there are so many times as many weights: picking them is then faster than a pass over the weights.
 FEW = 32
 LONG = 8192  # keys; from here on the product is faster where each feature's keys lie side by side
-LOG2E = 1 / math.log(2)  # scores are in bits: MKL's exp takes 100 times as long below -87, exp2 does not
+# scores are in bits: MKL's exp takes 100 times as long below -87, exp2 does not
+LOG2E = 1 / math.log(2)
 # The score of a key that may not be attended. It is finite, so that 0 * score is 0; and half of the least float32, so
 # that it stays finite when the largest score of the row is subtracted.
 FORBIDDEN = -(2.0**127)
-LOWEST = -(2.0**126)  # the least bias of a key that may be attended: it stays above FORBIDDEN, and counts when alone
+# the least bias of a key that may be attended: it stays above FORBIDDEN, and counts when alone
+LOWEST = -(2.0**126)
 FAR = 0.01  # of the weight lies farther back than the reach of a head
-EVERY = 16  # the reach is taken of each so manieth row, the last one among them: of all it takes a sixth of the time
+# the reach is taken of each so manieth row, the last one among them: of all it takes a sixth of the time
+EVERY = 16
 
 
 class Strip(NamedTuple):
@@ -75,17 +80,22 @@ class Strip(NamedTuple):
     rows: slice  # which of all rows
     queries: Tensor  # (t,) their numbers among the T queries
     keys: slice  # those that they may see, among S
-    width: int  # of the block: as many keys in whole runs; the last ones may be none, and have no weight
+    # of the block: as many keys in whole runs; the last ones may be none, and have no weight
+    width: int
     masked_from: int  # every query may see all keys before this one: there nothing is looked up
-    forbidden: Tensor | None  # (H,t,s - masked_from) bool, of the keys from there on; None: nothing is
+    # (H,t,s - masked_from) bool, of the keys from there on; None: nothing is
+    forbidden: Tensor | None
     bias: Tensor | None  # (H,t,s) what the mask adds to scores, in bits
     at: Tensor  # (t,) the keys at which the queries stand
-    near: Tensor  # (t,1+k) the first key and those at the offsets before the query; any key where there is none ...
+    # (t,1+k) the first key and those at the offsets before the query; any key where there is none ...
+    near: Tensor
     has_near: Tensor  # (t,1+k) ... and 1 where there is one, else 0
     # Pairs of a query and a key: earlier keys with the query's token, and the keys right after those.
-    pairs: Tensor  # (n,) query * width + key, a place in the block of a head, in the order of the queries
+    # (n,) query * width + key, a place in the block of a head, in the order of the queries
+    pairs: Tensor
     pair_rows: Tensor  # (n,) the query; plus t where the key is one right after
-    dense: tuple[Tensor, ...]  # where they are many there are no pairs, but both kinds as 1 and 0, (t,width) each
+    # where they are many there are no pairs, but both kinds as 1 and 0, (t,width) each
+    dense: tuple[Tensor, ...]
     marks: Tensor  # (m,width) 1 where a key is in a marked set
     q: Tensor  # (H,t,D) scaled, so that scores are in bits
     blocks: slice  # those of the thumbnail in which a query lies, b of them
@@ -143,27 +153,43 @@ class Pass:
         self.S = call.n_keys
         self.device = call.q.device
         # In float32 at least: sums of many weights in half precision would lose their digits.
-        self.dtype = torch.promote_types((call.q if call.weights is None else call.weights).dtype, torch.float32)
+        self.dtype = torch.promote_types(
+            (call.q if call.weights is None else call.weights).dtype, torch.float32
+        )
         options: Options = call.options
         width = max(1, call.q.shape[3])  # of queries without features every score is 0
         self.scale = 1 / math.sqrt(width) if options.scale is None else float(options.scale)
         self.sink = None
         if options.sink is not None:
-            most = torch.finfo(self.dtype).max / 2  # what a sink of +inf becomes: times LOG2E it is still finite
+            # what a sink of +inf becomes: times LOG2E it is still finite
+            most = torch.finfo(self.dtype).max / 2
             self.sink = as_tensor(options.sink, self.device).to(self.dtype).clamp(max=most) * LOG2E
-        self.index = resolve_kv_index(self.H, call.k.shape[1], options.kv_index)  # the key/value head of each head
+        # the key/value head of each head
+        self.index = resolve_kv_index(self.H, call.k.shape[1], options.kv_index)
         self.masks = () if options.mask is None else options.mask.parts()
         self.w_o = None if w_o is None else w_o.to(self.dtype)
         self.top = top
-        self.marks = {name: mark.to(self.device, self.dtype) for name, mark in (document.marks or {}).items()}
+        self.marks = {
+            name: mark.to(self.device, self.dtype) for name, mark in (document.marks or {}).items()
+        }
         has_ids = document.q_ids is not None and document.k_ids is not None
-        known = {POSITIONS: document.start is not None, IDS: has_ids, W_O: w_o is not None, TOP: top}
-        self.formulas = formulas([name for name, is_known in known.items() if is_known], offsets, self.marks)
-        self.offsets = [] if document.start is None else sorted({-1, 0, 1, *offsets})  # "next", "self", "previous"
+        known = {
+            POSITIONS: document.start is not None,
+            IDS: has_ids,
+            W_O: w_o is not None,
+            TOP: top,
+        }
+        self.formulas = formulas(
+            [name for name, is_known in known.items() if is_known], offsets, self.marks
+        )
+        # "next", "self", "previous"
+        self.offsets = [] if document.start is None else sorted({-1, 0, 1, *offsets})
         # What is not real, padding or rows that were not drawn, is never read: NaN may stand there.
-        self.picked = _places(document.real_rows, self.T, self.device)  # (n,) the queries that are measured
+        # (n,) the queries that are measured
+        self.picked = _places(document.real_rows, self.T, self.device)
         n = len(self.picked)
-        self.row_block = _even_blocks(self.picked)  # (n,) that of the thumbnail in which each of them is
+        # (n,) that of the thumbnail in which each of them is
+        self.row_block = _even_blocks(self.picked)
         self.real_keys = _places(document.real_keys, self.S, self.device)
         self.first = document.first  # the key of the first token; None where it is gone
         if document.first == -1:  # the first real key
@@ -180,7 +206,9 @@ class Pass:
             # Each place follows a copy of the token before it. Sorted by that token, then by place, the places after
             # the copies of one token lie side by side. Both are one number, token * (S + 1) + place: places are 0 to
             # S, so that no two tokens mix.
-            before = F.pad(document.k_ids.to(self.device), (1, 0), value=document.before) * (self.S + 1)
+            before = F.pad(document.k_ids.to(self.device), (1, 0), value=document.before) * (
+                self.S + 1
+            )
             self.followers = (before + torch.arange(self.S + 1, device=self.device)).sort()
         # (k,RUN) 1, the distance of a key from the middle of its run, and its square: times e and summed over a run
         # they give its weight and its first two moments.
@@ -188,7 +216,8 @@ class Pass:
         exponents = (0,) if document.start is None else (0, 1, 2)
         self.powers = torch.stack([from_middle**k for k in exponents])
         zeros = partial(torch.zeros, dtype=self.dtype, device=self.device)
-        self.marked = torch.stack([*self.marks.values()]) if self.marks else zeros(0, self.S)  # (m,S)
+        # (m,S)
+        self.marked = torch.stack([*self.marks.values()]) if self.marks else zeros(0, self.S)
         self.at = zeros(n)
         self.sums = zeros(len(self.names), self.H, n)
         self.near = zeros(self.H, n, 1 + len(self.offsets))
@@ -201,7 +230,11 @@ class Pass:
         A thread begins with torch's default modes, so those that matter are set here.
         """
         n = len(self.at)
-        with torch.inference_mode(inference), torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+        with (
+            torch.inference_mode(inference),
+            torch.no_grad(),
+            torch.autocast(self.device.type, enabled=False),
+        ):
             empty = partial(torch.empty, dtype=self.dtype, device=self.device)
             width = _whole_runs(self.S)
             block = BLOCK * min(2, n_threads)  # weights of a block
@@ -222,7 +255,9 @@ class Pass:
 
     def totals(self) -> Tensor:
         """Zeros for what a thread adds up over its blocks: what each key receives, (H,b,S), b as in the thumbnail."""
-        return torch.zeros(self.H, min(THUMBNAIL, len(self.at)), self.S, dtype=self.dtype, device=self.device)
+        return torch.zeros(
+            self.H, min(THUMBNAIL, len(self.at)), self.S, dtype=self.dtype, device=self.device
+        )
 
     def _add(self, totals: Tensor, e: Tensor, share: Tensor, heads: slice, strip: Strip) -> None:
         """Add what each key receives from each block of the thumbnail's queries; weights are e * share."""
@@ -236,13 +271,16 @@ class Pass:
         rows = torch.bincount(self.row_block, minlength=sums.shape[1])  # queries in each block
         area = rows[:, None] * inside.sum(0)  # pairs of a query and a key in each block
         is_there = n_blocks and self.first is not None
-        first_key = sums[..., self.first] / area[:, 0] if is_there else sums.new_zeros(sums.shape[:2])
+        first_key = (
+            sums[..., self.first] / area[:, 0] if is_there else sums.new_zeros(sums.shape[:2])
+        )
         return sums @ inside / area, first_key
 
     def out(self, queries: Tensor) -> Tensor:
         """What the heads give for these queries, (H,n,E)."""
         out = self.call.out[self.b]
-        return (out if len(queries) == self.T else out[:, queries]).to(self.dtype)  # all of them are not copied
+        # all of them are not copied
+        return (out if len(queries) == self.T else out[:, queries]).to(self.dtype)
 
     def weights(self, rows: slice) -> tuple[slice, Tensor]:
         """The keys that some queries may see, and their weights (H,t,s); by a softmax, with no buffer and no sums."""
@@ -250,12 +288,15 @@ class Pass:
             return slice(0, self.S), self.call.weights[self.b, :, rows].to(self.dtype).nan_to_num(0)
         strip = self._strip(rows)
         n_keys, shape = strip.n_keys, (self.H, rows.stop - rows.start, strip.width)
-        scores = self._scores(slice(0, self.H), strip, torch.empty(shape, dtype=self.dtype, device=self.device))
+        scores = self._scores(
+            slice(0, self.H), strip, torch.empty(shape, dtype=self.dtype, device=self.device)
+        )
         logits = scores
         if self.sink is not None:  # one more logit, whose weight is then cut off
             logits = torch.cat([scores, self.sink[:, None, None].expand(*scores.shape[:2], 1)], -1)
         weights = (logits / LOG2E).softmax(-1)[..., :n_keys]
-        is_forbidden = scores[..., :n_keys] <= FORBIDDEN  # the softmax of a row where all are would be even, not 0
+        # the softmax of a row where all are would be even, not 0
+        is_forbidden = scores[..., :n_keys] <= FORBIDDEN
         return strip.keys, weights.masked_fill(is_forbidden, 0)
 
     def _block(self, strip: Strip, buffers: tuple[Tensor, Tensor], totals: Tensor) -> None:
@@ -266,7 +307,8 @@ class Pass:
         """
         t, s, block = len(strip.at), strip.width, len(buffers[1])
         n_heads = _whole_groups(max(1, min(self.H, block // (t * s))), self.index)
-        parts = strip.parts(max(1, block // s))  # one, or several of a single head where not even one fits
+        # one, or several of a single head where not even one fits
+        parts = strip.parts(max(1, block // s))
         empty = partial(torch.empty, dtype=self.dtype, device=self.device)
         sums = empty(len(self.names), self.H * t)  # a column for each head and query, head by head
         near = empty(self.H, *strip.near.shape)
@@ -282,14 +324,19 @@ class Pass:
                 e = buffers[1][: n * s].view(scores.shape)
                 into = dict(zip(self.names, sums[:, column : column + n].unbind(), strict=True))
                 top_run, peak = self._sum(part, heads, scores.view(-1, s), e.view(-1, s), into)
-                torch.mm(part.marks, e.view(-1, s).mT, out=sums[: len(part.marks), column : column + n])
+                torch.mm(
+                    part.marks, e.view(-1, s).mT, out=sums[: len(part.marks), column : column + n]
+                )
                 torch.gather(e, 2, part.near.expand(h, -1, -1), out=near[heads, rows])
                 torch.index_select(e.view(h, -1), 1, part.pairs, out=copied[heads, pairs])
-                for i, is_copy in enumerate(part.dense):  # the scores are used up: their buffer takes the products
+                # the scores are used up: their buffer takes the products
+                for i, is_copy in enumerate(part.dense):
                     self.copies[i, heads, part.rows] = torch.mul(e, is_copy, out=scores).sum(-1)
                 if self.top:
                     place = peak.max(-1).indices  # an argmax takes twice as long
-                    self.argmax[heads, part.rows] = (place + top_run * RUN + strip.keys.start).view(h, -1)
+                    self.argmax[heads, part.rows] = (place + top_run * RUN + strip.keys.start).view(
+                        h, -1
+                    )
                 self._add(totals, e[..., : strip.n_keys], into["share"].view(h, -1), heads, part)
                 column += n
         self.at[strip.rows] = strip.at
@@ -312,11 +359,14 @@ class Pass:
         largest, top_run = runs.amax(-1).max(-1)
         if self.call.weights is None:
             torch.exp2(scores.sub_(largest[:, None]), out=e)
-        else:  # `scores` has the weights themselves: e is weight / largest, and its logarithm is wanted
-            tiny = torch.finfo(e.dtype).tiny  # log2 takes twenty times as long at 0, and 0 * log2(tiny) is 0, too
+        # `scores` has the weights themselves: e is weight / largest, and its logarithm is wanted
+        else:
+            # log2 takes twenty times as long at 0, and 0 * log2(tiny) is 0, too
+            tiny = torch.finfo(e.dtype).tiny
             torch.div(scores, largest[:, None].clamp(min=tiny), out=e)
             torch.log2(torch.clamp(e, min=tiny, out=scores), out=scores)
-        first_runs = torch.arange(len(top_run), device=self.device) * runs.shape[1]  # of each row, among all runs
+        # of each row, among all runs
+        first_runs = torch.arange(len(top_run), device=self.device) * runs.shape[1]
         peak = e.view(-1, RUN).index_select(0, first_runs + top_run)
         # (k,n,runs), the weight of each run and its moments: see `powers`. Their few rows come first in the product:
         # with e first it takes three to five times as long.
@@ -326,7 +376,8 @@ class Pass:
             into["share"].copy_(largest)  # e is weight / largest
         elif self.sink is None:
             torch.reciprocal(total, out=into["share"])
-        else:  # one more term of the denominator; both are lowered by the larger logit, so that none overflows
+        # one more term of the denominator; both are lowered by the larger logit, so that none overflows
+        else:
             sink = self.sink[heads].repeat_interleave(len(strip.at))
             highest = torch.maximum(largest, sink)
             lowered = (largest - highest).exp2()
@@ -340,15 +391,20 @@ class Pass:
         torch.sum(scores.mul_(e), -1, out=into["shifted"])
         if "places" in into:
             weight, moment, second_moment = powers
-            middle = torch.arange(runs.shape[1], dtype=e.dtype, device=e.device) * RUN + (RUN - 1) / 2
+            middle = (
+                torch.arange(runs.shape[1], dtype=e.dtype, device=e.device) * RUN + (RUN - 1) / 2
+            )
             centre = torch.sum(moment + middle * weight, -1, out=into["places"]) / total
             # Around the mean, not as a difference of squares: a narrow head far away would lose its digits. Of a run
             # whose middle lies f off the mean: sum e (x + f)^2 = f^2 sum e + 2 f sum e x + sum e x^2. In the run of
             # the peak that would be such a difference again, so it is summed key by key.
             from_centre = middle - centre[:, None]
-            squares = (from_centre * weight).add_(moment, alpha=2).mul_(from_centre).add_(second_moment)
+            squares = (
+                (from_centre * weight).add_(moment, alpha=2).mul_(from_centre).add_(second_moment)
+            )
             place = top_run[:, None]
-            key_off = self.powers[1] + from_centre.gather(1, place)  # (n,RUN) how far the keys of that run lie off
+            # (n,RUN) how far the keys of that run lie off
+            key_off = self.powers[1] + from_centre.gather(1, place)
             at_peak = key_off.square_().mul_(peak).sum(-1, keepdim=True)
             torch.sum(squares.scatter_(1, place, at_peak), -1, out=into["squares"])
         if "reach" in into:
@@ -358,10 +414,15 @@ class Pass:
     def _reach(self, strip: Strip, e: Tensor, total: Tensor) -> Tensor:
         """How many of the latest keys hold all but FAR of a row's weight, beside the first key: (n,), else NaN."""
         t = len(strip.at)
-        rows = torch.arange(t, device=self.device)[(len(self.at) - 1 - strip.rows.start) % EVERY :: EVERY]
+        rows = torch.arange(t, device=self.device)[
+            (len(self.at) - 1 - strip.rows.start) % EVERY :: EVERY
+        ]
         others = e.view(-1, t, strip.width)[:, rows]
-        others[:, torch.arange(len(rows), device=self.device), strip.near[rows, 0]] *= 1 - strip.has_near[rows, 0]
-        dropped = (others.cumsum(-1) <= FAR * total.view(-1, t)[:, rows, None]).sum(-1)  # oldest first
+        others[:, torch.arange(len(rows), device=self.device), strip.near[rows, 0]] *= (
+            1 - strip.has_near[rows, 0]
+        )
+        # oldest first
+        dropped = (others.cumsum(-1) <= FAR * total.view(-1, t)[:, rows, None]).sum(-1)
         reach = total.new_full((len(others), t), math.nan)
         reach[:, rows] = (strip.at[rows] + 1 - dropped).clamp(min=0)
         return reach.flatten()
@@ -382,7 +443,8 @@ class Pass:
         at = queries + (self.document.start or 0) - keys.start
         n_keys = keys.stop - keys.start
         width = _whole_runs(n_keys)
-        place = -1 if self.first is None else self.first - keys.start  # below 0: `has_near` says that it is not there
+        # below 0: `has_near` says that it is not there
+        place = -1 if self.first is None else self.first - keys.start
         first_key = at.new_full((len(at), 1), place)
         near = torch.cat([first_key, at[:, None] - at.new_tensor(self.offsets)], 1)
         blocks = self.row_block[rows]
@@ -395,7 +457,9 @@ class Pass:
             width=width,
             masked_from=masked_from - keys.start,
             forbidden=None if allowed is None else self._by_head(~allowed),
-            bias=None if bias is None else self._by_head((bias.to(self.dtype) * LOG2E).clamp_(min=LOWEST)),
+            bias=None
+            if bias is None
+            else self._by_head((bias.to(self.dtype) * LOG2E).clamp_(min=LOWEST)),
             at=at.to(self.dtype),
             near=near.clamp(0, n_keys - 1),
             has_near=((near >= 0) & (near < n_keys)).to(self.dtype),
@@ -405,27 +469,33 @@ class Pass:
             marks=F.pad(self.marked[:, keys], (0, width - n_keys)),
             q=(self.call.q[self.b, :, queries].to(self.dtype) * (self.scale * LOG2E)).contiguous(),
             blocks=slice(first, last),
-            member=(blocks == torch.arange(first, last, device=self.device)[:, None]).to(self.dtype),
+            member=(blocks == torch.arange(first, last, device=self.device)[:, None]).to(
+                self.dtype
+            ),
         )
 
     def _keys(self, first: int, last: int) -> tuple[slice, int]:
         """The keys that windows and causal bounds leave to queries first to last, and `masked_from`, among all S."""
         low, high, masked_from = 0, self.S, self.S
         for mask in self.masks:
-            left, right = mask.band(self.T, self.S) or (None, None)  # the bounds on key - query; None: no such bound
+            # the bounds on key - query; None: no such bound
+            left, right = mask.band(self.T, self.S) or (None, None)
             if left is not None:
                 low = max(low, first + left)
             if right is not None:
                 high = min(high, last + 1 + right)
             # What a causal mask lets the first query see, all of them may; of any other mask nothing is known.
-            masked_from = 0 if left is not None or right is None else min(masked_from, first + 1 + right)
+            masked_from = (
+                0 if left is not None or right is None else min(masked_from, first + 1 + right)
+            )
         weights = self.call.weights
         # A call that has its weights names no mask. That it is causal shows in zeros behind the last query's own key;
         # with a cache that key stands further on, and all keys are read, which takes only longer.
         if weights is not None and last + 1 < self.S:
             ahead = weights[self.b, :, first : last + 1, last + 1 :]
             high = last + 1 if float(ahead.amax()) == 0 else high
-        keys = slice(low, high) if low < high else slice(0, 1)  # where there is none, a forbidden one stands for it
+        # where there is none, a forbidden one stands for it
+        keys = slice(low, high) if low < high else slice(0, 1)
         return keys, min(max(keys.start, masked_from), keys.stop)
 
     def _by_head(self, x: Tensor) -> Tensor:
@@ -461,7 +531,8 @@ class Pass:
             cap = self.call.options.softcap * LOG2E
             scores = scores.div_(cap).tanh_().mul_(cap)
         if strip.bias is not None:
-            scores = scores.add_(strip.bias[heads])  # of all keys: a mask that adds something has no band
+            # of all keys: a mask that adds something has no band
+            scores = scores.add_(strip.bias[heads])
         if strip.forbidden is not None:
             scores[..., strip.masked_from :].masked_fill_(strip.forbidden[heads], FORBIDDEN)
         return buffer
@@ -486,7 +557,8 @@ class Pass:
         place = torch.arange(len(row), device=self.device) + offset[row]
         after = order[place] - keys.start  # the keys right after the copies
         t, s = len(tokens), keys.stop - keys.start
-        row, key = torch.stack([row, row], 1), torch.stack([after - 1, after], 1)  # the copy, and the key right after
+        # the copy, and the key right after
+        row, key = torch.stack([row, row], 1), torch.stack([after - 1, after], 1)
         inside = (key >= 0) & (key < s)
         places = row * width + key
         if len(row) * FEW < t * width:
@@ -512,7 +584,9 @@ def run(work: Pass) -> Tensor:
         return work.run(0, 1, inference)
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            return torch.stack(list(pool.map(lambda n: work.run(n, threads, inference), range(threads)))).sum(0)
+            return torch.stack(
+                list(pool.map(lambda n: work.run(n, threads, inference), range(threads)))
+            ).sum(0)
     finally:  # the number that a thread sets is also that of all threads which begin later
         torch.set_num_threads(threads)
 
@@ -574,13 +648,20 @@ class Measured(NamedTuple):
     places: Tensor  # (n,) the numbers of those rows among the T queries
     argmax: Tensor  # (H,n) the key with the largest weight; 0 where it was not looked for
     received: Tensor  # (H,S) sum of the weights that each key receives
-    thumbnail: Tensor  # (H,b,b) their means over blocks; b = THUMBNAIL, or fewer where there are fewer rows or keys
-    first_key: Tensor  # (H,b) the part of the thumbnail's first column that the first key alone accounts for
+    # (H,b,b) their means over blocks; b = THUMBNAIL, or fewer where there are fewer rows or keys
+    thumbnail: Tensor
+    # (H,b) the part of the thumbnail's first column that the first key alone accounts for
+    first_key: Tensor
     mean_out: Tensor  # (H,E) mean of the head's output over those rows
 
 
 def measure(
-    call: Call, b: int, document: Document, offsets: Sequence[int] = (), w_o: Tensor | None = None, top: bool = True
+    call: Call,
+    b: int,
+    document: Document,
+    offsets: Sequence[int] = (),
+    w_o: Tensor | None = None,
+    top: bool = True,
 ) -> Measured:
     """All statistics of document `b` of a call.
 
@@ -638,7 +719,8 @@ def row_weights(call: Call, b: int, rows: Sequence[int]) -> Tensor:
 
 def _weights_of(call: Call, b: int, rows: Sequence[int]) -> Iterator[tuple[slice, Tensor]]:
     """Neighbouring rows together: the keys that they may see and the weights (H,t,s)."""
-    whole_pass = Pass(call, b, Document())  # of every row: what is known of a document changes no weight
+    # of every row: what is known of a document changes no weight
+    whole_pass = Pass(call, b, Document())
     with torch.autocast(call.q.device.type, enabled=False):
         yield from map(whole_pass.weights, _runs(rows))
 
@@ -661,11 +743,18 @@ def uniform(call: Call) -> Call:
     """
     B, _, T, _ = call.q.shape
     S = call.n_keys
-    mask = call.options.mask if call.weights is None else Allowed((call.weights > 0).any(1, keepdim=True))
+    mask = (
+        call.options.mask
+        if call.weights is None
+        else Allowed((call.weights > 0).any(1, keepdim=True))
+    )
     if mask is not None:
-        mask = mask.for_heads([0], call.q.shape[1]).without_bias()  # one control a layer: where masks differ, the first
+        # one control a layer: where masks differ, the first
+        mask = mask.for_heads([0], call.q.shape[1]).without_bias()
     queries, keys = call.q.new_zeros(B, 1, T, 1), call.q.new_zeros(B, 1, S, 1)
-    return call._replace(q=queries, k=keys, v=keys, options=Options(mask), out=queries, weights=None)
+    return call._replace(
+        q=queries, k=keys, v=keys, options=Options(mask), out=queries, weights=None
+    )
 
 
 def output_factors(w_o: Tensor, n_heads: int) -> Tensor:
@@ -676,10 +765,12 @@ def output_factors(w_o: Tensor, n_heads: int) -> Tensor:
     C, width = w_o.shape
     parts_hce = w_o.detach().to(torch.promote_types(w_o.dtype, torch.float32))
     parts_hce = parts_hce.reshape(C, n_heads, width // n_heads).transpose(0, 1)
-    if widest(parts_hce.device) == torch.float64:  # W'W has the squares of all sizes: it needs twice the digits
+    # W'W has the squares of all sizes: it needs twice the digits
+    if widest(parts_hce.device) == torch.float64:
         wide = parts_hce.double()
         factors, failed = torch.linalg.cholesky_ex(wide.mT @ wide, upper=True)
-        if not failed.any():  # such an R, too, in less than half the time; of a silent head it fails
+        # such an R, too, in less than half the time; of a silent head it fails
+        if not failed.any():
             return factors.to(parts_hce)
     return torch.linalg.qr(parts_hce, mode="r").R
 
@@ -710,7 +801,11 @@ class Factors:
 
 def _places(is_real: Tensor | None, length: int, device: torch.device) -> Tensor:
     """The places, of `length`, that are real."""
-    return torch.arange(length, device=device) if is_real is None else is_real.to(device).nonzero()[:, 0]
+    return (
+        torch.arange(length, device=device)
+        if is_real is None
+        else is_real.to(device).nonzero()[:, 0]
+    )
 
 
 def _even_blocks(places: Tensor) -> Tensor:

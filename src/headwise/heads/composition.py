@@ -46,10 +46,17 @@ def composition(model: nn.Module) -> DataFrame:
                 continue
             for r, receiver in enumerate(later.heads):
                 # (S,D,C) @ (S,C,E): of each sender.
-                scores = {at: torch.linalg.matrix_norm(a_hdc[r] @ writes).tolist() for at, a_hdc in reads.items()}
+                scores = {
+                    at: torch.linalg.matrix_norm(a_hdc[r] @ writes).tolist()
+                    for at, a_hdc in reads.items()
+                }
                 for s, sender in enumerate(earlier.heads):
                     pair = {"sender": sender, "receiver": receiver}
-                    rows.append(pair | {at: of[s] for at, of in scores.items()} | {"random": writes.shape[1] ** -0.5})
+                    rows.append(
+                        pair
+                        | {at: of[s] for at, of in scores.items()}
+                        | {"random": writes.shape[1] ** -0.5}
+                    )
     return frame(rows)
 
 
@@ -60,23 +67,43 @@ def _matrices(site: Site) -> tuple[dict[str, Tensor], Tensor]:
     R_K W_Q (D,C) stands for W_QK (C,C), which is never made.
     """
     H = site.n_heads
-    w_q, w_k, w_v, w_o = map(site.weights, "qkvo")  # (H D,C), (G D,C), (G E,C) and (C,H E); None where not known
+    # (H D,C), (G D,C), (G E,C) and (C,H E); None where not known
+    w_q, w_k, w_v, w_o = map(site.weights, "qkvo")
     if w_q is None or w_k is None or w_v is None or w_o is None or w_o.shape[1] % H:
-        raise HeadwiseError(f"{site.name}: W_Q, W_K, W_V and W_O are not four matrices that are known there")
+        raise HeadwiseError(
+            f"{site.name}: W_Q, W_K, W_V and W_O are not four matrices that are known there"
+        )
     E = w_o.shape[1] // H
     G = w_v.shape[0] // E  # values are as wide as what W_O reads of a head
-    if w_v.shape[0] % E or not G or H % G or w_k.shape[0] % G or w_q.shape[0] * G != w_k.shape[0] * H:
+    if (
+        w_v.shape[0] % E
+        or not G
+        or H % G
+        or w_k.shape[0] % G
+        or w_q.shape[0] * G != w_k.shape[0] * H
+    ):
         raise HeadwiseError(
             f"{site.name}: W_Q has {w_q.shape[0]} rows, W_K {w_k.shape[0]} and W_V {w_v.shape[0]}, which is no whole "
             f"number of heads of one width for {H} heads of {E} values"
         )
     # Layers of ours may share key/value heads in any way.
-    index = list(resolve_kv_index(H, G, getattr(getattr(site.module, "spec", None), "kv_index", None)))
-    q, k, v = (w.cpu().double().reshape(n, -1, w.shape[1]) for w, n in ((w_q, H), (w_k, G), (w_v, G)))
+    index = list(
+        resolve_kv_index(H, G, getattr(getattr(site.module, "spec", None), "kv_index", None))
+    )
+    q, k, v = (
+        w.cpu().double().reshape(n, -1, w.shape[1]) for w, n in ((w_q, H), (w_k, G), (w_v, G))
+    )
     k, v, o = k[index], v[index], w_o.cpu().double().reshape(-1, H, E).transpose(0, 1)
-    with one_thread():  # in matrices as small as these two threads wait for each other more than they work
-        r_q, r_k, r_v, r_o = (torch.linalg.qr(columns, mode="r").R for columns in (q.mT, k.mT, v.mT, o))
-    return {"q": _of_norm_1(r_k @ q), "k": _of_norm_1(r_q @ k), "v": _of_norm_1(r_o @ v)}, _of_norm_1(o @ r_v.mT)
+    # in matrices as small as these two threads wait for each other more than they work
+    with one_thread():
+        r_q, r_k, r_v, r_o = (
+            torch.linalg.qr(columns, mode="r").R for columns in (q.mT, k.mT, v.mT, o)
+        )
+    return {
+        "q": _of_norm_1(r_k @ q),
+        "k": _of_norm_1(r_q @ k),
+        "v": _of_norm_1(r_o @ v),
+    }, _of_norm_1(o @ r_v.mT)
 
 
 def _of_norm_1(matrices: Tensor) -> Tensor:

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from headwise.backends.cache import KVCache
+from headwise.backends.torch_ import as_tensor
 from headwise.corpus.documents import batches
 from headwise.corpus.tokens import Ids
 from headwise.masks import Allowed, Bias, BroadcastGrid, Mask, Part, all_of, resolve
@@ -26,10 +28,9 @@ from headwise.models.ask import cache_in, evaluating, run_body
 from headwise.models.hook import Hook, attach, hooked
 from headwise.models.sites import Site, sites_of
 from headwise.records import Call
-from headwise.rungs.cache import KVCache
-from headwise.rungs.tensor import as_tensor
 
-TOGETHER = 2048  # tokens of a batch at most: at the width of GPT-2 small twice as many run 12 % slower
+# tokens of a batch at most: at the width of GPT-2 small twice as many run 12 % slower
+TOGETHER = 2048
 # Arguments by which models of transformers take an image, a film or a sound.
 OTHERS = {"pixel_values", "pixel_values_videos", "input_features", "input_values", "audio_values"}
 
@@ -40,12 +41,14 @@ SPANS = {
     "audio": ("audio_token_id", "audio_token_index"),
 }
 
-LAYER_INPUTS = {"hidden_states", "x"}  # names of a layer's first argument; no model that reads ids has such a one
+# names of a layer's first argument; no model that reads ids has such a one
+LAYER_INPUTS = {"hidden_states", "x"}
 # Two notes on a call whose distances are not known; a table shows them.
 PIECES = "it attends within windows or chunks: their keys are not the whole text, and there are no distances"
 UNPLACED = "its keys are pooled, or joined with others, and not the positions of one text: there are no distances"
 
-Marker = Callable[[Tensor], Mapping[str, Tensor]]  # ids of the keys (S,) -> named sets of keys, (S,) bool each
+# ids of the keys (S,) -> named sets of keys, (S,) bool each
+Marker = Callable[[Tensor], Mapping[str, Tensor]]
 Listener = Callable[[Site, Call, Sequence["Document"]], Tensor | None]
 
 
@@ -56,17 +59,22 @@ class Document:
     All of it describes the S keys and T queries that the call has, those of a cache included.
     """
 
-    real_rows: Tensor | None = None  # (T,) bool, the queries that are measured: no padding; None: all
+    # (T,) bool, the queries that are measured: no padding; None: all
+    real_rows: Tensor | None = None
     # (S,) bool, keys that are no padding; None: all. It tells the first token, and what the thumbnail shows. It hides
     # no key from a query: that is up to the call's mask.
     real_keys: Tensor | None = None
-    start: int | None = 0  # the key at which query 0 stands; None where queries and keys are two sequences
+    # the key at which query 0 stands; None where queries and keys are two sequences
+    start: int | None = 0
     q_ids: Tensor | None = None  # (T,) tokens of the queries
     k_ids: Tensor | None = None  # (S,) tokens of the keys
     marks: dict[str, Tensor] | None = None  # name -> (S,) bool, sets of keys whose mass is wanted
-    before: int = -1  # the token right before the first key, where a window has let it go; -1 for none
-    first: int | None = -1  # the key of the text's first token; -1: the first real one; None: it has left the cache
-    starts: tuple[int, ...] = (0,)  # the first tokens of documents that are packed in this row, and read each alone
+    # the token right before the first key, where a window has let it go; -1 for none
+    before: int = -1
+    # the key of the text's first token; -1: the first real one; None: it has left the cache
+    first: int | None = -1
+    # the first tokens of documents that are packed in this row, and read each alone
+    starts: tuple[int, ...] = (0,)
 
 
 def some_rows(document: Document, T: int, share: float | None, seed: int) -> Document:
@@ -77,12 +85,15 @@ def some_rows(document: Document, T: int, share: float | None, seed: int) -> Doc
     """
     if share is None:
         return document
-    is_real = torch.ones(T, dtype=torch.bool) if document.real_rows is None else document.real_rows.cpu()
+    is_real = (
+        torch.ones(T, dtype=torch.bool) if document.real_rows is None else document.real_rows.cpu()
+    )
     real = is_real.nonzero()[:, 0]
     count = math.ceil(len(real) * share)
     # Stretch i is real[edges[i]] to real[edges[i + 1] - 1]. A document of padding alone has none: count is 0.
     edges = torch.arange(count + 1) * len(real) // max(1, count)
-    drawn = torch.rand(count, generator=torch.Generator().manual_seed(seed)) * edges.diff()  # place in its stretch
+    # place in its stretch
+    drawn = torch.rand(count, generator=torch.Generator().manual_seed(seed)) * edges.diff()
     rows = torch.zeros(T, dtype=torch.bool)
     rows[real[edges[:-1] + drawn.long()]] = True
     return replace(document, real_rows=rows)
@@ -99,8 +110,12 @@ def unpacked(call: Call, b: int, document: Document) -> Iterator[tuple[Call, Doc
         mask = call.options.mask
         if mask is not None:
             allowed, bias = _resolved(call, Part(mask, "t", range(T)[rows], T), b, end - start)
-            of_keys = [None if x is None else x.expand(*x.shape[:3], T)[..., rows] for x in (allowed, bias)]
-            mask = all_of([kind(x) for kind, x in zip((Allowed, Bias), of_keys, strict=True) if x is not None])
+            of_keys = [
+                None if x is None else x.expand(*x.shape[:3], T)[..., rows] for x in (allowed, bias)
+            ]
+            mask = all_of(
+                [kind(x) for kind, x in zip((Allowed, Bias), of_keys, strict=True) if x is not None]
+            )
         q, k, v, out = (x[:, :, rows] for x in (call.q, call.k, call.v, call.out))
         weights = None if call.weights is None else call.weights[:, :, rows, rows]
         options = call.options._replace(mask=mask)
@@ -109,14 +124,18 @@ def unpacked(call: Call, b: int, document: Document) -> Iterator[tuple[Call, Doc
             Document(
                 q_ids=None if document.q_ids is None else document.q_ids[rows],
                 k_ids=None if document.k_ids is None else document.k_ids[rows],
-                marks=document.marks and {name: keys[rows] for name, keys in document.marks.items()},
+                marks=document.marks
+                and {name: keys[rows] for name, keys in document.marks.items()},
             ),
         )
 
 
 @contextmanager
 def listening(
-    model: nn.Module, listener: Listener, marker: Marker | None = None, sites: Sequence[Site] | None = None
+    model: nn.Module,
+    listener: Listener,
+    marker: Marker | None = None,
+    sites: Sequence[Site] | None = None,
 ) -> Iterator[None]:
     """Inside this block every call of these attentions, default all, goes to `listener` with its documents.
 
@@ -125,11 +144,13 @@ def listening(
     sites = sites_of(model) if sites is None else sites
     readers = _readers(model)
     batch = _Batch()
-    counted: dict[Site, Site] = {}  # a site whose number of heads is only seen in its first call -> the same with it
+    # a site whose number of heads is only seen in its first call -> the same with it
+    counted: dict[Site, Site] = {}
 
     def watcher(site: Site, call: Call) -> Tensor | None:
         reader = (readers.get(site.module) or _Reader()).at_work()
-        if not site.n_heads:  # the same object in each call, as listeners keep their results by site
+        # the same object in each call, as listeners keep their results by site
+        if not site.n_heads:
             site = counted.setdefault(site, replace(site, n_heads=call.out.shape[1]))
         # An empty `out`: the call could not be read. In code that calls functions of torch itself (`free`) a batch of
         # another size than the model was given is one of windows or chunks of its texts. As in cross attention, there
@@ -145,7 +166,8 @@ def listening(
     hooks = [pair for reader in set(readers.values()) for pair in reader.hooks()]
     free = {site.module for site in sites if site.free}
     for module in model.modules():
-        if free and not free.isdisjoint(module.modules()):  # a caller may run any module around such an attention
+        # a caller may run any module around such an attention
+        if free and not free.isdisjoint(module.modules()):
             hooks += batch.hooks(module)
     with hooked(hooks, with_kwargs=True), attach({site: partial(watcher, site) for site in sites}):
         yield
@@ -202,7 +224,8 @@ class _Batch:
 
     def __init__(self) -> None:
         self.sizes: set[int] = set()
-        self.running = 0  # how many of the modules that have a hook are in a call: one within the other
+        # how many of the modules that have a hook are in a call: one within the other
+        self.running = 0
 
     def hooks(self, module: nn.Module) -> list[Hook]:
         return [
@@ -218,7 +241,8 @@ class _Batch:
                 if isinstance(x, Tensor) and x.ndim:
                     # Of four axes, an image's, only the first can be the batch; else it may be the second, after T.
                     self.sizes |= {*x.shape[: 1 if x.ndim > 3 else 2]}
-                    self.sizes |= {1} if x.ndim < 3 else set()  # (T,) or (T,C): one text without an axis for a batch
+                    # (T,) or (T,C): one text without an axis for a batch
+                    self.sizes |= {1} if x.ndim < 3 else set()
 
     def leave(self, *_: Any) -> None:
         self.running -= 1
@@ -228,19 +252,24 @@ class _Batch:
 class _Reader:
     """The tokens and the padding that a model is given, those that its cache holds included: L so far."""
 
-    model: nn.Module | None = None  # None where no model around is given tokens: then all that follows stays empty
+    # None where no model around is given tokens: then all that follows stays empty
+    model: nn.Module | None = None
     parameters: Sequence[str] = ()  # names of the arguments of its `forward`
     ids: Tensor | None = None  # (B,L); None where one of them is not known
     padding: Tensor | None = None  # (B,L) bool, True = real
-    positions: Tensor | None = None  # (B,L) or (1,L), where there is no cache: a document begins where they start anew
-    context_padding: Tensor | None = None  # (B,S) bool, of the tokens of an encoder that a decoder looks at
+    # (B,L) or (1,L), where there is no cache: a document begins where they start anew
+    positions: Tensor | None = None
+    # (B,S) bool, of the tokens of an encoder that a decoder looks at
+    context_padding: Tensor | None = None
     past: int = 0  # tokens that the cache held before this call
     n_tokens: int | None = None  # tokens of this call, without those of the cache
     # For each layer of the cache: the keys that a call of it has, and the number of those that it has let go.
     held: Sequence[tuple[int, int] | None] = ()
     cache: tuple[Any, Any] | None = None  # that of the last call, as `_past` tells it
-    spans: dict[str, Tensor] = field(default_factory=dict)  # "image": (B,L) bool, places that are no tokens of a text
-    around: _Reader | None = None  # of the model around, which may have read the ids and made embeddings of them
+    # "image": (B,L) bool, places that are no tokens of a text
+    spans: dict[str, Tensor] = field(default_factory=dict)
+    # of the model around, which may have read the ids and made embeddings of them
+    around: _Reader | None = None
     running: bool = False  # is the model in a call?
 
     def hooks(self) -> list[Hook]:
@@ -254,7 +283,10 @@ class _Reader:
 
         return [
             (self.model.register_forward_pre_hook, partial(hook, self.read)),
-            (partial(self.model.register_forward_hook, always_call=True), partial(hook, self.remember)),
+            (
+                partial(self.model.register_forward_hook, always_call=True),
+                partial(hook, self.remember),
+            ),
         ]
 
     def at_work(self) -> _Reader:
@@ -279,15 +311,23 @@ class _Reader:
         # `ids` is the name in our GPT, `input_ids` that in transformers.
         ids = arguments.get("input_ids", arguments.get("ids"))
         # By `is`: to compare tensors with == would compare their numbers.
-        is_same_cache = cache is not None and self.cache is not None and all(map(is_, cache, self.cache))
+        is_same_cache = (
+            cache is not None and self.cache is not None and all(map(is_, cache, self.cache))
+        )
         if not isinstance(ids, Tensor) or ids.is_floating_point():
             self.ids = None
         elif self.past == 0:
             self.ids = ids.detach()
         # Between two calls a cache may have been cropped: then it holds the first tokens alone. Or it ran unwatched,
         # and holds more than are known here.
-        elif is_same_cache and self.ids is not None and len(self.ids) == len(ids) and self.past <= self.ids.shape[1]:
-            self.ids = torch.cat([self.ids[:, : self.past], ids.detach()], 1)  # the cache's tokens, then these
+        elif (
+            is_same_cache
+            and self.ids is not None
+            and len(self.ids) == len(ids)
+            and self.past <= self.ids.shape[1]
+        ):
+            # the cache's tokens, then these
+            self.ids = torch.cat([self.ids[:, : self.past], ids.detach()], 1)
         else:  # tokens that were not watched, or whose documents have changed places
             self.ids = None
         # The model around may have read the same tokens, and made embeddings of them. Its `read` came first, so that
@@ -307,9 +347,15 @@ class _Reader:
             self.held = _held(arguments, self.n_tokens)
         self.padding = self._real(arguments.get("attention_mask"))
         positions = arguments.get("position_ids")
-        self.positions = positions if isinstance(positions, Tensor) and positions.ndim == 2 and not self.past else None
+        self.positions = (
+            positions
+            if isinstance(positions, Tensor) and positions.ndim == 2 and not self.past
+            else None
+        )
         context = arguments.get("encoder_attention_mask")
-        self.context_padding = context.detach().bool() if isinstance(context, Tensor) and context.ndim == 2 else None
+        self.context_padding = (
+            context.detach().bool() if isinstance(context, Tensor) and context.ndim == 2 else None
+        )
 
     def remember(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """After a call: the state of its cache, which it was given, or else has made and gives back."""
@@ -319,7 +365,8 @@ class _Reader:
 
     def held_by(self, layer: Any) -> tuple[int, int] | None:
         """The entry of `held` for the layer of an attention; None where there is no cache, or it does not say."""
-        number = getattr(layer, "layer_idx", None)  # by it an attention of transformers finds its keys in the cache
+        # by it an attention of transformers finds its keys in the cache
+        number = getattr(layer, "layer_idx", None)
         return self.held[number] if isinstance(number, int) and number < len(self.held) else None
 
     def places(self, call: Call) -> bool:
@@ -331,7 +378,8 @@ class _Reader:
             return held[0] == S
         if T <= S <= self.past + T:  # the latest of all tokens so far
             return True
-        return any(held is not None and held[0] == S for held in self.held)  # it may read another layer's keys
+        # it may read another layer's keys
+        return any(held is not None and held[0] == S for held in self.held)
 
     def _set_spans(self) -> None:
         """Note the places that an image or a sound fills, and give each an id of its own.
@@ -361,20 +409,24 @@ class _Reader:
         dict with such a map for each kind of layer.
         """
         if isinstance(mask, Mapping):  # padding is the same in all of them
-            mask = next((layer_mask for layer_mask in mask.values() if layer_mask is not None), None)
+            mask = next(
+                (layer_mask for layer_mask in mask.values() if layer_mask is not None), None
+            )
         if not isinstance(mask, Tensor):
             return self.padding if self.past else None  # that of the last call holds on
         if mask.ndim == 2:
             return mask.detach().bool()
         if mask.ndim != 4:
             return None
-        if self.past:  # the map does not tell it: a window may hide early tokens, which are real, from these queries
+        # the map does not tell it: a window may hide early tokens, which are real, from these queries
+        if self.past:
             outer = self.around
             if outer is not None and outer.padding is not None and outer.past == self.past:
                 return outer.padding  # the model around was given the padding itself
             return self.padding  # what was known holds on
         may = mask.detach()
-        if may.dtype != torch.bool:  # what is added to scores: about the least number there is forbids
+        # what is added to scores: about the least number there is forbids
+        if may.dtype != torch.bool:
             may = may > torch.finfo(may.dtype).min / 2
         # Without a cache every real token is seen by some query, by itself at least. Of the S keys the first T are
         # tokens; a static cache has empty room behind them.
@@ -406,7 +458,9 @@ def _held(arguments: Mapping[str, Any], T: int) -> list[tuple[int, int] | None]:
     cache = cache_in(arguments)
     # The cache of an encoder-decoder has one for self attention inside.
     layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", None) or []
-    return [layer.get_mask_sizes(T) if hasattr(layer, "get_mask_sizes") else None for layer in layers]
+    return [
+        layer.get_mask_sizes(T) if hasattr(layer, "get_mask_sizes") else None for layer in layers
+    ]
 
 
 def _readers(model: nn.Module) -> dict[nn.Module, _Reader]:
@@ -437,8 +491,11 @@ def _readers(model: nn.Module) -> dict[nn.Module, _Reader]:
 
 def _inputs(module: nn.Module) -> list[str]:
     """Names of what a module is called with."""
-    method = getattr(module.forward, "__func__", None)  # None where a plain function was put in its place
-    return list(inspect.signature(module.forward).parameters) if method is None else _of_method(method)
+    # None where a plain function was put in its place
+    method = getattr(module.forward, "__func__", None)
+    return (
+        list(inspect.signature(module.forward).parameters) if method is None else _of_method(method)
+    )
 
 
 @cache  # of methods of classes alone: a function that hangs on one module may hold its weights
@@ -478,7 +535,8 @@ def _document(call: Call, b: int, cross: bool, reader: _Reader, marker: Marker |
     # Then what some query may attend tells what is real. With a past, shorter padding is that of the first tokens.
     if is_other and not past:
         padding = _attended(call, b) if T == S else None
-    length = past + T  # tokens so far; a cache with a window holds fewer keys, a static one has room for more
+    # tokens so far; a cache with a window holds fewer keys, a static one has room for more
+    length = past + T
     gone = max(0, length - S)  # tokens that have left a window
     rows = keys = q_ids = k_ids = None  # as the fields of `Document` have them
     first, before = 0, -1  # the number of the first real token among all so far; and see `Document`
@@ -486,12 +544,16 @@ def _document(call: Call, b: int, cross: bool, reader: _Reader, marker: Marker |
         real = _longer(padding, length)
         rows, keys = real[-T:], _fit(real, S, False)
         first = int(real.int().argmax()) if real.any() else 0  # the first True
-    elif T == S and call.options.mask is not None:  # `Lengths` hides keys that are padding: these queries are it, too
+    # `Lengths` hides keys that are padding: these queries are it, too
+    elif T == S and call.options.mask is not None:
         n_real = call.options.mask.real_length(b)
         rows = keys = None if n_real is None else torch.arange(T) < n_real
-    if not reader.places(call):  # where the keys stand is not known: S tells nothing, but the cache may tell `gone`
+    # where the keys stand is not known: S tells nothing, but the cache may tell `gone`
+    if not reader.places(call):
         _, gone = reader.held_by(call.layer) or (0, 0)
-        return Document(rows, _attended(call, b), start=None, first=first - gone if first >= gone else None)
+        return Document(
+            rows, _attended(call, b), start=None, first=first - gone if first >= gone else None
+        )
     if ids is not None and len(ids) == length:
         q_ids, k_ids = ids[-T:], _fit(ids, S, -1)
         before = int(ids[gone - 1]) if gone else -1
@@ -510,7 +572,9 @@ def _document(call: Call, b: int, cross: bool, reader: _Reader, marker: Marker |
         marks=marks or None,
         before=before,
         first=first - gone if first >= gone else None,
-        starts=_starts(call, b, reader) if T == S and not past and (rows is None or rows.all()) else (0,),
+        starts=_starts(call, b, reader)
+        if T == S and not past and (rows is None or rows.all())
+        else (0,),
     )
 
 
@@ -550,13 +614,15 @@ def _attended(call: Call, b: int) -> Tensor | None:
     maps = _allowed(call, b)
     if maps is None:
         return None
-    real: Tensor = maps.any(0).any(0).expand(call.n_keys)  # one column stands for all where they are alike
+    # one column stands for all where they are alike
+    real: Tensor = maps.any(0).any(0).expand(call.n_keys)
     return None if real.all() else real
 
 
 def _allowed(call: Call, b: int) -> Tensor | None:
     """What the mask of a call allows in document b, (1 or H, 1 or T, 1 or S) bool; None: everything."""
-    if call.options.mask is None or not call.n_queries:  # without a query, as of x[:, :0], no key is seen at all
+    # without a query, as of x[:, :0], no key is seen at all
+    if call.options.mask is None or not call.n_queries:
         return None
     allowed, _ = _resolved(call, call.options.mask, b, call.n_queries)
     return None if allowed is None else allowed.reshape(-1, *allowed.shape[-2:])
@@ -570,7 +636,7 @@ def _resolved(call: Call, mask: Mask, b: int, T: int) -> tuple[Tensor | None, Te
         arange=partial(torch.arange, device=call.q.device),
         documents=slice(b, b + 1),
     )
-    # A bias is read as it is: no rung computes with it here.
+    # A bias is read as it is: no backend computes with it here.
     return resolve(mask.parts(), grid, torch.where, lambda bias: bias)
 
 

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headwise.errors import HeadwiseError
+from headwise.heads.ablate import calls_of
 from headwise.heads.blocks import row_weights
-from headwise.heads.effect import calls_of
 from headwise.heads.statistics import unknown_head
 from headwise.heads.watch import LONGEST
 from headwise.models.ask import evaluating, last_states, logits, predicts, reads_tokens
@@ -34,7 +34,8 @@ from headwise.words import Note
 Array = NDArray[np.float32]
 # Round choices.
 CELLS = 2**26  # weights of all maps of a text, at most: 256 MiB in float32
-CHARACTERS = 20_000  # of a text at most; it is refused by them before time is spent on making tokens of it
+# of a text at most; it is refused by them before time is spent on making tokens of it
+CHARACTERS = 20_000
 LISTED = 6  # likeliest tokens that are listed of each column, as in `_next`
 HARDEST = 8  # heads that are named for a token
 # A head that gives this fraction of its weight to copies of the token, or to what stands behind them, is named for
@@ -76,7 +77,8 @@ class Reading:
     # the model predicts none, the mean (C,) of its last hidden states.
     plain: Tensor
     now: Tensor  # the same with the changes
-    maps: list[Array] = field(default_factory=list)  # (T,S) of each head; of those that did not run (0,0)
+    # (T,S) of each head; of those that did not run (0,0)
+    maps: list[Array] = field(default_factory=list)
 
 
 class Desk:
@@ -84,7 +86,9 @@ class Desk:
 
     def __init__(self, folder: Folder) -> None:
         if folder.tokens is None:
-            raise HeadwiseError(f"{folder.name} has no tokenizer, so it reads no text; put tokenizer.json beside it")
+            raise HeadwiseError(
+                f"{folder.name} has no tokenizer, so it reads no text; put tokenizer.json beside it"
+            )
         if not reads_tokens(folder.model):
             raise HeadwiseError(
                 f"{folder.name} reads no text but what its encoder hears or sees; "
@@ -98,7 +102,8 @@ class Desk:
         self.crosses = [layer.site.cross for layer in self.layers for _ in layer.heads]
         # Ids that stand for no text, such as [SEP]. [UNK] is special, too, but stands for a word.
         self.signs = self.tokens.specials - {self.tokens.unknown}
-        most = int((CELLS / len(self.heads)) ** 0.5)  # tokens whose maps (T,T) of all heads have CELLS weights
+        # tokens whose maps (T,T) of all heads have CELLS weights
+        most = int((CELLS / len(self.heads)) ** 0.5)
         self.longest = min(folder.context or LONGEST, LONGEST, most)
         self.readings: dict[str, Reading] = {}  # by slot
 
@@ -107,18 +112,22 @@ class Desk:
 
         They are found by reading one word.
         """
-        word = next(i for i in range(len(self.tokens)) if i not in self.tokens.specials)  # any will do
+        # any will do
+        word = next(i for i in range(len(self.tokens)) if i not in self.tokens.specials)
         before, after = self.tokens.frame  # ids around every text, such as [CLS] and [SEP]
         order = calls_of(self.folder.model, torch.tensor([[*before, word, *after]]))
         is_repeated = len(set(order)) < len(order)  # else every layer keeps its own name
         layers: list[Layer] = []
-        numbers, runs = Counter[str](), Counter[Site]()  # of each stack, and of each site, the calls so far
+        # of each stack, and of each site, the calls so far
+        numbers, runs = Counter[str](), Counter[Site]()
         first = 0
         for site in order:
             stack = site.name.rpartition("L")[0]  # "encoder." of encoder.L3, "" of L3
             # ALBERT: a layer is numbered by its place among the calls of its stack.
             name = f"{stack}L{numbers[stack]}" if is_repeated else site.name
-            layers.append(Layer(site, runs[site], [head_name(name, h) for h in range(site.n_heads)], first))
+            layers.append(
+                Layer(site, runs[site], [head_name(name, h) for h in range(site.n_heads)], first)
+            )
             numbers[stack] += 1
             runs[site] += 1
             first += site.n_heads
@@ -142,7 +151,8 @@ class Desk:
     @property
     def mask_text(self) -> str | None:
         """What is typed where a word is to be hidden; None for a model that fills in none."""
-        mask = getattr(self.tokens, "mask", None)  # only tokenizers of transformers have the attribute
+        # only tokenizers of transformers have the attribute
+        mask = getattr(self.tokens, "mask", None)
         return mask if self.kind == "masked" else None
 
     def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,7 +171,9 @@ class Desk:
 
     # A text
 
-    def _read(self, slot: str, text: str, changes: dict[str, Any], at: int, follow: int) -> dict[str, Any]:
+    def _read(
+        self, slot: str, text: str, changes: dict[str, Any], at: int, follow: int
+    ) -> dict[str, Any]:
         """Read a text with some heads scaled; what its heads do, and what comes next.
 
         slot     "a", or "b" for the text beside it; an empty text takes "b" away
@@ -178,18 +190,24 @@ class Desk:
             if name not in self.heads:
                 raise unknown_head(name, self.heads)
             if not isinstance(factor, int | float) or not abs(factor) <= LARGEST:
-                raise HeadwiseError(f"a head is scaled by at most {LARGEST:g}, and not by {factor!r}")
+                raise HeadwiseError(
+                    f"a head is scaled by at most {LARGEST:g}, and not by {factor!r}"
+                )
         ids = self._ids(text)
         words = self._words(text, ids)
         at = self._place(ids, at)
-        factors = torch.tensor([[1.0] * len(self.heads), [changes.get(name, 1.0) for name in self.heads]])
+        factors = torch.tensor(
+            [[1.0] * len(self.heads), [changes.get(name, 1.0) for name in self.heads]]
+        )
         maps = [np.zeros((0, 0), np.float32) for _ in self.heads]  # empty of what does not run
         plain, now = self._run(ids, at, factors, maps)
         reading = Reading(text, ids, changes, at, plain, now, maps)
         self.readings[slot] = reading
         answer = {"words": words, "at": at, **self._next(follow)}
         # What each head does in this text, and for each token the heads that look hardest from there.
-        kinds = [self._kind(ids, *of_head) for of_head in zip(reading.maps, self.crosses, strict=True)]
+        kinds = [
+            self._kind(ids, *of_head) for of_head in zip(reading.maps, self.crosses, strict=True)
+        ]
         answer |= {"kinds": kinds, "hardest": self._hardest(reading)}
         first, other = map(self.readings.get, SLOTS)
         # Only maps of one size can be subtracted: for each token the heads that look most differently in both texts.
@@ -222,11 +240,13 @@ class Desk:
         shown = self.tokens.shown(ids)
         try:
             places = self.tokens.places(text)
-        except HeadwiseError:  # a tokenizer that does not say: what it shows of each token is all there is
+        # a tokenizer that does not say: what it shows of each token is all there is
+        except HeadwiseError:
             places = []
         words = []
         done = 0  # characters of the text that are shown already
-        place_of = dict(enumerate(places, n_before))  # number among `ids` -> characters [start, end) of the text
+        # number among `ids` -> characters [start, end) of the text
+        place_of = dict(enumerate(places, n_before))
         for n, (i, piece) in enumerate(zip(ids, shown, strict=True)):
             if n not in place_of:  # it frames the text, or its place is not known
                 is_sign = i in self.signs
@@ -234,8 +254,10 @@ class Desk:
                 words.append((piece.strip(), has_gap, piece.count("\n"), is_sign))
                 continue
             start, end = place_of[n]
-            between, written = text[done:start], text[start:end]  # what no token stands for, and what this one does
-            has_gap = bool(re.match(r"\s", between + written)) or done == 0  # the first word stands apart from signs
+            # what no token stands for, and what this one does
+            between, written = text[done:start], text[start:end]
+            # the first word stands apart from signs
+            has_gap = bool(re.match(r"\s", between + written)) or done == 0
             # A character such as an emoji may take several tokens, all at its place: the first one shows it, the
             # others are dots.
             is_shown = end <= done or not written
@@ -260,7 +282,9 @@ class Desk:
         return places[0] if places else -1
 
     @torch.no_grad()
-    def _run(self, ids: Sequence[int], at: int, factors: Tensor, maps: list[Array] | None = None) -> Tensor:
+    def _run(
+        self, ids: Sequence[int], at: int, factors: Tensor, maps: list[Array] | None = None
+    ) -> Tensor:
         """What comes of n copies of a text; what each head gives in each is multiplied with `factors` (n,heads).
 
         Probabilities (n,V) of the token that is predicted at position `at`; the mean (n,C) of the last hidden states
@@ -268,7 +292,11 @@ class Desk:
         """
         model, runs = self.folder.model, Counter[Site]()
         # Layers whose maps are wanted or one of whose heads is scaled. No others, since listening costs time.
-        listened = [each for each in self.layers if maps is not None or (factors[:, each.columns] != 1).any()]
+        listened = [
+            each
+            for each in self.layers
+            if maps is not None or (factors[:, each.columns] != 1).any()
+        ]
         layers = {(layer.site, layer.run): layer for layer in listened}
 
         def take(site: Site, call: Call) -> Tensor | None:
@@ -280,13 +308,15 @@ class Desk:
                 maps[layer.columns] = (
                     row_weights(call, len(factors) - 1, range(call.n_queries)).float().cpu().numpy()
                 )  # (H,T,S)
-            return call.out * factors[:, layer.columns, None, None].to(call.out)  # (n,H,T,E), before W_O
+            # (n,H,T,E), before W_O
+            return call.out * factors[:, layer.columns, None, None].to(call.out)
 
         with attach({site: partial(take, site) for site, _ in layers}), evaluating(model):
             rows = torch.tensor([list(ids)] * len(factors))
             if self.kind is None or at < 0:
                 return last_states(model, rows).float().mean(1).cpu()
-            last = self.kind == "next" and at == len(ids) - 1  # then logits of other positions are not computed
+            # then logits of other positions are not computed
+            last = self.kind == "next" and at == len(ids) - 1
             return logits(model, rows, last=last)[:, -1 if last else at].float().softmax(-1).cpu()
 
     # What its heads do
@@ -308,7 +338,8 @@ class Desk:
         after_same[:, 1:] = same_token[:, :-1] & (t != s)[:, 1:]
         # Rare and telling kinds first: they count in those rows alone that have such a key.
         for name, places in (("induction", after_same), ("duplicate_token", same_token)):
-            able = (places & (rows > 0)).any(1)  # rows that see such a key: the mask leaves it some weight
+            # rows that see such a key: the mask leaves it some weight
+            able = (places & (rows > 0)).any(1)
             mass = float((rows * places)[able].sum(1).mean()) if able.any() else 0.0
             if mass >= CLEAR:
                 return name, mass
@@ -327,7 +358,9 @@ class Desk:
         name = max(masses, key=masses.__getitem__)  # "elsewhere" has what no other kind has taken
         return name, masses[name]
 
-    def _hardest(self, reading: Reading, other: Reading | None = None) -> list[list[tuple[int, int, float]]]:
+    def _hardest(
+        self, reading: Reading, other: Reading | None = None
+    ) -> list[list[tuple[int, int, float]]]:
         """For each token the HARDEST heads that look hardest from there: (number of the head, key, weight).
 
         The first token, signs and the token itself do not count as keys: there most heads rest. With `other`, a text
@@ -336,7 +369,8 @@ class Desk:
         T = len(reading.ids)
         skipped = np.isin(np.array(reading.ids), list(self.signs))
         skipped[0] = True
-        best = np.zeros((len(self.heads), T), np.float32)  # the largest weight, or difference, of each row
+        # the largest weight, or difference, of each row
+        best = np.zeros((len(self.heads), T), np.float32)
         keys = np.zeros((len(self.heads), T), int)  # the key that has it
         for n, weights in enumerate(reading.maps):
             # It did not run, looks from another text, or has nothing to be compared with: its 0 puts it last.
@@ -350,7 +384,8 @@ class Desk:
             best[n] = looks.max(1)
         hardest = []
         for t in range(T):
-            order = np.argsort(-best[:, t], kind="stable")[:HARDEST].tolist()  # of equal ones the earlier head first
+            # of equal ones the earlier head first
+            order = np.argsort(-best[:, t], kind="stable")[:HARDEST].tolist()
             # Four digits are more than the page shows, and keep the answer short.
             hardest.append([(n, int(keys[n, t]), round(float(best[n, t]), 4)) for n in order])
         return hardest
@@ -376,7 +411,10 @@ class Desk:
         if not self._predicts(reading):
             state: dict[str, Any] = {"kept": _cosine(reading.plain, reading.now)}
             if other is not None and not self._predicts(other):
-                state["alike"] = _cosine(reading.plain, other.plain), _cosine(reading.now, other.now)
+                state["alike"] = (
+                    _cosine(reading.plain, other.plain),
+                    _cosine(reading.now, other.now),
+                )
             return {"state": state}
         columns = [reading.plain, reading.now]
         if other is not None and other.at >= 0:  # -1: no word is hidden in the text beside
@@ -384,13 +422,19 @@ class Desk:
         chances = torch.stack(columns)  # (2 or 3, V)
         if not 0 <= follow < chances.shape[1]:
             follow = int(reading.plain.argmax())
-        likeliest = chances.topk(min(LISTED, chances.shape[1])).indices.flatten().tolist()  # of each column
+        # of each column
+        likeliest = chances.topk(min(LISTED, chances.shape[1])).indices.flatten().tolist()
         ids = sorted({*likeliest, follow}, key=lambda i: -float(chances[:, i].max()))
-        rows = [(i, self._token(i), *chances[:, i].tolist()) for i in ids]  # a chance for each of the columns
+        # a chance for each of the columns
+        rows = [(i, self._token(i), *chances[:, i].tolist()) for i in ids]
         # What the likeliest token adds to the text, which the page appends: a token decoded alone may lose its space,
         # or be one byte of a character. So the text is decoded with and without it, and its beginning is cut off.
         longer = self.tokens.decode([*reading.ids, int(reading.now.argmax())])
-        return {"next": rows, "follow": follow, "goes_on": longer[len(self.tokens.decode(reading.ids)) :]}
+        return {
+            "next": rows,
+            "follow": follow,
+            "goes_on": longer[len(self.tokens.decode(reading.ids)) :],
+        }
 
     def _predicts(self, reading: Reading) -> bool:
         """Is a token predicted in this text? Else what counts is the direction of the mean last state."""
@@ -409,11 +453,14 @@ class Desk:
         """
         reading = self.readings.get("a")
         if reading is None or not 0 <= layer < len(self.layers):
-            raise HeadwiseError(f"layer={layer}: there are {len(self.layers)}, and a text has to be read first")
+            raise HeadwiseError(
+                f"layer={layer}: there are {len(self.layers)}, and a text has to be read first"
+            )
         if self._predicts(reading) and not 0 <= follow < len(reading.plain):
             raise HeadwiseError(f"follow={follow} is none of the {len(reading.plain)} tokens")
         silenced = self.layers[layer]
-        factors = torch.ones(len(silenced.heads), len(self.heads))  # a copy of the text for each head
+        # a copy of the text for each head
+        factors = torch.ones(len(silenced.heads), len(self.heads))
         factors[:, silenced.columns] -= torch.eye(len(silenced.heads))
         outcomes = self._run(reading.ids, reading.at, factors)
         # Of each head its name, and what comes without it: the probability of the followed token, and the likeliest

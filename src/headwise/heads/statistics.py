@@ -42,13 +42,16 @@ class Statistic:
     """
 
     meaning: str  # and unit, for a reader
-    formula: Formula | None = None  # None: a survey takes it from all documents together, or from the weights
+    # None: a survey takes it from all documents together, or from the weights
+    formula: Formula | None = None
     needs: tuple[str, ...] = ()  # POSITIONS, IDS, W_O, TOP, or the name of a marked set of keys
-    repeated: str = ""  # it is the statistic of this name, measured on random tokens that are repeated
+    # it is the statistic of this name, measured on random tokens that are repeated
+    repeated: str = ""
     even: str = ""  # the statistic whose value for even attention is the control; default: its own
     name: str = ""  # that of the attribute
 
-    def __set_name__(self, owner: type, name: str) -> None:  # Python calls it when the class is made
+    # Python calls it when the class is made
+    def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
     @overload
@@ -77,7 +80,9 @@ class Statistics(ABC, Generic[V]):
     )
     # Voita et al. 2019 (arXiv 1905.09418), section 4
     confidence = Statistic("mean of the largest weight of a row", lambda b: b.largest)
-    distance = Statistic("tokens back, the mean over the attention", lambda b: b.distance, (POSITIONS,))
+    distance = Statistic(
+        "tokens back, the mean over the attention", lambda b: b.distance, (POSITIONS,)
+    )
     spread = Statistic(
         "tokens, the standard deviation around that distance",
         lambda b: b.spread,
@@ -92,16 +97,26 @@ class Statistics(ABC, Generic[V]):
     # `b.back(k)` is the weight of the key k before the query.
     self = Statistic("mass on the token itself", lambda b: b.back(0), (POSITIONS,))
     previous = Statistic(
-        "mass on the token right before; the first row, which has none, counts as 0", lambda b: b.back(1), (POSITIONS,)
+        "mass on the token right before; the first row, which has none, counts as 0",
+        lambda b: b.back(1),
+        (POSITIONS,),
     )
     next = Statistic("mass on the token right after", lambda b: b.back(-1), (POSITIONS,))
     first = Statistic("mass on the first token", lambda b: b.total("first"))
-    same_token = Statistic("mass on earlier copies of the token", lambda b: b.total("same"), (POSITIONS, IDS))
-    after_same = Statistic("mass on what came right after those copies", lambda b: b.total("after"), (POSITIONS, IDS))
-    delimiter = Statistic(
-        "mass on separators and punctuation, the first token left out", lambda b: b.on("delimiter"), ("delimiter",)
+    same_token = Statistic(
+        "mass on earlier copies of the token", lambda b: b.total("same"), (POSITIONS, IDS)
     )
-    rare = Statistic("mass on the rarest tenth of the document's tokens", lambda b: b.on("rare"), ("rare",))
+    after_same = Statistic(
+        "mass on what came right after those copies", lambda b: b.total("after"), (POSITIONS, IDS)
+    )
+    delimiter = Statistic(
+        "mass on separators and punctuation, the first token left out",
+        lambda b: b.on("delimiter"),
+        ("delimiter",),
+    )
+    rare = Statistic(
+        "mass on the rarest tenth of the document's tokens", lambda b: b.on("rare"), ("rare",)
+    )
     # A key that is drawn by even attention is one of those with this probability.
     rare_top = Statistic(
         "share of rows that look hardest at one of those",
@@ -112,13 +127,20 @@ class Statistics(ABC, Generic[V]):
     # No formula, for the offset is that at which all documents together look most. A key that is drawn by even
     # attention over n keys stands at a given offset with probability 1/n, which is its largest weight.
     positional = Statistic(
-        "share of the rows with a key at one fixed offset that look hardest at it, -1 to 1 left out", even="confidence"
+        "share of the rows with a key at one fixed offset that look hardest at it, -1 to 1 left out",
+        even="confidence",
     )  # Voita et al. 2019, section 5.1
     # Measured by `headwise.heads.tally`, but for the norm.
-    duplicate = Statistic("mass on the earlier copy, in random tokens repeated", repeated="same_token")
-    induction = Statistic("mass on what came after that copy, in random tokens repeated", repeated="after_same")
+    duplicate = Statistic(
+        "mass on the earlier copy, in random tokens repeated", repeated="same_token"
+    )
+    induction = Statistic(
+        "mass on what came after that copy, in random tokens repeated", repeated="after_same"
+    )
     copying = Statistic("from the weights: does it raise the logits of what it looks at? -1 to 1")
-    norm = Statistic("length of what the head adds to the residual stream", lambda b: b.added, (W_O,))
+    norm = Statistic(
+        "length of what the head adds to the residual stream", lambda b: b.added, (W_O,)
+    )
 
 
 def all_statistics() -> dict[str, Statistic]:
@@ -126,7 +148,9 @@ def all_statistics() -> dict[str, Statistic]:
     return {name: value for name, value in vars(Statistics).items() if isinstance(value, Statistic)}
 
 
-def formulas(known: Collection[str], offsets: Iterable[int], marks: Iterable[str]) -> dict[str, Formula]:
+def formulas(
+    known: Collection[str], offsets: Iterable[int], marks: Iterable[str]
+) -> dict[str, Formula]:
     """The formulas of what can be measured, by name.
 
     known    of POSITIONS, IDS, W_O and TOP what is known
@@ -136,7 +160,11 @@ def formulas(known: Collection[str], offsets: Iterable[int], marks: Iterable[str
     """
     known = {*known, *marks}
     table = all_statistics()
-    measured = {name: item.formula for name, item in table.items() if item.formula and known.issuperset(item.needs)}
+    measured = {
+        name: item.formula
+        for name, item in table.items()
+        if item.formula and known.issuperset(item.needs)
+    }
     if POSITIONS in known:
         measured |= {f"offset_{k}": methodcaller("back", k) for k in offsets if k > 1}
     return measured | {name: methodcaller("on", name) for name in marks if name not in table}
@@ -150,7 +178,9 @@ def unknown_statistic(name: str, known: Iterable[str]) -> MissingError:
             f"{name!r} is measured on random tokens that are repeated, by hw.survey; of a text of one's own it is "
             f"{item.repeated!r}"
         )
-    return MissingError(f"there is no statistic {name!r} of this head; there are {', '.join(known)}")
+    return MissingError(
+        f"there is no statistic {name!r} of this head; there are {', '.join(known)}"
+    )
 
 
 def unknown_head(name: object, known: Sequence[str]) -> MissingError:

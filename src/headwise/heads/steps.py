@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from headwise.backends.torch_ import trace
 from headwise.corpus.tokens import Tokens
 from headwise.corpus.training import Documents
 from headwise.errors import HeadwiseError
@@ -24,9 +25,9 @@ from headwise.gpt.train import fit, one_thread
 from headwise.heads.watch import require_text
 from headwise.models.hook import observe
 from headwise.records import Call, HeadSteps, KeySteps
-from headwise.rungs.tensor import trace
 
-EXAMPLE_STEPS = 200  # updates that `example_model` is trained for: about a second; more would make a better model
+# updates that `example_model` is trained for: about a second; more would make a better model
+EXAMPLE_STEPS = 200
 EXAMPLE_SEED = 0  # of its weights and batches
 
 
@@ -53,7 +54,9 @@ def head_steps(
     # Only now: layers may differ in their heads.
     _check_place("head", "head", head, f"layer {layer}", spec.n_heads)
     if block.attention.o_proj is None:
-        raise HeadwiseError("this layer has no output projection, so no head adds through one; trace a layer with W_O")
+        raise HeadwiseError(
+            "this layer has no output projection, so no head adds through one; trace a layer with W_O"
+        )
     chosen, bias = heads[head], block.attention.o_proj.bias
     # (H,C) What each head adds to the residual stream. The `if` is for the type checker: each has its `wo`.
     outs = zip(heads, call.out[0, :, at], strict=True)
@@ -78,7 +81,8 @@ def head_steps(
         keys=keys,
         sink=float(chosen.sink) if has_sink and chosen.sink is not None else None,
         sink_weight=1 - math.fsum(key.weight for key in keys) if has_sink else None,
-        gate=None if options.gate is None else float(torch.as_tensor(options.gate)[head]),  # one number for each head
+        # one number for each head
+        gate=None if options.gate is None else float(torch.as_tensor(options.gate)[head]),
         out=_floats(call.out[0, head, at]),
         added=tuple(map(_floats, added)),
         norms=_floats(added.norm(dim=1)),
@@ -91,13 +95,18 @@ def _keys(call: Call, head: int, kv_head: int, at: int) -> tuple[KeySteps, ...]:
     """The keys that the mask does not hide from the query."""
     steps, query = trace(call.q, call.k, call.v, call.options), call.q[0, head, at].tolist()
     # (S,) The row of this query in four records (B,H,T,S), each made of the one before. `masked` are the logits.
-    rows = (record[0, head, at].tolist() for record in (steps.scores, steps.capped, steps.masked, steps.weights))
+    rows = (
+        record[0, head, at].tolist()
+        for record in (steps.scores, steps.capped, steps.masked, steps.weights)
+    )
     keys = []
     for position, (score, capped, logit, weight) in enumerate(zip(*rows, strict=True)):
         if logit > -math.inf:
             key, value = (_floats(tensor[0, kv_head, position]) for tensor in (call.k, call.v))
             dot = math.fsum(a * b for a, b in zip(query, key, strict=True))
-            keys.append(KeySteps(position, key, value, dot, score, capped, logit - capped, logit, weight))
+            keys.append(
+                KeySteps(position, key, value, dot, score, capped, logit - capped, logit, weight)
+            )
     return tuple(keys)
 
 
@@ -105,7 +114,9 @@ def _check_place(what: str, name: str, number: int, owner: str, count: int) -> N
     # Refuse a number that none of the owner's `count` places has.
     if not 0 <= number < count:
         last = "0" if count == 1 else f"0 to {count - 1}"
-        raise HeadwiseError(f"there is no {what} {number}: {owner} has {count}, counted from 0; pass {name}={last}")
+        raise HeadwiseError(
+            f"there is no {what} {number}: {owner} has {count}, counted from 0; pass {name}={last}"
+        )
 
 
 def _run(model: GPT, ids: Sequence[int], number: int) -> tuple[Block, Call, dict[str, Tensor]]:
@@ -122,8 +133,12 @@ def _run(model: GPT, ids: Sequence[int], number: int) -> tuple[Block, Call, dict
     for name, module in (("x", block.attention_norm), ("x_new", block.feed_forward_norm)):
         # `name=name` keeps the name of this turn of the loop; else all hooks would use the last one. `inputs` are
         # the module's arguments: the first is (1,T,C), and [0] takes the only text of the batch.
-        module.register_forward_pre_hook(lambda _, inputs, name=name: stream.update({name: inputs[0][0]}))
-    block.attention.register_forward_hook(lambda _, inputs, output: stream.update(layer_out=output[0]))
+        module.register_forward_pre_hook(
+            lambda _, inputs, name=name: stream.update({name: inputs[0][0]})
+        )
+    block.attention.register_forward_hook(
+        lambda _, inputs, output: stream.update(layer_out=output[0])
+    )
     with observe(block.attention, calls.append):
         twin(torch.tensor([list(ids)]))
     return block, calls[0], stream
@@ -140,7 +155,8 @@ def example_model() -> tuple[GPT, Tokens, str]:
     """
     preset = find_preset("microgpt")
     names = read_text(packaged("names")).split()
-    tokens = Tokens.characters("".join(names), boundary=True)  # one more token begins and ends each name
+    # one more token begins and ends each name
+    tokens = Tokens.characters("".join(names), boundary=True)
     # The held-out text must not be empty, but nothing is measured on it: one name, which stays in the training.
     data = Documents(tokens, names, names[:1], preset.shape["context"])
     with torch.random.fork_rng(devices=[]), torch.enable_grad(), one_thread():

@@ -27,12 +27,21 @@ from headwise.corpus.documents import Relations, Text, batches
 from headwise.corpus.tokens import Ids, TextTokens
 from headwise.errors import HeadwiseError
 from headwise.gpt.presets import check_seed
+from headwise.heads.ablate import ablation, importance
 from headwise.heads.documents import run_documents
-from headwise.heads.effect import ablation, importance
-from headwise.heads.relation import Scores, follow
-from headwise.heads.relation import described as described_relations
+from headwise.heads.relations import Scores, follow
+from headwise.heads.relations import described as described_relations
 from headwise.heads.statistics import all_statistics
-from headwise.heads.table import ROLES, TOKENS, Example, Followed, HeadProfile, Role, Survey, relation_role
+from headwise.heads.table import (
+    ROLES,
+    TOKENS,
+    Example,
+    Followed,
+    HeadProfile,
+    Role,
+    Survey,
+    relation_role,
+)
 from headwise.heads.tally import CONTROLS, PASSAGE, Tally, read, vocabulary_product
 from headwise.heads.texts import Texts, read_texts
 from headwise.heads.watch import watch
@@ -45,12 +54,15 @@ from headwise.records import parse_head
 from headwise.words import Note
 
 # Round choices, all of them. Of the first two larger ones take more time, and smaller ones make wider intervals.
-EFFECTS = 4096  # tokens that heads are ablated on, in whole documents; two of them at least, for an interval
-PROBES, PROBE = 4, 64  # texts of repeated random tokens, and the most tokens of one before it is repeated
+# tokens that heads are ablated on, in whole documents; two of them at least, for an interval
+EFFECTS = 4096
+# texts of repeated random tokens, and the most tokens of one before it is repeated
+PROBES, PROBE = 4, 64
 # A model of more parameters than the first gets an untrained control of so many layers: a whole one takes its memory
 # a second time.
 WHOLE, SAMPLE = 200_000_000, 2
-ABLATE_UP_TO = 10_000_000  # parameters; a larger model is ablated when asked for: it takes a pass for each head
+# parameters; a larger model is ablated when asked for: it takes a pass for each head
+ABLATE_UP_TO = 10_000_000
 PATIENCE = 20  # seconds: what takes less needs no forecast
 GLIMPSE = 64  # tokens by whose time a forecast is made
 # Of the loss of an even guess over the vocabulary. A note says of a loss above it that it is no better than the guess.
@@ -103,7 +115,9 @@ def survey(
     if ablate not in ABLATIONS:
         raise HeadwiseError(f"ablate {ablate!r} is not known; one of {', '.join(ABLATIONS)}")
     if spread := next((site.name for site in sites_of(folder.model) if site.parts > 1), None):
-        raise HeadwiseError(f"{spread}: this process holds a part of the heads; watch them in each with headwise.watch")
+        raise HeadwiseError(
+            f"{spread}: this process holds a part of the heads; watch them in each with headwise.watch"
+        )
     if not ask.reads_tokens(folder.model):
         remedy = "watch it in Python on its own input, with headwise.watch(model)"
         raise HeadwiseError(f"{type(folder.model).__name__} reads no tokens; {remedy}")
@@ -111,7 +125,9 @@ def survey(
     if ablate == "auto":
         size = sum(parameter.numel() for parameter in folder.model.parameters())
         ablate = "zero" if size <= ABLATE_UP_TO else "none"
-    return _survey(folder, text, controls, ablate, seed, progress or (lambda *counts: None), distributed)
+    return _survey(
+        folder, text, controls, ablate, seed, progress or (lambda *counts: None), distributed
+    )
 
 
 @torch.no_grad()
@@ -122,7 +138,8 @@ def forecast(model: nn.Module, documents: Sequence[Ids]) -> str:
         began = time.perf_counter()
         with ask.evaluating(model), watch(model):
             ask.run_body(model, ids)
-    speed = ids.numel() / max(time.perf_counter() - began, 1e-9)  # tokens a second; a coarse clock may say 0 s
+    # tokens a second; a coarse clock may say 0 s
+    speed = ids.numel() / max(time.perf_counter() - began, 1e-9)
     # The untrained control reads the first documents once more.
     to_read = sum(map(len, documents)) + sum(map(len, documents[:CONTROLS]))
     if to_read / speed < PATIENCE:
@@ -134,7 +151,13 @@ def forecast(model: nn.Module, documents: Sequence[Ids]) -> str:
 
 
 def _survey(
-    folder: Folder, text: Text, controls: bool, how: str, seed: int, progress: Progress, distributed: bool
+    folder: Folder,
+    text: Text,
+    controls: bool,
+    how: str,
+    seed: int,
+    progress: Progress,
+    distributed: bool,
 ) -> Survey:
     model, documents = folder.model, text.documents
     relations = () if text.relations is None else described_relations(text.relations)
@@ -149,7 +172,9 @@ def _survey(
     notes = [*text.about, *(f"{line}." for line in [*missing(model), *tally.notes])]
     # MLA: values come out of a latent, so no matrix of the head's own tells what it copies. Without W_O, as where heads
     # are spread over processes, or without embeddings no head has it, and there is nothing to say.
-    latent = [site.name for site in tally.sites.values() if site.w_v is None and site.w_o is not None]
+    latent = [
+        site.name for site in tally.sites.values() if site.w_v is None and site.w_o is not None
+    ]
     if latent and ask.embeddings(model) is not None:
         notes.append(Note.of("note.compressed", sites=", ".join(latent)))
     if not probes:
@@ -160,7 +185,8 @@ def _survey(
     # 2. What needs further passes: relations, the untrained control, effects.
     followed = _follow(model, text, partial(progress, "relations"))
     untrained = None
-    if controls and is_sampled(model) and not has_record(model):  # the record of a family says where its layers lie
+    # the record of a family says where its layers lie
+    if controls and is_sampled(model) and not has_record(model):
         notes.append(Note.of("note.no_record", most=f"{WHOLE:,}", family=folder.family))
     elif controls:
         if is_sampled(model):
@@ -173,9 +199,14 @@ def _survey(
     for site in tally.sites.values():
         even = tally.even(site)
         for name, scores in zip(site.heads, tally.scores(site), strict=True):
-            related = {relation: by_head[name] for relation, by_head in followed.items() if name in by_head}
+            related = {
+                relation: by_head[name] for relation, by_head in followed.items() if name in by_head
+            }
             effects = {"importance": weight.get(name), "ablation": changes.get(name)}
-            pictures = {key: of_site[parse_head(name)[2]].numpy() for key, of_site in tally.first[site.name].items()}
+            pictures = {
+                key: of_site[parse_head(name)[2]].numpy()
+                for key, of_site in tally.first[site.name].items()
+            }
             examples = []
             for minus, document, row, key in tally.examples[name]:
                 looks, at = text.shown([documents[document][place] for place in (row, key)])
@@ -191,9 +222,13 @@ def _survey(
     present: set[str] = set().union(*(profile.scores for profile in profiles))
     # A mask may hide all keys of a role from all heads: even attention has 0 there. Then the role is left out of those
     # that were looked for, and no reader takes it for missing. A statistic without a control counts as 1.
-    possible = {key for key in present if any(profile.uniform.get(key, 1.0) > 0 for profile in profiles)}
+    possible = {
+        key for key in present if any(profile.uniform.get(key, 1.0) > 0 for profile in profiles)
+    }
     statistics = {key: item.meaning for key, item in all_statistics().items() if key in present}
-    statistics |= {relation.name: f"mass on the right tokens: {relation.meaning}" for relation in relations}
+    statistics |= {
+        relation.name: f"mass on the right tokens: {relation.meaning}" for relation in relations
+    }
     return Survey(
         model=folder.name,
         family=folder.family,
@@ -229,7 +264,12 @@ def _untrained(
     """
     fresh, step = fresh_model(model, seed), partial(progress, "untrained control")
     # On 0 documents even attention is measured: that of the model itself is the same.
-    tally = Tally(fresh, 0, second_half, vocabulary=vocabulary if is_sampled(model) else vocabulary_product(fresh))
+    tally = Tally(
+        fresh,
+        0,
+        second_half,
+        vocabulary=vocabulary if is_sampled(model) else vocabulary_product(fresh),
+    )
     read(tally, text.documents[:CONTROLS], text.marks, step)
     run_documents(fresh, probes, tally.take_repeated, None, step)
     largest: dict[str, float] = {}
@@ -258,7 +298,8 @@ def _effects(
     if ask.predicts(model) != "next":
         notes.append(Note.of("note.no_loss", kind=type(model).__name__))
         return None, {}, {}
-    count = bisect_right(list(accumulate(map(len, text.documents))), EFFECTS)  # documents that fit into EFFECTS tokens
+    # documents that fit into EFFECTS tokens
+    count = bisect_right(list(accumulate(map(len, text.documents))), EFFECTS)
     # With the token that ends a line, where the text has one: a model of lines predicts it, too.
     ended = [[*ids, *text.end] for ids in text.documents[: max(2, count)]]
     groups = list(batches([ids[: folder.context] for ids in ended]))
@@ -271,7 +312,11 @@ def _effects(
         losses = [ask.next_token_losses(model, ids, after) for ids in groups]
     loss = float(torch.cat(losses).mean())  # the mean over documents
     if size is not None and loss > GUESS * math.log(size):  # log V is the loss of an even guess
-        notes.append(Note.of("note.guess", loss=f"{loss:.2f}", size=f"{size:,}", guess=f"{math.log(size):.2f}"))
+        notes.append(
+            Note.of(
+                "note.guess", loss=f"{loss:.2f}", size=f"{size:,}", guess=f"{math.log(size):.2f}"
+            )
+        )
     return loss, weight, ablation(model, groups, how, partial(progress, "ablation"), after, losses)
 
 
@@ -289,11 +334,16 @@ def _profile(
     related  relation -> how the head follows it
     more   the other fields of the profile
     """
-    relations = {key: replace(score, untrained=untrained.get(key, math.nan)) for key, score in related.items()}
+    relations = {
+        key: replace(score, untrained=untrained.get(key, math.nan))
+        for key, score in related.items()
+    }
     scores = scores | {key: score.mass for key, score in relations.items()}
     even = {**even, **{key: score.even for key, score in relations.items()}}
     # Where no other token has a key at these distances there is no third control.
-    elsewhere = {key: score.elsewhere for key, score in relations.items() if math.isfinite(score.elsewhere)}
+    elsewhere = {
+        key: score.elsewhere for key, score in relations.items() if math.isfinite(score.elsewhere)
+    }
     part, layer, head = parse_head(name)
     return HeadProfile(
         name=name,
@@ -313,16 +363,21 @@ def repeated_tokens(text: Text, context: int | None, seed: int) -> tuple[list[li
 
     None, and row 0, where the text or the model's context has too few tokens.
     """
-    before, after = text.frame  # the special tokens with which the model's tokenizer surrounds a text
+    # the special tokens with which the model's tokenizer surrounds a text
+    before, after = text.frame
     candidates = sorted(set(text.counts) - text.specials)
-    room = PROBE if context is None else (context - len(before) - len(after)) // 2  # for each of the two halves
+    # for each of the two halves
+    room = PROBE if context is None else (context - len(before) - len(after)) // 2
     length = min(PROBE, room, len(candidates))
-    if length < 4:  # a repetition of so few tells nothing, as attention is on the copy by chance; a round choice
+    # a repetition of so few tells nothing, as attention is on the copy by chance; a round choice
+    if length < 4:
         return [], 0
     generator = torch.Generator().manual_seed(seed)
     texts = []
     for _ in range(PROBES):
-        drawn = [candidates[i] for i in torch.randperm(len(candidates), generator=generator)[:length]]
+        drawn = [
+            candidates[i] for i in torch.randperm(len(candidates), generator=generator)[:length]
+        ]
         texts.append([*before, *drawn, *drawn, *after])
     return texts, len(before) + length
 
@@ -343,7 +398,8 @@ def fresh_model(model: nn.Module, seed: int) -> nn.Module:
     """
     if is_sampled(model):
         return _shallow(model, seed)
-    with torch.random.fork_rng(devices=[]):  # without devices it keeps the state of the CPU's generator alone
+    # without devices it keeps the state of the CPU's generator alone
+    with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         build: Any = type(model)
         fresh: nn.Module = build(model.config)

@@ -119,7 +119,9 @@ class HeadTable(Mapping[str, H]):
         means = [head.means for head in self.values()]
         for name in self.measured():
             columns[name] = [number(of_head.get(name), 3) for of_head in means]  # with 3 decimals
-        return Table(["head", *columns], [list(row) for row in zip(self, *columns.values(), strict=True)])
+        return Table(
+            ["head", *columns], [list(row) for row in zip(self, *columns.values(), strict=True)]
+        )
 
     def text(self, width: int = 100) -> str:
         """The table as plain text, for a terminal of that width."""
@@ -138,7 +140,9 @@ def frame(records: Sequence[Row]) -> DataFrame:
     try:
         import pandas
     except ModuleNotFoundError:
-        raise HeadwiseError("a table in Python needs pandas: pip install 'headwise[tables]'") from None
+        raise HeadwiseError(
+            "a table in Python needs pandas: pip install 'headwise[tables]'"
+        ) from None
     return pandas.DataFrame(list(records))
 
 
@@ -171,7 +175,8 @@ class Relation:
     n_pairs: int
     n_documents: int
     offset: int  # the one distance, query - key, that is right most often
-    offset_accuracy: float  # how often it is: a head that always looks so far back could have this accuracy
+    # how often it is: a head that always looks so far back could have this accuracy
+    offset_accuracy: float
 
 
 @dataclass(frozen=True)
@@ -179,11 +184,15 @@ class Followed:
     """How well one head follows a relation; means over pairs, then over documents."""
 
     mass: Interval  # weight on the right tokens
-    accuracy: Interval  # share, of the tokens that look, of those whose largest weight is on a right one
+    # share, of the tokens that look, of those whose largest weight is on a right one
+    accuracy: Interval
     even: float  # control: the mass of attention that is spread evenly
-    elsewhere: float  # control: the head's weight at the same distances from other tokens; NaN where there are none
-    untrained: float  # control: the largest mass of any head of the untrained model; NaN where it was not measured
-    example: tuple[str, str, float]  # a good pair: the tokens that look, those looked at, the weight
+    # control: the head's weight at the same distances from other tokens; NaN where there are none
+    elsewhere: float
+    # control: the largest mass of any head of the untrained model; NaN where it was not measured
+    untrained: float
+    # a good pair: the tokens that look, those looked at, the weight
+    example: tuple[str, str, float]
 
     @property
     def lead(self) -> float:
@@ -217,7 +226,9 @@ def relation_role(relation: Relation) -> Role:
 # The roles that are looked for in every model. Their meanings, in two languages, stand in words.toml, by the name.
 ROLES = tuple(
     Role(name, score, threshold, Note.of(key_of("job", name)), source)
-    for name, score, threshold, source in tomllib.loads(read_text(packaged("roles", "toml")))["roles"]
+    for name, score, threshold, source in tomllib.loads(read_text(packaged("roles", "toml")))[
+        "roles"
+    ]
 )
 
 
@@ -229,15 +240,22 @@ class HeadProfile(HeadRow[Interval]):
     part: str  # the stack, a part of the name: "", "encoder", "decoder", "cross", ...
     layer: int
     head: int
-    scores: dict[str, Interval]  # statistic -> mean and interval over documents; see `Survey.statistics`
-    uniform: dict[str, float]  # control: the means for attention spread evenly over what the mask allows
+    # statistic -> mean and interval over documents; see `Survey.statistics`
+    scores: dict[str, Interval]
+    # control: the means for attention spread evenly over what the mask allows
+    uniform: dict[str, float]
     roles: tuple[str, ...]  # those that it has earned, by name; see `Survey.roles`
     importance: float | None  # Michel et al. 2019; None where the model has no loss
-    ablation: Interval | None  # change in loss, nats a token, without this head; None where it was not measured
-    thumbnail: Array  # (b,b) means of the weights over b x b blocks of queries and keys of the first document
-    first_key: Array  # (b,) what of the thumbnail's first column the first key accounts for: a page can hide that key
-    received: Array  # (n,) mean weight that each token of the passage receives from a query; see `Survey.passage`
-    top_keys: NDArray[np.int64]  # (n,k) for each token of the passage the keys with the largest weights ...
+    # change in loss, nats a token, without this head; None where it was not measured
+    ablation: Interval | None
+    # (b,b) means of the weights over b x b blocks of queries and keys of the first document
+    thumbnail: Array
+    # (b,) what of the thumbnail's first column the first key accounts for: a page can hide that key
+    first_key: Array
+    # (n,) mean weight that each token of the passage receives from a query; see `Survey.passage`
+    received: Array
+    # (n,k) for each token of the passage the keys with the largest weights ...
+    top_keys: NDArray[np.int64]
     top_weights: Array  # (n,k) ... and those weights, largest first; 0 where there are fewer keys
     relations: dict[str, Followed] = field(default_factory=dict)  # by name of `Survey.relations`
     examples: tuple[Example, ...] = ()  # of different documents, the largest weight first
@@ -255,14 +273,17 @@ class HeadProfile(HeadRow[Interval]):
 
     def __repr__(self) -> str:
         facts = [f"roles: {', '.join(self.roles) or 'none'}"]
-        if "entropy" in self.scores:  # it is in every survey; a profile that is made by hand may have no scores
+        # it is in every survey; a profile that is made by hand may have no scores
+        if "entropy" in self.scores:
             facts.insert(0, f"entropy={self.entropy.mean:.4g}")
         if self.ablation is not None:
             facts.append(f"loss without it {self.ablation.mean:+.4g}")
         return f"{self.name}({'; '.join(facts)})"
 
     def in_words(self) -> str:
-        return f"({', '.join(self.roles)}) {super().in_words()}" if self.roles else super().in_words()
+        return (
+            f"({', '.join(self.roles)}) {super().in_words()}" if self.roles else super().in_words()
+        )
 
 
 @dataclass(frozen=True)
@@ -281,11 +302,13 @@ class Survey(HeadTable[HeadProfile]):
     untrained: dict[str, float] | None
     loss: float | None  # mean next-token loss of the documents that were ablated, nats a token
     ablated: str | None  # "zero" or "mean"; None where heads were not silenced
-    tokens: tuple[str, ...]  # the first document as text, at most 1,024 tokens; its first n are the passage
+    # the first document as text, at most 1,024 tokens; its first n are the passage
+    tokens: tuple[str, ...]
     passage: int  # n: of so many tokens each head has `received` and `top_keys`
     profiles: tuple[HeadProfile, ...]  # in the order of the model
     notes: tuple[str, ...]  # what was left out and why, in full sentences
-    relations: tuple[Relation, ...] = ()  # those whose pairs are known; their masses are among the scores of a head
+    # those whose pairs are known; their masses are among the scores of a head
+    relations: tuple[Relation, ...] = ()
 
     def __getitem__(self, name: str) -> HeadProfile:
         for profile in self.profiles:
@@ -311,8 +334,12 @@ class Survey(HeadTable[HeadProfile]):
                 row[f"{key}_uniform"] = _finite(profile.uniform.get(key))
             for relation in self.relations:
                 score = profile.relations.get(relation.name)
-                row[f"{relation.name}_accuracy"] = None if score is None else _finite(score.accuracy.mean)
-                row[f"{relation.name}_elsewhere"] = None if score is None else _finite(score.elsewhere)
+                row[f"{relation.name}_accuracy"] = (
+                    None if score is None else _finite(score.accuracy.mean)
+                )
+                row[f"{relation.name}_elsewhere"] = (
+                    None if score is None else _finite(score.elsewhere)
+                )
             row["importance"] = _finite(profile.importance)
             rows.append(row | _mean_and_bounds("ablation", profile.ablation))
         return rows
@@ -324,7 +351,9 @@ class Survey(HeadTable[HeadProfile]):
         return list(self.statistics)
 
     def columns(self) -> dict[str, Sequence[Cell]]:
-        losses = [None if profile.ablation is None else profile.ablation.mean for profile in self.profiles]
+        losses = [
+            None if profile.ablation is None else profile.ablation.mean for profile in self.profiles
+        ]
         return {
             "roles": [", ".join(profile.roles) for profile in self.profiles],
             "loss without it": [number(loss, 3, signed=True) for loss in losses],

@@ -29,7 +29,8 @@ from headwise.models.sites import Site, loaded, sites_of
 from headwise.records import Call, parse_head
 
 # Round choices: a larger one takes more time, or more room in the page that shows it.
-REACH = 32  # "positional" counts the offsets -REACH to REACH between a query and the key that it looks hardest at
+# "positional" counts the offsets -REACH to REACH between a query and the key that it looks hardest at
+REACH = 32
 CONTROLS = 32  # documents that the controls are measured on: they vary little
 PASSAGE, TOP = 128, 8  # tokens of the first document whose top keys are kept, and how many keys
 EXAMPLES = 5  # of each head
@@ -93,11 +94,15 @@ class Tally:
         self.sites: dict[str, Site] = {}
         # (kind, site) -> statistic -> its values so far. Kinds: "scores" (H,), "uniform" (1,) of even attention, and
         # "offsets" (H, 2 REACH + 1): its only statistic "all" is what `_offset_fractions` gives.
-        self.running: dict[tuple[str, str], dict[str, Running]] = defaultdict(partial(defaultdict, Running))
+        self.running: dict[tuple[str, str], dict[str, Running]] = defaultdict(
+            partial(defaultdict, Running)
+        )
         # Head -> -weight, document, row and key of its best examples: so they sort.
         self.examples: dict[str, list[tuple[float, int, int, int]]] = defaultdict(list)
-        self.first: dict[str, dict[str, Tensor]] = {}  # site -> pictures of the first document, (H,...)
-        self.notes: dict[str, None] = {}  # what calls say of their numbers, each once: a set that keeps its order
+        # site -> pictures of the first document, (H,...)
+        self.first: dict[str, dict[str, Tensor]] = {}
+        # what calls say of their numbers, each once: a set that keeps its order
+        self.notes: dict[str, None] = {}
         self.factors = Factors()
         self.evens: dict[object, Means] = {}  # what `_even` has measured
 
@@ -109,7 +114,11 @@ class Tally:
         measured = measure(call, b, document, w_o=self.factors.of(site, call))
         self._add("scores", site, _means(measured))
         if document.start is not None:
-            self._add("offsets", site, {"all": _offset_fractions(measured, document.start, call.n_keys).numpy()})
+            self._add(
+                "offsets",
+                site,
+                {"all": _offset_fractions(measured, document.start, call.n_keys).numpy()},
+            )
             if self.with_examples and len(measured.places):
                 self._add_examples(number, site, measured, document.start)
         if number < self.uniform_on:
@@ -118,12 +127,20 @@ class Tally:
             keys, weights = top_keys(call, b, range(min(PASSAGE, call.n_queries)), TOP)
             # "received" is cut to as many keys as `keys` has queries.
             received = measured.received[:, : keys.shape[1]] / max(1, len(measured.places))
-            pictures = {"thumbnail": measured.thumbnail, "first_key": measured.first_key, "received": received}
+            pictures = {
+                "thumbnail": measured.thumbnail,
+                "first_key": measured.first_key,
+                "received": received,
+            }
             pictures["top_weights"] = weights
-            self.first[site.name] = {name: picture.float().cpu() for name, picture in pictures.items()}
+            self.first[site.name] = {
+                name: picture.float().cpu() for name, picture in pictures.items()
+            }
             self.first[site.name]["top_keys"] = keys.cpu()
 
-    def take_repeated(self, number: int, site: Site, call: Call, b: int, document: Document) -> None:
+    def take_repeated(
+        self, number: int, site: Site, call: Call, b: int, document: Document
+    ) -> None:
         """Tally a text of random tokens that are repeated, where only the repetition can be used.
 
         What is measured here goes by another name, since texts have it, too: "after_same" is "induction" of a survey.
@@ -134,7 +151,9 @@ class Tally:
             kinds["uniform"] = self._even(f"repeated {number}", site, call, b, document)
         names = {item.repeated: key for key, item in all_statistics().items() if item.repeated}
         for kind, means in kinds.items():
-            self._add(kind, site, {names[name]: values for name, values in means.items() if name in names})
+            self._add(
+                kind, site, {names[name]: values for name, values in means.items() if name in names}
+            )
 
     def _add_examples(self, number: int, site: Site, measured: Measured, start: int) -> None:
         """Of each head the row with the largest weight on another token than the first and itself."""
@@ -142,9 +161,13 @@ class Tally:
         is_trivial = (argmax == 0) | (argmax == rows)  # there most heads rest
         weights, at = measured.rows["confidence"].cpu().double().masked_fill(is_trivial, -1).max(1)
         keys = argmax.gather(1, at[:, None])[:, 0]
-        for head, weight, row, key in zip(site.heads, weights.tolist(), rows[at].tolist(), keys.tolist(), strict=True):
+        for head, weight, row, key in zip(
+            site.heads, weights.tolist(), rows[at].tolist(), keys.tolist(), strict=True
+        ):
             if weight >= 0:
-                self.examples[head] = sorted([*self.examples[head], (-weight, number, row, key)])[:EXAMPLES]
+                self.examples[head] = sorted([*self.examples[head], (-weight, number, row, key)])[
+                    :EXAMPLES
+                ]
 
     def _even(self, text: int | str, site: Site, call: Call, b: int, document: Document) -> Means:
         """The statistics of even attention on a document, (1,) each.
@@ -156,7 +179,8 @@ class Tally:
         # A mask that is no band answers None.
         band = (None, None) if call.options.mask is None else call.options.mask.band(T, S)
         key: object = text, parse_head(site.head(0))[0], T, S, band, document.start
-        if band is None or call.weights is not None:  # what another layer may attend is not known to be the same
+        # what another layer may attend is not known to be the same
+        if band is None or call.weights is not None:
             key = object()  # equal to no other key
         if key not in self.evens:
             self.evens[key] = _means(measure(uniform(call), b, document))
@@ -168,7 +192,9 @@ class Tally:
 
     def joined(self, parts: Sequence[Any]) -> Tally:
         """A tally of what several have seen, of each `running`, `examples`, `first` and `notes`."""
-        merged = Tally(self.model, self.uniform_on, self.second_half, self.with_examples, self.vocabulary)
+        merged = Tally(
+            self.model, self.uniform_on, self.second_half, self.with_examples, self.vocabulary
+        )
         for running, examples, first, notes in parts:
             for place, by_name in running.items():
                 for key, values in by_name.items():
@@ -186,10 +212,15 @@ class Tally:
         of_heads = []
         copied = copying(site, self.vocabulary)
         for h in range(site.n_heads):
-            scores = {key: running.interval(h) for key, running in self.running["scores", site.name].items()}
-            for offsets in self.running["offsets", site.name].values():  # none in cross attention, else those of "all"
+            scores = {
+                key: running.interval(h)
+                for key, running in self.running["scores", site.name].items()
+            }
+            # none in cross attention, else those of "all"
+            for offsets in self.running["offsets", site.name].values():
                 fractions = offsets.mean[h].copy()
-                fractions[REACH - 1 : REACH + 2] = 0  # offsets -1, 0 and 1 have statistics of their own
+                # offsets -1, 0 and 1 have statistics of their own
+                fractions[REACH - 1 : REACH + 2] = 0
                 scores["positional"] = offsets.interval(h, int(fractions.argmax()))
             if copied is not None:  # it comes of the weights alone: one number, without an interval
                 scores["copying"] = Interval(copied[h], copied[h], copied[h], 1)
@@ -198,8 +229,13 @@ class Tally:
 
     def even(self, site: Site) -> dict[str, float]:
         """The control: the same statistics of attention that is spread evenly."""
-        values = {key: float(running.mean[0]) for key, running in self.running["uniform", site.name].items()}
-        return values | {key: values[item.even] for key, item in all_statistics().items() if item.even in values}
+        values = {
+            key: float(running.mean[0])
+            for key, running in self.running["uniform", site.name].items()
+        }
+        return values | {
+            key: values[item.even] for key, item in all_statistics().items() if item.even in values
+        }
 
 
 def _means(measured: Measured) -> Means:
@@ -238,7 +274,8 @@ def vocabulary_product(model: nn.Module) -> Tensor | None:
     embed, unembed = (weights[::step] for weights in pair)
     wide = torch.promote_types(embed.dtype, torch.float32)
     total = torch.zeros(C, C, dtype=wide, device=embed.device)
-    for rows in zip(torch.split(embed, ROWS), torch.split(unembed, ROWS), strict=True):  # no wide copy of the whole
+    # no wide copy of the whole
+    for rows in zip(torch.split(embed, ROWS), torch.split(unembed, ROWS), strict=True):
         first, second = (part.to(wide) for part in rows)
         total.addmm_(first.T, second)
     return total
@@ -255,7 +292,13 @@ def copying(site: Site, vocabulary: Tensor | None) -> list[float] | None:
     """
     with loaded(*filter(None, [site.module, site.projection])):
         H, w_o, w_v = site.n_heads, site.w_o, site.w_v
-    if vocabulary is None or w_o is None or w_v is None or site.cross or site.name.startswith("encoder."):
+    if (
+        vocabulary is None
+        or w_o is None
+        or w_v is None
+        or site.cross
+        or site.name.startswith("encoder.")
+    ):
         return None  # an encoder beside a decoder writes no logits
     C = len(vocabulary)
     if w_o.shape[0] != C or w_v.shape[1] != C or w_o.shape[1] % H:  # (C,H*E) and (G*E,C)
@@ -264,11 +307,14 @@ def copying(site: Site, vocabulary: Tensor | None) -> list[float] | None:
     G = w_v.shape[0] // E
     if w_v.shape[0] % E or H % G:
         return None
-    read = (w_v.to(vocabulary) @ vocabulary).reshape(G, E, C).repeat_interleave(H // G, 0)  # (H,E,C)
+    # (H,E,C)
+    read = (w_v.to(vocabulary) @ vocabulary).reshape(G, E, C).repeat_interleave(H // G, 0)
     through = read @ w_o.to(vocabulary).reshape(C, H, E).transpose(0, 1)  # (H,E,E)
-    with one_thread():  # in matrices as small as these threads wait for each other: two take ten times as long
+    # in matrices as small as these threads wait for each other: two take ten times as long
+    with one_thread():
         values = torch.linalg.eigvals(through)
-    tiny = torch.finfo(values.real.dtype).tiny  # a silent head, whose eigenvalues are all 0, gets 0 / tiny
+    # a silent head, whose eigenvalues are all 0, gets 0 / tiny
+    tiny = torch.finfo(values.real.dtype).tiny
     ratios: list[float] = (values.sum(-1).real / values.abs().sum(-1).clamp(min=tiny)).tolist()
     return ratios
 

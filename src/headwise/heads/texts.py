@@ -59,8 +59,10 @@ def read_texts(
     sources: list[Any] = []
     if texts is not None and not isinstance(texts, Text):
         sources = [texts] if isinstance(texts, str | Path) else list(texts)
-    words = [str(source) for source in sources if isinstance(source, str | Path)]  # names of files, and texts
-    if sources and not words and shape_of(sources[0]) == ():  # numbers, not documents: the ids of a single one
+    # names of files, and texts
+    words = [str(source) for source in sources if isinstance(source, str | Path)]
+    # numbers, not documents: the ids of a single one
+    if sources and not words and shape_of(sources[0]) == ():
         sources = [sources]
     if isinstance(texts, Text) and (tokens, documents) != (None, None):
         raise HeadwiseError("a Text has its documents already; leave tokens= and documents= out")
@@ -71,7 +73,9 @@ def read_texts(
     elif texts is None:
         text = held_out(folder, documents)
     elif words and len(words) < len(sources):
-        raise HeadwiseError(f"{len(words)} of {len(sources)} documents are texts and the others ids; pass either")
+        raise HeadwiseError(
+            f"{len(words)} of {len(sources)} documents are texts and the others ids; pass either"
+        )
     elif words:
         text = read_documents(folder, words, tokens, documents, progress)
     else:

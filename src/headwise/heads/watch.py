@@ -29,7 +29,8 @@ from headwise.records import Call, HeadMap, HeadMaps, parse_head, share_note
 from headwise.words import Note
 
 # Round choices: larger ones take more memory, and make larger pages.
-MOST_WEIGHTS = 2**20  # of a head that are kept on request: 4 MiB, of all heads of a large model some GiB
+# of a head that are kept on request: 4 MiB, of all heads of a large model some GiB
+MOST_WEIGHTS = 2**20
 LONGEST = 400  # tokens of a text whose maps are drawn; every head keeps a T x T map
 CELLS = 2**20  # numbers of all maps that are drawn beside a survey: they all stand in one page
 
@@ -50,9 +51,11 @@ class _SeenSite:
         # (statistics,H,N or more): N rows so far, then room. `received` is (H,S).
         self.rows = np.empty((len(self.names), len(measured.received), 0), np.float32)
         self.documents: list[int] = []  # rows of each
-        self.maps: Array | None = None  # (H,T,S), or some rows, of the last document that had such rows
+        # (H,T,S), or some rows, of the last document that had such rows
+        self.maps: Array | None = None
         self.image: Tensor | None = None  # (S,) bool, which keys of that document are of an image
-        self.out_sum: NDArray[np.float64] = np.zeros(())  # sum of the outputs; a document makes it (H,E)
+        # sum of the outputs; a document makes it (H,E)
+        self.out_sum: NDArray[np.float64] = np.zeros(())
 
     def add(self, measured: Measured, document: Document) -> None:
         # A statistic that this document lacks is dropped: its mean would be over some documents, and not say so.
@@ -61,7 +64,8 @@ class _SeenSite:
             self.rows = self.rows[[self.names.index(name) for name in kept]]
             self.names = kept
         start, n_rows = self.n_rows, len(measured.places)
-        if start + n_rows > self.rows.shape[2]:  # it is full: an array of twice the length takes its place
+        # it is full: an array of twice the length takes its place
+        if start + n_rows > self.rows.shape[2]:
             before = self.rows[..., :start]
             self.rows = np.empty((*before.shape[:2], max(2 * start, start + n_rows)), np.float32)
             self.rows[..., :start] = before
@@ -73,7 +77,8 @@ class _SeenSite:
         self.received = as_numpy(measured.received)  # (H,S)
         self.thumbnail = as_numpy(measured.thumbnail)  # (H,b,b), b blocks of queries and of keys
         ids = _real(document.q_ids, document.real_rows), _real(document.k_ids, document.real_keys)
-        self.ids = ids if all(map(len, ids)) else None  # of the queries and the keys, where the text is short
+        # of the queries and the keys, where the text is short
+        self.ids = ids if all(map(len, ids)) else None
 
     @property
     def n_rows(self) -> int:
@@ -168,7 +173,8 @@ class SeenHead(HeadRow[float]):
     @property
     def mean_out(self) -> Array:
         """Mean of the head's output over all rows, (E,)."""
-        return np.asarray(self._site.out_sum[self._head] / max(1, self._site.n_rows), np.float32)  # 0 without rows
+        # 0 without rows
+        return np.asarray(self._site.out_sum[self._head] / max(1, self._site.n_rows), np.float32)
 
     @property
     def tokens(self) -> tuple[Sequence[str], Sequence[str]] | None:
@@ -180,12 +186,15 @@ class SeenHead(HeadRow[float]):
 
     def _words(self, ids: Ids) -> tuple[str, ...]:
         """Tokens as a reader should see them. A place that an image or a sound fills has an id below 0: it is a dot."""
-        of_text = [i for i in ids if i >= 0]  # shown together: a character may be spread over several tokens
+        # shown together: a character may be spread over several tokens
+        of_text = [i for i in ids if i >= 0]
         words = iter(map(str, of_text) if self._shown is None else self._shown(of_text))
         return tuple(next(words) if i >= 0 else "\u00b7" for i in ids)
 
     def __repr__(self) -> str:
-        numbers = ", ".join(f"{name}={self[name]:.4g}" for name in ("entropy", "confidence", "first"))
+        numbers = ", ".join(
+            f"{name}={self[name]:.4g}" for name in ("entropy", "confidence", "first")
+        )
         return f"{self.name}({numbers}, rows={self._site.n_rows})"
 
     @property
@@ -205,9 +214,11 @@ class Seen(HeadTable[SeenHead]):
         # Site -> names of its heads. How many some have is known only once they have run: then `add` puts them here.
         self._heads = {site.name: site.heads for site in sites}
         self._shown = shown
-        self.notes: list[str] = list(notes)  # what has no map, and what a number does not say, in lines
+        # what has no map, and what a number does not say, in lines
+        self.notes: list[str] = list(notes)
         self._sites: dict[str, _SeenSite] = {}
-        self._places: dict[str, tuple[_SeenSite, int]] = {}  # name of a head that ran -> its site, its number there
+        # name of a head that ran -> its site, its number there
+        self._places: dict[str, tuple[_SeenSite, int]] = {}
 
     def add(self, site: Site, measured: Measured, document: Document) -> None:
         """The numbers of one document of a call."""
@@ -215,7 +226,8 @@ class Seen(HeadTable[SeenHead]):
             self._heads[site.name] = site.heads
             of_site = self._sites[site.name] = _SeenSite(measured)
             self._places |= {name: (of_site, h) for h, name in enumerate(site.heads)}
-        only_sometimes = {*self._sites[site.name].names} ^ {*measured.rows}  # in one of the two sets, not in both
+        # in one of the two sets, not in both
+        only_sometimes = {*self._sites[site.name].names} ^ {*measured.rows}
         if only_sometimes:
             self.note(Note.of("note.left_out", names=", ".join(sorted(only_sometimes))))
         self._sites[site.name].add(measured, document)
@@ -238,7 +250,9 @@ class Seen(HeadTable[SeenHead]):
         if name in self._places:
             return SeenHead(name, *self._places[name], self._shown)
         if name in self._known:
-            raise MissingError(f"{name} did not run inside the block; run the model, or the part of it that has {name}")
+            raise MissingError(
+                f"{name} did not run inside the block; run the model, or the part of it that has {name}"
+            )
         raise unknown_head(name, self._known)
 
     def __iter__(self) -> Iterator[str]:
@@ -322,7 +336,8 @@ def watch(
     shown = None if folder is None or folder.tokens is None else folder.tokens.shown
     seen = Seen(sites, shown, missing(model))
     seen.note(share_note(rows, seed))
-    factors = Factors()  # of each W_O, kept between calls, from which the length of what a head adds is computed
+    # of each W_O, kept between calls, from which the length of what a head adds is computed
+    factors = Factors()
 
     def note(site: Site, call: Call, documents: Sequence[Document]) -> None:
         T = call.n_queries
@@ -333,7 +348,11 @@ def watch(
             for part, of_part in unpacked(call, b, document):
                 of_part = some_rows(of_part, part.n_queries, rows, seed)
                 # top=False: the strongest key, which no statistic shown here needs, is not looked for.
-                seen.add(site, measure(part, b, of_part, offsets, factors.of(site, part), top=False), of_part)
+                seen.add(
+                    site,
+                    measure(part, b, of_part, offsets, factors.of(site, part), top=False),
+                    of_part,
+                )
             if kept:
                 seen.add_maps(site, _maps(call, b, kept), document)
 
@@ -363,10 +382,13 @@ def _maps(call: Call, b: int, rows: Sequence[int]) -> Tensor:
             f"{len(rows) * S:,} weights; watch a shorter text, list some rows (maps=[-1]), or leave maps out: the "
             f"statistics are exact at any length"
         )
-    return row_weights(call, b, [row % call.n_queries for row in rows])  # -1 becomes the number of the last row
+    # -1 becomes the number of the last row
+    return row_weights(call, b, [row % call.n_queries for row in rows])
 
 
-def _check(offsets: Sequence[int], marks: Mapping[str, Sequence[int]], maps: bool | Sequence[int]) -> None:
+def _check(
+    offsets: Sequence[int], marks: Mapping[str, Sequence[int]], maps: bool | Sequence[int]
+) -> None:
     if not _are_whole(offsets) or min(offsets, default=1) < 1:
         raise HeadwiseError(f"offsets={offsets!r} must be distances of at least 1, such as (1, 2)")
     if not isinstance(maps, bool) and not (_are_whole(maps) and maps):
@@ -376,7 +398,9 @@ def _check(offsets: Sequence[int], marks: Mapping[str, Sequence[int]], maps: boo
         # A set of keys is shown as a statistic of its name. "delimiter" and "rare" are in the table of statistics,
         # too: each needs a marked set of its own name, and that may be given here.
         if name.startswith("offset_") or (name in table and name not in table[name].needs):
-            raise HeadwiseError(f"marks={name!r} is how a statistic is called; choose another name for the set of keys")
+            raise HeadwiseError(
+                f"marks={name!r} is how a statistic is called; choose another name for the set of keys"
+            )
 
 
 def _are_whole(numbers: object) -> bool:  # `type`, since isinstance(True, int) holds
@@ -391,7 +415,8 @@ def head_maps(model: nn.Module, ids: Ids, tokens: Sequence[str], name: str) -> H
     Models of a single stack only: the maps are named by layer and head. Raises HeadwiseError for an empty text, one
     that exceeds the context of a model of ours, or one of over 400 tokens.
     """
-    longest = min(LONGEST, context_of(model) or LONGEST)  # a model without a context reads texts of any length
+    # a model without a context reads texts of any length
+    longest = min(LONGEST, context_of(model) or LONGEST)
     why = "the model's context" if longest < LONGEST else "the most that whole maps are drawn for"
     require_text(ids, longest, why)
     maps: list[HeadMap] = []
@@ -399,7 +424,9 @@ def head_maps(model: nn.Module, ids: Ids, tokens: Sequence[str], name: str) -> H
     def keep(site: Site, call: Call, documents: Sequence[Document]) -> None:
         part, layer, _ = parse_head(site.head(0))
         if part:
-            raise HeadwiseError(f"{name} has several stacks ({site.name}), and maps are drawn for one; use watch")
+            raise HeadwiseError(
+                f"{name} has several stacks ({site.name}), and maps are drawn for one; use watch"
+            )
         weights_hts = as_numpy(row_weights(call, 0, range(call.n_queries)))
         maps.extend(HeadMap(layer, head, weights) for head, weights in enumerate(weights_hts))
 
@@ -413,13 +440,18 @@ def require_text(ids: Ids, longest: int, why: str) -> None:
     if not ids:
         raise HeadwiseError("the text has no tokens; pass one with text=")
     if len(ids) > longest:
-        raise HeadwiseError(f"the text has {len(ids)} tokens, and {why} is {longest}; pass a shorter one")
+        raise HeadwiseError(
+            f"the text has {len(ids)} tokens, and {why} is {longest}; pass a shorter one"
+        )
 
 
-def maps_of_short(model: nn.Module, documents: Sequence[Ids], shown: Shown, name: str) -> HeadMaps | None:
+def maps_of_short(
+    model: nn.Module, documents: Sequence[Ids], shown: Shown, name: str
+) -> HeadMaps | None:
     """The maps of a single short document, in a model of a single stack; else None."""
     n_tokens, sites = len(documents[0]), sites_of(model)
-    several = any(parse_head(site.head(0))[0] for site in sites)  # the stack: "encoder" of encoder.L3.H0, else ""
+    # the stack: "encoder" of encoder.L3.H0, else ""
+    several = any(parse_head(site.head(0))[0] for site in sites)
     cells = n_tokens**2 * sum(site.n_heads for site in sites)
     if several or len(documents) > 1 or n_tokens > LONGEST or cells > CELLS:
         return None

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from headwise.corpus.tokens import TextTokens
 from headwise.errors import HeadwiseError
 from headwise.families import read_config
-from headwise.heads.attribution import Attribution, Recorder, added
+from headwise.heads.attribute import Attribution, Recorder, added
 from headwise.heads.blocks import row_weights
-from headwise.heads.patching import READ, Passes, Reading, Receiver, Study, Variant, alone, place_of
+from headwise.heads.patch import READ, Passes, Reading, Receiver, Study, Variant, alone, place_of
 from headwise.models.ask import answering, evaluating
 from headwise.models.open import folder_of, row_of, tokens_of
 from headwise.models.sites import layers_of
@@ -71,19 +71,25 @@ def why(
     if isinstance(answer, str) or isinstance(other, str):
         tokens_of(model)  # raises where words cannot become ids
     texts = [prompt] if corrupt is None else [prompt, corrupt]
-    question, *twins = [_Question(way, tokens, text, row_of(model, text)[0].tolist()) for text in texts]
+    question, *twins = [
+        _Question(way, tokens, text, row_of(model, text)[0].tolist()) for text in texts
+    ]
     if twins:
         _check_twin(question, twins[0])
     with evaluating(model):
         passes = Passes(model, layers_of(model), question.position)
-        recorder = Recorder(passes.layers)  # of what the modules read and gave, which `Parts` adds up
+        # of what the modules read and gave, which `Parts` adds up
+        recorder = Recorder(passes.layers)
         with recorder.listening():
             text = passes.read(torch.tensor(question.ids))
         corrupted = [passes.read(torch.tensor(twin.ids)) for twin in twins]
         notes: list[str] = []
-        token, second = _compared(question, answer, other, text.answer, [each.answer for each in corrupted], notes)
+        token, second = _compared(
+            question, answer, other, text.answer, [each.answer for each in corrupted], notes
+        )
         study = Study(passes, text, corrupted[0], (token, second)) if corrupted else None
-        rival = _likeliest(text.answer, token) if second is None else second  # for what parts add, which needs two
+        # for what parts add, which needs two
+        rival = _likeliest(text.answer, token) if second is None else second
         parts = _parts(question, recorder, text, (token, rival), passes, notes)
         about = _Heads(passes, question, text, study, parts, progress)
         heads = about.told(token)
@@ -119,21 +125,28 @@ def why(
 
 
 def check_question(
-    folder: Path, prompt: str, corrupt: str | None, words: Iterable[str | None], tokens: TextTokens | None
+    folder: Path,
+    prompt: str,
+    corrupt: str | None,
+    words: Iterable[str | None],
+    tokens: TextTokens | None,
 ) -> None:
     """Refuse before weights are read what the tokenizer tells: texts of other lengths, an answer of several tokens."""
     if tokens is None or not prompt.strip():  # `why` refuses these itself, when the model is open
         return
     config = read_config(folder)
-    kind = str((config.get("architectures") or [""])[0])  # the name of the model's class; "" where none is given
+    # the name of the model's class; "" where none is given
+    kind = str((config.get("architectures") or [""])[0])
     # What is not sure to go on with the next token is taken for an encoder-decoder, whose answer may be of any length.
     is_sure = kind.endswith(PREDICTING) and not config.get("is_encoder_decoder")
-    way, end = ("next", []) if is_sure else ("first", tokens.frame[1])  # a text that is read whole is closed
+    # a text that is read whole is closed
+    way, end = ("next", []) if is_sure else ("first", tokens.frame[1])
     question = _Question(way, tokens, prompt, [*tokens.prompt(prompt), *end])
     if corrupt is not None:
         _check_twin(question, _Question(way, tokens, corrupt, [*tokens.prompt(corrupt), *end]))
     for word in filter(None, words):
-        _single(question, word, [])  # raises for a word of several tokens; the notes are those of `why`
+        # raises for a word of several tokens; the notes are those of `why`
+        _single(question, word, [])
 
 
 # What is asked
@@ -155,11 +168,15 @@ class _Question:
             return -1
         sign = getattr(self.tokens, "mask", None)
         if self.tokens is None or sign is None:
-            raise HeadwiseError("no tokenizer that names a mask is known of the model, so no word of a text is hidden")
+            raise HeadwiseError(
+                "no tokenizer that names a mask is known of the model, so no word of a text is hidden"
+            )
         (mask,) = self.tokens.encode(sign)  # a mask is a single token
         count = self.ids.count(mask)
         if count != 1:
-            raise HeadwiseError(f"the text has {count} masked words; write {sign} once, for the word to explain")
+            raise HeadwiseError(
+                f"the text has {count} masked words; write {sign} once, for the word to explain"
+            )
         return self.ids.index(mask)
 
     def shown(self, ids: Sequence[int]) -> tuple[str, ...]:
@@ -173,7 +190,10 @@ class _Question:
 def _check_twin(question: _Question, twin: _Question) -> None:
     """Refuse a corrupted text unless it has as many tokens, others, and its masked word at the same place."""
     if len(twin.ids) != len(question.ids):
-        first, second = (f"{len(each.ids)} tokens ({' '.join(each.shown(each.ids))})" for each in (question, twin))
+        first, second = (
+            f"{len(each.ids)} tokens ({' '.join(each.shown(each.ids))})"
+            for each in (question, twin)
+        )
         raise HeadwiseError(
             f"the prompt is {first} and the corrupted one {second}; both need as many, each in its place: "
             "exchange a word for one of as many tokens"
@@ -231,7 +251,9 @@ def _token(question: _Question, word: str | int, row: Tensor, notes: list[str]) 
             raise HeadwiseError(f"the token {word} is outside the vocabulary of {len(row)} tokens")
         return word
     token = max(_single(question, word, notes), key=lambda i: float(row[i]))
-    notes.append(Note.of("why.token", word=repr(word), token=repr(question.shown([token])[0]), id=token))
+    notes.append(
+        Note.of("why.token", word=repr(word), token=repr(question.shown([token])[0]), id=token)
+    )
     return token
 
 
@@ -283,8 +305,10 @@ def _pieces(question: _Question, word: str) -> list[list[int]]:
         except HeadwiseError as error:  # a vocabulary of characters may have no space
             unknown = unknown or error
             continue
-        piece = ids_with_word[len(before) : len(ids_with_word) - len(after)]  # what stands between the two
-        if piece and [*before, *piece, *after] == ids_with_word:  # the word has changed no token of the text around it
+        # what stands between the two
+        piece = ids_with_word[len(before) : len(ids_with_word) - len(after)]
+        # the word has changed no token of the text around it
+        if piece and [*before, *piece, *after] == ids_with_word:
             choices.append(piece)
     if not choices:
         raise unknown or HeadwiseError(
@@ -297,13 +321,20 @@ def _pieces(question: _Question, word: str) -> list[list[int]]:
 
 
 def _parts(
-    question: _Question, recorder: Recorder, text: Reading, target: tuple[int, int], passes: Passes, notes: list[str]
+    question: _Question,
+    recorder: Recorder,
+    text: Reading,
+    target: tuple[int, int],
+    passes: Passes,
+    notes: list[str],
 ) -> Attribution | None:
     """What each part adds to the logit; None, and a note, where it is not known."""
     name = type(passes.model).__name__
     try:
         if question.way == "masked":
-            raise HeadwiseError(f"{name} turns the last hidden state into logits in more than one step")
+            raise HeadwiseError(
+                f"{name} turns the last hidden state into logits in more than one step"
+            )
         if question.way == "first":
             raise HeadwiseError("what an encoder adds reaches the logits through the decoder alone")
         return added(passes.model, recorder, text, target, len(question.ids) - 1)
@@ -322,7 +353,8 @@ class _Heads:
     study: Study | None  # with the corrupted text
     parts: Attribution | None  # what each part adds to the logit
     progress: Progress
-    effects: dict[str, float] = field(default_factory=dict)  # what each head carries; `told` fills it
+    # what each head carries; `told` fills it
+    effects: dict[str, float] = field(default_factory=dict)
 
     def told(self, token: int) -> list[StoryHead]:
         """All heads, those first that carry most, or that add most, or without which most changes."""
@@ -360,7 +392,9 @@ class _Heads:
         for name in names:
             site, h = place_of(name)
             variants[name] = {site: partial(silence, h)}
-        return self.passes.asked(self.text, variants, change, partial(self.progress, "silencing heads"))
+        return self.passes.asked(
+            self.text, variants, change, partial(self.progress, "silencing heads")
+        )
 
     def _at_places(self, names: Iterable[str]) -> dict[str, dict[int, float]]:
         """What each head carries alone at those PLACES positions where what it gives differs most."""
@@ -389,7 +423,11 @@ class _Heads:
         without it, None where that was not asked; `places` are positions with what it carries at each alone.
         """
         # An answer that a decoder begins with stands nowhere in the text. Else % makes of -1 the last token's position.
-        end = None if self.question.way == "first" else self.question.position % len(self.question.ids)
+        end = (
+            None
+            if self.question.way == "first"
+            else self.question.position % len(self.question.ids)
+        )
         at = max(places, key=lambda t: abs(places[t]), default=end)
         site, h = place_of(name)
         call = self.text.calls[site]
@@ -399,7 +437,9 @@ class _Heads:
             weights = self._weights(site, call.n_queries - 1 if at is None else at)[h]
             order = weights.argsort(descending=True, stable=True).tolist()
             # Special tokens, on which attention rests, have no place.
-            specials = frozenset() if self.question.tokens is None else self.question.tokens.specials
+            specials = (
+                frozenset() if self.question.tokens is None else self.question.tokens.specials
+            )
             words = [t for t in order if self.question.ids[t] not in specials]
             looks = tuple((t, float(weights[t])) for t in words[:3])
         adds = None if self.parts is None else self.parts.heads[name]
@@ -410,7 +450,9 @@ class _Heads:
         """Gives the weights (H,S) of a site at a position; kept, since many heads are asked for at the same one."""
         return cache(lambda site, t: row_weights(self.text.calls[site], 0, [t])[:, 0])
 
-    def read_by(self, names: Sequence[str], notes: list[str]) -> tuple[list[StoryKeys], list[StoryPath]]:
+    def read_by(
+        self, names: Sequence[str], notes: list[str]
+    ) -> tuple[list[StoryKeys], list[StoryPath]]:
         """What the keys and values of these heads carry, and the clear paths to them, the strongest first."""
         study = self.study
         if study is None:
@@ -420,10 +462,15 @@ class _Heads:
         carriers = [name for name in names if abs(self.effects[name]) >= Story.CLEAR]
         readers: dict[Receiver, str] = {}
         variants: dict[Receiver, Variant] = {}
-        try:  # refused where heads have a gate or a norm before W_O, or a module makes its weights itself
+        # refused where heads have a gate or a norm before W_O, or a module makes its weights itself
+        try:
             for at in READ:
                 for name, (site, members) in study.names(at).items():
-                    using = [carrier for carrier in carriers if carrier in {head_name(site, h) for h in members}]
+                    using = [
+                        carrier
+                        for carrier in carriers
+                        if carrier in {head_name(site, h) for h in members}
+                    ]
                     if using:
                         readers[at, name] = using[0]
                         variants |= study.variants(at, {(at, name): [name]})
@@ -431,13 +478,19 @@ class _Heads:
             notes.append(Note.of("why.no_keys", reason=str(error)))
             return [], []
         effects = study.asked(variants, partial(self.progress, "patching keys"), early=True)
-        keys = [StoryKeys(name, effects["k", name], effects["v", name]) for at, name in readers if at == "k"]
+        keys = [
+            StoryKeys(name, effects["k", name], effects["v", name])
+            for at, name in readers
+            if at == "k"
+        ]
         # Where all that arrives there together changes little, no single path is followed.
         receivers = [receiver for receiver in readers if abs(effects[receiver]) >= Story.CLEAR]
         if not receivers:
             return keys, []
         paths = []
-        for (at, receiver), senders in study.paths(receivers, None, partial(self.progress, "following paths")).items():
+        for (at, receiver), senders in study.paths(
+            receivers, None, partial(self.progress, "following paths")
+        ).items():
             for sender, effect in senders.items():
                 if abs(effect) >= Story.CLEAR:
                     paths.append(StoryPath(sender, receiver, readers[at, receiver], at, effect))

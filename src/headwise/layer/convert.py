@@ -14,7 +14,8 @@ from headwise.layer.projections import shapes_alone
 from headwise.masks import Causal, Lengths
 from headwise.spec import AttentionSpec
 
-COURSE = ("W_query", "W_key", "W_value", "out_proj")  # Linears, beside `num_heads` and a causal `mask`
+# Linears, beside `num_heads` and a causal `mask`
+COURSE = ("W_query", "W_key", "W_value", "out_proj")
 N_TEXTS, N_TOKENS, N_KEYS = 3, 13, 11  # that both are run on: small, and different primes
 
 
@@ -49,13 +50,17 @@ def converted(module: nn.Module) -> tuple[MultiHeadAttention, float]:
             f"wrapper one layer, which from_torch takes"
         )
     n_heads = getattr(module, "num_heads", None)
-    is_course = isinstance(getattr(module, "mask", None), Tensor) and all(hasattr(module, name) for name in COURSE)
+    is_course = isinstance(getattr(module, "mask", None), Tensor) and all(
+        hasattr(module, name) for name in COURSE
+    )
     if not isinstance(n_heads, int) or not (is_stock or is_course):
         raise HeadwiseError(
             f"{kind} is not known; from_torch takes nn.MultiheadAttention, and modules with {', '.join(COURSE)}, "
             f"num_heads and a mask. Of others copy the weights into a MultiHeadAttention"
         )
-    if isinstance(module, nn.MultiheadAttention) and (module.add_zero_attn or module.bias_k is not None):
+    if isinstance(module, nn.MultiheadAttention) and (
+        module.add_zero_attn or module.bias_k is not None
+    ):
         raise HeadwiseError(
             "add_bias_kv and add_zero_attn append a key and value to each text, and a layer has none; build without"
         )
@@ -70,10 +75,14 @@ def parts(module: nn.Module) -> dict[str, tuple[Tensor, nn.Parameter]]:
         kind = name.removeprefix("in_proj_")
         if kind != name:  # the rows of all three, stacked
             chunks = parameter.detach().chunk(3)
-            of_module |= {f"{ours}_proj.{kind}": (rows, parameter) for ours, rows in zip("qkv", chunks, strict=True)}
+            of_module |= {
+                f"{ours}_proj.{kind}": (rows, parameter)
+                for ours, rows in zip("qkv", chunks, strict=True)
+            }
             continue
         for ours, course in zip("qkvo", COURSE, strict=True):
-            for theirs in (f"{course}.", f"{ours}_proj_"):  # with kdim or vdim torch has q_proj_weight
+            # with kdim or vdim torch has q_proj_weight
+            for theirs in (f"{course}.", f"{ours}_proj_"):
                 if name.startswith(theirs):
                     name = f"{ours}_proj.{name.removeprefix(theirs)}"
         of_module[name] = parameter.detach(), parameter
@@ -82,12 +91,18 @@ def parts(module: nn.Module) -> dict[str, tuple[Tensor, nn.Parameter]]:
 
 def _layer(module: nn.Module, n_heads: int, mask: Causal | None) -> MultiHeadAttention:
     """The layer with copies of the module's weights."""
-    kind, weights = type(module).__name__, {name: numbers for name, (numbers, _) in parts(module).items()}
+    kind, weights = (
+        type(module).__name__,
+        {name: numbers for name, (numbers, _) in parts(module).items()},
+    )
     stored = {f"{x.dtype} on {x.device}" for x in weights.values()}
     q, k, v, o = (weights.get(f"{name}_proj.weight") for name in "qkvo")
     if q is None or k is None or v is None or o is None:
-        raise HeadwiseError(f"{kind} has no weight of a projection; dequantise or unfuse its Linears")
-    if len(stored) > 1 or not q.is_floating_point() or q.dtype.itemsize < 2 or q.is_meta:  # floats of one byte: float8
+        raise HeadwiseError(
+            f"{kind} has no weight of a projection; dequantise or unfuse its Linears"
+        )
+    # floats of one byte: float8
+    if len(stored) > 1 or not q.is_floating_point() or q.dtype.itemsize < 2 or q.is_meta:
         raise HeadwiseError(
             f"{kind} has weights in {', '.join(sorted(stored))}; a layer has floats of one dtype on one device: "
             f"dequantise, load or cast them first"
@@ -107,17 +122,26 @@ def _layer(module: nn.Module, n_heads: int, mask: Causal | None) -> MultiHeadAtt
         mask=mask,
         dropout=getattr(dropout, "p", dropout),
     )
-    with torch.inference_mode(False):  # parameters that are made in inference mode could never be trained
-        with shapes_alone():  # else first weights would be drawn, and the caller's random numbers change
+    # parameters that are made in inference mode could never be trained
+    with torch.inference_mode(False):
+        # else first weights would be drawn, and the caller's random numbers change
+        with shapes_alone():
             layer = MultiHeadAttention.from_spec(spec)
-        shapes, wanted = ({name: tuple(x.shape) for name, x in w.items()} for w in (weights, layer.state_dict()))
+        shapes, wanted = (
+            {name: tuple(x.shape) for name, x in w.items()} for w in (weights, layer.state_dict())
+        )
         if wrong := sorted(dict(shapes.items() ^ wanted.items())):
             has = ", ".join(f"{name} {shapes.get(name, 'missing')}" for name in wrong)
-            raise HeadwiseError(f"{kind} is no layer of {n_heads} heads: {has}; merge adapters into the weights first")
+            raise HeadwiseError(
+                f"{kind} is no layer of {n_heads} heads: {has}; merge adapters into the weights first"
+            )
         copies = {
-            name: x.clone(memory_format=torch.contiguous_format) for name, x in weights.items()
-        }  # a plain clone of a transposed matrix would stay transposed, and safetensors writes none such
-        layer.load_state_dict(copies, assign=True)  # assigned: a parameter without numbers cannot be written to
+            name: x.clone(memory_format=torch.contiguous_format)
+            for name, x in weights.items()
+            # a plain clone of a transposed matrix would stay transposed, and safetensors writes none such
+        }
+        # assigned: a parameter without numbers cannot be written to
+        layer.load_state_dict(copies, assign=True)
     return layer.train(module.training)
 
 
@@ -132,21 +156,33 @@ def _difference(layer: MultiHeadAttention, module: Any) -> float:
 
     pairs = []  # of what both give
     # The original may make tensors of its own: where the weights are.
-    with torch.no_grad(), torch.device(like.device), torch.autocast(like.device.type, enabled=False):
-        if spec.mask is not None:  # a course's, which takes no mask, and no longer text than its own
+    with (
+        torch.no_grad(),
+        torch.device(like.device),
+        torch.autocast(like.device.type, enabled=False),
+    ):
+        # a course's, which takes no mask, and no longer text than its own
+        if spec.mask is not None:
             x = drawn(min(N_TOKENS, module.mask.shape[-1]), spec.d_in)
             pairs.append((layer(x), module(x)))
         else:
             module.batch_first = True
-            x, keys, values = drawn(N_TOKENS, spec.d_in), drawn(N_KEYS, spec.d_context), drawn(N_KEYS, spec.d_values)
-            lengths = torch.tensor([N_KEYS, N_KEYS // 2 + 1, 1])  # a whole text, a good half, a single key
+            x, keys, values = (
+                drawn(N_TOKENS, spec.d_in),
+                drawn(N_KEYS, spec.d_context),
+                drawn(N_KEYS, spec.d_values),
+            )
+            # a whole text, a good half, a single key
+            lengths = torch.tensor([N_KEYS, N_KEYS // 2 + 1, 1])
             padding = torch.arange(N_KEYS) >= lengths[:, None]
             ours = layer(x, keys, values, mask=Lengths(lengths))
             pairs.append((ours, module(x, keys, values, key_padding_mask=padding)[0]))
             if spec.d_in == spec.d_context == spec.d_values:
                 later = torch.ones(N_TOKENS, N_TOKENS, dtype=torch.bool).triu(1)
                 pairs.append((layer(x, mask=Causal()), module(x, x, x, attn_mask=later)[0]))
-        measured = [torch.stack([(ours - theirs).abs().max(), theirs.abs().max()]) for ours, theirs in pairs]
+        measured = [
+            torch.stack([(ours - theirs).abs().max(), theirs.abs().max()]) for ours, theirs in pairs
+        ]
     largest, reached = torch.stack(measured).amax(0).tolist()  # of all runs; NaN in one stays NaN
     # A thousandth of the largest output is a round choice: far above rounding in float32, far below what a wrong rule
     # changes. `not <=` refuses NaN, too.

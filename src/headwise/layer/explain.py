@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headwise.backends import paths
+from headwise.backends.cache import KVCache
 from headwise.errors import HeadwiseError
 from headwise.layer.layer import MultiHeadAttention
 from headwise.masks import Both, BroadcastGrid, Mask
-from headwise.rungs import paths
-from headwise.rungs.cache import KVCache
 from headwise.spec import Sizes, check_per_head
 from headwise.table import BINARY, DECIMAL, plural, scaled
 
@@ -25,7 +25,7 @@ class Explanation:
 
     Attributes:
         path: the way taken: "fused", "fused causal", "fused masked", "grouped decode" or "explicit"; the top of
-            `headwise.rungs.paths` explains them
+            `headwise.backends.paths` explains them
         refused: for each other way the reason
         sizes: B, H, G, T, S, D, E; S counts what a cache holds
         keys: the number of keys read, after windows have cut K and V
@@ -47,10 +47,15 @@ class Explanation:
         B, H, G, T, S, _, _ = self.sizes
         queries = "1 query" if T == 1 else f"{T} queries"
         heads, groups = plural(H, "head"), plural(G, "head")
-        return f"{self.path}: {queries} of {heads} read {self.keys} of {S} keys of {groups}, batch {B}"
+        return (
+            f"{self.path}: {queries} of {heads} read {self.keys} of {S} keys of {groups}, batch {B}"
+        )
 
     def _costs(self) -> dict[str, str]:
-        return {"flops": _parts(self.flops, 1000, DECIMAL), "bytes": _parts(self.bytes, 1024, BINARY)}
+        return {
+            "flops": _parts(self.flops, 1000, DECIMAL),
+            "bytes": _parts(self.bytes, 1024, BINARY),
+        }
 
     def __str__(self) -> str:
         lines = [self.summary]
@@ -79,13 +84,15 @@ def explain(
     """
     if not isinstance(layer, MultiHeadAttention):
         raise HeadwiseError(f"explain reads a MultiHeadAttention; this is a {type(layer).__name__}")
-    sources = context, values  # as they were passed: a cache knows the very tensors that it was filled from
+    # as they were passed: a cache knows the very tensors that it was filled from
+    sources = context, values
     x, context, values = layer.batched(x, context, values)
     layer.check(x, context, values, layer.mask_with(mask), cache, positions)
     spec, (B, T, _) = layer.spec, x.shape
     held = 0 if cache is None else cache.kept
     source = x if context is None else context
-    n_new = 0 if cache is not None and cache.holds_context else source.shape[1]  # tokens that become keys
+    # tokens that become keys
+    n_new = 0 if cache is not None and cache.holds_context else source.shape[1]
     sizes = Sizes(B, spec.n_heads, spec.n_kv_heads, T, held + n_new, spec.head_dim, spec.value_dim)
     start = 0 if cache is None or context is not None or cache.holds_context else cache.length
     mask = layer.mask_with(mask, start, T)
@@ -104,7 +111,9 @@ def explain(
     # The kernel skips the upper triangle only with its causal flag; otherwise it multiplies what a mask then hides.
     pairs = T * (T + 1) // 2 if path.name == paths.CAUSAL else T * keys
     # A multiplication and an addition for each weight that a token meets, and for each pair and feature: hence the 2.
-    flops = {"projections": 2 * B * (T * (spec.q_weights + spec.o_weights) + n_new * spec.kv_weights)}
+    flops = {
+        "projections": 2 * B * (T * (spec.q_weights + spec.o_weights) + n_new * spec.kv_weights)
+    }
     flops["attention"] = 2 * B * sizes.H * pairs * (sizes.D + sizes.E)
     return Explanation(
         path=path.name,
@@ -128,16 +137,19 @@ def _bytes(layer: MultiHeadAttention, x: Tensor, sizes: Sizes, path: paths.Path)
     # Is a tensor made of the band? Not where the kernel's causal flag says it.
     has_band = path.band is not None and path.name != paths.CAUSAL
     if path.name == paths.EXPLICIT:
-        counts["maps"] = 3 * B * H * T * keys * max(4, size)  # scores, their exp, weights; in float32 or wider
+        # scores, their exp, weights; in float32 or wider
+        counts["maps"] = 3 * B * H * T * keys * max(4, size)
     if path.rest or has_band:
         # The tensor that the masks become: one number a pair, for each document and head that they tell apart.
-        to_cpu = partial(torch.as_tensor, device="cpu")  # only shapes are asked for, wherever the masks lie
+        # only shapes are asked for, wherever the masks lie
+        to_cpu = partial(torch.as_tensor, device="cpu")
         grid = BroadcastGrid((B, H, T, S), to_cpu, torch.arange, path.keys)
         allowed, bias = Both(path.rest).allowed(grid), Both(path.rest).bias(grid)
         shapes = [tuple(x.shape) for x in (allowed, bias) if x is not None]
         if has_band:
             shapes.append((T, keys))
-        number = 1 if bias is None else max(4, size)  # a bias is made in float32 or wider, whatever q is
+        # a bias is made in float32 or wider, whatever q is
+        number = 1 if bias is None else max(4, size)
         counts["mask"] = math.prod(np.broadcast_shapes(*shapes)) * number
     return counts
 
@@ -145,4 +157,6 @@ def _bytes(layer: MultiHeadAttention, x: Tensor, sizes: Sizes, path: paths.Path)
 def _parts(counts: dict[str, int], base: int, units: tuple[str, ...]) -> str:
     # Such as "5 M = 4 M projections + 1 M attention".
     total = scaled(sum(counts.values()), base, units)
-    return f"{total} = " + " + ".join(f"{scaled(count, base, units)} {name}" for name, count in counts.items())
+    return f"{total} = " + " + ".join(
+        f"{scaled(count, base, units)} {name}" for name, count in counts.items()
+    )

@@ -57,12 +57,16 @@ class Heads:
         if isinstance(key, str):
             names = [head.name for head in self]
             if key not in names:
-                raise unknown(f"there is no head {key!r}", key, names, offer=f"there are {self._named()}")
+                raise unknown(
+                    f"there is no head {key!r}", key, names, offer=f"there are {self._named()}"
+                )
             return self[names.index(key)]
         try:
             place = operator.index(key)
         except TypeError:
-            raise HeadwiseError(f"heads[{key!r}]: a head is one whole number, or a name such as 'H3'") from None
+            raise HeadwiseError(
+                f"heads[{key!r}]: a head is one whole number, or a name such as 'H3'"
+            ) from None
         if not -len(self) <= place < len(self):
             are_all = len(self) == self._layer.spec.n_heads
             raise HeadwiseError(
@@ -192,7 +196,9 @@ class Head:
         spec = self.layer.spec
         parameters, kv_parameters = spec.query_head_parameters, spec.kv_head_parameters
         cache_bytes = spec.cache_values_per_token * self.wq.element_size()
-        return HeadCost(parameters, kv_parameters, cache_bytes // spec.n_kv_heads, 1 + len(self.shared_with))
+        return HeadCost(
+            parameters, kv_parameters, cache_bytes // spec.n_kv_heads, 1 + len(self.shared_with)
+        )
 
     def __setattr__(self, name: str, value: Tensor) -> None:
         if name not in PARTS:
@@ -202,7 +208,9 @@ class Head:
             raise HeadwiseError(f"head {self.index} has no {name}: the layer was built without it")
         value = torch.as_tensor(value)
         if value.shape != view.shape:
-            raise HeadwiseError(f"{name} of head {self.index} has shape {tuple(view.shape)}, not {tuple(value.shape)}")
+            raise HeadwiseError(
+                f"{name} of head {self.index} has shape {tuple(view.shape)}, not {tuple(value.shape)}"
+            )
         with torch.no_grad():
             view.copy_(value)
 
@@ -250,13 +258,17 @@ def _selected(layer: LayerT, heads: list[int]) -> LayerT:
     like = Heads(layer)[0].wq  # it refuses an adapter, which has no weight to copy
     new = type(layer).from_spec(spec, device=like.device, dtype=like.dtype).train(layer.training)
     # Of each parameter that lies by heads the axis, and how much of it is one head's.
-    parts = {path: (axis, 1 if size is None else getattr(old, size)) for path, axis, size in PARTS.values()}
+    parts = {
+        path: (axis, 1 if size is None else getattr(old, size))
+        for path, axis, size in PARTS.values()
+    }
     for path, copy in new.named_parameters():
         parameter = _parameter(layer, path)
         if path in parts:  # gains and the bias of W_O are of no head
             axis, width = parts[path]
             kept = kv_heads if path.startswith(KV_PARTS) else heads
-            slices = [parameter.narrow(axis, head * width, width) for head in kept]  # one for each head
+            # one for each head
+            slices = [parameter.narrow(axis, head * width, width) for head in kept]
             parameter = torch.cat(slices, axis)
         copy.copy_(parameter)
     return new
@@ -268,5 +280,7 @@ def _parameter(layer: AttentionLayer, path: str) -> Any:
     module = getattr(layer, owner, None) if owner else layer
     parameter: Tensor | None = getattr(module, name, None)
     if name == "weight" and module is not None and not isinstance(parameter, Tensor):
-        raise HeadwiseError(f"{type(module).__name__} stands for a projection and has no weight to hand out")
+        raise HeadwiseError(
+            f"{type(module).__name__} stands for a projection and has no weight to hand out"
+        )
     return parameter

@@ -20,12 +20,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from headwise.backends.cache import KVCache
+from headwise.backends.torch_ import Rotation, attend
 from headwise.layer.projections import AttentionLayer, check_rolling, local, normed
 from headwise.masks import Mask
 from headwise.positions import RoPE
 from headwise.records import Call
-from headwise.rungs.cache import KVCache
-from headwise.rungs.tensor import Rotation, attend
 from headwise.spec import USUAL, LatentSpec, Options
 
 
@@ -86,13 +86,20 @@ class MultiHeadLatentAttention(AttentionLayer):
             softcap=softcap,
             dropout=dropout,
         )
-        super().__init__(spec, None if spec.rope is None else Rotation(spec.rope, rope_dim, last=True))
+        super().__init__(
+            spec, None if spec.rope is None else Rotation(spec.rope, rope_dim, last=True)
+        )
         self.sink = None
         linear = partial(nn.Linear, device=device, dtype=dtype)
-        norm = partial(nn.RMSNorm, eps=norm_eps, device=device, dtype=dtype) if latent_norm else nn.Identity
+        norm = (
+            partial(nn.RMSNorm, eps=norm_eps, device=device, dtype=dtype)
+            if latent_norm
+            else nn.Identity
+        )
         if spec.q_latent_dim is None:
             self.q_proj = linear(d_model, spec.q_dim, bias=q_bias)
-        else:  # as in DeepSeek's layers, what reads a latent has no bias: the matrix that makes it may have one
+        # as in DeepSeek's layers, what reads a latent has no bias: the matrix that makes it may have one
+        else:
             self.q_down = linear(d_model, spec.q_latent_dim, bias=q_bias)
             self.q_latent_norm = norm(spec.q_latent_dim)
             self.q_proj = linear(spec.q_latent_dim, spec.q_dim, bias=False)
@@ -128,7 +135,9 @@ class MultiHeadLatentAttention(AttentionLayer):
         if cache is not None:
             kept, _ = cache.offer(kept, kept[..., :0])
         H = q.shape[1]
-        options = self.held(self.options(self.mask_with(mask, start, x.shape[1]), gate), H, H)._replace(kv_index=None)
+        options = self.held(
+            self.options(self.mask_with(mask, start, x.shape[1]), gate), H, H
+        )._replace(kv_index=None)
         absorbs = _absorbs(self, q.shape[2], kept.shape[2])
         k, v = (kept, kept) if absorbs and not self.watchers else expanded(self, kept)
         out = absorbed(self, q, kept, options) if absorbs else attend(q, k, v, options)
@@ -148,7 +157,11 @@ class MultiHeadLatentAttention(AttentionLayer):
             .view(-1, self.spec.up_dim, self.spec.latent_dim)[:, self.spec.content_dim :]
             .flatten(0, 1)
         )
-        return self.spec.n_heads, o_proj.weight, through(self.kv_down.weight.detach(), self.kv_latent_norm, values)
+        return (
+            self.spec.n_heads,
+            o_proj.weight,
+            through(self.kv_down.weight.detach(), self.kv_latent_norm, values),
+        )
 
 
 def products(spec: LatentSpec, T: int, S: int) -> dict[str, int]:
@@ -180,10 +193,13 @@ def expanded(layer: MultiHeadLatentAttention, kept_b1sl: Tensor) -> tuple[Tensor
     content, rotary = torch.split(kept_b1sl, [spec.latent_dim, spec.rope_dim], -1)
     up_bhsx = layer.split(layer.kv_up(content.squeeze(1)), spec.up_dim)
     k, v = torch.split(up_bhsx, [spec.content_dim, spec.value_dim], -1)
-    return torch.cat([k, rotary.expand(-1, k.shape[1], -1, -1)], -1), v  # all heads have the same rotary key
+    # all heads have the same rotary key
+    return torch.cat([k, rotary.expand(-1, k.shape[1], -1, -1)], -1), v
 
 
-def absorbed(layer: MultiHeadLatentAttention, q_bhtd: Tensor, kept_b1sl: Tensor, options: Options) -> Tensor:
+def absorbed(
+    layer: MultiHeadLatentAttention, q_bhtd: Tensor, kept_b1sl: Tensor, options: Options
+) -> Tensor:
     """What the heads give, (B,H,T,E), without keys and values of their own.
 
     `kept_b1sl` is what `expanded` takes, here read by all heads as one key/value head.
@@ -208,5 +224,6 @@ def through(down: Tensor, norm: nn.Module, up: Tensor) -> Tensor:
 
     The norm's division by the size of each latent is not in it: that is a number for each token, and no matrix.
     """
-    gain: Tensor | float = getattr(norm, "weight", 1.0)  # nn.Identity, where latents have no norm, has no gain
+    # nn.Identity, where latents have no norm, has no gain
+    gain: Tensor | float = getattr(norm, "weight", 1.0)
     return (up * gain) @ down[: up.shape[1]]  # the rows of `down` after these make the rotary key

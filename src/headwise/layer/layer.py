@@ -11,21 +11,23 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from headwise.backends.cache import KVCache
+from headwise.backends.torch_ import Rotation, attend
 from headwise.errors import HeadwiseError
 from headwise.layer.head import Heads, permuted, without
 from headwise.layer.projections import AttentionLayer, check_rolling
 from headwise.masks import Mask
 from headwise.positions import RoPE
 from headwise.records import Call
-from headwise.rungs.cache import KVCache
-from headwise.rungs.tensor import Rotation, attend
 from headwise.spec import AttentionSpec
 
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 
 # What those type who come from torch.nn, transformers or a course, and what it is called here: in "built" of the
 # arguments of the layer, in "called" of those of a call.
-ELSEWHERE = tomllib.loads(resources.files("headwise.layer").joinpath("elsewhere.toml").read_text(encoding="utf-8"))
+ELSEWHERE = tomllib.loads(
+    resources.files("headwise.layer").joinpath("elsewhere.toml").read_text(encoding="utf-8")
+)
 
 
 def _refuses_foreign(words: Mapping[str, str]) -> Callable[[MethodT], MethodT]:
@@ -90,17 +92,27 @@ class MultiHeadAttention(AttentionLayer):
     ) -> None:
         # The arguments by name, which are the fields of the spec: spelled out above for who calls and for `help`.
         arguments = locals()
-        spec = AttentionSpec(**{name: arguments[name] for name in AttentionSpec.__dataclass_fields__})
+        spec = AttentionSpec(
+            **{name: arguments[name] for name in AttentionSpec.__dataclass_fields__}
+        )
         super().__init__(spec, None if rope is None else Rotation(rope, spec.head_dim))
         linear = functools.partial(nn.Linear, device=device, dtype=dtype)
-        norm = functools.partial(nn.RMSNorm, spec.head_dim, eps=spec.qk_norm_eps, device=device, dtype=dtype)
+        norm = functools.partial(
+            nn.RMSNorm, spec.head_dim, eps=spec.qk_norm_eps, device=device, dtype=dtype
+        )
         self.q_proj = linear(spec.d_in, spec.q_dim, bias=spec.q_bias)
         self.k_proj = linear(spec.d_context, spec.k_dim, bias=spec.kv_bias)
         self.v_proj = linear(spec.d_values, spec.v_dim, bias=spec.kv_bias)
-        self.o_proj = linear(spec.joined_dim, spec.d_out, bias=spec.out_bias) if spec.out_proj else None
+        self.o_proj = (
+            linear(spec.joined_dim, spec.d_out, bias=spec.out_bias) if spec.out_proj else None
+        )
         self.q_norm = norm() if spec.qk_norm else None
         self.k_norm = norm() if spec.qk_norm else None
-        self.sink = nn.Parameter(torch.zeros(spec.n_heads, device=device, dtype=dtype)) if spec.sink else None
+        self.sink = (
+            nn.Parameter(torch.zeros(spec.n_heads, device=device, dtype=dtype))
+            if spec.sink
+            else None
+        )
 
     @property
     def heads(self) -> Heads:
@@ -145,7 +157,9 @@ class MultiHeadAttention(AttentionLayer):
         Raises:
             HeadwiseError: with both numbers where shapes, dtypes, a mask or a cache do not fit the layer.
         """
-        return self.attended(x, context, values, mask=mask, cache=cache, positions=positions, gate=gate)[0]
+        return self.attended(
+            x, context, values, mask=mask, cache=cache, positions=positions, gate=gate
+        )[0]
 
     def attended(
         self,
@@ -159,9 +173,11 @@ class MultiHeadAttention(AttentionLayer):
         gate: Tensor | None = None,
     ) -> tuple[Tensor, Call]:
         """What `forward` gives, and the call of the attention inside."""
-        sources = context, values  # as they were passed: a cache knows its context by the tensors themselves
+        # as they were passed: a cache knows its context by the tensors themselves
+        sources = context, values
         batch, context, values = self.batched(x, context, values)
-        is_one_document, x = x.ndim == 2, batch  # the first asks of the x that was passed, before it is replaced
+        # the first asks of the x that was passed, before it is replaced
+        is_one_document, x = x.ndim == 2, batch
         of_call, mask = mask, self.mask_with(mask)
         self.check(x, context, values, mask, cache, positions)
         start = 0 if cache is None else cache.length  # position of the first new token in its text
@@ -197,9 +213,13 @@ class MultiHeadAttention(AttentionLayer):
         """
         for name, tensor in (("x", x), ("context", context), ("values", values)):
             if isinstance(tensor, Mask):
-                raise HeadwiseError(f"{name} is {tensor!r}; layer(q, k, v) takes tensors there, and a mask as mask=")
+                raise HeadwiseError(
+                    f"{name} is {tensor!r}; layer(q, k, v) takes tensors there, and a mask as mask="
+                )
             if not isinstance(tensor, Tensor) and (tensor is not None or name == "x"):
-                raise HeadwiseError(f"{name} is a {type(tensor).__name__}; the layer takes torch.as_tensor({name})")
+                raise HeadwiseError(
+                    f"{name} is a {type(tensor).__name__}; the layer takes torch.as_tensor({name})"
+                )
             if tensor is not None and x.ndim == 2 and tensor.ndim != 2:
                 raise HeadwiseError(
                     f"x has shape {tuple(x.shape)}, one document, and {name} {tuple(tensor.shape)}; pass both with the "
@@ -210,7 +230,9 @@ class MultiHeadAttention(AttentionLayer):
         if values is not None and values is context:
             context, values = (None if context is x else context), None
         if x.ndim == 2:
-            context, values = (None if tensor is None else tensor[None] for tensor in (context, values))
+            context, values = (
+                None if tensor is None else tensor[None] for tensor in (context, values)
+            )
             x = x[None]
         return x, context, values
 
@@ -239,7 +261,8 @@ class MultiHeadAttention(AttentionLayer):
                 "values= is passed without context=: each value belongs to a key; pass what the keys are made of as "
                 "context="
             )
-        elif cache is None or not cache.holds_context:  # self attention: x has to serve for keys and values, too
+        # self attention: x has to serve for keys and values, too
+        elif cache is None or not cache.holds_context:
             spec = self.spec
             if spec.d_context != spec.d_in:
                 what, remedy = f"keys of width d_context={spec.d_context}", "context="
@@ -249,7 +272,9 @@ class MultiHeadAttention(AttentionLayer):
                 return
             raise HeadwiseError(f"this layer reads {what} and x has {spec.d_in}; pass {remedy}")
 
-    def _check_context(self, x: Tensor, context: Tensor, cache: KVCache | None, values: Tensor | None) -> None:
+    def _check_context(
+        self, x: Tensor, context: Tensor, cache: KVCache | None, values: Tensor | None
+    ) -> None:
         spec = self.spec
         self.check_fit("context", context, "d_context")
         if values is not None:
@@ -265,16 +290,22 @@ class MultiHeadAttention(AttentionLayer):
                 f"values="
             )
         if x.shape[0] != context.shape[0]:
-            raise HeadwiseError(f"x has {x.shape[0]} documents, context has {context.shape[0]}; pass as many of each")
+            raise HeadwiseError(
+                f"x has {x.shape[0]} documents, context has {context.shape[0]}; pass as many of each"
+            )
         if cache is not None and cache.length and not cache.holds_context:
             raise HeadwiseError(
                 f"the cache holds {cache.length} tokens of self attention, and context= is passed; "
                 f"use a new KVCache for it"
             )
         if self._rotation is not None:
-            raise HeadwiseError("context= with rope=: queries and keys of two sequences share no positions; drop one")
+            raise HeadwiseError(
+                "context= with rope=: queries and keys of two sequences share no positions; drop one"
+            )
         if cache is not None and cache.window is not None:
-            raise HeadwiseError(f"context= with a cache of window={cache.window}: a context stays whole; drop window=")
+            raise HeadwiseError(
+                f"context= with a cache of window={cache.window}: a context stays whole; drop window="
+            )
 
 
 def _check_places(mask: Mask) -> None:

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from headwise.backends.cache import KVCache
+from headwise.backends.torch_ import Rotation
 from headwise.errors import HeadwiseError
 from headwise.masks import Mask, Part, all_of, bare_mask_error
 from headwise.records import Call
-from headwise.rungs.cache import KVCache
-from headwise.rungs.tensor import Rotation
 from headwise.spec import AttentionSpec, Options, check_per_head
 
 _numbers = itertools.count()  # of layers, one each, in the order in which they are made
@@ -48,7 +48,11 @@ class AttentionLayer(nn.Module):
 
     @classmethod
     def from_spec(
-        cls, spec: AttentionSpec, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+        cls,
+        spec: AttentionSpec,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> Self:
         """The layer that a spec describes."""
         # A spec's instance variables are its fields, and a layer's arguments.
@@ -69,7 +73,9 @@ class AttentionLayer(nn.Module):
     def options(self, mask: Mask | None, gate: Tensor | None) -> Options:
         """What the layer passes to `attend` besides q, k and v."""
         dropout = self.spec.dropout if self.training else 0.0
-        return Options(mask, self.spec.scale, self.spec.softcap, self.sink, dropout, gate, self.spec.kv_index)
+        return Options(
+            mask, self.spec.scale, self.spec.softcap, self.sink, dropout, gate, self.spec.kv_index
+        )
 
     def held(self, options: Options, H: int, G: int) -> Options:
         """The options of the H query heads and G key/value heads that this process holds."""
@@ -78,7 +84,11 @@ class AttentionLayer(nn.Module):
             return options
         first = _first_held(self.q_proj, H, spec.n_heads)
         heads = range(first, first + H)
-        first_kv = 0 if spec.n_kv_heads == G else _first_held(getattr(self, "k_proj", self.q_proj), G, spec.n_kv_heads)
+        first_kv = (
+            0
+            if spec.n_kv_heads == G
+            else _first_held(getattr(self, "k_proj", self.q_proj), G, spec.n_kv_heads)
+        )
         index = [spec.kv_index[head] - first_kv for head in heads]
         if not 0 <= min(index) <= max(index) < G:
             raise HeadwiseError(
@@ -104,7 +114,9 @@ class AttentionLayer(nn.Module):
             )
         return x_btc.reshape(*x_btc.shape[:2], x_btc.shape[-1] // width, width).transpose(1, 2)
 
-    def ready(self, x: Tensor, width: int, norm: nn.Module | None, start: int, positions: Tensor | None) -> Tensor:
+    def ready(
+        self, x: Tensor, width: int, norm: nn.Module | None, start: int, positions: Tensor | None
+    ) -> Tensor:
         """Projected queries or keys as (B,h,T,d), normed and rotated; which comes first the RoPE says."""
         x_bhtd = self.split(x, width)
         rotation = self._rotation
@@ -125,10 +137,13 @@ class AttentionLayer(nn.Module):
         result: Tensor = joined if self.o_proj is None else self.o_proj(joined)
         return result
 
-    def check_self(self, x: Tensor, mask: Mask | None, cache: KVCache | None, positions: Tensor | None) -> None:
+    def check_self(
+        self, x: Tensor, mask: Mask | None, cache: KVCache | None, positions: Tensor | None
+    ) -> None:
         """Raise HeadwiseError where x (B,T,d_in), masks, a cache or positions do not fit the layer."""
         self.check_fit("x", x, "d_in")
-        if mask is not None and not isinstance(mask, Mask):  # beside a mask of the layer `mask_with` has refused it
+        # beside a mask of the layer `mask_with` has refused it
+        if mask is not None and not isinstance(mask, Mask):
             raise bare_mask_error(mask)
         if positions is not None:
             self._check_positions(x, positions)
@@ -158,8 +173,14 @@ class AttentionLayer(nn.Module):
 
     def _check_positions(self, x: Tensor, positions: Tensor) -> None:
         if self._rotation is None:
-            raise HeadwiseError("positions= is for RoPE, and this layer has none; build it with rope=RoPE()")
-        if not isinstance(positions, Tensor) or positions.is_floating_point() or positions.dtype == torch.bool:
+            raise HeadwiseError(
+                "positions= is for RoPE, and this layer has none; build it with rope=RoPE()"
+            )
+        if (
+            not isinstance(positions, Tensor)
+            or positions.is_floating_point()
+            or positions.dtype == torch.bool
+        ):
             raise HeadwiseError("positions= must be a tensor of whole numbers")
         if tuple(positions.shape) not in (tuple(x.shape[:2]), (x.shape[1],)):
             raise HeadwiseError(
@@ -192,7 +213,8 @@ def _first_held(linear: nn.Module, count: int, total: int) -> int:
 
 def normed(norm: nn.Module, x: Tensor) -> Tensor:
     """x normed in the precision of the gain, and given back in its own: under autocast that is lower."""
-    result: Tensor = norm(x.to(getattr(norm, "weight", x).dtype))  # nn.Identity, of latents without norm, has no gain
+    # nn.Identity, of latents without norm, has no gain
+    result: Tensor = norm(x.to(getattr(norm, "weight", x).dtype))
     return result.to(x.dtype)
 
 
@@ -225,7 +247,8 @@ class _NothingDrawn(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if getattr(func, "__module__", "") == "torch.nn.init":
-            return next(iter((*args, *kwargs.values())))  # the tensor, their first argument, which they give back
+            # the tensor, their first argument, which they give back
+            return next(iter((*args, *kwargs.values())))
         return func(*args, **kwargs)
 
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from headwise.backends.torch_ import trace
 from headwise.errors import HeadwiseError
 from headwise.layer.convert import converted, parts
 from headwise.layer.layer import MultiHeadAttention
 from headwise.masks import Allowed, Bias, Causal, Mask, all_of
-from headwise.rungs.tensor import trace
 
 Answer = tuple[Tensor, Tensor | None]  # the output, and the weights if they were asked for
 
@@ -26,14 +26,19 @@ class TorchAttention(nn.Module):
     A query that may attend to nothing gives 0, with weights of 0; torch gives NaN. Weights are those before dropout.
     """
 
-    in_proj_bias = None  # so that nn.TransformerEncoderLayer calls this module, and not a kernel with its weights
+    # so that nn.TransformerEncoderLayer calls this module, and not a kernel with its weights
+    in_proj_bias = None
     # Read before `in_proj_bias` where nn.TransformerEncoder is built of such a layer: without it that fails.
     _qkv_same_embed_dim = False
 
     def __init__(self, layer: MultiHeadAttention, batch_first: bool) -> None:
         super().__init__()
         self.layer, self.batch_first = layer, batch_first
-        self.embed_dim, self.num_heads, self.head_dim = layer.spec.d_in, layer.spec.n_heads, layer.spec.head_dim
+        self.embed_dim, self.num_heads, self.head_dim = (
+            layer.spec.d_in,
+            layer.spec.n_heads,
+            layer.spec.head_dim,
+        )
 
     def forward(
         self,
@@ -53,18 +58,24 @@ class TorchAttention(nn.Module):
         sources = [query] if key is query and value is query else [query, key, value]
         if tokens_first:
             sources = [source.transpose(0, 1) for source in sources]
-        out, call = self.layer.attended(*sources, mask=self._mask(key_padding_mask, attn_mask, is_causal))
+        out, call = self.layer.attended(
+            *sources, mask=self._mask(key_padding_mask, attn_mask, is_causal)
+        )
         out = out.transpose(0, 1) if tokens_first else out
         if not need_weights:
             return out, None
-        maps = trace(call.q, call.k, call.v, call.options).weights  # the steps of the call again, (B,H,T,S)
+        # the steps of the call again, (B,H,T,S)
+        maps = trace(call.q, call.k, call.v, call.options).weights
         maps = maps.mean(1) if average_attn_weights else maps
         return out, (maps[0] if is_one_document else maps).to(out.dtype)
 
-    def _mask(self, padding: Tensor | None, attn_mask: Tensor | None, is_causal: bool) -> Mask | None:
+    def _mask(
+        self, padding: Tensor | None, attn_mask: Tensor | None, is_causal: bool
+    ) -> Mask | None:
         masks: list[Mask] = []
         if is_causal:
-            masks.append(Causal(offset=0))  # torch counts from the first key, also where there are more keys
+            # torch counts from the first key, also where there are more keys
+            masks.append(Causal(offset=0))
         if attn_mask is not None and attn_mask.ndim == 3:  # (B*H,T,S)
             attn_mask = attn_mask.reshape(-1, self.num_heads, *attn_mask.shape[1:])
         # torch's layers pass a causal mask and the flag: where both say the same, Causal alone is the faster one.
@@ -100,7 +111,9 @@ class Replaced:
     def __str__(self) -> str:
         worst = max(self.differences.values())
         line = f"{len(self.layers)} nn.MultiheadAttention replaced, each within {worst:.2g}: {', '.join(self.layers)}"
-        return line if self.difference is None else f"{line}\nthe model within {self.difference:.2g}"
+        return (
+            line if self.difference is None else f"{line}\nthe model within {self.difference:.2g}"
+        )
 
 
 def replace(model: nn.Module, inputs: Tensor | Sequence[Any] | None = None) -> Replaced:
@@ -129,19 +142,29 @@ def replace(model: nn.Module, inputs: Tensor | Sequence[Any] | None = None) -> R
         path = name or "the model itself"
         try:
             if type(module) is not nn.MultiheadAttention:
-                raise HeadwiseError(f"it is a {type(module).__name__}, whose forward may be another")
-            hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+                raise HeadwiseError(
+                    f"it is a {type(module).__name__}, whose forward may be another"
+                )
+            hooks = (
+                module._forward_hooks,
+                module._forward_pre_hooks,
+                module._backward_hooks,
+                module._backward_pre_hooks,
+            )
             if any(hooks):
                 raise HeadwiseError("it has hooks, which would be lost; remove them first")
             layers[path], differences[path] = converted(module)
         except HeadwiseError as error:
             refused.append(f"{path}: {error}")
             continue
-        for part, (_, parameter) in parts(module).items():  # what is not trained there is not trained here
+        # what is not trained there is not trained here
+        for part, (_, parameter) in parts(module).items():
             layers[path].get_parameter(part).requires_grad_(parameter.requires_grad)
         ours[id(module)] = TorchAttention(layers[path], module.batch_first).train(module.training)
     if refused:
-        raise HeadwiseError(f"{len(refused)} of {len(refused) + len(layers)} cannot be replaced. {' '.join(refused)}")
+        raise HeadwiseError(
+            f"{len(refused)} of {len(refused) + len(layers)} cannot be replaced. {' '.join(refused)}"
+        )
     if not layers:
         raise HeadwiseError(
             f"{type(model).__name__} has no nn.MultiheadAttention inside; from_torch takes a course's class"
@@ -149,7 +172,8 @@ def replace(model: nn.Module, inputs: Tensor | Sequence[Any] | None = None) -> R
     copied = copy.deepcopy(model, ours)  # which takes what is in `ours` for a copy that it has made
     for module in copied.modules():
         if isinstance(module, nn.TransformerEncoder):
-            module.use_nested_tensor = False  # which hands the weights of its first layer to a kernel
+            # which hands the weights of its first layer to a kernel
+            module.use_nested_tensor = False
     difference = None
     if inputs is not None:
         difference = _difference(model, copied, (inputs,) if isinstance(inputs, Tensor) else inputs)
@@ -158,7 +182,9 @@ def replace(model: nn.Module, inputs: Tensor | Sequence[Any] | None = None) -> R
 
 def _difference(model: nn.Module, ours: nn.Module, inputs: Sequence[Any]) -> float:
     if model.training:
-        raise HeadwiseError("inputs= compares both models, and dropout makes them differ; call model.eval() first")
+        raise HeadwiseError(
+            "inputs= compares both models, and dropout makes them differ; call model.eval() first"
+        )
     largest = 0.0
     with torch.no_grad():
         # The tensors of whatever they give, tuples or dicts; of a mask and of ids, too, floats say whether they differ.

@@ -44,7 +44,8 @@ def predicts(model: nn.Module) -> Literal["next", "masked"] | None:
     """
     if isinstance(model, GPT):
         return "next"
-    if "transformers" not in sys.modules or _has_encoder(model):  # where it is not loaded, no model is of it
+    # where it is not loaded, no model is of it
+    if "transformers" not in sys.modules or _has_encoder(model):
         return None
     if model not in _predicts:
         # Watchers act in the context (contextvars) that opened their block: in an empty one they do not see this call.
@@ -66,7 +67,8 @@ def _try_predicting(model: nn.Module) -> Literal["next", "masked"] | None:
     # Two texts of up to 8 tokens that differ in the last; ids from 3 on, for the first ones are often special.
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(3, size, (1, min(8, most)), generator=generator).repeat(2, 1)
-    ids[1, -1] = 3 + (ids[0, -1] - 2) % (size - 3)  # one id further; behind the last id of the vocabulary comes 3
+    # one id further; behind the last id of the vocabulary comes 3
+    ids[1, -1] = 3 + (ids[0, -1] - 2) % (size - 3)
     try:
         with evaluating(model):
             rows = getattr(_forward(model, ids), "logits", None)
@@ -75,7 +77,8 @@ def _try_predicting(model: nn.Module) -> Literal["next", "masked"] | None:
     # Logits of something else: of classes, or of a whole text. A row may be padded to more than the vocabulary.
     if rows is None or rows.ndim != 3 or rows.shape[1] != ids.shape[1] or rows.shape[2] < size:
         return None
-    first, second = rows[:, :-1].cpu().double()  # each text's logits (T-1,V), without those of the last token
+    # each text's logits (T-1,V), without those of the last token
+    first, second = rows[:, :-1].cpu().double()
     # Kernels may round the two texts of a batch differently: 4 roundings are allowed in half precision, 16 in float32.
     # A later token that is seen moves the logits of a trained model by more: 10 (ALBERT in bfloat16), or 10^5.
     eps = torch.finfo(rows.dtype).eps
@@ -131,7 +134,8 @@ def _wide_row(model: nn.Module, position: int) -> Iterator[None]:
     head = _head_of(model)
 
     def widen(module: nn.Linear, args: tuple[Tensor, ...], gave: Tensor) -> Tensor | None:
-        is_split = hasattr(module.weight, "device_mesh")  # over processes, each of which gives its part
+        # over processes, each of which gives its part
+        is_split = hasattr(module.weight, "device_mesh")
         if gave.dtype not in (torch.bfloat16, torch.float16) or gave.ndim != 3 or is_split:
             return None
         state = args[0][:, position].float()
@@ -162,7 +166,10 @@ def _start_of(model: Any) -> list[int] | None:
     start: list[int] = []
     for name in ("decoder_start_token_id", "forced_bos_token_id"):
         # As transformers does, the generation config is asked before the config of the model.
-        told = [getattr(holder, name, None) for holder in (getattr(model, "generation_config", None), config)]
+        told = [
+            getattr(holder, name, None)
+            for holder in (getattr(model, "generation_config", None), config)
+        ]
         start += [token for token in told if token is not None][:1]
     if not start:
         raise HeadwiseError(
@@ -183,7 +190,10 @@ def require_slopes(model: nn.Module) -> None:
 def device_of(model: nn.Module) -> torch.device:
     """Where the model takes its ids."""
     # On meta are weights that accelerate brings from the disk for each call.
-    return next((weights.device for weights in model.parameters() if not weights.is_meta), torch.device("cpu"))
+    return next(
+        (weights.device for weights in model.parameters() if not weights.is_meta),
+        torch.device("cpu"),
+    )
 
 
 def reads_tokens(model: nn.Module) -> bool:
@@ -196,7 +206,8 @@ def logits(model: nn.Module, ids: Tensor, last: bool = False) -> Tensor:
     """Logits (B,T,V) of ids (B,T); with `last` those of the last position alone, (B,1,V)."""
     with compact_rows(model) if last else nullcontext():
         rows: Tensor = _forward(model, ids, last).logits
-    return rows[:, -1:] if last else rows  # not every model of transformers can leave the other rows out
+    # not every model of transformers can leave the other rows out
+    return rows[:, -1:] if last else rows
 
 
 @contextmanager
@@ -232,11 +243,14 @@ def run_body(model: nn.Module, ids: Tensor) -> None:
     Of a model that holds a text against an image or a sound (CLIP), the layers of the text.
     """
     # The module that has both sides, by the method by which transformers runs the text alone.
-    pair: Any = next((module for module in model.modules() if hasattr(module, "get_text_features")), None)
+    pair: Any = next(
+        (module for module in model.modules() if hasattr(module, "get_text_features")), None
+    )
     if pair is not None:
         pair.get_text_features(input_ids=ids.to(device_of(model)))
     else:
-        _forward(body_of(model), ids, last=True)  # a GPT of ours is its own body: one row of logits is the least
+        # a GPT of ours is its own body: one row of logits is the least
+        _forward(body_of(model), ids, last=True)
 
 
 def next_token_losses(model: nn.Module, ids: Tensor, after: int | None = None) -> Tensor:
@@ -246,14 +260,19 @@ def next_token_losses(model: nn.Module, ids: Tensor, after: int | None = None) -
     """
     ids = ids.to(device_of(model))
     if ids.shape[1] < 2:
-        raise HeadwiseError(f"documents of {ids.shape[1]} tokens have no next token to predict; pass longer ones")
+        raise HeadwiseError(
+            f"documents of {ids.shape[1]} tokens have no next token to predict; pass longer ones"
+        )
     predicted = logits(model, ids)[:, :-1]
     # In float32, for half precision would round each loss to 8 or 11 bits.
-    losses = F.cross_entropy(predicted.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none")
+    losses = F.cross_entropy(
+        predicted.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none"
+    )
     losses = losses.reshape(ids.shape[0], -1)
     if after is None:
         return losses.mean(1)
-    counted = (ids[:, :-1] == after).cumsum(1) > 0  # False up to that token, True from it on: it predicts the next
+    # False up to that token, True from it on: it predicts the next
+    counted = (ids[:, :-1] == after).cumsum(1) > 0
     return (losses * counted).sum(1) / counted.sum(1)
 
 
@@ -271,7 +290,9 @@ def output_matrix(model: nn.Module) -> tuple[Tensor, Tensor | None]:
     """W_U (V,C) and its bias (V,), which turn the last hidden state into logits."""
     head = _head_of(model)
     if head is None:
-        raise HeadwiseError(f"{type(model).__name__} has no output matrix, so no part of it adds to a logit")
+        raise HeadwiseError(
+            f"{type(model).__name__} has no output matrix, so no part of it adds to a logit"
+        )
     return head.weight, getattr(head, "bias", None)
 
 
@@ -288,7 +309,8 @@ def context_of(model: nn.Module) -> int | None:
         return model.config.context
     config = _text_config(model)
     if getattr(config, "model_type", "") in ("t5", "mt5", "umt5"):
-        return None  # positions are distances, so that no text is too long; n_positions in their configs is no bound
+        # positions are distances, so that no text is too long; n_positions in their configs is no bound
+        return None
     most = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     if not isinstance(most, int) or most < 1:  # XLNet says -1: any length
         return None
@@ -341,11 +363,13 @@ def evaluating(model: nn.Module) -> Iterator[None]:
                     module.training = mode
 
 
-_modes: WeakKeyDictionary[nn.Module, tuple[int, bool]] = WeakKeyDictionary()  # open blocks, and the mode before them
+# open blocks, and the mode before them
+_modes: WeakKeyDictionary[nn.Module, tuple[int, bool]] = WeakKeyDictionary()
 _lock = Lock()
 
 
-CACHES = ("cache", "past_key_values")  # the argument of transformers for a cache: from version 5.24 on, and before
+# the argument of transformers for a cache: from version 5.24 on, and before
+CACHES = ("cache", "past_key_values")
 
 
 def cache_name(model: nn.Module) -> str:
@@ -370,8 +394,10 @@ class Reader:
     """
 
     model: nn.Module
-    cache: Any = None  # of a GPT of ours those of its layers; of transformers what the last call gave, if anything
-    text: Tensor | None = None  # all ids so far, for a model without a cache; a GPT of ours needs none
+    # of a GPT of ours those of its layers; of transformers what the last call gave, if anything
+    cache: Any = None
+    # all ids so far, for a model without a cache; a GPT of ours needs none
+    text: Tensor | None = None
 
     def __call__(self, ids: Tensor) -> Tensor:
         model = self.model
@@ -382,15 +408,19 @@ class Reader:
         parameters = _parameters(model)
         options: dict[str, Any] = {"use_cache": True} if "use_cache" in parameters else {}
         if "logits_to_keep" in parameters:
-            options["logits_to_keep"] = 1  # of a long prompt, the other logits are by far the largest tensor
+            # of a long prompt, the other logits are by far the largest tensor
+            options["logits_to_keep"] = 1
         # A layer with a state in the place of keys (Mamba) goes on from it by one token, and by several wrongly: then
         # the cache is dropped. `all` of no layers is True.
-        if ids.shape[1] > 1 and not all(hasattr(layer, "keys") for layer in getattr(self.cache, "layers", ())):
+        if ids.shape[1] > 1 and not all(
+            hasattr(layer, "keys") for layer in getattr(self.cache, "layers", ())
+        ):
             self.cache = None
         # Without a past, at first and always with a model that keeps no keys and values, the whole text is read.
         past = {} if self.cache is None else {cache_name(model): self.cache}
         read = ids if past else self.text
-        with nullcontext() if read.shape[1] == 1 else compact_rows(model):  # the row of a single token is whole
+        # the row of a single token is whole
+        with nullcontext() if read.shape[1] == 1 else compact_rows(model):
             answer = model(input_ids=read, **past, **options)
         self.cache = cache_in(answer)
         return answer.logits[0, -1]
@@ -418,7 +448,9 @@ def hidden_states(model: nn.Module) -> Iterator[list[Tensor]]:
         yield states
 
 
-def _forward(model: nn.Module, ids: Tensor, last: bool = False, start: Sequence[int] | None = None) -> Any:
+def _forward(
+    model: nn.Module, ids: Tensor, last: bool = False, start: Sequence[int] | None = None
+) -> Any:
     """What a model gives for ids (B,T) without a cache; `.logits` or, of a body, `.last_hidden_state` is read of it.
 
     last   spare the logits of all but the last position, where the model can
@@ -429,7 +461,9 @@ def _forward(model: nn.Module, ids: Tensor, last: bool = False, start: Sequence[
         return SimpleNamespace(logits=model(ids, last_only=last))
     inputs: dict[str, Any] = {"input_ids": ids}
     if _has_encoder(model):
-        inputs["decoder_input_ids"] = ids if start is None else torch.tensor([start]).expand(len(ids), -1).to(ids)
+        inputs["decoder_input_ids"] = (
+            ids if start is None else torch.tensor([start]).expand(len(ids), -1).to(ids)
+        )
     if "use_cache" in _parameters(model):
         inputs["use_cache"] = False
     if last and "logits_to_keep" in _parameters(model):

@@ -54,15 +54,23 @@ def generate(
         ids = [] if is_empty else row_of(module, prompt)[0].tolist()
     stops = end_ids(module) if stop is None else {stop}
     sizes = context_of(module), vocabulary_of(module)
-    return continued(partial(reader, module), ids, n_tokens, temperature, top_k, seed, stops, *sizes)
+    return continued(
+        partial(reader, module), ids, n_tokens, temperature, top_k, seed, stops, *sizes
+    )
 
 
 def prompt_ids(model: nn.Module, text: str) -> list[int]:
     """Ids of a text that the model is to continue; of an empty one, what a text begins with."""
     folder = described(model)
     if folder is None or folder.tokens is None:
-        where = "the model was not read from a folder" if folder is None else f"{folder.path} has no tokenizer"
-        raise HeadwiseError(f"{where}, so its words are not known; in Python, hw.generate takes token ids")
+        where = (
+            "the model was not read from a folder"
+            if folder is None
+            else f"{folder.path} has no tokenizer"
+        )
+        raise HeadwiseError(
+            f"{where}, so its words are not known; in Python, hw.generate takes token ids"
+        )
     if isinstance(folder.tokens, Tokens):
         return folder.tokens.prompt(text) or folder.tokens.opening()
     # Of a model of transformers, the token that begins a text (bos), the lowest id where it names several.

@@ -15,7 +15,9 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers import AttentionInterface as AttentionInterface  # `as` itself: `hook` takes the name from here
+
+# `as` itself: `hook` takes the name from here
+from transformers import AttentionInterface as AttentionInterface
 from transformers import (
     AutoConfig,
     AutoFeatureExtractor,
@@ -93,20 +95,25 @@ def write_gguf(path: Path, folder: Path) -> None:
         fresh: Any = type(read)(type(config)(**fields))
         fresh.load_state_dict(read.state_dict())
         fresh.to(_gguf_dtype(path)).save_pretrained(scratch)
-        AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, **LOCAL).save_pretrained(scratch)
+        AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, **LOCAL).save_pretrained(
+            scratch
+        )
         try:
             Path(scratch).rename(folder)  # so that the folder appears whole, or not at all
         except OSError:
             if not folder.exists():  # else another process has written it in the meantime
                 raise
-        Path(scratch).mkdir(exist_ok=True)  # the end of the block removes it, and would fail without one
+        # the end of the block removes it, and would fail without one
+        Path(scratch).mkdir(exist_ok=True)
 
 
 def _gguf_dtype(path: Path) -> torch.dtype:
     """The number format of a GGUF file's matrices; bfloat16, which has digits enough, where any is quantised."""
     import gguf
 
-    kinds = {tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors if len(tensor.shape) > 1}
+    kinds = {
+        tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors if len(tensor.shape) > 1
+    }
     if not kinds <= {"F32", "F16"}:
         return torch.bfloat16
     return torch.float16 if kinds == {"F16"} else torch.float32  # of both float32 keeps all digits
@@ -115,7 +122,9 @@ def _gguf_dtype(path: Path) -> torch.dtype:
 def gguf_config(path: Path) -> dict[str, Any]:
     """The config that a GGUF file's own fields tell, without its weights."""
     with _loading(path, f"{path} does not load"):
-        config: dict[str, Any] = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, **LOCAL).to_dict()
+        config: dict[str, Any] = AutoConfig.from_pretrained(
+            path.parent, gguf_file=path.name, **LOCAL
+        ).to_dict()
     return config
 
 
@@ -124,7 +133,8 @@ def is_finite(weights: torch.Tensor) -> bool:
 
     A finite sum tells it in a tenth of the time. Where the sum is not, it may have overflowed: then each is looked at.
     """
-    wide = torch.float32 if weights.dtype == torch.float16 else None  # float16 ends at 65,504, which a sum soon passes
+    # float16 ends at 65,504, which a sum soon passes
+    wide = torch.float32 if weights.dtype == torch.float16 else None
     return bool(weights.detach().sum(dtype=wide).isfinite() or weights.isfinite().all())
 
 
@@ -133,7 +143,8 @@ def _own_choices(config: Any) -> Any:
     parts = [getattr(config, name, None) for name in getattr(config, "sub_configs", ())]
     for part in (config, *parts):
         if part is not None:
-            part._attn_implementation = None  # the library's own choice; a name may lead to a kernel on the hub
+            # the library's own choice; a name may lead to a kernel on the hub
+            part._attn_implementation = None
             if hasattr(part, "auto_map"):
                 del part.auto_map
     return config
@@ -223,7 +234,11 @@ class FolderTokens:
     def _begun(self, ids: Sequence[int]) -> int:
         """How many ids of what the model expects before a text are there, as in one from a chat template."""
         before = self.frame[0]
-        return len(before) if before and len(ids) > len(before) and [*ids[: len(before)]] == before else 0
+        return (
+            len(before)
+            if before and len(ids) > len(before) and [*ids[: len(before)]] == before
+            else 0
+        )
 
     def places(self, text: str) -> list[tuple[int, int]]:
         if not self._tokenizer.is_fast:
@@ -232,7 +247,9 @@ class FolderTokens:
             )
         with _quiet(), tokenising():
             framed = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        return [(start, end) for start, end in framed.offset_mapping][self._begun(framed.input_ids) :]
+        return [(start, end) for start, end in framed.offset_mapping][
+            self._begun(framed.input_ids) :
+        ]
 
     def prompt(self, text: str) -> list[int]:
         return self.frame[0] + self.encode(text)
@@ -254,7 +271,10 @@ class FolderTokens:
 
 def feature_extractor(folder: Path) -> Any:
     """What turns samples of a sound, or pixels, into the inputs of a model."""
-    with _loading(folder / "preprocessor_config.json", f"{folder} has nothing that turns sound into its inputs"):
+    with _loading(
+        folder / "preprocessor_config.json",
+        f"{folder} has nothing that turns sound into its inputs",
+    ):
         return AutoFeatureExtractor.from_pretrained(folder, **LOCAL)
 
 

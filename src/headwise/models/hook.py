@@ -53,7 +53,8 @@ from headwise.records import Call, Watchable
 from headwise.spec import Options
 
 Handler = Callable[[Call], Tensor | None]
-Hook = tuple[Callable[..., RemovableHandle], Callable[..., Any]]  # a module's way to register one, and what it calls
+# a module's way to register one, and what it calls
+Hook = tuple[Callable[..., RemovableHandle], Callable[..., Any]]
 
 # The blocks that are open in this context, each by an object of its own.
 _tokens: ContextVar[frozenset[object]] = ContextVar("headwise_blocks", default=frozenset())
@@ -142,8 +143,11 @@ def attach(handlers: Mapping[Site, Handler], early: bool = False) -> Iterator[No
             if len(call.out):
                 reached.add(site)
             else:  # a call of no documents: see `Tap.refuse`
-                refused.append(call.note or f"{site.name} was given a batch without a text; pass at least one")
-            with softmax.unheard():  # a handler may compute attention itself, in the middle of the model's
+                refused.append(
+                    call.note or f"{site.name} was given a batch without a text; pass at least one"
+                )
+            # a handler may compute attention itself, in the middle of the model's
+            with softmax.unheard():
                 return handlers[site](call)
 
         return handle
@@ -192,7 +196,8 @@ class Tap:
 
     def __init__(self, site: Site, handler: Handler) -> None:
         self.site, self.handler = site, handler
-        self.projection = None if site.module in _elsewhere else site.projection  # W_O; None: not known
+        # W_O; None: not known
+        self.projection = None if site.module in _elsewhere else site.projection
         self.waiting: list[Call] = []  # calls whose heads have not entered W_O yet
         self.mixed = ""  # the norm between attention and W_O that reads several heads at once
         self.sure = True  # is it known in which order the heads of the calls that wait lie?
@@ -205,7 +210,11 @@ class Tap:
         module = self.site.module
         # A call of the module ends the one before, if that never came to W_O.
         acts = [(module, self.end), (self.projection, self.at_w_o)]
-        acts += [(child, self.at_norm) for child in module.children() if "norm" in type(child).__name__.lower()]
+        acts += [
+            (child, self.at_norm)
+            for child in module.children()
+            if "norm" in type(child).__name__.lower()
+        ]
         return [(part.register_forward_pre_hook, act) for part, act in acts]
 
     def at_interface(self, asked: Asked, out: Tensor) -> Tensor | None:
@@ -289,11 +298,17 @@ class Tap:
             note = f"{self.site.name}: {self.mixed} norms several heads at once before W_O: what one gives hangs on all"
         counts = [len(call.out) * call.n_queries for call in calls]  # rows of each call: B*T
         parts, changed = [], False
-        for call, part in zip(calls, torch.split(rows.reshape(-1, rows.shape[-1]), counts), strict=True):
+        for call, part in zip(
+            calls, torch.split(rows.reshape(-1, rows.shape[-1]), counts), strict=True
+        ):
             B, H, T, _ = call.out.shape
             result = self.hand(call, note, out=part.view(B, T, H, -1).transpose(1, 2))
             changed = changed or result is not None
-            parts.append(part if result is None else result.to(part.dtype).transpose(1, 2).reshape(part.shape))
+            parts.append(
+                part
+                if result is None
+                else result.to(part.dtype).transpose(1, 2).reshape(part.shape)
+            )
         if not changed:
             return None
         replaced = torch.cat(parts).reshape(rows.shape)
@@ -341,7 +356,8 @@ class Tap:
         """
         calls, self.waiting = self.waiting, []
         if calls and self.site.free:
-            _elsewhere.add(self.site.module)  # the next block reads its calls where they leave the attention
+            # the next block reads its calls where they leave the attention
+            _elsewhere.add(self.site.module)
         for call in calls:
             self.hand_on(call)
         self.sure = True
@@ -350,11 +366,17 @@ class Tap:
         """Hand a call on as it left the attention."""
         kind = type(self.site.module).__name__
         if not self.sure:
-            self.refuse(f"{kind} has heads and texts in one axis, and its W_O does not read them side by side")
+            self.refuse(
+                f"{kind} has heads and texts in one axis, and its W_O does not read them side by side"
+            )
             return
         note = f"{self.site.name}: what enters W_O is not its heads side by side; they are read before, no norm"
         if self.hand(call, note, at_w_o=False) is not None:
-            again = "; that is known now: do the same again, and they are replaced before" if self.site.free else ""
+            again = (
+                "; that is known now: do the same again, and they are replaced before"
+                if self.site.free
+                else ""
+            )
             raise HeadwiseError(
                 f"{self.site.name}: what enters W_O of {kind} is not its heads side by side, so they cannot be "
                 f"replaced there{again}"
@@ -364,16 +386,24 @@ class Tap:
         """Give the handler a call with these fields changed, and a further note behind the one that it has."""
         if self.site.free:  # the module may not say how many heads it has: kept for the next block
             remember(self.site.module, call.out.shape[1])
-        return self.handler(call._replace(note="; ".join(filter(None, [call.note, note])), **changes))
+        return self.handler(
+            call._replace(note="; ".join(filter(None, [call.note, note])), **changes)
+        )
 
     def refuse(self, why: str) -> Tensor | None:
         """Tell the handler, by a call of no documents (B = 0), that what the module does is not read.
 
         A handler that wants to replace something nevertheless cannot: then the reason is raised.
         """
-        note, self.waiting = f"{self.site.name}: {why}, no map", []  # calls that wait are parts of what is refused
+        # calls that wait are parts of what is refused
+        note, self.waiting = f"{self.site.name}: {why}, no map", []
         nothing = torch.empty(0, 1, 0, 0)
-        if self.handler(Call(self.site.module, nothing, nothing, nothing, Options(), nothing, note=note)) is not None:
+        if (
+            self.handler(
+                Call(self.site.module, nothing, nothing, nothing, Options(), nothing, note=note)
+            )
+            is not None
+        ):
             raise HeadwiseError(note)
         return None
 
@@ -440,7 +470,9 @@ def _side_by_side(module: nn.Module, calls: Sequence[Call]) -> Call | str:
     if any(kind != kinds[0] for kind in kinds):
         return f"the modules of its list, {type(first.layer).__name__}, have lengths, scales or masks of their own"
     names = [name for name in ("q", "k", "v", "out", "weights") if getattr(first, name) is not None]
-    joined: dict[str, Any] = {name: torch.cat([getattr(call, name) for call in calls], 1) for name in names}
+    joined: dict[str, Any] = {
+        name: torch.cat([getattr(call, name) for call in calls], 1) for name in names
+    }
     mask = all_of([_of_heads(parts) for parts in zip(*masks, strict=True)])
     return first._replace(layer=module, options=first.options._replace(mask=mask), **joined)
 
@@ -448,14 +480,17 @@ def _side_by_side(module: nn.Module, calls: Sequence[Call]) -> Call | str:
 def _of_heads(parts: Sequence[Any]) -> Any:
     """The same part of the masks of several heads as one: arrays of one head each, or a flag that all have alike."""
     arrays = [part.array for part in parts if hasattr(part, "array")]
-    if not arrays or all(array.shape == arrays[0].shape and torch.equal(array, arrays[0]) for array in arrays):
+    if not arrays or all(
+        array.shape == arrays[0].shape and torch.equal(array, arrays[0]) for array in arrays
+    ):
         return parts[0]
     return type(parts[0])(torch.cat(arrays, 1))
 
 
 # What a block made W_O read -> what W_O was to read before any block changed it.
 _before: Any = WeakIdKeyDictionary()
-_elsewhere: WeakSet[nn.Module] = WeakSet()  # attentions whose projection has been seen to read something else
+# attentions whose projection has been seen to read something else
+_elsewhere: WeakSet[nn.Module] = WeakSet()
 
 
 @contextmanager
@@ -464,12 +499,19 @@ def _read(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
     takes: dict[nn.Module, tuple[softmax.Take, int]] = {}
     for module, tap in taps.items():
         if isinstance(tap, ListTap):
-            takes |= {head: (partial(tap.take, number), 1) for number, head in enumerate(tap.site.members)}
+            takes |= {
+                head: (partial(tap.take, number), 1) for number, head in enumerate(tap.site.members)
+            }
         else:
             takes[module] = tap.attended, tap.site.n_heads
     block = softmax.Block(takes)
     # Attentions inside of one another, too: the block asks which is the innermost that runs. A dict, for its order.
-    parts = {part: None for module in taps for part in module.modules() if part in taps or is_attention(part)}
+    parts = {
+        part: None
+        for module in taps
+        for part in module.modules()
+        if part in taps or is_attention(part)
+    }
     native = dict.fromkeys(module for tap in taps.values() for module in tap.site.native)
     with (
         hooked([(part.register_forward_pre_hook, block.enter) for part in parts], with_kwargs=True),
@@ -484,7 +526,9 @@ def _read(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
         has_attentions = any(map(is_attention, inside))
         if module in block.ran and not tap.heard and not has_attentions:
             kind = type(module).__name__
-            tap.refuse(f"{kind} ran, and no softmax over keys was seen that it multiplies with values")
+            tap.refuse(
+                f"{kind} ran, and no softmax over keys was seen that it multiplies with values"
+            )
 
 
 # The blocks that are open, in any thread: of each a function, is the caller inside of it? And its taps.
@@ -501,7 +545,8 @@ def _tapped(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
     with inside() as here:
         block = here, taps
         with _lock:
-            if not _blocks:  # compiled code would go on without us; other threads get the same numbers, more slowly
+            # compiled code would go on without us; other threads get the same numbers, more slowly
+            if not _blocks:
                 _library.enter_context(torch.compiler.set_stance("force_eager"))
             if not all(tap.site.free for tap in taps.values()):
                 _replace_interface()
@@ -520,7 +565,8 @@ def _replace_interface() -> None:
     from headwise.models.hf import AttentionInterface  # here: other models need no transformers
 
     interface: Any = AttentionInterface
-    if "__getitem__" in vars(interface):  # by itself the class only inherits that: another block has put ours there
+    # by itself the class only inherits that: another block has put ours there
+    if "__getitem__" in vars(interface):
         return
     get, item = interface.get_interface, interface.__getitem__
     _library.callback(setattr, interface, "get_interface", get)
@@ -538,11 +584,17 @@ def _listened(function: Any, name: str) -> Any:
 
     name  by which it was looked up: "eager", "sdpa", ...
     """
-    if hasattr(function, "headwise"):  # the mark of ours: `get_interface` may look up by `__getitem__`
+    # the mark of ours: `get_interface` may look up by `__getitem__`
+    if hasattr(function, "headwise"):
         return function
 
     def listening(
-        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **keywords: Any
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Any = None,
+        **keywords: Any,
     ) -> Any:
         # A copy of the list, for another thread may open or close a block meanwhile.
         tapped = [taps[module] for here, taps in [*_blocks] if module in taps and here()]
@@ -550,7 +602,17 @@ def _listened(function: Any, name: str) -> Any:
         if not tapped:
             return result
         # result[0] is (B,T,H,E); what follows it, as weights, stays as it is.
-        asked = Asked(module, query, key, value, attention_mask, keywords, name, function, result[0].transpose(1, 2))
+        asked = Asked(
+            module,
+            query,
+            key,
+            value,
+            attention_mask,
+            keywords,
+            name,
+            function,
+            result[0].transpose(1, 2),
+        )
         out, replaced = asked.out, False
         for tap in tapped:
             changed = tap.at_interface(asked, out)

@@ -21,10 +21,13 @@ from headwise.errors import HeadwiseError
 from headwise.families import check_folder, read_config
 from headwise.files import check_file, read_json
 
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")  # "openai-community/gpt2", with one slash and no leading dot
+# "openai-community/gpt2", with one slash and no leading dot
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 CONFIG = "config.json"
-PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]  # of a repository's files: no pickles, no code
-GGUF_PACKAGES = ("transformers", "torch", "gguf", "accelerate")  # what transformers needs to read such a file
+# of a repository's files: no pickles, no code
+PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
+# what transformers needs to read such a file
+GGUF_PACKAGES = ("transformers", "torch", "gguf", "accelerate")
 
 
 def located(source: Path) -> Path:
@@ -60,10 +63,13 @@ def shape_of(config: Any) -> tuple[str, ModelShape]:
     path = Path(config) if isinstance(config, str | Path) else Path()
     if _is_gguf(path):
         _require_readers(path)
-        from headwise.models.hf import gguf_config  # here: this module is imported where torch is not
+        # here: this module is imported where torch is not
+        from headwise.models.hf import gguf_config
 
         shape = read_shape(gguf_config(path))[1]
-        note = "a GGUF file: all weights are priced in one number format, however the file packs them"
+        note = (
+            "a GGUF file: all weights are priced in one number format, however the file packs them"
+        )
         return path.stem, shape.noted(note)
     if isinstance(config, str) and _is_hub_name(path):
         return config, read_shape(_from_hub(config, config_alone=True))[1]
@@ -82,7 +88,10 @@ def _from_hub(name: str, config_alone: bool = False) -> Path:
         raise HeadwiseError(
             f"{name} is no folder here; to look it up on the hub: pip install 'headwise[hf]', or pass a folder"
         ) from None
-    options: dict[str, Any] = {"repo_id": name, "allow_patterns": [CONFIG] if config_alone else PATTERNS}
+    options: dict[str, Any] = {
+        "repo_id": name,
+        "allow_patterns": [CONFIG] if config_alone else PATTERNS,
+    }
     # First from the cache, without a network. What is suppressed: it is not there, or not whole.
     with suppress(Exception):
         folder = Path(hub.snapshot_download(**options, local_files_only=True))
@@ -97,7 +106,8 @@ def _from_hub(name: str, config_alone: bool = False) -> Path:
     try:
         # The library asks first which version is the newest: so many seconds at most, for there may be no network.
         return Path(hub.snapshot_download(**options, etag_timeout=5))
-    except Exception as error:  # no network, no such name, no right to read it: the library lets through what it meets
+    # no network, no such name, no right to read it: the library lets through what it meets
+    except Exception as error:
         # The first line of its message, or the name of its class where it has none.
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise HeadwiseError(
@@ -119,7 +129,9 @@ def _from_gguf(path: Path) -> Path:
     state = path.stat()
     # 2 is a number of the way in which the folder is made. 16 hexadecimal digits are 64 bits: two files of one name get
     # the same ones by chance once in 2^64.
-    key = hashlib.sha256(f"{path.resolve()} {state.st_size} {state.st_mtime_ns} 2".encode()).hexdigest()[:16]
+    key = hashlib.sha256(
+        f"{path.resolve()} {state.st_size} {state.st_mtime_ns} 2".encode()
+    ).hexdigest()[:16]
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = caches / "headwise" / f"{path.stem}-{key}"
     if not folder.exists():

@@ -42,7 +42,9 @@ def as_native(modules: Iterable[nn.Module], owned: Owned) -> Iterator[tuple[Any,
         yield encoder.layers[-1].register_forward_hook, partial(_after_last, padding)
 
 
-def _arguments(signature: inspect.Signature, module: nn.Module, args: Any, keywords: Any) -> dict[str, Any]:
+def _arguments(
+    signature: inspect.Signature, module: nn.Module, args: Any, keywords: Any
+) -> dict[str, Any]:
     bound = signature.bind(module, *args, **keywords)
     bound.apply_defaults()
     return bound.arguments
@@ -50,7 +52,9 @@ def _arguments(signature: inspect.Signature, module: nn.Module, args: Any, keywo
 
 def _is_fast(module: nn.Module, x: Tensor) -> bool:
     """What the encoder, its layers and their attention all ask before they take the native path."""
-    wants_slopes = torch.is_grad_enabled() and any(y.requires_grad for y in (x, *module.parameters()))
+    wants_slopes = torch.is_grad_enabled() and any(
+        y.requires_grad for y in (x, *module.parameters())
+    )
     enabled = torch.backends.mha.get_fastpath_enabled() and not torch.is_autocast_enabled()
     return enabled and not module.training and x.ndim == 3 and not x.is_nested and not wants_slopes
 
@@ -72,7 +76,11 @@ def _is_fast_layer(layer: Any, owned: Owned, x: Tensor) -> bool:
         for module in layer.modules()
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     ]
-    is_plain = layer.activation_relu_or_gelu and layer.norm1.eps == layer.norm2.eps and all(map(owned, hooks))
+    is_plain = (
+        layer.activation_relu_or_gelu
+        and layer.norm1.eps == layer.norm2.eps
+        and all(map(owned, hooks))
+    )
     attention = layer.self_attn
     is_torchs = isinstance(attention, nn.MultiheadAttention)
     return bool(is_plain and is_torchs and _is_fast_attention(attention, x) and _is_fast(layer, x))
@@ -93,7 +101,9 @@ def _after_layer(owned: Owned, layer: Any, args: Any, keywords: Any, out: Tensor
     arguments = _arguments(LAYER, layer, args, keywords)
     if not _is_fast_layer(layer, owned, arguments["src"]):
         return None
-    blind = _blind(layer.self_attn, arguments["src"], arguments["src_mask"], arguments["src_key_padding_mask"])
+    blind = _blind(
+        layer.self_attn, arguments["src"], arguments["src_mask"], arguments["src_key_padding_mask"]
+    )
     return None if blind is None else out.masked_fill(blind[..., None], torch.nan)
 
 
@@ -108,7 +118,9 @@ def _after_attention(attention: Any, args: Any, keywords: Any, out: tuple[Tensor
     return None if blind is None else (out[0].masked_fill(blind[..., None], torch.nan), *out[1:])
 
 
-def _blind(attention: nn.MultiheadAttention, x: Tensor, mask: Tensor | None, padding: Tensor | None) -> Tensor | None:
+def _blind(
+    attention: nn.MultiheadAttention, x: Tensor, mask: Tensor | None, padding: Tensor | None
+) -> Tensor | None:
     """The queries (B,T) of which some head may attend nothing; None where there are none."""
     B, T, _ = x.shape
     hidden = torch.zeros(1, 1, 1, T, dtype=torch.bool, device=x.device)
@@ -126,9 +138,13 @@ def _before_encoder(padding: list[Tensor], encoder: Any, args: Any, keywords: An
     x, hidden = arguments["src"], arguments["src_key_padding_mask"]
     if hidden is None or arguments["mask"] is not None or not encoder.use_nested_tensor:
         return
-    if _is_fast(encoder.layers[0], x) and torch._nested_tensor_from_mask_left_aligned(x, ~hidden.bool()):
+    if _is_fast(encoder.layers[0], x) and torch._nested_tensor_from_mask_left_aligned(
+        x, ~hidden.bool()
+    ):
         padding.append(hidden.bool())
 
 
-def _after_last(padding: list[Tensor], layer: nn.Module, args: Any, keywords: Any, out: Tensor) -> Tensor | None:
+def _after_last(
+    padding: list[Tensor], layer: nn.Module, args: Any, keywords: Any, out: Tensor
+) -> Tensor | None:
     return out.masked_fill(padding.pop()[..., None], 0) if padding else None

@@ -33,7 +33,8 @@ COPIED = (
     "chat_template.json", "generation_config.json",
 )  # fmt: skip
 
-FRACTION = 0.8  # of the free memory that weights may take, a round number: activations and a cache need the rest
+# of the free memory that weights may take, a round number: activations and a cache need the rest
+FRACTION = 0.8
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,8 @@ class Folder:
     def name(self) -> str:
         """How a reader knows the model: the name of its folder, with that above it where it is just `model`."""
         path = self.path.resolve()
-        if path.parent.name == "snapshots":  # of the hub's cache, models--owner--name/snapshots/revision
+        # of the hub's cache, models--owner--name/snapshots/revision
+        if path.parent.name == "snapshots":
             return path.parent.parent.name.removeprefix("models--").replace("--", "/")
         return f"{path.parent.name}/model" if path.name == "model" else path.name
 
@@ -90,7 +92,9 @@ def open_model(
     if isinstance(source, nn.Module):
         return source
     if not isinstance(source, str | Path):
-        raise HeadwiseError(f"source={source!r} is no model; pass a folder, a name on the hub, or the model itself")
+        raise HeadwiseError(
+            f"source={source!r} is no model; pass a folder, a name on the hub, or the model itself"
+        )
     placing = {"device_map": device_map, "max_memory": max_memory, "offload_folder": offload_folder}
     return open_folder(Path(source), dtype=dtype, device=device, **placing).model
 
@@ -136,7 +140,8 @@ def ids_of(model: nn.Module, text: Any) -> Any:
     if not text.strip():
         raise HeadwiseError("the text is empty; pass one with words in it")
     ids = list(tokens.prompt(text))
-    if predicts(model) != "next":  # it reads a whole text, with what stands behind one, such as [SEP]
+    # it reads a whole text, with what stands behind one, such as [SEP]
+    if predicts(model) != "next":
         ids += tokens.frame[1]
     most = context_of(model)
     if most is not None and len(ids) > most:
@@ -205,7 +210,9 @@ def open_folder(
         device, placing = "cpu", {"device_map": "auto", **placing}
     place = device_named(device)
     if placing and (place.type != "cpu" or is_own(path)):
-        raise HeadwiseError("device_map= places a model of transformers; pass device= for a run of headwise, or alone")
+        raise HeadwiseError(
+            "device_map= places a model of transformers; pass device= for a run of headwise, or alone"
+        )
     numbers: Any = computed_in(dtype)  # "auto", or torch's name of the format
     if numbers != "auto":
         numbers = getattr(torch, numbers)
@@ -222,7 +229,9 @@ def open_folder(
         # Another module that transformers or we lack is no matter of this message.
         if error.name != "transformers":
             raise
-        raise HeadwiseError(f"{path} is no run of headwise; to read other models: pip install 'headwise[hf]'") from None
+        raise HeadwiseError(
+            f"{path} is no run of headwise; to read other models: pip install 'headwise[hf]'"
+        ) from None
     folder_tokens = FolderTokens(path) if has_tokenizer(path) else None
     check(folder_tokens)
     if not placing:
@@ -238,8 +247,12 @@ def open_folder(
 def _require_room(path: Path, device: torch.device) -> None:
     """Refuse weights that leave too little of the free memory, of the machine or of the device."""
     # A repository may have the weights twice: consolidated.safetensors, beside those of Mistral, is not read.
-    needed, free = sum(file.stat().st_size for file in path.glob("model*.safetensors")), free_memory()
-    with suppress(RuntimeError):  # not every kind of device keeps account; one may share the memory of the machine
+    needed, free = (
+        sum(file.stat().st_size for file in path.glob("model*.safetensors")),
+        free_memory(),
+    )
+    # not every kind of device keeps account; one may share the memory of the machine
+    with suppress(RuntimeError):
         if device.type != "cpu":
             free = min(free, torch.accelerator.get_memory_info(device)[0])
     if needed > FRACTION * free:

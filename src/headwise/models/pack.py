@@ -13,20 +13,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headwise.backends.torch_ import trace
 from headwise.corpus.tokens import Tokens
 from headwise.gpt.gpt import GPT
 from headwise.models.ask import evaluating
 from headwise.models.hook import observe
 from headwise.models.sites import attention_layers
 from headwise.records import Call
-from headwise.rungs.tensor import trace
 
 # Most parameters of a packed model, round numbers by the size of the page: base64 takes 4 bytes for 3.
 EXACT = 500_000  # in float32, where nothing is rounded: 2.7 MB
 MOST = 4_000_000  # in float16: 10.7 MB; a larger model is not packed
-EMBEDDED = 30_000_000  # the same, for a caller who asks for a large page by passing it as `most`: 80 MB
-PROBES = 5  # random texts on which the rounding to float16 is measured: a round choice; more may find a larger one
-MARGIN = 2.0  # what is stated is so many times the largest difference on them, for other texts may differ more
+# the same, for a caller who asks for a large page by passing it as `most`: 80 MB
+EMBEDDED = 30_000_000
+# random texts on which the rounding to float16 is measured: a round choice; more may find a larger one
+PROBES = 5
+# what is stated is so many times the largest difference on them, for other texts may differ more
+MARGIN = 2.0
 
 # The kinds that `view/page/tokens.js` reads, as tokenizer.json calls them.
 PRE_TOKENIZERS = {"WhitespaceSplit", "Whitespace", "Split", "ByteLevel", "Sequence"}
@@ -44,9 +47,15 @@ def pack_model(model: nn.Module, tokens: object, most: int = MOST) -> dict[str, 
     error   the most by which logits and weights differ in the page, 0 where the weights travel as they are: twice the
             largest difference measured on random texts as long as the context
     """
-    if not (isinstance(model, GPT) and isinstance(tokens, Tokens)) or model.config.own_attention is not None:
+    if (
+        not (isinstance(model, GPT) and isinstance(tokens, Tokens))
+        or model.config.own_attention is not None
+    ):
         return {"reason": "foreign"}
-    if any(layer.spec != model.config.attention_of(n) for n, layer in enumerate(attention_layers(model))):
+    if any(
+        layer.spec != model.config.attention_of(n)
+        for n, layer in enumerate(attention_layers(model))
+    ):
         return {"reason": "reshaped"}
     if model.n_parameters > most:
         return {"reason": "size", "parameters": model.n_parameters, "most": most}
@@ -59,12 +68,15 @@ def pack_model(model: nn.Module, tokens: object, most: int = MOST) -> dict[str, 
     # Where each token is shown as the vocabulary writes it, the list is not packed (None at the end).
     shown = tokens.shown(range(len(tokens)))
     error = 0.0 if dtype is torch.float32 else MARGIN * rounding_error(model, dtype)
-    if not math.isfinite(error):  # a weight beyond 65,504, the largest number in float16, became inf
+    # a weight beyond 65,504, the largest number in float16, became inf
+    if not math.isfinite(error):
         return {"reason": "range"}
     config, spec, state = model.config, model.config.attention, model.state_dict()
     if config.tied:
         del state["lm_head.weight"]  # the embedding once more
-    pieces = [weight.detach().cpu().to(dtype).numpy().astype(order).tobytes() for weight in state.values()]
+    pieces = [
+        weight.detach().cpu().to(dtype).numpy().astype(order).tobytes() for weight in state.values()
+    ]
     return {
         # The spec has worked out what the config leaves to a default, and has eps, which the config lacks.
         "config": asdict(config) | {"n_kv_heads": spec.n_kv_heads, "qk_norm_eps": spec.qk_norm_eps},
@@ -73,8 +85,12 @@ def pack_model(model: nn.Module, tokens: object, most: int = MOST) -> dict[str, 
         "error": error,
         "tensors": [[name, list(weight.shape)] for name, weight in state.items()],
         "weights": base64.b64encode(b"".join(pieces)).decode("ascii"),
-        "tokenizer": {key: layout[key] for key in ("model", "normalizer", "pre_tokenizer", "added_tokens")},
-        "shown": None if all(tokens.vocabulary.get(token) == i for i, token in enumerate(shown)) else shown,
+        "tokenizer": {
+            key: layout[key] for key in ("model", "normalizer", "pre_tokenizer", "added_tokens")
+        },
+        "shown": None
+        if all(tokens.vocabulary.get(token) == i for i, token in enumerate(shown))
+        else shown,
     }
 
 
@@ -87,7 +103,13 @@ def unread_part(layout: dict[str, Any]) -> str | None:
     if model["type"] not in ("WordLevel", "BPE"):
         return f"model {model['type']}"
     # Further options, such as ignore_merges of Llama 3, are followed in tokens.js.
-    for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "fuse_unk"):
+    for name in (
+        "dropout",
+        "continuing_subword_prefix",
+        "end_of_word_suffix",
+        "byte_fallback",
+        "fuse_unk",
+    ):
         if model.get(name):
             return f"{model['type']} with {name}"
     # Added tokens that are not special are looked for in the text before all else, which tokens.js does not do.
@@ -138,7 +160,8 @@ def _numbers(model: GPT, ids: Tensor) -> list[Tensor]:
     calls: list[Call] = []
     with evaluating(model), ExitStack() as stack:
         for layer in attention_layers(model):
-            stack.enter_context(observe(layer, calls.append))  # append returns None: the output stays as it is
+            # append returns None: the output stays as it is
+            stack.enter_context(observe(layer, calls.append))
         logits = model(ids)
     # The model's own call need not make the weights, so each is traced: computed again from its q and k.
     return [logits, *(trace(call.q, call.k, call.v, call.options).weights for call in calls)]

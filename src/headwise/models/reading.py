@@ -14,14 +14,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from headwise.backends.torch_ import trace
 from headwise.errors import HeadwiseError
 from headwise.masks import Allowed, Bias, Causal, Mask, Part, all_of
 from headwise.records import Call
-from headwise.rungs.tensor import trace
 from headwise.spec import Options
 
-READ = {"scaling", "is_causal", "position_bias", "softcap", "s_aux", "dropout"}  # keywords that `options_of` reads
-IN_THE_MASK = {"sliding_window"}  # keywords that are not read: the mask that is passed has them in it already
+# keywords that `options_of` reads
+READ = {"scaling", "is_causal", "position_bias", "softcap", "s_aux", "dropout"}
+# keywords that are not read: the mask that is passed has them in it already
+IN_THE_MASK = {"sliding_window"}
 WAYS = ("eager", "sdpa")  # implementations of transformers whose masks and outputs are read
 
 
@@ -60,14 +62,18 @@ def read_call(asked: Asked, cross: bool) -> Call:
                 f"wrong numbers"
             )
     if asked.q.ndim != 4 or asked.k.is_nested:  # a nested tensor holds keys of several lengths
-        raise HeadwiseError(f"{name} gives its attention queries of {asked.q.ndim} axes; 4 are needed, (B,H,T,D)")
+        raise HeadwiseError(
+            f"{name} gives its attention queries of {asked.q.ndim} axes; 4 are needed, (B,H,T,D)"
+        )
     q, k, v = for_documents(len(asked.out), asked.q, asked.k, asked.v)
     # Autocast takes values of 16 bits beside queries and keys that a rotation made float32.
     dtype = torch.promote_types(q.dtype, torch.promote_types(k.dtype, v.dtype))
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     call = Call(asked.module, q, k, v, options_of(asked), asked.out, cross)
     # What dropout has dropped cannot be checked. Eager code drops in training alone, the fused call always.
-    if not asked.keywords.get("dropout") or (asked.implementation == "eager" and not asked.module.training):
+    if not asked.keywords.get("dropout") or (
+        asked.implementation == "eager" and not asked.module.training
+    ):
         check(call, asked.implementation == "eager")
     return call
 
@@ -87,7 +93,9 @@ def _parameters(function: Any) -> set[str]:
     kinds = inspect.signature(function).parameters.values()
     further = list(kinds)[5:]
     # Without *args and **kwargs, which take what the function does not name.
-    return {kind.name for kind in further if kind.kind not in (kind.VAR_KEYWORD, kind.VAR_POSITIONAL)}
+    return {
+        kind.name for kind in further if kind.kind not in (kind.VAR_KEYWORD, kind.VAR_POSITIONAL)
+    }
 
 
 def options_of(asked: Asked) -> Options:
@@ -99,7 +107,9 @@ def options_of(asked: Asked) -> Options:
         causal = getattr(asked.module, "is_causal", True)
     # Eager code reads no such flag; and the fused call drops it for a single query, which may see all keys.
     causal = causal and asked.mask is None and not eager and asked.q.shape[2] > 1
-    biases = [] if keywords.get("position_bias") is None else numbers_added(keywords["position_bias"])
+    biases = (
+        [] if keywords.get("position_bias") is None else numbers_added(keywords["position_bias"])
+    )
     return Options(
         mask=joined_mask(causal, asked.mask, biases, bools_are_numbers=eager),
         scale=keywords.get("scaling"),
@@ -119,7 +129,8 @@ def joined_mask(
     # With offset 0 query t sees keys 0 to t, however many keys there are.
     parts: list[Mask] = [Causal(offset=0)] if causal else []
     if mask is not None and mask.dtype == torch.bool and not bools_are_numbers:
-        parts.append(Allowed(mask[(None,) * (4 - mask.ndim)]))  # axes of length 1 in front: (T,S) -> (1,1,T,S)
+        # axes of length 1 in front: (T,S) -> (1,1,T,S)
+        parts.append(Allowed(mask[(None,) * (4 - mask.ndim)]))
     elif mask is not None:
         parts += numbers_added(mask)
     parts += biases
@@ -167,12 +178,15 @@ def check(call: Call, eager: bool) -> None:
     if eager:  # transformers computes that softmax in float32, in a float64 model too
         digits = max(digits, torch.finfo(torch.float32).eps)
     if call.q.is_cuda and torch.backends.cuda.matmul.allow_tf32:
-        digits = max(digits, 2**-10)  # torch may multiply in TF32, which keeps 10 bits of each factor
+        # torch may multiply in TF32, which keeps 10 bits of each factor
+        digits = max(digits, 2**-10)
     values = torch.stack(call.v.aminmax()).abs()  # one pass over all of v, without a copy
     if not values.isfinite().all():  # a document that is nothing but padding may have turned to NaN
         values = call.v.nan_to_num(0, 0, 0).abs()
     # In one tensor, so that a device is waited for once; `any_sees` is 1.0 or 0.0 then.
-    sizes = torch.stack([steps.scores.nan_to_num().abs().max(), values.max(), difference.max(), sees_some.any()])
+    sizes = torch.stack(
+        [steps.scores.nan_to_num().abs().max(), values.max(), difference.max(), sees_some.any()]
+    )
     score, value, largest, any_sees = sizes.tolist()
     # Sums of large terms may cancel and leave more of their rounding. In half precision `digits` are larger than that.
     sums = 4 if multiplied.itemsize >= 4 else 1

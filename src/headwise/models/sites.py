@@ -35,24 +35,42 @@ from headwise.models.native import NATIVE
 from headwise.models.softmax import JOINS, attends
 from headwise.records import head_name
 
-NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")  # a part of a path that is a number: ".3" of "layers.3.attn"
-Stack = tuple[str, bool]  # the path up to the number of a layer, and is it cross attention? See `_stack`
+# a part of a path that is a number: ".3" of "layers.3.attn"
+NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
+# the path up to the number of a layer, and is it cross attention? See `_stack`
+Stack = tuple[str, bool]
 Modules = Mapping[str, nn.Module]  # by their paths
-WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*|[a-z0-9]+")  # in the name of a class: LlamaMLP is Llama, MLP
-BASE = ("transformers.modeling_utils", "PreTrainedModel")  # by name: models of ours need no transformers
+# in the name of a class: LlamaMLP is Llama, MLP
+WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*|[a-z0-9]+")
+# by name: models of ours need no transformers
+BASE = ("transformers.modeling_utils", "PreTrainedModel")
 # Names by which modules and configs call the same thing, tried in this order: of the number of heads, and parts of a
 # path that say that an attention is cross attention. They stand in families.toml.
 COUNTS, CROSS = USUAL["counts"], USUAL["cross"]
-PROJECTIONS = USUAL["projections"] | {"packed": USUAL["packed"]}  # of W_Q to W_O, and of the first three in one
+# of W_Q to W_O, and of the first three in one
+PROJECTIONS = USUAL["projections"] | {"packed": USUAL["packed"]}
 # Of W_O in classes that people write: whether it reads the heads is seen when it runs.
-OWN_OUTPUTS = ("out", "w_o", "W_o", "W_O", "fc_out", "fc_o", "fc", "out_linear", "unify_heads", "output_projection")
+OWN_OUTPUTS = (
+    "out",
+    "w_o",
+    "W_o",
+    "W_O",
+    "fc_out",
+    "fc_o",
+    "fc",
+    "out_linear",
+    "unify_heads",
+    "output_projection",
+)
 
 
-@dataclass(frozen=True, eq=False)  # two sites are equal if they are the same object: so they can be keys of a dict
+# two sites are equal if they are the same object: so they can be keys of a dict
+@dataclass(frozen=True, eq=False)
 class Site:
     """One attention of a model; its heads are `L3.H0`, `L3.H1`, ... with `name` L3."""
 
-    name: str  # "L3"; in a model of several stacks with the stack before it: "encoder.L3", "cross.L3"
+    # "L3"; in a model of several stacks with the stack before it: "encoder.L3", "cross.L3"
+    name: str
     module: nn.Module
     n_heads: int  # 0 of a free one that has not run yet and does not say it
     # By "q", "k", "v" or "o" W_Q to W_O, as they are now: a layer that lies on the disk has some for a while.
@@ -65,8 +83,10 @@ class Site:
     part: int = 0
     parts: int = 1
     free: bool = False  # does it call functions of torch itself?
-    native: tuple[nn.Module, ...] = ()  # of a free one: what in its model has a native path of torch
-    members: tuple[nn.Module, ...] = ()  # of a free one: the modules of a list, each of which is one of its heads
+    # of a free one: what in its model has a native path of torch
+    native: tuple[nn.Module, ...] = ()
+    # of a free one: the modules of a list, each of which is one of its heads
+    members: tuple[nn.Module, ...] = ()
 
     @property
     def w_v(self) -> Tensor | None:
@@ -92,11 +112,14 @@ def sites_of(model: nn.Module) -> list[Site]:
     Raises HeadwiseError where there are none. What stays without a map is said by `missing`.
     """
     if not isinstance(model, nn.Module):
-        raise HeadwiseError(f"model={model!r} is no model; pass an nn.Module, such as headwise.open gives")
+        raise HeadwiseError(
+            f"model={model!r} is no model; pass an nn.Module, such as headwise.open gives"
+        )
     sites: list[Site] = []
     parts: set[nn.Module] = set()
     for module in model.modules():
-        if module not in parts and is_watchable(module):  # a watchable module inside another one is a part of it
+        # a watchable module inside another one is a part of it
+        if module not in parts and is_watchable(module):
             sites.append(_own_site(f"L{len(sites)}", module))
             parts.update(module.modules())
     paths = {module: path for path, module in model.named_modules()}
@@ -105,7 +128,9 @@ def sites_of(model: nn.Module) -> list[Site]:
         for site in others:
             layer = site.name.rpartition(".")[2]  # "L3"
             # A name that a site of another kind has gets the module's whole path before it.
-            sites.append(replace(site, name=f"{paths[site.module]}.{layer}") if site.name in taken else site)
+            sites.append(
+                replace(site, name=f"{paths[site.module]}.{layer}") if site.name in taken else site
+            )
     if not sites:
         kind = getattr(getattr(model, "config", None), "model_type", None)
         raise HeadwiseError(
@@ -188,14 +213,17 @@ def uses_interface(module: nn.Module) -> bool:
 @cache
 def _calls_interface(kind: type) -> bool:
     for base in kind.__mro__:
-        if base.__module__ == BASE[0]:  # what all models inherit names the interface, but calls nothing of it
+        # what all models inherit names the interface, but calls nothing of it
+        if base.__module__ == BASE[0]:
             continue
         for member in vars(base).values():
             code = getattr(inspect.unwrap(member), "__code__", None) if callable(member) else None
             if code is None or "ALL_ATTENTION_FUNCTIONS" not in code.co_names:
                 continue
             # Kosmos 2.5 asks the interface for an attribute, finds none, and runs a function of its own.
-            names = [step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"]
+            names = [
+                step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"
+            ]
             if ("getattr", "ALL_ATTENTION_FUNCTIONS") not in itertools.pairwise(names):
                 return True
     return False
@@ -203,7 +231,9 @@ def _calls_interface(kind: type) -> bool:
 
 def _owner(modules: Modules, path: str) -> nn.Module:
     """The innermost model of transformers around a module; itself, where a model of one's own has taken it over."""
-    return next((modules[above] for above in _upwards(path) if is_hf(modules[above])), modules[path])
+    return next(
+        (modules[above] for above in _upwards(path) if is_hf(modules[above])), modules[path]
+    )
 
 
 def _counts(model: nn.Module) -> dict[str, int]:
@@ -222,7 +252,9 @@ def _foreign_sites(model: nn.Module) -> list[Site]:
         if not n_heads:
             continue
         kind = getattr(getattr(_owner(modules, path), "config", None), "model_type", None)
-        family = next((record for name, record in families().items() if name == kind and record.prefix), None)
+        family = next(
+            (record for name, record in families().items() if name == kind and record.prefix), None
+        )
         parts = _projections(modules, path, family)
         weights = partial(_weight, parts, n_heads)
         projection = None if weights("o") is None else parts["o"]
@@ -235,7 +267,8 @@ def is_attention(module: nn.Module) -> bool:
     return is_watchable(module) or uses_interface(module) or attends(module)
 
 
-_ran: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # modules that were seen to attend, and their heads
+# modules that were seen to attend, and their heads
+_ran: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
 
 def remember(module: nn.Module, n_heads: int) -> None:
@@ -251,26 +284,39 @@ def _free_sites(model: nn.Module, apart: set[nn.Module]) -> list[Site]:
     All whose code reads as an attention are named, whether they run or not, so that a run changes no name.
     """
     modules = {path: module for path, module in model.named_modules() if module not in apart}
-    paths = [path for path, module in modules.items() if attends(module) and not uses_interface(module)]
+    paths = [
+        path for path, module in modules.items() if attends(module) and not uses_interface(module)
+    ]
     members = _listed(modules, paths)
     in_lists = {member for of_parent in members.values() for member in of_parent}
-    paths = [path for path in modules if path in members or (path in paths and path not in in_lists)]
+    paths = [
+        path for path in modules if path in members or (path in paths and path not in in_lists)
+    ]
     path_of = {}  # the path that a name is made from -> the module's own
     for path in paths:
         layer, dot, last = path.rpartition(".")
         is_decoder = isinstance(modules.get(layer), nn.TransformerDecoderLayer)
         # In a decoder layer of torch cross attention is called multihead_attn, which does not tell it.
-        path_of[f"{layer}{dot}cross_attn" if is_decoder and last == "multihead_attn" else path] = path
+        path_of[f"{layer}{dot}cross_attn" if is_decoder and last == "multihead_attn" else path] = (
+            path
+        )
     # An attention that has others inside belongs to none of their layers, and does not change their names.
-    innermost = [place for place, path in path_of.items() if not any(_is_inside(other, path) for other in paths)]
+    innermost = [
+        place
+        for place, path in path_of.items()
+        if not any(_is_inside(other, path) for other in paths)
+    ]
     names = _names(model, innermost)
     native = tuple(module for module in model.modules() if isinstance(module, NATIVE))
     sites = []
     for place, path in path_of.items():
-        name = names.get(place, f"{place or 'whole'}.L0")  # "whole": the model itself, whose path is ""
+        # "whole": the model itself, whose path is ""
+        name = names.get(place, f"{place or 'whole'}.L0")
         core = modules[path]
         of_list = members.get(path, ())
-        n_heads = len(of_list) or _ran.get(core) or _told_count(core, getattr(core, "config", None)) or 0
+        n_heads = (
+            len(of_list) or _ran.get(core) or _told_count(core, getattr(core, "config", None)) or 0
+        )
         if isinstance(core, nn.MultiheadAttention):
             weights, projection = partial(_packed_weight, core), None
         else:
@@ -282,7 +328,17 @@ def _free_sites(model: nn.Module, apart: set[nn.Module]) -> list[Site]:
                 weights = partial(_listed_weight, each, parts, n_heads)
             projection = None if weights("o") is None else parts["o"]
         heads = tuple(modules[member] for member in of_list)
-        site = Site(name, core, n_heads, weights, _is_cross(place), projection, free=True, native=native, members=heads)
+        site = Site(
+            name,
+            core,
+            n_heads,
+            weights,
+            _is_cross(place),
+            projection,
+            free=True,
+            native=native,
+            members=heads,
+        )
         sites.append(site)
     return sites
 
@@ -292,12 +348,17 @@ def _listed(modules: Modules, paths: Sequence[str]) -> dict[str, list[str]]:
     lists = {}
     for path, module in modules.items():
         parent, _, name = path.rpartition(".")
-        members = [f"{path}.{number}" for number in range(len(module))] if isinstance(module, nn.ModuleList) else []
+        members = (
+            [f"{path}.{number}" for number in range(len(module))]
+            if isinstance(module, nn.ModuleList)
+            else []
+        )
         if len(members) < 2 or parent in paths or not set(members) <= {*paths}:
             continue
         # One with several heads, or a W_O of its own, is a layer.
         if any(
-            _told_count(modules[member]) not in (None, 1) or _projections(modules, member, None, OWN_OUTPUTS)["o"]
+            _told_count(modules[member]) not in (None, 1)
+            or _projections(modules, member, None, OWN_OUTPUTS)["o"]
             for member in members
         ):
             continue
@@ -324,7 +385,11 @@ def _packed_weight(module: nn.MultiheadAttention, name: str) -> Tensor | None:
     if name == "o":
         return module.out_proj.weight
     packed: Tensor | None = getattr(module, "in_proj_weight", None)
-    return getattr(module, f"{name}_proj_weight") if packed is None else packed.chunk(3)["qkv".index(name)]
+    return (
+        getattr(module, f"{name}_proj_weight")
+        if packed is None
+        else packed.chunk(3)["qkv".index(name)]
+    )
 
 
 @dataclass(frozen=True)
@@ -347,10 +412,15 @@ def layers_of(model: nn.Module) -> list[Layer]:
         # of "model.layers.3.self_attn"; in T5 "block.0.layer.0", one half of a layer.
         path = next((path for path in above if path.rpartition(".")[2].isdigit()), "")
         block = model.get_submodule(path)
-        projection = site.projection or next((part for part in block.modules() if _holds(part, site.w_o)), None)
+        projection = site.projection or next(
+            (part for part in block.modules() if _holds(part, site.w_o)), None
+        )
         if not path or projection is None:
-            raise HeadwiseError(f"{site.name} of {type(model).__name__}: where its output projection lies is not known")
-        body = model.get_submodule(path.rpartition(".")[0].rpartition(".")[0])  # "model", which has the list of layers
+            raise HeadwiseError(
+                f"{site.name} of {type(model).__name__}: where its output projection lies is not known"
+            )
+        # "model", which has the list of layers
+        body = model.get_submodule(path.rpartition(".")[0].rpartition(".")[0])
         around = tuple(child for child in body.children() if not isinstance(child, nn.ModuleList))
         layers.append(Layer(site, block, projection, around))
     return layers
@@ -393,15 +463,25 @@ def _layers_without(
     model: nn.Module, modules: Modules, place: str, attentions: Sequence[str], covered: set[str]
 ) -> list[str]:
     """Layers of a stack that have no heads, by their first module of a kind that those with heads do not have."""
-    layers = {path: module for path, module in modules.items() if re.fullmatch(re.escape(place) + r"\.\d+", path)}
+    layers = {
+        path: module
+        for path, module in modules.items()
+        if re.fullmatch(re.escape(place) + r"\.\d+", path)
+    }
     # Layers that hold an attention, or are one.
-    with_heads = [path for path in layers if any(path == other or _is_inside(other, path) for other in attentions)]
+    with_heads = [
+        path
+        for path in layers
+        if any(path == other or _is_inside(other, path) for other in attentions)
+    ]
     usual = {type(part) for path in with_heads for part in modules[path].modules()}
     kinds: dict[str, list[int]] = {}
     for path in (path for path in layers if path not in with_heads):
         others = (type(part) for part in layers[path].modules())
         # What stands in the place of the attention: not the layer itself, and no norm or feed-forward that all have.
-        unusual = next((kind for kind in others if kind not in usual and kind is not type(layers[path])), None)
+        unusual = next(
+            (kind for kind in others if kind not in usual and kind is not type(layers[path])), None
+        )
         kind = "no attention" if unusual is None else _words(unusual, model)
         kinds.setdefault(kind, []).append(int(path.rpartition(".")[2]))
         covered.add(path)
@@ -421,10 +501,14 @@ def _attentions_outside(modules: Modules, covered: set[str]) -> list[str]:
         kind = type(module).__name__
         if "attention" not in kind.lower() or next(module.parameters(), None) is None:
             continue
-        if any(path == other or _is_inside(path, other) or _is_inside(other, path) for other in covered):
+        if any(
+            path == other or _is_inside(path, other) or _is_inside(other, path) for other in covered
+        ):
             continue
         covered.add(path)
-        lines.setdefault(kind, f"{path} and its kin: {kind} is outside the attention interface, no map")
+        lines.setdefault(
+            kind, f"{path} and its kin: {kind} is outside the attention interface, no map"
+        )
     return list(lines.values())
 
 
@@ -441,9 +525,14 @@ def _native_paths(model: nn.Module, modules: Modules) -> list[str]:
         )
     for path, module in modules.items():
         inner = getattr(module, "self_attn", None)
-        if isinstance(module, nn.TransformerEncoderLayer) and type(inner) is not nn.MultiheadAttention:
+        if (
+            isinstance(module, nn.TransformerEncoderLayer)
+            and type(inner) is not nn.MultiheadAttention
+        ):
             kind = type(inner).__name__
-            lines.append(f"{path}: torch's native fast path passes by its {kind}, which runs here: answers may differ")
+            lines.append(
+                f"{path}: torch's native fast path passes by its {kind}, which runs here: answers may differ"
+            )
     return lines
 
 
@@ -471,7 +560,8 @@ def _names(model: nn.Module, attentions: Sequence[str]) -> dict[str, str]:
         orders[stack] += 1
     for name in _several_times(names):
         parts_of = {path: _parts(path) for path in attentions if names[path] == name}
-        shared = set.intersection(*map(set, parts_of.values()))  # what all of them have tells none from another
+        # what all of them have tells none from another
+        shared = set.intersection(*map(set, parts_of.values()))
         for path, parts in parts_of.items():
             # layers.3.attn.0 and layers.3.attn.1 would both be L3: they become attn0.L3 and attn1.L3.
             telling = [part for part in parts if part not in shared] or parts
@@ -510,7 +600,9 @@ def _stack_names(model: nn.Module, stacks: Sequence[Stack]) -> dict[Stack, str]:
     """What stands before `L3`: nothing for the one stack of self attention, else what tells the stacks apart."""
     of_self = [place for place, cross in stacks if not cross]
     # The config is asked, too: `missing` asks for one stack at a time, which may not be the model's only one.
-    is_alone = len(of_self) == 1 and not getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    is_alone = len(of_self) == 1 and not getattr(
+        getattr(model, "config", None), "is_encoder_decoder", False
+    )
     names = {}
     for place, cross in stacks:
         parts = place.split(".")
@@ -551,7 +643,10 @@ def _count(module: nn.Module, owner: nn.Module) -> int:
     told = _told_count(module, getattr(module, "config", None), getattr(owner, "config", None))
     if told is not None:
         return told
-    width, rows = getattr(module, "head_dim", None), getattr(getattr(module, "q_proj", None), "weight", None)
+    width, rows = (
+        getattr(module, "head_dim", None),
+        getattr(getattr(module, "q_proj", None), "weight", None),
+    )
     if isinstance(width, int) and isinstance(rows, Tensor) and width and len(rows) % width == 0:
         return len(rows) // width  # a call with another number is refused (`Tap.at_interface`)
     return 0
@@ -577,7 +672,9 @@ def _projections(
     parts = {}
     for part, usual in PROJECTIONS.items():
         names = [recorded[part], *usual] if part in recorded else usual
-        parts[part] = _first_matrix(modules, around if part == "o" or part in recorded else [path], names)
+        parts[part] = _first_matrix(
+            modules, around if part == "o" or part in recorded else [path], names
+        )
     parts["o"] = parts["o"] or _first_matrix(modules, around, outputs)
     # Where values have a matrix of their own, what has a packed name is something else.
     return parts if parts["v"] is None else parts | {"packed": None}
@@ -602,14 +699,19 @@ def _weight(parts: Mapping[str, nn.Module | None], n_heads: int, name: str) -> T
 
 
 def _listed_weight(
-    members: Sequence[Mapping[str, nn.Module | None]], parts: Mapping[str, nn.Module | None], n_heads: int, name: str
+    members: Sequence[Mapping[str, nn.Module | None]],
+    parts: Mapping[str, nn.Module | None],
+    n_heads: int,
+    name: str,
 ) -> Tensor | None:
     """W_Q to W_O as `_weight` gives them, of heads that are modules of one list."""
     if name == "o":
         return _weight(parts, n_heads, "o")
     rows = [_plain_rows(member[name]) for member in members]
     return (
-        None if any(part is None for part in rows) else torch.cat([part.detach() for part in rows if part is not None])
+        None
+        if any(part is None for part in rows)
+        else torch.cat([part.detach() for part in rows if part is not None])
     )
 
 
@@ -631,7 +733,9 @@ def as_rows(module: nn.Module) -> Tensor:
     return matrix
 
 
-def _first_matrix(modules: Modules, places: Sequence[str], names: Sequence[str]) -> nn.Module | None:
+def _first_matrix(
+    modules: Modules, places: Sequence[str], names: Sequence[str]
+) -> nn.Module | None:
     """The first module with a matrix of these names in these places."""
     for place, name in itertools.product(places, names):
         module = modules.get(f"{place}.{name}" if place else name)
@@ -646,7 +750,9 @@ def loaded(*modules: nn.Module) -> Iterator[None]:
     """A block in which modules have their weights, where accelerate brings them from the disk for each call alone."""
     parts: list[tuple[nn.Module, Any]] = []
     for part in itertools.chain(*(module.modules() for module in modules)):
-        if hasattr(part, "_hf_hook") and any(weights.is_meta for weights in part.parameters(recurse=False)):
+        if hasattr(part, "_hf_hook") and any(
+            weights.is_meta for weights in part.parameters(recurse=False)
+        ):
             parts.append((part, part._hf_hook))
     for part, hook in parts:
         hook.pre_forward(part)

@@ -48,15 +48,19 @@ FUSED, PACKED = F.scaled_dot_product_attention, F.multi_head_attention_forward
 # The second function with a `has_torch_function` that says no. So it does not hand itself to us as one call: what it
 # calls comes here, one by one.
 SPELLED_OUT = types.FunctionType(
-    PACKED.__code__, {**vars(F), "has_torch_function": lambda tensors: False}, argdefs=PACKED.__defaults__
+    PACKED.__code__,
+    {**vars(F), "has_torch_function": lambda tensors: False},
+    argdefs=PACKED.__defaults__,
 )
 SIGNATURE = inspect.signature(PACKED)  # gives its arguments their names, however they are passed
 SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
 # `a @ b` calls Tensor.matmul.
 PRODUCTS = {torch.matmul, Tensor.matmul, torch.bmm, Tensor.bmm, torch.mm, Tensor.mm, torch.einsum}
-PRODUCT_ADDED = {torch.baddbmm, Tensor.baddbmm}  # to the first argument: the product of the second with the third
+# to the first argument: the product of the second with the third
+PRODUCT_ADDED = {torch.baddbmm, Tensor.baddbmm}
 # Functions are told by their names, which those of torch and of Tensor share; `x.T` and `x.mT` are called `__get__`.
-TRANSPOSES = {"transpose", "permute", "__get__", "movedim", "swapaxes", "t"}  # another order of axes
+# another order of axes
+TRANSPOSES = {"transpose", "permute", "__get__", "movedim", "swapaxes", "t"}
 # After these a row of weights still sums to 1, though it may lie along another axis.
 KEEPS_ROWS = {
     "to", "type", "type_as", "float", "half", "double", "bfloat16", "contiguous", "clone", "detach", "dropout", "view",
@@ -64,7 +68,17 @@ KEEPS_ROWS = {
 }  # fmt: skip
 JOINS = {"cat", "concat", "concatenate", "stack", "hstack"}  # these are given a list of tensors
 # What these give is no form of their input any more: its trail ends.
-MAKES_NEW = {"linear", "addmm", "layer_norm", "rms_norm", "group_norm", "batch_norm", "conv1d", "conv2d", "embedding"}
+MAKES_NEW = {
+    "linear",
+    "addmm",
+    "layer_norm",
+    "rms_norm",
+    "group_norm",
+    "batch_norm",
+    "conv1d",
+    "conv2d",
+    "embedding",
+}
 # The note of a call of a module that does not make its queries and keys itself.
 HANDED = "it is handed queries and keys, perhaps of two texts: there are no distances"
 # `@` and `@=` in bytecode, each as the byte of its operation and the byte of its argument. To let `dis` take every line
@@ -73,7 +87,16 @@ PRODUCT_LINES = dis.get_instructions(compile("a @ b; a @= b", "", "exec"))
 MATMULS = {(step.opcode, step.arg) for step in PRODUCT_LINES if step.opname == "BINARY_OP"}
 LIBRARIES = {"torch", "numpy", "einops", "transformers"}  # whose functions are no part of a class
 # Arguments that hold another sequence, of which keys are made.
-CONTEXT = {"key", "k", "context", "memory", "encoder_hidden_states", "key_value_states", "enc_output", "encoder_output"}
+CONTEXT = {
+    "key",
+    "k",
+    "context",
+    "memory",
+    "encoder_hidden_states",
+    "key_value_states",
+    "enc_output",
+    "encoder_output",
+}
 
 
 def attends(module: nn.Module) -> bool:
@@ -105,14 +128,21 @@ def _names_in(kind: type[nn.Module]) -> tuple[bool, bool, bool]:
         if not isinstance(function, types.FunctionType) or function in read:
             continue
         read.add(function)
-        home = function.__module__ or ""  # None of one that `exec` made, as torch.fx makes `forward`
+        # None of one that `exec` made, as torch.fx makes `forward`
+        home = function.__module__ or ""
         package = home.partition(".")[0]
-        of_library = package in LIBRARIES and home not in homes and not home.startswith("transformers.models")
+        of_library = (
+            package in LIBRARIES
+            and home not in homes
+            and not home.startswith("transformers.models")
+        )
         if of_library or package in sys.stdlib_module_names:
             continue
         codes = [function.__code__]
         for code in codes:  # the list grows in the loop, by functions inside of functions
-            codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+            codes += [
+                constant for constant in code.co_consts if isinstance(constant, types.CodeType)
+            ]
             names.update(code.co_names)
             # Bytecode is pairs of bytes, operation and argument: 0, 2, 4, ... are operations, 1, 3, 5, ... arguments.
             # What CPython keeps room for behind an instruction takes whole pairs, too, so none is read askew.
@@ -126,7 +156,9 @@ def _names_in(kind: type[nn.Module]) -> tuple[bool, bool, bool]:
             # Any name that the code mentions may be that of a method or of a module's function: all are tried.
             waiting += [getattr(place, name, None) for place in places for name in code.co_names]
     fused = not names.isdisjoint({"scaled_dot_product_attention", "multi_head_attention_forward"})
-    product = "@" in names or any("matmul" in name or name in ("bmm", "mm", "einsum", "baddbmm") for name in names)
+    product = "@" in names or any(
+        "matmul" in name or name in ("bmm", "mm", "einsum", "baddbmm") for name in names
+    )
     return fused, product, any(name.lower().endswith("softmax") for name in names)
 
 
@@ -137,7 +169,8 @@ class Trail(NamedTuple):
     """Where a tensor comes from: a product of two tensors, and perhaps a softmax of that."""
 
     weights: bool = False  # is it weights? Else it is scores
-    axis: int | None = None  # of weights: the one of the softmax, counted from the end; None where it was lost
+    # of weights: the one of the softmax, counted from the end; None where it was lost
+    axis: int | None = None
     whole: bool = True  # of weights: is every row still what a softmax gave?
     undropped: Tensor | None = None  # the same tensor without dropout, where there was some
     joined: bool = False  # was it put together of several products, as the scores of chunks are?
@@ -153,7 +186,9 @@ class Product(NamedTuple):
     back: Callable[[Tensor], Tensor]  # a tensor like `out` in the form in which the model has it
 
 
-def _product(func: Any, args: Sequence[Any], operands: Sequence[Tensor], result: Tensor, side: int) -> Product | None:
+def _product(
+    func: Any, args: Sequence[Any], operands: Sequence[Tensor], result: Tensor, side: int
+) -> Product | None:
     """The product of which operand number `side` is the weights; None where it has another form than attention.
 
     func  the function, `args` and `operands` its arguments and the two tensors among them, `result` what it gave
@@ -165,7 +200,8 @@ def _product(func: Any, args: Sequence[Any], operands: Sequence[Tensor], result:
         return None
     if side == 0:
         return Product(weights, v, result, -1, lambda out: out)
-    return Product(weights.mT, v.mT, result.mT, -2, lambda out: out.mT)  # v times weights, so the transpose
+    # v times weights, so the transpose
+    return Product(weights.mT, v.mT, result.mT, -2, lambda out: out.mT)
 
 
 def _einsum(equation: str, operands: Sequence[Tensor], result: Tensor, side: int) -> Product | None:
@@ -195,7 +231,8 @@ def _einsum(equation: str, operands: Sequence[Tensor], result: Tensor, side: int
     if len(keys) != 1 or in_weights - in_out - in_values:
         return None
     key = keys.pop()
-    if len(queries) > 1:  # heads that share values are such axes, too; queries are the one that is as long as the keys
+    # heads that share values are such axes, too; queries are the one that is as long as the keys
+    if len(queries) > 1:
         sizes = dict(zip(weights, operands[side].shape, strict=True))
         queries = {letter for letter in queries if sizes[letter] == sizes[key]}
     if not len(queries) == len(features) == 1:
@@ -227,13 +264,17 @@ class Running:
     """An attention that runs."""
 
     module: nn.Module
-    take: Take | None  # who takes its calls; None where it is a part of an attention, which hands its calls on itself
+    # who takes its calls; None where it is a part of an attention, which hands its calls on itself
+    take: Take | None
     n_heads: int  # as the module says; 0 where it does not
     cross: bool = False  # is it given another sequence for its keys?
-    others: Sequence[Tensor] = ()  # what it is given beside the sequence of its queries, and looks like one
-    sizes: tuple[int, ...] = ()  # lengths, of which one is the number of its documents: see `Block.enter`
+    # what it is given beside the sequence of its queries, and looks like one
+    others: Sequence[Tensor] = ()
+    # lengths, of which one is the number of its documents: see `Block.enter`
+    sizes: tuple[int, ...] = ()
     gets_heads: bool = False  # is it handed queries and keys that another module has made?
-    packed: Mapping[str, Any] = field(default_factory=dict)  # the arguments of PACKED, while it runs
+    # the arguments of PACKED, while it runs
+    packed: Mapping[str, Any] = field(default_factory=dict)
     made: list[Tensor] = field(default_factory=list)  # what linear layers have given in it so far
     refused: bool = False  # was a call of it refused? Then its others are not handed on
 
@@ -253,10 +294,13 @@ class Block:
         self.ran.add(module)
         names = inspect.signature(module.forward).parameters
         inputs = dict(zip(names, args, strict=False)) | keywords
-        tensors = {name: x for name, x in inputs.items() if isinstance(x, Tensor) and x.is_floating_point()}
+        tensors = {
+            name: x for name, x in inputs.items() if isinstance(x, Tensor) and x.is_floating_point()
+        }
         if not tensors:
             return
-        first = next(iter(tensors.values()))  # by custom the sequence of the queries, or the queries
+        # by custom the sequence of the queries, or the queries
+        first = next(iter(tensors.values()))
         others = {name: x for name, x in tensors.items() if x is not first}
         running.cross = not CONTEXT.isdisjoint(others)
         # An argument called `key` alone tells it: DETR passes x + positions as query and key, and x as value, which is
@@ -288,14 +332,17 @@ class Listener(TorchFunctionMode):
         """The innermost module that runs of each block in which one does."""
         return [block.running[-1] for block in self.blocks if block.running]
 
-    def __torch_function__(self, func: Any, kinds: Any, args: Any = (), keywords: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, kinds: Any, args: Any = (), keywords: Any = None
+    ) -> Any:
         keywords = keywords or {}
         if self.quiet or not any(block.running for block in self.blocks):
             return func(*args, **keywords)
         if func is PACKED:
             self.packed = SIGNATURE.bind(*args, **keywords).arguments
             try:
-                with self:  # torch turns a mode off while it handles a call, and what this one calls is to come here
+                # torch turns a mode off while it handles a call, and what this one calls is to come here
+                with self:
                     return SPELLED_OUT(*args, **keywords)
             finally:
                 self.packed = {}
@@ -313,7 +360,8 @@ class Listener(TorchFunctionMode):
                 # Who multiplies another sequence makes keys of it.
                 running.cross |= any(x is y for y in inputs for x in running.others)
                 running.made.append(result)
-        for part in result if isinstance(result, tuple | list) else [result]:  # chunk and split give several
+        # chunk and split give several
+        for part in result if isinstance(result, tuple | list) else [result]:
             if isinstance(part, Tensor) and part.is_floating_point():
                 self._follow(func, args, keywords, part, undropped)
         return result
@@ -330,18 +378,22 @@ class Listener(TorchFunctionMode):
         trail = self._trail(x)
         return x if trail is None or trail.undropped is None else trail.undropped
 
-    def _follow(self, func: Any, args: Any, keywords: Any, result: Tensor, undropped: Tensor | None) -> None:
+    def _follow(
+        self, func: Any, args: Any, keywords: Any, result: Tensor, undropped: Tensor | None
+    ) -> None:
         """What is made of a tensor with a trail has one, too."""
         name = getattr(func, "__name__", "")
         operands = [*args, *keywords.values()]
         if name in JOINS:
             operands = args[0] if args else keywords["tensors"]
-        source = next((x for x in operands if self._trail(x) is not None), None)  # the first operand that has a trail
+        # the first operand that has a trail
+        source = next((x for x in operands if self._trail(x) is not None), None)
         trail = self._trail(source)
         if source is None or trail is None or name in MAKES_NEW:
             return
         if func in SOFTMAX:
-            axis = keywords.get("dim", *args[1:2])  # nn.Softmax may leave it None: then it is unknown
+            # nn.Softmax may leave it None: then it is unknown
+            axis = keywords.get("dim", *args[1:2])
             if axis is not None and axis >= 0:
                 axis -= result.ndim  # from the end, where views leave it as it is
             trail = Trail(True, axis, joined=trail.joined)
@@ -367,13 +419,15 @@ class Listener(TorchFunctionMode):
 
     def _multiplied(self, func: Any, args: Any, result: Tensor) -> Tensor:
         """A product: of scores, or of weights with values."""
-        operands = [x for x in tree_leaves(args) if isinstance(x, Tensor)]  # an einsum may have them in a list
+        # an einsum may have them in a list
+        operands = [x for x in tree_leaves(args) if isinstance(x, Tensor)]
         if func in PRODUCT_ADDED:
             del operands[0]  # what the product is added to
         if len(operands) != 2:
             return result
         trails = [self._trail(x) for x in operands]
-        sides = [side for side, x in enumerate(operands) if self._is_weights(x)]  # 0: the left operand, 1: the right
+        # 0: the left operand, 1: the right
+        sides = [side for side, x in enumerate(operands) if self._is_weights(x)]
         has_parameter = any(isinstance(x, nn.Parameter) for x in operands)
         # Two tensors that were computed make scores; and scores times a matrix are still some.
         if not sides and (not has_parameter or trails != [None, None]):
@@ -404,7 +458,9 @@ class Listener(TorchFunctionMode):
         if trail.undropped is not None:
             # `or` is for the type checker: the axes are those of `product`, which is there.
             shown = _product(func, args, [*map(self._undropped, operands)], result, side) or product
-        return self._hand(lambda running: _mapped(running, product, shown.weights, trail.whole), result, product)
+        return self._hand(
+            lambda running: _mapped(running, product, shown.weights, trail.whole), result, product
+        )
 
     # Hand on, in the place of a call, why it is not read.
     def _refuse(self, why: str, result: Tensor) -> Tensor:
@@ -413,7 +469,9 @@ class Listener(TorchFunctionMode):
 
         return self._hand(read, result)
 
-    def _hand(self, read: Callable[[Running], Reading], result: Tensor, product: Product | None = None) -> Tensor:
+    def _hand(
+        self, read: Callable[[Running], Reading], result: Tensor, product: Product | None = None
+    ) -> Tensor:
         """Hand a call to every block whose attention runs, and give what the model goes on with.
 
         read     makes the call of one of them, or raises UnreadError
@@ -454,7 +512,9 @@ class Listener(TorchFunctionMode):
             self.quiet = before
 
 
-def _before_dropout(weights: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor | None:
+def _before_dropout(
+    weights: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+) -> Tensor | None:
     """Weights as they are before such a call of `F.dropout`, whose arguments these are; None where it drops nothing."""
     if not training or not p:
         return None
@@ -509,7 +569,8 @@ def _heads(x: Tensor, n_heads: int) -> Tensor:
 def _n_heads(running: Running, shape: Sequence[int]) -> tuple[int, bool]:
     """How many heads a call of weights of this shape has, and is their order sure? Raises UnreadError where unknown."""
     name, n_stated = type(running.module).__name__, running.n_heads
-    if len(shape) == 5 and n_stated == shape[1] * shape[2]:  # (B,G,r,T,S): query heads by the key/value head they read
+    # (B,G,r,T,S): query heads by the key/value head they read
+    if len(shape) == 5 and n_stated == shape[1] * shape[2]:
         return n_stated, True
     if len(shape) > 4:
         raise UnreadError(
@@ -532,7 +593,8 @@ def _n_heads(running: Running, shape: Sequence[int]) -> tuple[int, bool]:
     # An N that is no size does not count documents alone: heads are in it, and windows perhaps, as in (B*W*H,T,S).
     is_documents_times_heads = any(size * n_stated == N for size in running.sizes)
     if N % n_stated == 0 and (is_documents_times_heads or N not in running.sizes):
-        return n_stated, False  # the heads of a document may lie side by side, or the documents of a head
+        # the heads of a document may lie side by side, or the documents of a head
+        return n_stated, False
     raise UnreadError(
         f"{name} says that it has {n_stated} heads, and makes maps of {tuple(shape)}: their heads cannot be told apart"
     )
@@ -546,7 +608,8 @@ def _mapped(running: Running, product: Product, weights: Tensor, whole: bool) ->
     weights  before dropout, which are shown; those of the product are what the model multiplied
     whole    is each row still what a softmax gave?
     """
-    out, lead = product.out, product.out.shape[:-2]  # all axes but (T,E): documents, heads, windows, ...
+    # all axes but (T,E): documents, heads, windows, ...
+    out, lead = product.out, product.out.shape[:-2]
     H, sure = _n_heads(running, (*lead, *weights.shape[-2:]))
     p, used = (x.detach().expand(*lead, *x.shape[-2:]) for x in (weights, product.weights))
     v = product.v[(None,) * (out.ndim - product.v.ndim)]  # axes of length 1 in front
@@ -573,14 +636,19 @@ def _mapped(running: Running, product: Product, weights: Tensor, whole: bool) ->
             f"{float(sums[~as_weights][0]):.5g}, and the least weight is {float(probed.min()):.5g}"
         )
     values = v.detach()
-    difference = (used[:, :, rows].to(wide) @ values.to(wide) - out.detach()[:, :, rows].to(wide)).abs()
+    difference = (
+        used[:, :, rows].to(wide) @ values.to(wide) - out.detach()[:, :, rows].to(wide)
+    ).abs()
     most = float(difference.nan_to_num().max()) if difference.numel() else 0.0
     # A wrong reading is off by about the size of the values. Sums in another order are off by some roundings of it; 64
     # of them, a round number, lie far from either. A rounding counts as 1e-6 at least, in float32 and float64, too.
     rounding = max(torch.finfo(out.dtype).eps, 1e-6)
     if most > 64 * rounding * max(1.0, float(values.abs().max())):
-        raise UnreadError(f"in {name} weights times values differ from what it goes on with by {most:.3g}")
-    q, k = p.new_empty(B, H, T, 0), p.new_empty(B, v.shape[1], S, 0)  # not known; the weights stand for them
+        raise UnreadError(
+            f"in {name} weights times values differ from what it goes on with by {most:.3g}"
+        )
+    # not known; the weights stand for them
+    q, k = p.new_empty(B, H, T, 0), p.new_empty(B, v.shape[1], S, 0)
     sees_ahead = bool(p.triu(1).any()) if running.gets_heads else False
     return _call(running, q, k, v, Options(), out, not sees_ahead)._replace(weights=p), sure
 
@@ -611,7 +679,9 @@ def _fused(
     more  arguments that change no number here, as enable_gqa, which lets q have more heads than k
     """
     if query.is_nested or key.is_nested:
-        raise UnreadError(f"{type(running.module).__name__} gives its attention nested tensors; pad them")
+        raise UnreadError(
+            f"{type(running.module).__name__} gives its attention nested tensors; pad them"
+        )
     lead, T, S = query.shape[:-2], query.shape[-2], key.shape[-2]
     H, sure = _n_heads(running, (*lead, T, S))
     q, k, v, mask = query, key, value, attn_mask
@@ -628,7 +698,9 @@ def _fused(
     return call, sure
 
 
-def _call(running: Running, q: Tensor, k: Tensor, v: Tensor, options: Options, out: Tensor, causal: bool) -> Call:
+def _call(
+    running: Running, q: Tensor, k: Tensor, v: Tensor, options: Options, out: Tensor, causal: bool
+) -> Call:
     """A call, and whether it is cross attention: of queries and keys that are handed in it is not known whose they are.
 
     Where as many queries as keys look at none behind themselves (`causal`), they are taken for one text's. A single
@@ -636,4 +708,13 @@ def _call(running: Running, q: Tensor, k: Tensor, v: Tensor, options: Options, o
     """
     T, S = q.shape[2], k.shape[2]
     cross = running.cross and not (running.gets_heads and T == S > 1 and causal)
-    return Call(running.module, q, k, v, options, out, cross, note=HANDED if running.gets_heads and cross else "")
+    return Call(
+        running.module,
+        q,
+        k,
+        v,
+        options,
+        out,
+        cross,
+        note=HANDED if running.gets_heads and cross else "",
+    )

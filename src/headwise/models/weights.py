@@ -102,10 +102,14 @@ def family_of(model: nn.Module) -> Family:
     """The record of a model's family. Raises HeadwiseError where it has none that the verb "reshape" serves."""
     if isinstance(model, GPT):
         if model.config.own_attention is not None:
-            raise HeadwiseError(f"its attention is {model.config.own_attention}, whose weights headwise does not know")
+            raise HeadwiseError(
+                f"its attention is {model.config.own_attention}, whose weights headwise does not know"
+            )
         return family_for("reshape", OURS)
     # A model without a config is refused by the name of its class.
-    return family_for("reshape", str(getattr(getattr(model, "config", None), "model_type", type(model).__name__)))
+    return family_for(
+        "reshape", str(getattr(getattr(model, "config", None), "model_type", type(model).__name__))
+    )
 
 
 def body_of(model: nn.Module) -> Any:
@@ -138,7 +142,11 @@ def head_counts(model: nn.Module) -> tuple[int, int, int]:
     config: Any = model.config
     n_heads = int(config.num_attention_heads)  # GPT-2 calls it n_head and answers to this name too
     n_kv_heads = int(getattr(config, "num_key_value_heads", None) or n_heads)
-    return n_heads, n_kv_heads, int(getattr(config, "head_dim", None) or config.hidden_size // n_heads)
+    return (
+        n_heads,
+        n_kv_heads,
+        int(getattr(config, "head_dim", None) or config.hidden_size // n_heads),
+    )
 
 
 def read_layers(model: nn.Module) -> list[AttentionWeights]:
@@ -157,13 +165,17 @@ def layers_in_turn(model: nn.Module) -> Iterator[AttentionWeights]:
             if name == "wo":
                 weights[name] = x.view(len(x), n_heads, -1)
             elif not name.endswith("gain"):
-                weights[name] = x.view(counts[name[1]], -1, *x.shape[1:])  # the "q" of wq and bq says whose heads
+                # the "q" of wq and bq says whose heads
+                weights[name] = x.view(counts[name[1]], -1, *x.shape[1:])
         yield AttentionWeights(**weights, pairs=pairs)
 
 
 @torch.no_grad()
 def with_layers(
-    model: nn.Module, layers: Iterable[AttentionWeights], n_heads: int | None = None, n_kv_heads: int | None = None
+    model: nn.Module,
+    layers: Iterable[AttentionWeights],
+    n_heads: int | None = None,
+    n_kv_heads: int | None = None,
 ) -> nn.Module:
     """A model of the same class with these attention weights, and all else copied; `model` is left alone.
 
@@ -177,7 +189,9 @@ def with_layers(
     if problem := cannot_carry(model, n_heads, n_kv_heads):
         raise HeadwiseError(problem)
     same = (n_heads, n_kv_heads) == before[:2]
-    new = copy.deepcopy(model) if same else rebuilt(model, changed_config(model, n_heads, n_kv_heads))
+    new = (
+        copy.deepcopy(model) if same else rebuilt(model, changed_config(model, n_heads, n_kv_heads))
+    )
     for layer, weights in zip(range(len(attentions(new))), layers, strict=True):
         write_layer(new, layer, weights)
     return new
@@ -197,9 +211,15 @@ def changed_config(model: nn.Module, n_heads: int, n_kv_heads: int) -> Any:
     """The model's config with other numbers of heads."""
     head_dim = head_counts(model)[2]  # stated, for the default is the width by the number of heads
     if isinstance(model, GPT):
-        return dataclasses.replace(model.config, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim)
+        return dataclasses.replace(
+            model.config, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim
+        )
     config: Any = copy.deepcopy(model.config)
-    config.num_attention_heads, config.num_key_value_heads, config.head_dim = n_heads, n_kv_heads, head_dim
+    config.num_attention_heads, config.num_key_value_heads, config.head_dim = (
+        n_heads,
+        n_kv_heads,
+        head_dim,
+    )
     return config
 
 
@@ -213,7 +233,8 @@ def cannot_carry(model: nn.Module, n_heads: int, n_kv_heads: int) -> str | None:
         return None
     width = config.d_model if isinstance(model, GPT) else config.hidden_size
     family = family_for("reshape", form)
-    if family.n_kv_heads is None and n_heads != old_heads:  # GPT-2's config has neither of the two fields
+    # GPT-2's config has neither of the two fields
+    if family.n_kv_heads is None and n_heads != old_heads:
         return (
             f"{form}'s config has no head_dim: its {family.width}={width} must be {old_heads} heads of {head_dim}, and "
             f"{n_heads} make {n_heads * head_dim}"
@@ -252,9 +273,14 @@ def rebuilt(model: nn.Module, config: Any) -> nn.Module:
     """
     kind: Any = type(model)
     parameter = next(model.parameters())
-    with torch.random.fork_rng(devices=[]):  # first weights are drawn: torch's random state stays as it was
+    # first weights are drawn: torch's random state stays as it was
+    with torch.random.fork_rng(devices=[]):
         # transformers notes the dtype in the config, too; a GPT of ours gets it by `cast`.
-        new: nn.Module = GPT(config) if isinstance(model, GPT) else kind._from_config(config, dtype=parameter.dtype)
+        new: nn.Module = (
+            GPT(config)
+            if isinstance(model, GPT)
+            else kind._from_config(config, dtype=parameter.dtype)
+        )
     new = cast(new.to(parameter.device), parameter.dtype)
     shapes = {name: x.shape for name, x in new.state_dict().items()}
     alike = {name: x for name, x in model.state_dict().items() if shapes.get(name) == x.shape}
@@ -276,7 +302,8 @@ def _views(family: Family, module: nn.Module) -> dict[str, Tensor]:
     """wq (H*D,C), wk (G*D,C), wv (G*E,C), wo (C,H*E), with biases and gains where they are: views to write to."""
     core: Any = module.get_submodule(family.core)
     n_heads = family.read(core, family.n_heads)
-    n_kv_heads = family.read(core, family.n_kv_heads) or n_heads  # a family that has no such number has no groups
+    # a family that has no such number has no groups
+    n_kv_heads = family.read(core, family.n_kv_heads) or n_heads
     linears = {name: family.read(core, getattr(family, name)) for name in "qkv"}
     linears["o"] = module.get_submodule(family.o)
     views: dict[str, Tensor] = {}
@@ -284,17 +311,22 @@ def _views(family: Family, module: nn.Module) -> dict[str, Tensor]:
         # transformers' Conv1D goes by its name, as nothing here imports transformers.
         if not (isinstance(linear, nn.Linear) or type(linear).__name__ == "Conv1D"):
             where = f"{family.prefix}Attention.{getattr(family, name)}"
-            raise HeadwiseError(f"{where} is {type(linear).__name__}, not nn.Linear; dequantise or unfuse it")
+            raise HeadwiseError(
+                f"{where} is {type(linear).__name__}, not nn.Linear; dequantise or unfuse it"
+            )
         views[f"w{name}"] = as_rows(linear)
         if name != "o" and linear.bias is not None:
             views[f"b{name}"] = linear.bias
-    if family.packed:  # its q, k and v name one module: all of q first, then all of k, then all of v
+    # its q, k and v name one module: all of q first, then all of k, then all of v
+    if family.packed:
         counts = n_heads, n_kv_heads, n_kv_heads
         for kind in "wb":
             if f"{kind}q" in views:
                 if len(views[f"{kind}q"]) % sum(counts):
                     rows = len(views[f"{kind}q"])
-                    raise HeadwiseError(f"{family.k} has {rows} rows, no multiple of {sum(counts)} heads")
+                    raise HeadwiseError(
+                        f"{family.k} has {rows} rows, no multiple of {sum(counts)} heads"
+                    )
                 per_head = len(views[f"{kind}q"]) // sum(counts)
                 cut = torch.split(views[f"{kind}q"], [per_head * count for count in counts])
                 views |= {f"{kind}{name}": part for name, part in zip("qkv", cut, strict=True)}
@@ -316,7 +348,9 @@ def _pairs(model: nn.Module, head_dim: int) -> tuple[tuple[int, int], ...]:
         # RoPE rotates twice as many features as it has frequencies, one a pair. (The config's partial_rotary_factor
         # does not tell it: not every family heeds that.) Gemma 3 has a list for each type of layer, of one length.
         buffers = body_of(model).rotary_emb.named_buffers()
-        rope = RoPE(dim=2 * next(len(values) for name, values in buffers if name.endswith("inv_freq")))
+        rope = RoPE(
+            dim=2 * next(len(values) for name, values in buffers if name.endswith("inv_freq"))
+        )
     return () if rope is None else rope.pairs(head_dim)
 
 
@@ -330,5 +364,8 @@ def windows_of(model: nn.Module) -> list[int | None]:
         return [config.window(layer) for layer in range(config.n_layers)]
     window = getattr(config, "sliding_window", None)
     # Without layer_types (Mistral) all layers have the window, if there is one.
-    types = getattr(config, "layer_types", None) or [SLIDING if window else FULL] * config.num_hidden_layers
+    types = (
+        getattr(config, "layer_types", None)
+        or [SLIDING if window else FULL] * config.num_hidden_layers
+    )
     return [window if kind == SLIDING else None for kind in types]

@@ -38,7 +38,8 @@ from headwise.models.hook import hooked
 from headwise.models.weights import AttentionWeights, attentions, input_projection
 from headwise.reshape.text import n_tokens
 
-ROUNDS = 12  # of generalised Procrustes analysis; its sum of squares falls in each, by less than 0.1 % in a 13th
+# of generalised Procrustes analysis; its sum of squares falls in each, by less than 0.1 % in a 13th
+ROUNDS = 12
 
 
 # What attentions read on a text
@@ -64,11 +65,15 @@ def moments(model: nn.Module, batches: Sequence[Tensor]) -> Iterator[Tensor]:
         if count <= x.shape[1]:
             sums.setdefault(layer, []).append(x.cpu())
         else:
-            sums[layer] = [(x.T @ x).cpu().double() + sums.get(layer, [0.0])[0]]  # to the sum so far, at first 0
+            # to the sum so far, at first 0
+            sums[layer] = [(x.T @ x).cpu().double() + sums.get(layer, [0.0])[0]]
 
     if count == 0:
         raise HeadwiseError("there is no calibration text to read; pass one as text=")
-    with hooked((input_projection(model, n).register_forward_pre_hook, partial(add, n)) for n in range(n_layers)):
+    with hooked(
+        (input_projection(model, n).register_forward_pre_hook, partial(add, n))
+        for n in range(n_layers)
+    ):
         for ids in batches:
             run_body(model, ids)
     for layer in sorted(sums):
@@ -78,7 +83,8 @@ def moments(model: nn.Module, batches: Sequence[Tensor]) -> Iterator[Tensor]:
         else:
             # The symmetric root: unlike Cholesky's it exists where inputs lie in fewer dimensions than C + 1.
             values, vectors = torch.linalg.eigh(x / count)
-            yield (vectors * values.clamp(min=0).sqrt()) @ vectors.T  # what rounding made negative counts as 0
+            # what rounding made negative counts as 0
+            yield (vectors * values.clamp(min=0).sqrt()) @ vectors.T
 
 
 def activations(w: Tensor, bias: Tensor | None, root: Tensor) -> Tensor:
@@ -128,7 +134,11 @@ class KeyRule:
             (len(self.free), "feature", "by one orthogonal matrix"),
             (len(self.signs), "set", "of features by sign alone, for their qk-norm gains differ"),
         )
-        parts = [f"{count} {what}{'' if count == 1 else 's'} {how}" for count, what, how in kinds if count]
+        parts = [
+            f"{count} {what}{'' if count == 1 else 's'} {how}"
+            for count, what, how in kinds
+            if count
+        ]
         return f"keys were aligned by what is exact here: {', '.join(parts)}"
 
 
@@ -172,12 +182,16 @@ def fold(
     r = weights.group_size
     q_maps = (torch.linalg.inv(k_maps).mT * q_scale).repeat_interleave(r, 0)
     o_maps = (torch.linalg.inv(v_maps) * o_scale).repeat_interleave(r, 0)
-    aligned = mapped(mapped(weights, "k", lambda rows: k_maps @ rows), "q", lambda rows: q_maps @ rows)
+    aligned = mapped(
+        mapped(weights, "k", lambda rows: k_maps @ rows), "q", lambda rows: q_maps @ rows
+    )
     wo = torch.einsum("che,hef->chf", weights.wo, o_maps)
     return dataclasses.replace(mapped(aligned, "v", lambda rows: v_maps @ rows), wo=wo)
 
 
-def mapped(weights: AttentionWeights, part: str, change: Callable[[Tensor], Tensor]) -> AttentionWeights:
+def mapped(
+    weights: AttentionWeights, part: str, change: Callable[[Tensor], Tensor]
+) -> AttentionWeights:
     """The layer with its "q", "k" or "v" changed: `change` is a linear map of W (n,D,C), and of the bias as (n,D,1)."""
     w, bias = getattr(weights, f"w{part}"), getattr(weights, f"b{part}")
     changed: dict[str, Any] = {
@@ -218,7 +232,8 @@ def orthogonal_maps(heads: Tensor) -> Tensor:
         for _ in range(_rounds(n)):
             left, _, right = torch.linalg.svd(products)
             maps = left @ right  # the orthogonal matrices closest to these products
-            products = torch.einsum("jab,jibc->iac", maps, gram)  # (sum of maps_j head_j) head_i', for each head i
+            # (sum of maps_j head_j) head_i', for each head i
+            products = torch.einsum("jab,jibc->iac", maps, gram)
     return maps
 
 
@@ -231,8 +246,11 @@ def turns(heads: Tensor) -> Tensor:
     gram = (by_plane @ by_plane.mH).permute(1, 2, 0)  # (n,n,P)
     products = gram[medoid(gram.abs().sum(-1))]
     for _ in range(_rounds(len(heads))):
-        units = torch.where(products.abs() > 0, products / products.abs(), torch.ones_like(products))
-        products = (units[:, None] * gram).sum(0)  # (sum of units_j head_j) conj(head_i), plane by plane
+        units = torch.where(
+            products.abs() > 0, products / products.abs(), torch.ones_like(products)
+        )
+        # (sum of units_j head_j) conj(head_i), plane by plane
+        products = (units[:, None] * gram).sum(0)
     return units
 
 

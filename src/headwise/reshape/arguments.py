@@ -47,8 +47,11 @@ class HealRecipe:
             if not 0 < getattr(self, name) < math.inf:
                 raise HeadwiseError(f"heal {name}={getattr(self, name)} must be a positive number")
         if not 0 <= self.hidden < math.inf:
-            raise HeadwiseError(f"heal hidden={self.hidden} must be 0 or more; 0 leaves the hidden states out")
-        check_seed(self.seed)  # and `warmup` needs no check: at least one step is warm-up, whatever it is
+            raise HeadwiseError(
+                f"heal hidden={self.hidden} must be 0 or more; 0 leaves the hidden states out"
+            )
+        # and `warmup` needs no check: at least one step is warm-up, whatever it is
+        check_seed(self.seed)
 
 
 class Options(TypedDict, total=False):
@@ -69,7 +72,8 @@ class Options(TypedDict, total=False):
 
 def recipe_of(options: Options) -> HealRecipe | None:
     """How the child is healed; None where it is not. Refuses options without the one that they are about."""
-    for name in options.keys() - Options.__annotations__.keys():  # as Python refuses an unknown argument
+    # as Python refuses an unknown argument
+    for name in options.keys() - Options.__annotations__.keys():
         raise TypeError(f"{name}= is no option; there are {', '.join(Options.__annotations__)}")
     healing: dict[str, Any] = {name: value for name, value in options.items() if name in HEALING}
     steps = options.get("heal")
@@ -99,14 +103,20 @@ def check_kv_heads(n_kv_heads: int, n_heads: int, now: int) -> None:
     now_has = f"n_kv_heads={n_kv_heads}: the model has {now} key/value heads for its {n_heads} query heads"
     if not divisors:
         raise HeadwiseError(f"{now_has}, the least there can be")
-    raise HeadwiseError(f"{now_has}; sharing lowers their number to one of {', '.join(map(str, divisors))}")
+    raise HeadwiseError(
+        f"{now_has}; sharing lowers their number to one of {', '.join(map(str, divisors))}"
+    )
 
 
 def check_pruning(heads: str | Sequence[str] | None, keep: float | None, by: str | None) -> None:
     if (heads is None) == (keep is None):  # neither, or both
-        raise HeadwiseError("say which heads go: heads='L0.H1,L3.H5', or keep=0.75 with by=; one of the two")
+        raise HeadwiseError(
+            "say which heads go: heads='L0.H1,L3.H5', or keep=0.75 with by=; one of the two"
+        )
     if heads is not None and by is not None:  # a score chooses heads, and these are chosen
-        raise HeadwiseError(f"by={by!r} chooses heads where keep= says how many stay; heads= names them")
+        raise HeadwiseError(
+            f"by={by!r} chooses heads where keep= says how many stay; heads= names them"
+        )
     if by not in (None, *SCORES):
         raise unknown(f"by={by!r} is not known", by, SCORES)
     if keep == 1:
@@ -114,10 +124,14 @@ def check_pruning(heads: str | Sequence[str] | None, keep: float | None, by: str
             f"keep={keep} keeps every head: nothing changes, nothing is written; 0.75 removes a quarter"
         )
     if keep is not None and not 0 < keep < 1:
-        raise HeadwiseError(f"keep={keep} must lie between 0 and 1; 0.75 removes a quarter of the heads")
+        raise HeadwiseError(
+            f"keep={keep} must lie between 0 and 1; 0.75 removes a quarter of the heads"
+        )
 
 
-def chosen_heads(names: str | Sequence[str], n_layers: int, n_heads: int) -> tuple[tuple[int, ...], ...]:
+def chosen_heads(
+    names: str | Sequence[str], n_layers: int, n_heads: int
+) -> tuple[tuple[int, ...], ...]:
     """For each layer the numbers of the heads named in a list, or in a text such as "L0.H1,L3.H5".
 
     Raises HeadwiseError for what is no head of the model, for no name at all, and for a layer left without a head.
@@ -125,23 +139,30 @@ def chosen_heads(names: str | Sequence[str], n_layers: int, n_heads: int) -> tup
     chosen: list[set[int]] = [set() for _ in range(n_layers)]
     listed = names.split(",") if isinstance(names, str) else names
     for name in filter(None, map(str.strip, listed)):
-        part, layer, head = parse_head(name)  # `part`: a stack of a model with several, of which none is pruned
+        # `part`: a stack of a model with several, of which none is pruned
+        part, layer, head = parse_head(name)
         if part or layer >= n_layers or head >= n_heads:
             last = f"L{n_layers - 1}.H{n_heads - 1}"
-            raise HeadwiseError(f"the model has no head {name}: {n_layers} layers of {n_heads} heads, L0.H0 to {last}")
+            raise HeadwiseError(
+                f"the model has no head {name}: {n_layers} layers of {n_heads} heads, L0.H0 to {last}"
+            )
         chosen[layer].add(head)
     if not any(chosen):
         raise HeadwiseError("no head is named; pass heads='L0.H1,L3.H5', or keep= with by=")
     for layer, gone in enumerate(chosen):
         if len(gone) == n_heads:
-            raise HeadwiseError(f"all {n_heads} heads of layer {layer} are to go; a layer needs one")
+            raise HeadwiseError(
+                f"all {n_heads} heads of layer {layer} are to go; a layer needs one"
+            )
     return tuple(tuple(sorted(gone)) for gone in chosen)
 
 
 def check_tokens(tokens: int | None, context: int | None) -> None:
     """Refuse documents of so many tokens for a model that takes `context` at a time; None: without a bound."""
     if tokens is not None and tokens < 2:
-        raise HeadwiseError(f"tokens={tokens} must be at least 2: a token, and the one that follows it")
+        raise HeadwiseError(
+            f"tokens={tokens} must be at least 2: a token, and the one that follows it"
+        )
     if tokens is not None and context is not None and tokens > context:
         raise HeadwiseError(f"tokens={tokens} exceeds the model's context of {context}")
 
@@ -157,11 +178,17 @@ def check_place(source: Path, out: Path) -> None:
             f" lies in the source {source}, which is never changed; pass another",
         ),
         (there in here.parents, f" holds the source {source}; pass a folder elsewhere"),
-        (there == Path.cwd() or there in Path.cwd().parents, " is the folder you are in, or holds it; pass another"),
+        (
+            there == Path.cwd() or there in Path.cwd().parents,
+            " is the folder you are in, or holds it; pass another",
+        ),
         (out.is_symlink(), " is a link; pass the folder itself"),
         (out.exists() and not out.is_dir(), " is a file; pass a folder"),
         (not there.parent.is_dir(), f": the folder {out.parent} does not exist"),
-        (out.is_dir() and any(out.iterdir()) and not (out / RECORD).exists(), f"{foreign}; pass another folder"),
+        (
+            out.is_dir() and any(out.iterdir()) and not (out / RECORD).exists(),
+            f"{foreign}; pass another folder",
+        ),
     ):
         if wrong:
             raise HeadwiseError(f"out={str(out)!r}{why}")
@@ -170,4 +197,6 @@ def check_place(source: Path, out: Path) -> None:
 def check_free(out: Path, force: bool) -> None:
     """Raise HeadwiseError where a folder lies that must not be replaced, for lack of `force`; an empty one may be."""
     if out.exists() and any(out.iterdir()) and not force:
-        raise HeadwiseError(f"out={str(out)!r} exists already; pass force=True to replace it, or another folder")
+        raise HeadwiseError(
+            f"out={str(out)!r} exists already; pass force=True to replace it, or another folder"
+        )

@@ -39,11 +39,15 @@ from headwise.records import Call
 from headwise.reshape.arguments import HealRecipe
 from headwise.reshape.text import batches
 
-HeadPairs = Sequence[Sequence[tuple[int, int]]]  # for each layer (head of the parent, the same head of the child)
-WATCHED = 4  # documents whose entropies are taken, of the first batch: they show a trend, and more would take longer
+# for each layer (head of the parent, the same head of the child)
+HeadPairs = Sequence[Sequence[tuple[int, int]]]
+# documents whose entropies are taken, of the first batch: they show a trend, and more would take longer
+WATCHED = 4
 DECODE_CONTEXT = 2048  # tokens in the cache, at most, while speed is measured
-RUNS = 9  # of each model, in turn; odd, so that the median is one of them. The bounds in `decode_speed` are for 9
-MEMORY = 24 * 2**30  # bytes of a device, taken as an example: how many texts fit into them beside the weights
+# of each model, in turn; odd, so that the median is one of them. The bounds in `decode_speed` are for 9
+RUNS = 9
+# bytes of a device, taken as an example: how many texts fit into them beside the weights
+MEMORY = 24 * 2**30
 NEW_TOKENS, WARM_UP = 8, 2  # tokens a run, and how many of them are not timed: they grow the cache
 
 
@@ -59,7 +63,8 @@ class Pair:
 class Speed(Pair):
     """Tokens a second: medians of `runs` runs of each model, in turn."""
 
-    before_range: tuple[float, float]  # between these the true median lies, with a probability of 0.96
+    # between these the true median lies, with a probability of 0.96
+    before_range: tuple[float, float]
     after_range: tuple[float, float]
     runs: int
     told_apart: bool  # do the two ranges not overlap?
@@ -70,12 +75,16 @@ class Damage:
     """What a reshaped model has lost and won against its parent, on held-out text."""
 
     loss: Pair | None  # nats per token; None where the model predicts no next token
-    kl: float | None  # KL(parent || child), nats per token; None where the model ends in no distribution
+    # KL(parent || child), nats per token; None where the model ends in no distribution
+    kl: float | None
     error: float | None  # of the last hidden states, relative; where there is no KL
-    entropy: tuple[Pair, ...]  # nats, for each layer: the mean over the heads that both have, on the first documents
-    cache_bytes: Pair  # a token of a text of `context`, all layers, in the model's own number format
+    # nats, for each layer: the mean over the heads that both have, on the first documents
+    entropy: tuple[Pair, ...]
+    # a token of a text of `context`, all layers, in the model's own number format
+    cache_bytes: Pair
     parameters: Pair
-    tokens_per_second: Speed | None  # of one text being generated; None where none is, or nothing got smaller
+    # of one text being generated; None where none is, or nothing got smaller
+    tokens_per_second: Speed | None
     decode_context: int  # tokens in the cache while that was measured
     context: int  # the longest text
     texts: Pair  # how many of that length have caches that fit beside the weights in 24 GiB
@@ -89,7 +98,9 @@ def divergence(parent: Tensor, child: Tensor) -> Tensor:
 
 def relative_error(parent: Tensor, child: Tensor) -> Tensor:
     # The mean square of the difference over that of the parent; 1e-30 keeps a parent of zeros from 0 / 0.
-    return (child - parent).float().square().mean() / parent.float().square().mean().clamp(min=1e-30)
+    return (child - parent).float().square().mean() / parent.float().square().mean().clamp(
+        min=1e-30
+    )
 
 
 @torch.no_grad()
@@ -105,14 +116,19 @@ def compared(
     distance_of = divergence if kind else relative_error
     distance, losses, n_tokens, n_predicted = 0.0, [0.0, 0.0], 0, 0
     for ids in batches:
-        both = answers(parent, ids), answers(child, ids)  # each (B,T,V), or (B,T,C) of hidden states
+        # each (B,T,V), or (B,T,C) of hidden states
+        both = answers(parent, ids), answers(child, ids)
         distance += distance_of(*both).item() * ids.numel()
         n_tokens += ids.numel()
         if kind == "next":
-            n = ids[:, 1:].numel()  # nothing comes before the first token of a document, which is not predicted
+            # nothing comes before the first token of a document, which is not predicted
+            n = ids[:, 1:].numel()
             n_predicted += n
             for i, logits in enumerate(both):
-                predicted, following = logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten().to(logits.device)
+                predicted, following = (
+                    logits[:, :-1].flatten(0, 1).float(),
+                    ids[:, 1:].flatten().to(logits.device),
+                )
                 losses[i] += F.cross_entropy(predicted, following).item() * n
     parent_loss, child_loss = (total / n_predicted if kind == "next" else None for total in losses)
     return parent_loss, child_loss, distance / n_tokens
@@ -140,9 +156,11 @@ def measure(
     kind = predicts(parent)
     tokens = context or DECODE_CONTEXT
     cache = Pair(cache_bytes(parent, tokens), cache_bytes(child, tokens))
-    length = max(0, min(tokens, DECODE_CONTEXT) - NEW_TOKENS)  # room is left for the tokens that are decoded
+    # room is left for the tokens that are decoded
+    length = max(0, min(tokens, DECODE_CONTEXT) - NEW_TOKENS)
     sizes = Pair(n_parameters(parent), n_parameters(child))
-    smaller = cache.after != cache.before or sizes.after != sizes.before  # else two timings differ by chance alone
+    # else two timings differ by chance alone
+    smaller = cache.after != cache.before or sizes.after != sizes.before
     if speed is None and smaller and kind == "next" and length > 0:
         say("measuring decoding speed")
         speed = decode_speed(parent, child, held_out[0][:1], length)
@@ -173,8 +191,13 @@ def entropies(model: nn.Module) -> Iterator[dict[str, list[float]]]:
     # Each document of a call has rows["entropy"] (H,T): the mean is over the tokens of the first few.
     def note(site: Site, call: Call, documents: Sequence[Document]) -> None:
         if site.name not in means:  # the first call of this attention
-            first = [measure_call(call, b, document, top=False) for b, document in enumerate(documents[:WATCHED])]
-            means[site.name] = torch.cat([measured.rows["entropy"] for measured in first], 1).mean(1).tolist()
+            first = [
+                measure_call(call, b, document, top=False)
+                for b, document in enumerate(documents[:WATCHED])
+            ]
+            means[site.name] = (
+                torch.cat([measured.rows["entropy"] for measured in first], 1).mean(1).tolist()
+            )
 
     with listening(model, note):
         yield means
@@ -202,7 +225,8 @@ def decode_speed(parent: nn.Module, child: nn.Module, text: Tensor, length: int)
 
     Each model reads it once; every run begins with a copy of that cache, and gives the median of its tokens.
     """
-    prompt = text.repeat(1, -(-length // text.shape[1]))[:, :length]  # the number of repeats is rounded up
+    # the number of repeats is rounded up
+    prompt = text.repeat(1, -(-length // text.shape[1]))[:, :length]
     readers = reader(parent), reader(child)
     for read in readers:
         read(prompt)
@@ -215,7 +239,9 @@ def decode_speed(parent: nn.Module, child: nn.Module, text: Tensor, length: int)
     # 20 / 512: the second and the last but one are bounds that hold it with a probability of 0.96.
     (low, high), (least, most) = ((side[1], side[-2]) for side in map(sorted, speeds))
     before, after = map(statistics.median, speeds)
-    return Speed(before, after, (low, high), (least, most), RUNS, told_apart=high < least or most < low)
+    return Speed(
+        before, after, (low, high), (least, most), RUNS, told_apart=high < least or most < low
+    )
 
 
 def _run_speed(decode: Callable[[Tensor], Tensor], token: Tensor) -> float:
@@ -238,9 +264,11 @@ class HealPoint:
 
     step: int
     tokens: int  # of the text, read so far
-    train_loss: float | None  # what is minimised, the mean since the evaluation before; None before the first step
+    # what is minimised, the mean since the evaluation before; None before the first step
+    train_loss: float | None
     held_out_loss: float | None  # nats per token; None where the model predicts no next token
-    distance: float  # KL to the parent in nats per token, or the relative error of its hidden states
+    # KL to the parent in nats per token, or the relative error of its hidden states
+    distance: float
 
 
 @dataclass(eq=False)  # without ==, which of tensors is no single truth
@@ -273,18 +301,25 @@ class Healing:
         self.model.eval().requires_grad_(False)  # dropout is off; the attentions alone learn
         for module in attentions(self.model):
             module.requires_grad_(True)
-        self.weights = {name: p for name, p in self.model.named_parameters() if p.requires_grad}  # of the attentions
+        # of the attentions
+        self.weights = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self.optimizers = make_optimizers(self.weights.values(), self.recipe)
-        self.every = math.ceil(self.recipe.steps / self.recipe.evaluations)  # steps from one evaluation to the next
+        # steps from one evaluation to the next
+        self.every = math.ceil(self.recipe.steps / self.recipe.evaluations)
 
     def run(self) -> Healing:
         """Heal; Ctrl-C ends it early, with the best weights so far. Raises HeadwiseError when the loss is no number."""
         with interrupts() as interrupted:
             self.evaluate(0)  # before the first step the child may be at its best
             # Batches never end; the range does.
-            for done, ids in zip(range(1, self.recipe.steps + 1), drawn(self.train, self.recipe), strict=False):
+            for done, ids in zip(
+                range(1, self.recipe.steps + 1), drawn(self.train, self.recipe), strict=False
+            ):
                 # So many evaluations since the best one were no better.
-                if len([point for point in self.curve if point.step > self.best_step]) >= self.recipe.patience:
+                if (
+                    len([point for point in self.curve if point.step > self.best_step])
+                    >= self.recipe.patience
+                ):
                     break
                 self.step(done - 1, ids)
                 stopping = interrupted()
@@ -311,18 +346,29 @@ class Healing:
         with hidden_states(self.parent) as parent_states, torch.no_grad():
             wanted = answers(self.parent, ids)
         with hidden_states(self.model) as child_states:
-            loss = (divergence if predicts(self.parent) else relative_error)(wanted, answers(self.model, ids))
+            loss = (divergence if predicts(self.parent) else relative_error)(
+                wanted, answers(self.model, ids)
+            )
         if self.recipe.hidden:
-            errors = [relative_error(a, b) for a, b in zip(parent_states, child_states, strict=True)]
+            errors = [
+                relative_error(a, b) for a, b in zip(parent_states, child_states, strict=True)
+            ]
             loss = loss + self.recipe.hidden * torch.stack(errors).mean()
         warmup = max(1, round(self.recipe.warmup * self.recipe.steps))
-        rate = warm_cosine(step, self.recipe.steps, warmup, final=0.0)  # a fraction of lr and of vector_lr
+        # a fraction of lr and of vector_lr
+        rate = warm_cosine(step, self.recipe.steps, warmup, final=0.0)
         try:
-            value = take_step(loss, self.weights.values(), self.optimizers, step, rate, self.recipe.clip)
+            value = take_step(
+                loss, self.weights.values(), self.optimizers, step, rate, self.recipe.clip
+            )
         except DivergedError as error:
             raise HeadwiseError(f"healing diverged: {error}; lower lr=") from None
         silence(self.model, self.silent)
-        self.tokens, self.total, self.count = self.tokens + ids.numel(), self.total + value, self.count + 1
+        self.tokens, self.total, self.count = (
+            self.tokens + ids.numel(),
+            self.total + value,
+            self.count + 1,
+        )
 
     def evaluate(self, step: int) -> None:
         """Add a point to the curve; its weights are kept where it is the best."""
@@ -349,7 +395,9 @@ def silenced(weights: AttentionWeights, heads: Sequence[int]) -> AttentionWeight
     # Without its columns of W_O a head adds nothing; without its rows of W_Q it looks evenly, whatever it was. Keys and
     # values stay: other heads of the group read them.
     # (H,1), True for heads that go: over bq (H,D) and wo (C,H,E) as it is, over wq (H,D,C) with one more axis.
-    gone = torch.tensor([head in heads for head in range(weights.n_heads)], device=weights.wq.device)[:, None]
+    gone = torch.tensor(
+        [head in heads for head in range(weights.n_heads)], device=weights.wq.device
+    )[:, None]
     return replace(
         weights,
         wq=weights.wq.masked_fill(gone[..., None], 0),
@@ -367,13 +415,17 @@ def drawn(documents: Sequence[Tensor], recipe: HealRecipe) -> Iterator[Tensor]:
         # 1,000,003 is a prime beyond any number of passes: no two seeds share the order of a pass. Below 2^63 it is a
         # seed that torch takes.
         generator = torch.Generator().manual_seed((recipe.seed * 1_000_003 + number) % 2**63)
-        shuffled = [documents[i] for i in torch.randperm(len(documents), generator=generator).tolist()]
+        shuffled = [
+            documents[i] for i in torch.randperm(len(documents), generator=generator).tolist()
+        ]
         in_turn = batches(shuffled, recipe.batch)
         for i in torch.randperm(len(in_turn), generator=generator).tolist():
             yield in_turn[i]
 
 
-def make_optimizers(weights: Collection[nn.Parameter], recipe: HealRecipe) -> list[torch.optim.Optimizer]:
+def make_optimizers(
+    weights: Collection[nn.Parameter], recipe: HealRecipe
+) -> list[torch.optim.Optimizer]:
     """Muon on matrices, AdamW on the rest; without decay, which pulls weights to 0 and so away from the parent's."""
     matrices, others = [p for p in weights if p.ndim == 2], [p for p in weights if p.ndim != 2]
     optimizers: list[torch.optim.Optimizer] = [Muon(matrices, lr=recipe.lr, weight_decay=0.0)]

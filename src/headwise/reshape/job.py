@@ -26,11 +26,22 @@ from headwise.models.weights import cast, family_of
 from headwise.records import plain_data
 from headwise.reshape.arguments import HealRecipe, Options, check_free, check_place, recipe_of
 from headwise.reshape.export import export
-from headwise.reshape.heal import Damage, Gone, HeadPairs, Healing, HealPoint, Speed, cache_bytes, measure
+from headwise.reshape.heal import (
+    Damage,
+    Gone,
+    HeadPairs,
+    Healing,
+    HealPoint,
+    Speed,
+    cache_bytes,
+    measure,
+)
 from headwise.reshape.text import Calibration, n_tokens, read_calibration
 
-GLIMPSE = 64  # tokens on which the speed of a model is tried: a round choice, short beside what is then read
-IN_MEMORY = Path("the model in memory")  # stands for the folder of a model that was not read from one
+# tokens on which the speed of a model is tried: a round choice, short beside what is then read
+GLIMPSE = 64
+# stands for the folder of a model that was not read from one
+IN_MEMORY = Path("the model in memory")
 
 
 @dataclass(frozen=True)
@@ -49,7 +60,9 @@ class Changed:
         """For each layer the heads that give something in both models: (its number in the parent, in the child)."""
         silent = self.silent or ((),) * len(self.origins)  # () stands for none in any layer
         rows = zip(self.origins, silent, strict=True)
-        return [[(old, new) for new, old in enumerate(row) if new not in zeros] for row, zeros in rows]
+        return [
+            [(old, new) for new, old in enumerate(row) if new not in zeros] for row, zeros in rows
+        ]
 
 
 class Change(ABC):
@@ -90,7 +103,8 @@ class Reshaped:
     what: str  # one line: what was done
     notes: tuple[str, ...]  # what a reader must know besides
     details: dict[str, object]  # groups or heads, and the settings that determine the result
-    run: str | None  # the run of headwise that knows the text, seen from `out` where that is written
+    # the run of headwise that knows the text, seen from `out` where that is written
+    run: str | None
     damage: Damage  # before any training
     curve: tuple[HealPoint, ...] = ()  # of healing; empty without
     healed: Damage | None = None
@@ -113,7 +127,11 @@ class Reshaped:
         if cache.before:
             unit, size = ("KiB", 1024) if min(cache.before, cache.after) >= 1024 else ("bytes", 1)
             before, after = (f"{n / size:,.4g}" for n in (cache.before, cache.after))
-            change = f"cache {before} -> {after} {unit}" if after != before else f"cache as before, {after} {unit},"
+            change = (
+                f"cache {before} -> {after} {unit}"
+                if after != before
+                else f"cache as before, {after} {unit},"
+            )
             parts.append(f"{change} a token at {last.context:,} tokens")
         if texts.before and texts.after != texts.before:
             parts.append(f"{texts.after / texts.before:.2g} x as many texts in 24 GiB")
@@ -129,7 +147,9 @@ class Reshaped:
 
     def document(self) -> dict[str, Any]:
         """All but the model, as JSON has it."""
-        fields = {name: value for name, value in vars(self).items() if name != "model"} | {"won": self.won}
+        fields = {name: value for name, value in vars(self).items() if name != "model"} | {
+            "won": self.won
+        }
         return plain_data(fields)
 
 
@@ -152,7 +172,10 @@ class Job:
     def run(self) -> Reshaped:
         """Do it. Raises HeadwiseError for bad input."""
         options = self.options
-        recipe, out = recipe_of(options), None if options.get("out") is None else Path(str(options["out"]))
+        recipe, out = (
+            recipe_of(options),
+            None if options.get("out") is None else Path(str(options["out"])),
+        )
         path = self._path()
         if out is not None:  # before the model is read, which may take minutes
             check_place(path, out)
@@ -179,7 +202,9 @@ class Job:
         if not isinstance(model, nn.Module):
             return open_folder(path, device=device)
         if device != "cpu":
-            raise HeadwiseError("device= is where a folder is opened; a model in memory stays where it is")
+            raise HeadwiseError(
+                "device= is where a folder is opened; a model in memory stays where it is"
+            )
         return described(model) or Folder(
             path, model, None, context_of(model), family_of(model).name, vocabulary_of(model)
         )
@@ -212,7 +237,15 @@ class Job:
         changed = self.change.apply(self)
 
         def damage_of(child: nn.Module, speed: Speed | None = None) -> Damage:
-            return measure(source.model, child, calibration.evaluation, changed.pairs, source.context, say, speed)
+            return measure(
+                source.model,
+                child,
+                calibration.evaluation,
+                changed.pairs,
+                source.context,
+                say,
+                speed,
+            )
 
         # The speed is measured once: a healing changes numbers alone.
         model, damage = changed.model, damage_of(changed.model)
@@ -226,7 +259,11 @@ class Job:
         if recipe is not None:
             healing = self._healed(recipe, changed)
             model, curve = healing.model, healing.curve
-            details["healing"] = {**asdict(recipe), "steps_made": healing.steps, "best_step": healing.best_step}
+            details["healing"] = {
+                **asdict(recipe),
+                "steps_made": healing.steps,
+                "best_step": healing.best_step,
+            }
             healed = damage_of(model, damage.tokens_per_second)
         model.requires_grad_(True)
         report = Reshaped(
@@ -243,7 +280,9 @@ class Job:
         )
         if out is None:
             return report
-        verified = export(model, source, out, self.options.get("force", False), report.document(), say)
+        verified = export(
+            model, source, out, self.options.get("force", False), report.document(), say
+        )
         return replace(report, verified=verified)
 
     @torch.no_grad()
@@ -271,13 +310,16 @@ class Job:
             self.source.model,
             cast(changed.model, torch.float32),
             self.calibration.train,
-            self.calibration.glance,  # other held-out texts than those on which the damage is measured
+            # other held-out texts than those on which the damage is measured
+            self.calibration.glance,
             recipe,
             self.listener.point,
             changed.silent,
         ).run()
         if healing.stopped:
-            self.listener.say(f"healing stopped after step {healing.steps}; the best weights so far are kept")
+            self.listener.say(
+                f"healing stopped after step {healing.steps}; the best weights so far are kept"
+            )
         healing.model = cast(healing.model.requires_grad_(False), dtype)
         return healing
 

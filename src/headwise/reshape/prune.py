@@ -19,11 +19,17 @@ from torch import nn
 
 from headwise.corpus.documents import text_of
 from headwise.errors import HeadwiseError
-from headwise.heads.effect import ablation, importance
+from headwise.heads.ablate import ablation, importance
 from headwise.heads.survey import survey
 from headwise.models.ask import predicts
 from headwise.models.open import Folder
-from headwise.models.weights import attentions, cannot_carry, head_counts, layers_in_turn, with_layers
+from headwise.models.weights import (
+    attentions,
+    cannot_carry,
+    head_counts,
+    layers_in_turn,
+    with_layers,
+)
 from headwise.records import head_name
 from headwise.reshape.arguments import SCORES, Options, check_pruning, chosen_heads
 from headwise.reshape.heal import Gone, cache_bytes, silenced
@@ -71,7 +77,8 @@ class Pruning(Change):
 
     def __post_init__(self) -> None:
         check_pruning(self.heads, self.keep, self.by)
-        if self.keep is not None:  # the default of `by`; object.__setattr__: the dataclass is frozen
+        # the default of `by`; object.__setattr__: the dataclass is frozen
+        if self.keep is not None:
             object.__setattr__(self, "by", self.by or SCORES[0])
 
     def _gone(self, model: nn.Module, scores: Mapping[str, float]) -> Gone:
@@ -101,7 +108,10 @@ class Pruning(Change):
         scores = {} if self.by is None else head_scores(self.by, job.source, job.calibration)
         gone = self._gone(model, scores)
         # Columns of W_O that are 0 already: zeroed by an earlier pruning, say.
-        if all((w.wo[:, list(heads)] == 0).all() for w, heads in zip(layers_in_turn(model), gone, strict=True)):
+        if all(
+            (w.wo[:, list(heads)] == 0).all()
+            for w, heads in zip(layers_in_turn(model), gone, strict=True)
+        ):
             raise HeadwiseError(
                 f"{', '.join(_names(gone))}: these heads give nothing already, so nothing changes and nothing is "
                 f"written; name others with heads="
@@ -116,7 +126,9 @@ class Pruning(Change):
             f"ranked by {self.by} on {tokens} tokens of the part that is not held "
             f"out; `headwise heads` measures on {part}, so its order may differ"
         )
-        return replace(changed, details=changed.details | {"scores": scores}, notes=(ranked, *changed.notes))
+        return replace(
+            changed, details=changed.details | {"scores": scores}, notes=(ranked, *changed.notes)
+        )
 
 
 def head_scores(by: str, source: Folder, calibration: Calibration) -> dict[str, float]:
@@ -134,7 +146,9 @@ def head_scores(by: str, source: Folder, calibration: Calibration) -> dict[str, 
     if by == "importance":
         return importance(source.model, batches)
     if source.tokens is None:
-        raise HeadwiseError("by='role' needs the model's tokenizer, which knows delimiters; pass by='importance'")
+        raise HeadwiseError(
+            "by='role' needs the model's tokenizer, which knows delimiters; pass by='importance'"
+        )
     documents = [ids.tolist() for batch in batches for ids in batch]
     profiles = survey(source.model, text_of(source, documents), ablate="none").profiles
     # No importance is above 1, for it is a fraction of its layer's: a head with a role comes before all without.
@@ -157,20 +171,28 @@ def weakest(model: nn.Module, scores: Mapping[str, float], keep: float, uniform:
             f"keep={keep} leaves {stay} heads, and each of the {n_layers} layers needs one; pass "
             f"{1 / n_heads:.3g} or more"
         )
-    table = [[scores[head_name(layer, head)] for head in range(n_heads)] for layer in range(n_layers)]
+    table = [
+        [scores[head_name(layer, head)] for head in range(n_heads)] for layer in range(n_layers)
+    ]
     if uniform:
         gone = tuple(_weakest_evenly(row, n_kv_heads, keep) for row in table)
         if all(gone):  # otherwise `keep` is so near to 1 that no layer loses a head
             return gone
         fractions = ", ".join(f"{fraction:.3g}" for fraction in uniform_fractions(model))
-        raise HeadwiseError(f"keep={keep} with uniform=True removes no head of a layer; what would: {fractions or '-'}")
-    ranked = sorted((score, layer, head) for layer, row in enumerate(table) for head, score in enumerate(row))
+        raise HeadwiseError(
+            f"keep={keep} with uniform=True removes no head of a layer; what would: {fractions or '-'}"
+        )
+    ranked = sorted(
+        (score, layer, head) for layer, row in enumerate(table) for head, score in enumerate(row)
+    )
     chosen: list[list[int]] = [[] for _ in range(n_layers)]
     for _, layer, head in ranked:
         if sum(map(len, chosen)) < wanted and len(chosen[layer]) < n_heads - 1:  # a layer keeps one
             chosen[layer].append(head)
     if wanted == 0:
-        raise HeadwiseError(f"keep={keep} of {n_layers * n_heads} heads removes none; pass a smaller one")
+        raise HeadwiseError(
+            f"keep={keep} of {n_layers * n_heads} heads removes none; pass a smaller one"
+        )
     return tuple(tuple(sorted(heads)) for heads in chosen)
 
 
@@ -191,7 +213,9 @@ def _weakest_evenly(scores: Sequence[float], n_kv_heads: int, keep: float) -> tu
     if n_groups:
         whole = sorted(groups, key=lambda group: sum(scores[h] for h in group))[:n_groups]
         return tuple(sorted(chain(*whole)))
-    return tuple(h for group in groups for h in sorted(sorted(group, key=scores.__getitem__)[:n_each]))
+    return tuple(
+        h for group in groups for h in sorted(sorted(group, key=scores.__getitem__)[:n_each])
+    )
 
 
 def prune_heads(model: nn.Module, heads: Gone, uniform: bool = False) -> Changed:
@@ -203,7 +227,8 @@ def prune_heads(model: nn.Module, heads: Gone, uniform: bool = False) -> Changed
     notes = [f"gone: {', '.join(names)}"]
     if reason is None:
         chosen = (w.selected(h, g) for w, h, g in zip(layers, kept, kv_kept, strict=True))
-        child = with_layers(model, chosen, len(kept[0]), len(kv_kept[0]))  # all layers keep as many: `_reason`
+        # all layers keep as many: `_reason`
+        child = with_layers(model, chosen, len(kept[0]), len(kv_kept[0]))
     else:
         child = with_layers(model, map(silenced, layers, heads))
         kept = [list(range(n_heads)) for _ in heads]
@@ -257,8 +282,12 @@ def uniform_fractions(model: nn.Module) -> list[float]:
     n_heads, n_kv_heads, _ = head_counts(model)
     r = n_heads // n_kv_heads
     # (query heads, key/value heads) that stay: n whole groups, or n heads of each group.
-    sizes = [(n * r, n) for n in range(1, n_kv_heads)] + [(n_kv_heads * n, n_kv_heads) for n in range(1, r)]
-    return sorted({size[0] / n_heads for size in sizes if cannot_carry(model, *size) is None}, reverse=True)
+    sizes = [(n * r, n) for n in range(1, n_kv_heads)] + [
+        (n_kv_heads * n, n_kv_heads) for n in range(1, r)
+    ]
+    return sorted(
+        {size[0] / n_heads for size in sizes if cannot_carry(model, *size) is None}, reverse=True
+    )
 
 
 def _remaining(model: nn.Module, heads: Gone) -> tuple[list[list[int]], list[list[int]]]:
@@ -276,12 +305,16 @@ def _cache_note(model: nn.Module, child: nn.Module, zeroed: bool) -> str:
     if not cache_bytes(model):
         slow = ", and nothing is faster: zeroed heads are computed as before" if zeroed else ""
         return f"the model keeps no cache{slow}"
-    sharing = n_kv_heads > 1 and cannot_carry(model, n_heads, 1) is None  # tried with one key/value head
+    # tried with one key/value head
+    sharing = n_kv_heads > 1 and cannot_carry(model, n_heads, 1) is None
     if zeroed:
         remedy = "; `headwise share` lets heads share theirs" if sharing else ""
         return f"nothing is faster and the cache does not shrink: zeroed heads keep their keys and values{remedy}"
     size = n_heads // n_kv_heads
-    remedy = "; prune whole groups, or let heads share theirs with `headwise share`" if sharing else ""
+    remedy = (
+        "; prune whole groups, or let heads share theirs with `headwise share`" if sharing else ""
+    )
     return (
-        f"the cache does not shrink: each key/value head is read by {size} query heads, and all {size} must go{remedy}"
+        f"the cache does not shrink: each key/value head is read by {size} query heads, "
+        f"and all {size} must go{remedy}"
     )

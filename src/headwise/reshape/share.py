@@ -34,7 +34,14 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.models.weights import AttentionWeights, cannot_carry, grouped, head_counts, layers_in_turn, with_layers
+from headwise.models.weights import (
+    AttentionWeights,
+    cannot_carry,
+    grouped,
+    head_counts,
+    layers_in_turn,
+    with_layers,
+)
 from headwise.reshape.align import (
     activations,
     as_complex,
@@ -54,12 +61,14 @@ from headwise.reshape.job import Change, Changed, Job, Listener, Reshaped
 from headwise.reshape.text import Calibration, n_tokens
 
 Groups = tuple[tuple[int, ...], ...]
-Pair = tuple[Tensor, Tensor]  # what is multiplied, such as queries and keys, one of each for every query head
+# what is multiplied, such as queries and keys, one of each for every query head
+Pair = tuple[Tensor, Tensor]
 # So many possible groups, at most, are priced one by one; of more, each is taken to cost what its pairs cost
 # together. A round choice: to price one takes about 7 ms in a layer 256 wide, and 60 ms in one of 1,024 (one core).
 EXACT = 200
 
-Pool = Callable[[AttentionWeights, Tensor, int], AttentionWeights]  # weights, root of the moments, number of groups
+# weights, root of the moments, number of groups
+Pool = Callable[[AttentionWeights, Tensor, int], AttentionWeights]
 
 
 def share(
@@ -161,17 +170,21 @@ def share_heads(
 
     def pooled(weights: AttentionWeights, root: Tensor) -> AttentionWeights:
         weights = weights.widened()
-        sharing = neighbours if groups == "adjacent" else best(weights, root, n_kv_heads, POOLS[method])
+        sharing = (
+            neighbours if groups == "adjacent" else best(weights, root, n_kv_heads, POOLS[method])
+        )
         order, r = list(itertools.chain(*sharing)), weights.group_size
         chosen.append(sharing)
-        origins.append([g * r + i for g in order for i in range(r)])  # head g * r + i reads key/value head g
+        # head g * r + i reads key/value head g
+        origins.append([g * r + i for g in order for i in range(r)])
         if method in ALIGNING:
             notes[key_rule(weights).note] = None
         if sharing != neighbours:
             weights = weights.permuted(order)  # a pool takes neighbours
         return POOLS[method](weights, root, n_kv_heads)
 
-    roots = roots or itertools.repeat(torch.empty(0))  # one for each layer: a method of BLIND does not look at it
+    # one for each layer: a method of BLIND does not look at it
+    roots = roots or itertools.repeat(torch.empty(0))
     pairs = zip(layers_in_turn(model), roots, strict=False)  # not strict: `repeat` never ends
     child = with_layers(model, itertools.starmap(pooled, pairs), n_kv_heads=n_kv_heads)
     if set(chosen) != {neighbours}:  # in some layer others than neighbours share
@@ -201,7 +214,8 @@ def best(weights: AttentionWeights, root: Tensor, n_groups: int, pool: Pool) -> 
     def by_pairs(group: tuple[int, ...]) -> float:
         return sum(exact(pair) for pair in itertools.combinations(group, 2))
 
-    small = math.comb(weights.n_kv_heads, size) <= EXACT  # of as many groups may `cheapest` ask the price
+    # of as many groups may `cheapest` ask the price
+    small = math.comb(weights.n_kv_heads, size) <= EXACT
     return cheapest(weights.n_kv_heads, n_groups, exact if small else by_pairs)
 
 
@@ -239,7 +253,9 @@ def _exchanged(start: Groups, price: Callable[[tuple[int, ...]], float]) -> Grou
     return tuple(groups)
 
 
-def pooling_error(weights: AttentionWeights, root: Tensor, group: Sequence[int], pool: Pool) -> float:
+def pooling_error(
+    weights: AttentionWeights, root: Tensor, group: Sequence[int], pool: Pool
+) -> float:
     """The squared error that one key/value head made of this group is expected to make in the layer's output."""
     before = weights.permuted(group)  # the heads of this group alone
     after = pool(before, root, 1)
@@ -248,11 +264,14 @@ def pooling_error(weights: AttentionWeights, root: Tensor, group: Sequence[int],
     return float((score_errors(before, after, root).clamp(max=1) * added + error).sum())
 
 
-def output_errors(before: AttentionWeights, after: AttentionWeights, root: Tensor) -> tuple[Tensor, Tensor]:
+def output_errors(
+    before: AttentionWeights, after: AttentionWeights, root: Tensor
+) -> tuple[Tensor, Tensor]:
     """(H,) each: E|W_O v|^2, and E|W_O v - W_O' v'|^2, of every query head."""
     # Each is a `Pair` for `_products`: (H,E,C) of W_O, and the values (H,E,X), repeated for the heads that read them.
     old, new = (
-        (x.wo.permute(1, 2, 0), _for_queries(activations(x.wv, x.bv, root), before.n_heads)) for x in (before, after)
+        (x.wo.permute(1, 2, 0), _for_queries(activations(x.wv, x.bv, root), before.n_heads))
+        for x in (before, after)
     )
     return _products(old, old), _squared_difference(_products, old, new)
 
@@ -263,7 +282,9 @@ def score_errors(before: AttentionWeights, after: AttentionWeights, root: Tensor
     Over all distances RoPE rotates its part of a key through all angles. In the mean over the angles nothing is left of
     products of two planes, and of each plane half of |q|^2 |k|^2.
     """
-    old, new = [(queries(x, root), _for_queries(keys(x, root), before.n_heads)) for x in (before, after)]
+    old, new = [
+        (queries(x, root), _for_queries(keys(x, root), before.n_heads)) for x in (before, after)
+    ]
     head_dim = before.wk.shape[1]
     error = torch.zeros(before.n_heads, dtype=root.dtype)
     if before.pairs:
@@ -299,14 +320,17 @@ def _squared_difference(products: Callable[[Pair, Pair], Tensor], old: Pair, new
     return (products(old, old) - 2 * products(old, new) + products(new, new)).clamp(min=0)
 
 
-def _for_queries(heads: Tensor, n_heads: int) -> Tensor:  # (G,...) -> (H,...): what each query head reads
+# (G,...) -> (H,...): what each query head reads
+def _for_queries(heads: Tensor, n_heads: int) -> Tensor:
     return heads.repeat_interleave(n_heads // len(heads), 0)
 
 
 # How one head is made of several
 
 
-def aligned(weights: AttentionWeights, root: Tensor, n_groups: int, with_norms: bool = False) -> AttentionWeights:
+def aligned(
+    weights: AttentionWeights, root: Tensor, n_groups: int, with_norms: bool = False
+) -> AttentionWeights:
     """The same function, with the key/value heads of each group (neighbours) aligned to their mean.
 
     with_norms  another function: what reads a head also gets the norm that the mean of its group will lack
@@ -319,19 +343,25 @@ def aligned(weights: AttentionWeights, root: Tensor, n_groups: int, with_norms: 
     q_scale: Tensor | float = 1.0
     # With a qk-norm the mean gets its norm from that, and needs no scale. Without one the key rule has no `signs`.
     if weights.k_gain is None:
-        q_scale = _shrinkage(k_maps @ k, n_groups, [*rule.planes, rule.free])[..., None]  # (G,D,1): rows of W_Q
-    o_scale = _shrinkage(v_maps @ v, n_groups, [range(weights.wv.shape[1])])[:, None]  # (G,1,E): columns of W_O
+        # (G,D,1): rows of W_Q
+        q_scale = _shrinkage(k_maps @ k, n_groups, [*rule.planes, rule.free])[..., None]
+    # (G,1,E): columns of W_O
+    o_scale = _shrinkage(v_maps @ v, n_groups, [range(weights.wv.shape[1])])[:, None]
     return fold(weights, k_maps, v_maps, q_scale, o_scale)
 
 
-def _mean(weights: AttentionWeights, root: Tensor, n_groups: int, k_weights: Tensor | float = 1.0) -> AttentionWeights:
+def _mean(
+    weights: AttentionWeights, root: Tensor, n_groups: int, k_weights: Tensor | float = 1.0
+) -> AttentionWeights:
     """The mean over each group; keys count by k_weights (G,1,1), whose mean is 1 in each group."""
     # It is a Pool, and needs no `root`.
     weights = mapped(weights, "k", lambda rows: grouped(rows * k_weights, n_groups).mean(1))
     return mapped(weights, "v", lambda rows: grouped(rows, n_groups).mean(1))
 
 
-def _aligned_mean(weights: AttentionWeights, root: Tensor, n_groups: int, with_norms: bool = False) -> AttentionWeights:
+def _aligned_mean(
+    weights: AttentionWeights, root: Tensor, n_groups: int, with_norms: bool = False
+) -> AttentionWeights:
     heads = aligned(weights, root, n_groups, with_norms)
     if heads.k_gain is None:
         return _mean(heads, root, n_groups)
@@ -350,8 +380,13 @@ def _shrinkage(heads: Tensor, n_groups: int, parts: Sequence[Sequence[int]]) -> 
     after = means.square().sum(-1).repeat_interleave(len(heads) // n_groups, 0)
     factor = torch.ones_like(before)
     for part in map(list, parts):  # lists: a tuple would index one axis after the other
-        size, pooled_size = before[:, part].sum(1, keepdim=True), after[:, part].sum(1, keepdim=True)
-        factor[:, part] = torch.where(pooled_size > 0, (size / pooled_size).sqrt(), torch.ones_like(size))
+        size, pooled_size = (
+            before[:, part].sum(1, keepdim=True),
+            after[:, part].sum(1, keepdim=True),
+        )
+        factor[:, part] = torch.where(
+            pooled_size > 0, (size / pooled_size).sqrt(), torch.ones_like(size)
+        )
     return factor
 
 

@@ -33,7 +33,8 @@ from headwise.models.open import Folder
 from headwise.reshape.arguments import check_tokens
 from headwise.shapes import shape_of
 
-LONGEST = 1024  # tokens of a document, at most, where the user names no number: a round choice, more take more memory
+# tokens of a document, at most, where the user names no number: a round choice, more take more memory
+LONGEST = 1024
 LOGITS = 2**26  # numbers, at most, in the logits of a batch that is only read: 256 MiB in float32
 # Round choices: with more tokens a number is surer, and the reading takes longer.
 STATISTICS = 50_000  # tokens, at most, that alignment and importance read
@@ -55,7 +56,8 @@ class Calibration:
     held_out: tuple[Tensor, ...]
     length: int  # tokens of a document, at most
     vocab_size: int
-    most: int | None = None  # documents that any pass over them reads, but healing reads all of `train`
+    # documents that any pass over them reads, but healing reads all of `train`
+    most: int | None = None
     built_in: bool = False  # is it the verb corpus, and no text of the user's?
     about: tuple[str, ...] = ()  # what a reader of any number on it must know
 
@@ -67,7 +69,8 @@ class Calibration:
     @property
     def glance(self) -> list[Tensor]:
         """Held-out batches that follow a healing: others than `evaluation`, for the best weights are chosen on them."""
-        return self._batches(self.held_out[1::2] or self.held_out, GLANCE)  # a single document has to serve both
+        # a single document has to serve both
+        return self._batches(self.held_out[1::2] or self.held_out, GLANCE)
 
     @property
     def evaluation(self) -> list[Tensor]:
@@ -76,11 +79,16 @@ class Calibration:
 
     def _batches(self, documents: Sequence[Tensor], limit: int) -> list[Tensor]:
         # `most` are the tokens of one batch: each has logits over the whole vocabulary.
-        return batches(spread(documents, limit, self.most), most=min(corpus.BATCH, LOGITS // self.vocab_size))
+        return batches(
+            spread(documents, limit, self.most), most=min(corpus.BATCH, LOGITS // self.vocab_size)
+        )
 
 
 def read_calibration(
-    text: Path | str | Ids | None, folder: Folder, tokens: int | None = None, most: int | None = None
+    text: Path | str | Ids | None,
+    folder: Folder,
+    tokens: int | None = None,
+    most: int | None = None,
 ) -> Calibration:
     """The documents of a text file, a text or its ids; None takes what a run of headwise was trained on.
 
@@ -97,17 +105,22 @@ def read_calibration(
         raise HeadwiseError(f"documents={most} must be at least 1: something has to be measured on")
     length = tokens or min(folder.context or LONGEST, LONGEST)
     # `frame`: ids that the model expects before a text, and after it. A run of lines has a boundary there.
-    by_lines = folder.family == "headwise" and folder.tokens is not None and bool(folder.tokens.frame[0])
+    by_lines = (
+        folder.family == "headwise" and folder.tokens is not None and bool(folder.tokens.frame[0])
+    )
     # `name` is what an error calls the text. `encoded` counts its characters in `facts`, and those without a token.
     name, facts = "the text", Counter[str]()
     # What is read: a text, or lines to learn from and held-out ones, or ids.
     lines: Sequence[Sequence[str]] | None = None
     # A string without a space that names no file is taken for a misspelled path: `read_text` refuses it by that name.
-    if isinstance(text, Path) or (isinstance(text, str) and (exists(Path(text)) or not any(map(str.isspace, text)))):
+    if isinstance(text, Path) or (
+        isinstance(text, str) and (exists(Path(text)) or not any(map(str.isspace, text)))
+    ):
         name = str(text_path(text))
         text = read_text(name)
     elif text is None:
-        run = read_run(require_run(folder.path))  # None for a folder that is no run, which `require_run` refuses
+        # None for a folder that is no run, which `require_run` refuses
+        run = read_run(require_run(folder.path))
         assert run is not None
         settings, name = run.settings, "the text of the run"
         if settings.paths:
@@ -123,14 +136,21 @@ def read_calibration(
     if lines is not None:
         edge = require_tokens(folder).frame[0]  # the boundary, on both sides of a line
         # A longer line loses its end, as in training.
-        parts = [[[*edge, *encoded(folder, line, facts), *edge][:length] for line in part] for part in lines]
+        parts = [
+            [[*edge, *encoded(folder, line, facts), *edge][:length] for line in part]
+            for part in lines
+        ]
     elif isinstance(text, str):
         before, after = require_tokens(folder).frame
         body = length - len(before) - len(after)
         if body < 1:
-            raise HeadwiseError(f"tokens={length} leaves no room for a text beside the {length - body} of the frame")
+            raise HeadwiseError(
+                f"tokens={length} leaves no room for a text beside the {length - body} of the frame"
+            )
         stream = encoded(folder, text, facts)
-        parts = [[[*before, *ids, *after] for ids in cut([piece], body)] for piece in _split(stream)]
+        parts = [
+            [[*before, *ids, *after] for ids in cut([piece], body)] for piece in _split(stream)
+        ]
     else:
         assert text is not None  # without one a run has given a text or lines
         parts = _id_parts(text, length)
@@ -149,7 +169,9 @@ def read_calibration(
             f"{folder.vocab_size or 'no negative'} tokens: they do not belong together"
         )
     about = unknown_note(folder.tokens, facts["unknown"], facts["characters"])
-    return Calibration(train, held_out, length, folder.vocab_size or largest + 1, most, is_built_in, about)
+    return Calibration(
+        train, held_out, length, folder.vocab_size or largest + 1, most, is_built_in, about
+    )
 
 
 def _split(items: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -160,30 +182,37 @@ def _split(items: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
 
 def _whole(ids: Any, axes: int) -> Tensor:
     """Ids as int64 on the processor. HeadwiseError for what holds none, or has more axes."""
-    with suppress(TypeError, ValueError, RuntimeError):  # torch raises each of them for what it cannot read
+    # torch raises each of them for what it cannot read
+    with suppress(TypeError, ValueError, RuntimeError):
         read = torch.as_tensor(ids)
         if 1 <= read.ndim <= axes and not read.is_floating_point():
             return read.long().cpu()
     shown = " ".join(repr(ids).split())  # an array's has several lines
-    raise HeadwiseError(f"{shown:.60} is neither a text nor its ids, whole numbers (N,), or documents of them")
+    raise HeadwiseError(
+        f"{shown:.60} is neither a text nor its ids, whole numbers (N,), or documents of them"
+    )
 
 
 def _id_parts(ids: Ids, length: int) -> Sequence[Sequence[Any]]:
     """One stream of ids (N,) is cut into documents; documents (B,T), or one by one, stay what they are."""
-    if not isinstance(ids, Sequence) or (ids and shape_of(ids[0]) == ()):  # an array, or a list of ids
+    # an array, or a list of ids
+    if not isinstance(ids, Sequence) or (ids and shape_of(ids[0]) == ()):
         ids = _whole(ids, 2)
         if ids.ndim == 1:
             return [torch.split(part, length) for part in _split(ids)]  # type: ignore[arg-type]
     longest = max(map(len, ids), default=0)
     if longest > length:
-        raise HeadwiseError(f"a document of {longest} ids exceeds the {length} that the model is to read at a time")
+        raise HeadwiseError(
+            f"a document of {longest} ids exceeds the {length} that the model is to read at a time"
+        )
     return _split(ids)  # type: ignore[arg-type]
 
 
 def spread(documents: Sequence[Tensor], limit: int, most: int | None = None) -> list[Tensor]:
     """Documents of about `limit` tokens together, at most so many, spread evenly over the text; or all of them."""
     total, n = sum(map(len, documents)), len(documents)
-    wanted = n if total <= limit else max(1, n * limit // total)  # as many of mean length as the limit holds
+    # as many of mean length as the limit holds
+    wanted = n if total <= limit else max(1, n * limit // total)
     wanted = min(wanted, most or wanted)
     return [documents[i * n // wanted] for i in range(wanted)]
 
@@ -192,7 +221,9 @@ def n_tokens(batches: Iterable[Tensor]) -> int:
     return sum(ids.numel() for ids in batches)
 
 
-def batches(documents: Sequence[Tensor], size: int | None = None, most: int | None = None) -> list[Tensor]:
+def batches(
+    documents: Sequence[Tensor], size: int | None = None, most: int | None = None
+) -> list[Tensor]:
     """Documents of equal length side by side, (B,T), the longest first.
 
     size  documents of a batch, at most; without it `most`, its tokens, decide

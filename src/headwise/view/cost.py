@@ -36,7 +36,8 @@ def print_models(screen: Screen, prices: Sequence[Price]) -> None:
         window = ", ".join(f"{size:,}" for size in windows if size is not None)
         if window and None in windows:
             window = f"{window}, some"
-        cache = price.cache.bytes_per_token or "none"  # 0 of a model that keeps nothing, such as an encoder
+        # 0 of a model that keeps nothing, such as an encoder
+        cache = price.cache.bytes_per_token or "none"
         rows.append([price.model, *sizes, heads.variant, price.n_layers, window, cache])
     title = f"Models, cache in {prices[0].setting.kv_dtype}"  # all are priced with the same one
     Table((*columns, "cache bytes per token"), rows, title).print(screen)
@@ -48,14 +49,18 @@ def _print_parameters(screen: Screen, price: Price) -> None:
     total, active = price.parameters.total, price.parameters.active
     parts = price.parameters.parts.items()
     rows = [(part, count, f"{count / total:.1%}" if count else "tied") for part, count in parts]
-    rows += [("total", total, _decimal(total)), ("active: what one token meets", active, _decimal(active))]
+    rows += [
+        ("total", total, _decimal(total)),
+        ("active: what one token meets", active, _decimal(active)),
+    ]
     # The last 2 rows, the total and the active ones, stand below a line.
     Table(("part", "number", "share"), rows, "Parameters").print(screen, last=2)
 
 
 def _print_layers(screen: Screen, price: Price) -> None:
     """One column for each kind of layer."""
-    groups: dict[LayerPrice, list[str]] = {}  # a layer without its name -> the names of all layers that equal it
+    # a layer without its name -> the names of all layers that equal it
+    groups: dict[LayerPrice, list[str]] = {}
     for layer in price.layers:
         groups.setdefault(replace(layer, name=""), []).append(layer.name)
     columns = list(map(_layer_rows, groups))
@@ -68,7 +73,8 @@ def _print_layers(screen: Screen, price: Price) -> None:
 
 def _names(names: list[str]) -> str:
     """L0 to L79 where they follow one another, a few one by one, else the first two and the last; and how many."""
-    is_run = int(names[-1][1:]) - int(names[0][1:]) == len(names) - 1  # none between them is missing
+    # none between them is missing
+    is_run = int(names[-1][1:]) - int(names[0][1:]) == len(names) - 1
     if len(names) > 1 and is_run:
         return f"{names[0]} to {names[-1]}"
     if len(names) <= 3:
@@ -127,7 +133,8 @@ def print_variants(screen: Screen, setting: Setting, rows: Sequence[Variant]) ->
     for row in rows:
         sizes = (row.cache_bytes_per_token, row.cache_bytes, round(row.bytes_per_token))
         cells = [_decimal(row.parameters), *map(amount, sizes)]
-        if setting.gpu_memory is not None:  # "only" that long, where what was asked for does not fit
+        # "only" that long, where what was asked for does not fit
+        if setting.gpu_memory is not None:
             longest = "no limit" if row.longest_context is None else f"{row.longest_context:,}"
             cells.append(longest if row.fits else f"only {longest}")
         lines.append([f"{row.name} *" if row.present else row.name, *cells])

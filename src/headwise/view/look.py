@@ -49,7 +49,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     server: Served
     timeout = PATIENCE
-    server_version, sys_version = "headwise", ""  # in the header Server: no versions, which are nobody's business
+    # in the header Server: no versions, which are nobody's business
+    server_version, sys_version = "headwise", ""
 
     def do_GET(self) -> None:
         path = self._path()
@@ -95,12 +96,17 @@ class _Handler(BaseHTTPRequestHandler):
         if not secrets.compare_digest(path[: len(base)].encode(), base.encode()):
             self._answer(404, "there is nothing here; open the whole address that was printed")
             return None
-        return path[len(base) :]  # "" where the last slash is missing: from there a page would ask beside the secret
+        # "" where the last slash is missing: from there a page would ask beside the secret
+        return path[len(base) :]
 
     def _answer(self, code: int, text: str, kind: str = "text/plain") -> None:
         content = text.encode()
         self.send_response(code)
-        headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(content)), **ALONE}
+        headers = {
+            "Content-Type": f"{kind}; charset=utf-8",
+            "Content-Length": str(len(content)),
+            **ALONE,
+        }
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
@@ -130,7 +136,11 @@ def look_html(about: Facts, example: str | None = None, lang: str = "en") -> str
     heads = about["heads"]
     layers = {(head["part"], head["layer"]) for head in heads}
     facts = {"family": about["family"], "heads": len(heads), "layers": len(layers)}
-    body = frame("look.html", heading=escaped(about["model"]), lede=word("look.lede", "p", 'class="lede"', **facts))
+    body = frame(
+        "look.html",
+        heading=escaped(about["model"]),
+        lede=word("look.lede", "p", 'class="lede"', **facts),
+    )
     return page(
         "report",  # the frame: the look of the report
         body,
@@ -152,12 +162,16 @@ class Served(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, desk: Desk, port: int = 0, example: str | None = None, lang: str = "en") -> None:
+    def __init__(
+        self, desk: Desk, port: int = 0, example: str | None = None, lang: str = "en"
+    ) -> None:
         """`port` 0 takes a free one. Raises HeadwiseError where the port cannot be had."""
         self.desk, self.document = desk, look_html(desk.about(), example, lang)
         self.base = f"/{secrets.token_urlsafe(16)}"  # before every path
-        self._waiting: Queue[tuple[Facts, Future[Facts]]] = Queue()  # questions, and where their answers are put
-        self._latest: dict[str, int] = {}  # the last reading of each text; two may stand side by side
+        # questions, and where their answers are put
+        self._waiting: Queue[tuple[Facts, Future[Facts]]] = Queue()
+        # the last reading of each text; two may stand side by side
+        self._latest: dict[str, int] = {}
         self._over = threading.Event()
         try:
             super().__init__(("127.0.0.1", port), _Handler)
@@ -193,7 +207,8 @@ class Served(ThreadingHTTPServer):
         # `slot` is the text, "a" or "b"; `turn` counts the page's questions. It begins with the clock when the page is
         # opened, so that one opened anew begins above the last.
         slot, turn = str(asked.get("slot")), asked.get("turn")
-        if asked.get("do") == "read" and type(turn) is int:  # and no bool, which isinstance would take
+        # and no bool, which isinstance would take
+        if asked.get("do") == "read" and type(turn) is int:
             # Without a lock: where two threads meet here, a text may be read in vain, and the page drops that answer.
             self._latest[slot] = max(turn, self._latest.get(slot, turn))
         answer: Future[Facts] = Future()
@@ -220,11 +235,14 @@ class Served(ThreadingHTTPServer):
             answer = self.desk.answer(asked)
             if "maps" in answer:  # as rows, columns, and base64 of 16-bit numbers
                 maps: Mapping[int, NDArray[Any]] = answer["maps"]
-                answer["maps"] = {n: (*weights.shape, quantised(weights)) for n, weights in maps.items()}
+                answer["maps"] = {
+                    n: (*weights.shape, quantised(weights)) for n, weights in maps.items()
+                }
             return answer
         except HeadwiseError as error:
             return {"refused": sent(error.args[0])}
-        except Exception as error:  # the page says it; the next question may be one that can be answered
+        # the page says it; the next question may be one that can be answered
+        except Exception as error:
             return {"refused": f"{type(error).__name__}: {error}"}
 
 
@@ -239,7 +257,9 @@ def _why(desk: Desk) -> Facts:
     if reading is None:
         raise HeadwiseError("there is no text yet")
     story = why(desk.folder.model, reading.text, None if other is None else other.text)
-    lines = [[part.head, {lang: story.sentence(part, lang) for lang in LANGUAGES}] for part in story.told]
+    lines = [
+        [part.head, {lang: story.sentence(part, lang) for lang in LANGUAGES}] for part in story.told
+    ]
     return {"why": lines, "answer": story.answer, "other": story.other}
 
 

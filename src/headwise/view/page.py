@@ -32,21 +32,24 @@ from headwise.table import escaped
 from headwise.words import LANGUAGES, Facts, check_lang, phrase, phrase_html, phrases
 
 # An empty element that names a phrase, <p data-word="report.hint"></p>, and an attribute that does.
-_EMPTY = re.compile(r'(?P<start><(?P<tag>[a-z0-9]+)\b[^<>]*? data-word="(?P<key>[\w.]+)"[^<>]*>)(?P<end></(?P=tag)>)')
+_EMPTY = re.compile(
+    r'(?P<start><(?P<tag>[a-z0-9]+)\b[^<>]*? data-word="(?P<key>[\w.]+)"[^<>]*>)(?P<end></(?P=tag)>)'
+)
 _ATTRIBUTE = re.compile(r' data-word-(?P<name>[a-z-]+)="(?P<key>[\w.]+)"')
-_IMPORT = re.compile(r"^import (?:\{[^}]*\} from )?'([\w./]+)';\n", re.MULTILINE)  # import { ask } from './ask.js';
+# import { ask } from './ask.js';
+_IMPORT = re.compile(r"^import (?:\{[^}]*\} from )?'([\w./]+)';\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=\w)", re.MULTILINE)  # that word alone, of "export function"
 _VALUES = re.compile(r'data-values="([^"]*)"')
 
 
 def package_text(*names: str) -> str:
-    """Files of the room `view`, one after the other; names such as `page/base.css`."""
-    room = resources.files("headwise.view")
-    return "".join(room.joinpath(name).read_text(encoding="utf-8") for name in names)
+    """Files of the package `view`, one after the other; names such as `page/base.css`."""
+    package = resources.files("headwise.view")
+    return "".join(package.joinpath(name).read_text(encoding="utf-8") for name in names)
 
 
 def frame(name: str, /, **parts: str) -> str:
-    """A file of HTML of the room, with the parts in their places, which are `$name` there."""
+    """A file of HTML of the package, with the parts in their places, which are `$name` there."""
     return Template(package_text(name)).substitute(parts)
 
 
@@ -56,7 +59,8 @@ def modules(entry: str) -> dict[str, str]:
     A module comes after those that it imports, as the standard has it (ECMA-262, section 16.2.1.6); where two import
     one another, the one that is come to first runs last, so that neither may use the other before all are there.
     """
-    texts = {}  # in the order in which they run: a module is added once all that it imports are there
+    # in the order in which they run: a module is added once all that it imports are there
+    texts = {}
     begun = set()  # so that a circle of imports ends
 
     def add(name: str) -> None:
@@ -99,8 +103,8 @@ def page(
     name     the class of the body, by which style sheets tell pages apart
     body     HTML, its texts escaped already: header and main, and what a page needs besides
     title    plain text, or the element `word(key, "title", ...)`
-    script   the module of the room `view` that begins; it brings what it imports
-    styles   files of that room, after the base's own, in this order one sheet
+    script   the module of the package `view` that begins; it brings what it imports
+    styles   files of that package, after the base's own, in this order one sheet
     data     blocks of JSON by id, each from `json_block`; scripts read them with `readData(id)`
     words    sections of words.toml that the page uses, besides `page`
     lang     the language that the page opens in
@@ -115,14 +119,22 @@ def page(
     return frame(
         "page/base.html",
         lang=lang,
-        policy=policy(style, code) + ("; connect-src 'self'" if served else ""),  # 'self': where the page comes from
-        title=filled(title if title.startswith("<title") else f"<title>{escaped(title)}</title>", lang),
+        # 'self': where the page comes from
+        policy=policy(style, code) + ("; connect-src 'self'" if served else ""),
+        title=filled(
+            title if title.startswith("<title") else f"<title>{escaped(title)}</title>", lang
+        ),
         style=style,
         name=name,
         body=filled(body, lang),
-        data="\n".join(f'<script type="application/json" id="{key}">{block}</script>' for key, block in blocks.items()),
+        data="\n".join(
+            f'<script type="application/json" id="{key}">{block}</script>'
+            for key, block in blocks.items()
+        ),
         script=code,
-        switch=filled('<nav id="languages" data-word-aria-label="page.language" hidden></nav>', lang),
+        switch=filled(
+            '<nav id="languages" data-word-aria-label="page.language" hidden></nav>', lang
+        ),
         made_by=filled(word("page.made_by_look" if served else "page.made_by", "p"), lang),
     )
 
@@ -209,7 +221,9 @@ def walk_html(
             "tokenizer": f"its tokenizer has what the page cannot follow: {model.get('part')}",
             "range": "it has weights too large for 16 bits",
         }[model["reason"]]
-        raise HeadwiseError(f"the walk runs the model in the page, and this one does not: {why}; leave out html=")
+        raise HeadwiseError(
+            f"the walk runs the model in the page, and this one does not: {why}; leave out html="
+        )
     config = model["config"]
     facts = {
         "name": name,
@@ -219,7 +233,11 @@ def walk_html(
         "parameters": f"{model['parameters']:,}",
     }
     # Weights that travel in 16 bits give slightly other numbers: the page then says by how much at most.
-    halved = word("walk.halved", "p", 'class="caption"', error=f"{model['error']:.1g}") if model["error"] else ""
+    halved = (
+        word("walk.halved", "p", 'class="caption"', error=f"{model['error']:.1g}")
+        if model["error"]
+        else ""
+    )
     body = frame("page/walk.html", facts=escaped(json_block(facts)), halved=halved)
     start = {"text": text, "layer": layer, "head": head, "at": at, "report": report}
     return page(
@@ -242,11 +260,18 @@ def story_page(path: str | Path, story: Story, lang: str = "en") -> None:
         story: what `why` gave
         lang: in which the page opens, "en" or "es"; it has a switch
     """
-    told = [part.head for part in story.told]  # the heads that have a sentence, a part of the story's heads
+    # the heads that have a sentence, a part of the story's heads
+    told = [part.head for part in story.told]
     sentences = {lang: [story.sentence(part, lang) for part in story.told] for lang in LANGUAGES}
     opening = {lang: story.opening(lang) for lang in LANGUAGES}
     closing = {lang: story.closing(lang) for lang in LANGUAGES}
-    data = {**asdict(story), "told": told, "sentences": sentences, "opening": opening, "closing": closing}
+    data = {
+        **asdict(story),
+        "told": told,
+        "sentences": sentences,
+        "opening": opening,
+        "closing": closing,
+    }
     data["moves"] = {part.head: story.moves(part) for part in story.heads}
     answer = story.answer.strip() or story.answer  # a token may be spaces alone
     document = page(

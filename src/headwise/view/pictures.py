@@ -37,7 +37,9 @@ class DrawnMaps(HeadMaps):
         across = 1 + max(head.head for head in self.maps)
         figure = figure_class()(figsize=(across, 1.2 * len(layers)))  # inches
         for head in self.maps:
-            axes = figure.add_subplot(len(layers), across, layers.index(head.layer) * across + head.head + 1)
+            axes = figure.add_subplot(
+                len(layers), across, layers.index(head.layer) * across + head.head + 1
+            )
             axes.imshow(head.weights, cmap="Blues", vmin=0, vmax=1)
             axes.set_title(head.name, fontsize=6)
             axes.set_axis_off()
@@ -62,7 +64,8 @@ def attention(model: Any, text: Any) -> DrawnMaps:
     Raises:
         HeadwiseError: for a model of several stacks: there `watch(model, text, maps=True)` has the maps.
     """
-    from headwise.heads.watch import head_maps  # here, since the rest of this room needs no torch
+    # here, since the rest of this package needs no torch
+    from headwise.heads.watch import head_maps
     from headwise.models.open import folder_of, ids_of
 
     folder, ids = folder_of(model), [int(i) for i in ids_of(model, text)]
@@ -90,10 +93,13 @@ def png(figure: Figure) -> bytes:
 
 
 WIDE, LINE = 5.0, 0.25  # inches: width of the picture, height of the line above it
-DARK = 0.75  # how dark a patch without weight is made: at 1 it would be black, and the image could not be told
+# how dark a patch without weight is made: at 1 it would be black, and the image could not be told
+DARK = 0.75
 
 
-def overlay(path: str | Path, image: Any, head: SeenHead, grid: tuple[int, int] | None = None) -> None:
+def overlay(
+    path: str | Path, image: Any, head: SeenHead, grid: tuple[int, int] | None = None
+) -> None:
     """Write a PNG of an image and, over each of its patches, how much a head looks there.
 
         with hw.watch(model, maps=[-1]) as seen:                       # the last token of the text
@@ -138,14 +144,22 @@ def patches(head: SeenHead, grid: tuple[int, int] | None) -> NDArray[np.float64]
     """The weights of the patches, (rows, columns), means over the rows of the map. HeadwiseError as in `overlay`."""
     weights = np.asarray(head.image_map, np.float64)  # (tokens that look, places of the image)
     if not len(weights):
-        raise HeadwiseError(f"{head.name}: no row was kept; list rows that are there, watch(model, maps=[-1])")
+        raise HeadwiseError(
+            f"{head.name}: no row was kept; list rows that are there, watch(model, maps=[-1])"
+        )
     n = weights.shape[1]
     rows, columns = grid or (isqrt(n), isqrt(n))
     # Of a square that was guessed at most a class token may be left over; whoever passes a grid knows what is before.
     before = n - rows * columns
     if min(rows, columns) < 1 or before < 0 or (grid is None and before > 1):
-        shape = "no square" if grid is None else f"{'fewer than' if before < 0 else 'not'} {rows} x {columns}"
-        raise HeadwiseError(f"{head.name} sees {n} places of the image, {shape}; pass grid=(rows, columns) of patches")
+        shape = (
+            "no square"
+            if grid is None
+            else f"{'fewer than' if before < 0 else 'not'} {rows} x {columns}"
+        )
+        raise HeadwiseError(
+            f"{head.name} sees {n} places of the image, {shape}; pass grid=(rows, columns) of patches"
+        )
     patch_weights: NDArray[np.float64] = weights.mean(0)[before:].reshape(rows, columns)
     return patch_weights
 
@@ -157,15 +171,24 @@ def _pixels(image: Any) -> Any:
 
         try:
             image = imread(image)
-        except (OSError, SyntaxError, ValueError) as error:  # PIL raises SyntaxError for a broken PNG
+        # PIL raises SyntaxError for a broken PNG
+        except (OSError, SyntaxError, ValueError) as error:
             raise HeadwiseError(f"{image} cannot be read as an image: {error}") from None
-    pixels = np.asarray(image.detach().cpu().float() if hasattr(image, "detach") else image, np.float64)
+    pixels = np.asarray(
+        image.detach().cpu().float() if hasattr(image, "detach") else image, np.float64
+    )
     # Colours first, as processors give them, become colours last. 1 is grey, 3 are colours; 4, which processors do
     # not give, are colours and opacity.
     if pixels.ndim == 3 and pixels.shape[0] in (1, 3) and pixels.shape[2] not in (1, 3, 4):
         pixels = pixels.transpose(1, 2, 0)
-    if pixels.ndim not in (2, 3) or not pixels.size or (pixels.ndim == 3 and pixels.shape[2] not in (1, 3, 4)):
-        raise HeadwiseError(f"an image is (rows, columns, 3) or (3, rows, columns), and this one is {pixels.shape}")
+    if (
+        pixels.ndim not in (2, 3)
+        or not pixels.size
+        or (pixels.ndim == 3 and pixels.shape[2] not in (1, 3, 4))
+    ):
+        raise HeadwiseError(
+            f"an image is (rows, columns, 3) or (3, rows, columns), and this one is {pixels.shape}"
+        )
     if pixels.ndim == 3:
         pixels = pixels[..., :3]  # without opacity
     # From the darkest to the brightest: what a processor normed lies around 0. A copy, for the image is the caller's.

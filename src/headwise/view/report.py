@@ -41,7 +41,9 @@ LEVELS = 2**16 - 1
 Shares = NDArray[np.float64]  # fractions of a head's attention, see `shares_of`
 
 
-def survey_data(survey: Survey, maps: HeadMaps | None, summary: RunSummary | None, walk: str | None = None) -> Facts:
+def survey_data(
+    survey: Survey, maps: HeadMaps | None, summary: RunSummary | None, walk: str | None = None
+) -> Facts:
     """The data of the page; the arguments are those of `report_html`."""
     columns = columns_of(survey)
     roles = []
@@ -76,31 +78,52 @@ def survey_data(survey: Survey, maps: HeadMaps | None, summary: RunSummary | Non
         "run": None if summary is None else _run(summary),
         "walk": walk,
         # What the page asks its reader to find out first: of a run on the verbs, which head carries the tense.
-        "question": "tense" if summary is not None and summary.facts.get("text") == verbs.NAME else "head",
+        "question": "tense"
+        if summary is not None and summary.facts.get("text") == verbs.NAME
+        else "head",
     }
 
 
 def _run(summary: RunSummary) -> Facts:
     """The run; its files have facts in English, which `known` makes notes again, so that the page says them in both."""
     facts = [(name, sent(known(value) or value)) for name, value in summary.facts.items()]
-    name = summary.baseline_name and sent(known(summary.baseline_name) or summary.baseline_name)  # None stays None
-    return {**vars(summary), "facts": facts, "baseline_name": name, "has_baseline": summary.baseline_loss is not None}
+    # None stays None
+    name = summary.baseline_name and sent(known(summary.baseline_name) or summary.baseline_name)
+    return {
+        **vars(summary),
+        "facts": facts,
+        "baseline_name": name,
+        "has_baseline": summary.baseline_loss is not None,
+    }
 
 
 def _heads(survey: Survey, columns: tuple[Column, ...], wide: bool) -> list[Facts]:
     """Every head: numbers, pictures, and the sentence about it."""
     pictures = shares_of(survey)
-    roles = {role.name: place for place, role in enumerate(survey.roles)}  # the page has roles by their place
+    # the page has roles by their place
+    roles = {role.name: place for place, role in enumerate(survey.roles)}
     heads = []
     for profile in survey.profiles:
-        head = _numbers(survey, profile, columns, *pictures[profile.name]) | _text_of(profile, survey.passage, wide)
-        head |= {"name": profile.name, "part": profile.part, "layer": profile.layer, "head": profile.head}
-        head |= {"says": list(map(sent, head_notes(survey, profile))), "roles": [roles[role] for role in profile.roles]}
+        head = _numbers(survey, profile, columns, *pictures[profile.name]) | _text_of(
+            profile, survey.passage, wide
+        )
+        head |= {
+            "name": profile.name,
+            "part": profile.part,
+            "layer": profile.layer,
+            "head": profile.head,
+        }
+        head |= {
+            "says": list(map(sent, head_notes(survey, profile))),
+            "roles": [roles[role] for role in profile.roles],
+        }
         heads.append(head)
     return heads
 
 
-def _numbers(survey: Survey, profile: HeadProfile, columns: tuple[Column, ...], shares: Shares, first: Shares) -> Facts:
+def _numbers(
+    survey: Survey, profile: HeadProfile, columns: tuple[Column, ...], shares: Shares, first: Shares
+) -> Facts:
     """Statistics and picture of a head; `shares` and `first` as `shares_of` gives them."""
     return {
         "values": [_interval(value_of(profile, column.key)) for column in columns],
@@ -141,7 +164,8 @@ def shares_of(survey: Survey) -> dict[str, tuple[Shares, Shares]]:
     or to less beside a sink. The second array, (rows,), is what of the first column goes to the first key alone. For a
     text of at most as many tokens as blocks both are the weights themselves.
     """
-    largest: dict[str, float] = {}  # sum of a row in each stack: 1 / block size, where blocks are even, without a sink
+    # sum of a row in each stack: 1 / block size, where blocks are even, without a sink
+    largest: dict[str, float] = {}
     for profile in survey.profiles:
         row = float(np.nan_to_num(profile.thumbnail).sum(axis=1).max())
         largest[profile.part] = max(row, largest.get(profile.part, 0.0))
@@ -150,11 +174,14 @@ def shares_of(survey: Survey) -> dict[str, tuple[Shares, Shares]]:
         blocks, length = profile.thumbnail.shape[1], text_length(survey, profile)
         # A mean over the keys of a block, times their number, is the sum over them. The number is estimated from the
         # largest row where the length of the text is not known.
-        sizes = np.full(blocks, 1 / (largest[profile.part] or 1.0))  # keys in each block; all 0: no head looks at all
+        # keys in each block; all 0: no head looks at all
+        sizes = np.full(blocks, 1 / (largest[profile.part] or 1.0))
         # Key i lies in block i * blocks // length: count those of each. A model that adds tokens of its own to a short
         # text may have more blocks than the text has tokens.
         if length is not None and length >= blocks:
-            sizes = np.bincount(np.arange(length) * blocks // length, minlength=blocks).astype(np.float64)
+            sizes = np.bincount(np.arange(length) * blocks // length, minlength=blocks).astype(
+                np.float64
+            )
         # `first_key`, too, is a mean over the keys of its block, the first.
         shares[profile.name] = profile.thumbnail * sizes, profile.first_key * sizes[0]
     return shares
@@ -166,12 +193,15 @@ def text_length(survey: Survey, profile: HeadProfile) -> int | None:
         return None  # the keys are those of the encoder, which may read another text, or hear
     if survey.n_documents == 1:
         return survey.longest
-    return len(survey.tokens) if 0 < len(survey.tokens) < TOKENS else None  # a text that long may go on
+    # a text that long may go on
+    return len(survey.tokens) if 0 < len(survey.tokens) < TOKENS else None
 
 
 def quantised(weights: NDArray[Any]) -> str:
     """Weights in 0..1, any shape, row by row, as base64 of little-endian 16-bit whole numbers of 1/65535; NaN is 0."""
-    levels = np.rint(np.clip(np.nan_to_num(weights.astype(np.float64)), 0.0, 1.0) * LEVELS).astype("<u2")
+    levels = np.rint(np.clip(np.nan_to_num(weights.astype(np.float64)), 0.0, 1.0) * LEVELS).astype(
+        "<u2"
+    )
     return base64.b64encode(levels.tobytes()).decode("ascii")
 
 
@@ -208,7 +238,19 @@ STYLES = (
     "report_roles.css",
     "report_run.css",
 )
-WORDS = ("report", "sentence", "column", "meaning", "role", "job", "source", "said", "note", "fact", "kept")
+WORDS = (
+    "report",
+    "sentence",
+    "column",
+    "meaning",
+    "role",
+    "job",
+    "source",
+    "said",
+    "note",
+    "fact",
+    "kept",
+)
 
 
 def write_report(path: str | Path, survey: Survey, *more: Any, **options: Any) -> None:
@@ -241,7 +283,8 @@ def report_html(
         shown = package_text("film.html")
         styles.append("film.css")
         words.append("film")
-    body = frame("report.html", model=escaped(survey.model), film=shown, panes=2 * pane)  # two heads side by side
+    # two heads side by side
+    body = frame("report.html", model=escaped(survey.model), film=shown, panes=2 * pane)
     data = survey_data(survey, maps, summary, walk)
     return page(
         "report",

@@ -22,7 +22,17 @@ from headwise.view import Screen
 from headwise.words import Note, check_lang, key_of, labelled, marked, unknown
 
 # Statistics that a report shows at once, where there are more than FEW; the others are shown on demand.
-MAIN = ("entropy", "confidence", "distance", "first", "previous", "self", "delimiter", "duplicate", "induction")
+MAIN = (
+    "entropy",
+    "confidence",
+    "distance",
+    "first",
+    "previous",
+    "self",
+    "delimiter",
+    "duplicate",
+    "induction",
+)
 FEW = 10  # so many statistics, or fewer, are all shown at once: a round choice
 KINDS = 10  # kinds of badges in report_roles.css, .r0 to .r9
 
@@ -68,7 +78,9 @@ def columns_of(survey: Survey) -> tuple[Column, ...]:
         followed = any(key == relation.name for relation in survey.relations)
         main = key in effects or followed or key in MAIN or len(survey.statistics) <= FEW
         # Ablation has a sign: without a head the loss may rise or fall.
-        columns.append(Column(key, label(key), meaning, decimals_for(known), key == "ablation", main))
+        columns.append(
+            Column(key, label(key), meaning, decimals_for(known), key == "ablation", main)
+        )
     return tuple(columns)
 
 
@@ -86,7 +98,8 @@ def decimals_for(values: Iterable[float]) -> int:
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     if not largest:  # all are 0, or there are none
         return 3
-    order = math.floor(math.log10(largest))  # 0 for 1 to 10, which get 3 decimals; -1 for 0.1 to 1, which get 3, too
+    # 0 for 1 to 10, which get 3 decimals; -1 for 0.1 to 1, which get 3, too
+    order = math.floor(math.log10(largest))
     return max(0, 3 - order) if order >= 0 else min(6, 2 - order)
 
 
@@ -100,7 +113,8 @@ def badges_of(roles: Iterable[Role]) -> dict[str, Badge]:
         taken = {badge.letter for badge in badges.values()}
         candidates = [*filter(str.isalpha, name.upper()), *string.ascii_uppercase, *string.digits]
         letter = next((candidate for candidate in candidates if candidate not in taken), "?")
-        badges[name] = Badge(name, letter, place % KINDS)  # from the eleventh on shapes and colours come again
+        # from the eleventh on shapes and colours come again
+        badges[name] = Badge(name, letter, place % KINDS)
     return {name: badges[name] for name in names}
 
 
@@ -125,14 +139,18 @@ TELLING = (
 CLOSE = 0.0005  # nats; a smaller change is written as 0.000, with three decimals
 
 
-def head_sentence(survey: Survey, profile: HeadProfile, lang: str = "en", marks: tuple[str, str] = ("*", "*")) -> str:
+def head_sentence(
+    survey: Survey, profile: HeadProfile, lang: str = "en", marks: tuple[str, str] = ("*", "*")
+) -> str:
     """`At *él* it looks at *write* (0.97; translation, 0.76 on average). Without it the loss rises by 0.67 nats.`
 
     lang   "en" or "es"; HeadwiseError for another
     marks  what stands before and behind a token
     """
     check_lang(lang)
-    return " ".join(marked(note.key, lang, note.facts, marks) for note in head_notes(survey, profile))
+    return " ".join(
+        marked(note.key, lang, note.facts, marks) for note in head_notes(survey, profile)
+    )
 
 
 def head_notes(survey: Survey, profile: HeadProfile) -> list[Note]:
@@ -148,10 +166,17 @@ def _look(survey: Survey, profile: HeadProfile) -> Note:
     if followed:
         role = max(followed, key=lambda name: profile.relations[name].mass.mean)
         score = profile.relations[role]
-        looks, at, weight = score.example  # the token that looks, the one it looks at, with which weight
-        facts = {"looks": looks, "at": at, "weight": number(weight, 2), "role": labelled("role", role)}
+        # the token that looks, the one it looks at, with which weight
+        looks, at, weight = score.example
+        facts = {
+            "looks": looks,
+            "at": at,
+            "weight": number(weight, 2),
+            "role": labelled("role", role),
+        }
         return Note.of("sentence.relation", **facts, mean=number(score.mass.mean, 2))
-    scores = {role.name: role.score for role in survey.roles}  # a role -> the statistic by which it is earned
+    # a role -> the statistic by which it is earned
+    scores = {role.name: role.score for role in survey.roles}
     for role in TELLING:
         if role in profile.roles:
             return Note.of(key_of("sentence", role), mean=number(profile.means[scores[role]], 2))
@@ -178,11 +203,15 @@ def _effect(change: Interval | None) -> list[Note]:
 
 # In the terminal.
 
-SHOWN = ("entropy", "distance", "confidence", "first", "previous", "importance", "ablation")  # columns, for 80 places
-NAMED = 6  # heads that are named behind a role, and texts behind a model: a round choice, as is the next
+# columns, for 80 places
+SHOWN = ("entropy", "distance", "confidence", "first", "previous", "importance", "ablation")
+# heads that are named behind a role, and texts behind a model: a round choice, as is the next
+NAMED = 6
 LONG = 40  # characters of the name of a text, at most
-HEADINGS = {"confidence": "conf.", "importance": "import.", "previous": "prev."}  # short, for 80 columns
-EFFECTS = ("importance", "ablation")  # what happens without a head; all its other numbers are statistics
+# short, for 80 columns
+HEADINGS = {"confidence": "conf.", "importance": "import.", "previous": "prev."}
+# what happens without a head; all its other numbers are statistics
+EFFECTS = ("importance", "ablation")
 
 
 def print_survey(screen: Screen, survey: Survey, sort_by: str = "name") -> None:
@@ -212,7 +241,8 @@ def check_order(statistics: Iterable[str], sort_by: str) -> str:
     Raises HeadwiseError for any other.
     """
     known = ("name", *EFFECTS, *statistics)
-    keys = {HEADINGS.get(key, key): key for key in known}  # the last of equal names counts: a key before a heading
+    # the last of equal names counts: a key before a heading
+    keys = {HEADINGS.get(key, key): key for key in known}
     keys |= {label(key): key for key in known} | {key: key for key in known}
     if sort_by not in keys:
         raise unknown(f"cannot sort by {sort_by!r}", sort_by, keys)
@@ -228,13 +258,16 @@ def _print_facts(screen: Screen, survey: Survey) -> None:
         of += f", {survey.loss:.3f} nats per token"
     heads, layers = plural(len(survey), "head"), plural(n_layers(survey), "layer")
     documents = plural(survey.n_documents, "document")
-    screen.say(f"{survey.model}: {heads} in {layers}; {survey.n_tokens:,} tokens in {documents}{of}")
+    screen.say(
+        f"{survey.model}: {heads} in {layers}; {survey.n_tokens:,} tokens in {documents}{of}"
+    )
 
 
 def _print_roles(screen: Screen, survey: Survey) -> None:
     """A line for each role that heads have: how many, and which; then the others."""
     screen.say("")
-    grid = Grid.grid(padding=(0, 2))  # two places between columns: the role, how many heads, their names
+    # two places between columns: the role, how many heads, their names
+    grid = Grid.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(justify="right", no_wrap=True)
     grid.add_column()
@@ -261,11 +294,14 @@ def _print_heads(screen: Screen, survey: Survey, columns: list[Column], key: str
 
     rows = []
     for profile in survey.profiles if key == "name" else sorted(survey.profiles, key=place):
-        roles = ", ".join(role.removesuffix(" token") for role in profile.roles)  # `previous` for `previous token`
+        # `previous` for `previous token`
+        roles = ", ".join(role.removesuffix(" token") for role in profile.roles)
         numbers = [_shown_number(_number(profile, column.key), column) for column in columns]
         rows.append([profile.name, roles, *numbers])
     headings = [HEADINGS.get(column.key, column.label) for column in columns]
-    meanings = [f"{heading}: {column.meaning}" for heading, column in zip(headings, columns, strict=True)]
+    meanings = [
+        f"{heading}: {column.meaning}" for heading, column in zip(headings, columns, strict=True)
+    ]
     table = Table(["head", "roles", *headings], rows, note="\n".join(meanings))
     table.print(screen, (0, 1))  # names and roles stand at the left
 
@@ -302,9 +338,21 @@ def relation_rows(survey: Survey) -> list[list[str]]:
             low, high = score.mass.low, score.mass.high
             # Of one document the interval has no ends.
             span = f"{number(low, 2)}-{number(high, 2)}" if math.isfinite(high - low) else "-"
-            controls = [number(x, 2) for x in (score.even, score.untrained, score.elsewhere, score.accuracy.mean)]
+            controls = [
+                number(x, 2)
+                for x in (score.even, score.untrained, score.elsewhere, score.accuracy.mean)
+            ]
             offset = f"{relation.offset}: {number(relation.offset_accuracy, 2)}"
-            rows.append([relation.name, head.name + star, number(score.mass.mean, 2), span, *controls, offset])
+            rows.append(
+                [
+                    relation.name,
+                    head.name + star,
+                    number(score.mass.mean, 2),
+                    span,
+                    *controls,
+                    offset,
+                ]
+            )
     return rows
 
 

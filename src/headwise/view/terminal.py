@@ -42,7 +42,10 @@ def _visible_character(character: str) -> str:
     if character in SIGNS:
         return SIGNS[character]
     # The joiner (of Cf) and the variation selectors (Mn) hold an emoji together; the rest of Cf turns or hides text.
-    is_unseen = unicodedata.category(character) in {"Cc", "Cf", "Cs", "Zl", "Zp", "Zs"} and character != JOINER
+    is_unseen = (
+        unicodedata.category(character) in {"Cc", "Cf", "Cs", "Zl", "Zp", "Zs"}
+        and character != JOINER
+    )
     return f"<U+{ord(character):04X}>" if is_unseen else character
 
 
@@ -63,11 +66,13 @@ def print_maps(screen: Screen, maps: HeadMaps) -> None:
     in it, and a line says so.
     """
     count = len(maps.tokens)
-    room = max(1, screen.width - LABEL_WIDTH - 1)  # columns for the pictures; 1 stands between them and the labels
+    # columns for the pictures; 1 stands between them and the labels
+    room = max(1, screen.width - LABEL_WIDTH - 1)
     size = math.ceil(count / min(LARGEST_SIDE, room))  # tokens of a cell
     shades = ASCII_SHADES if screen.options.ascii_only else SHADES
     pictures = [_picture(block_maximum(head.weights, size), shades) for head in maps.maps]
-    width = max(pictures[0][0].cell_len, *(len(head.name) for head in maps.maps))  # of a picture, below its name
+    # of a picture, below its name
+    width = max(pictures[0][0].cell_len, *(len(head.name) for head in maps.maps))
     labels = Text("\n".join(_row_labels(maps, size, screen.options.ascii_only)))
     screen.say(f"{maps.model}: each row is a token that looks, each column a token looked at")
     across = max(1, (room + GAP) // (width + GAP))  # the last picture in a row needs no gap
@@ -85,7 +90,9 @@ def print_maps(screen: Screen, maps: HeadMaps) -> None:
         grid.add_row(*drawn)
         screen.print(grid, "", crop=True)  # "": an empty line below
     if size > 1:
-        screen.say(f"{count} tokens: each cell is a block of {size} x {size}, shown by its largest weight")
+        screen.say(
+            f"{count} tokens: each cell is a block of {size} x {size}, shown by its largest weight"
+        )
     screen.print(_legend(shades), highlight=False, markup=False)
 
 
@@ -127,25 +134,43 @@ def print_steps(screen: Screen, steps: HeadSteps) -> None:
     place = f"{steps.name} at position {tokens[steps.at]}, which may look at {len(keys)} of {len(tokens)}"
     screen.say(f"{steps.model}: {place}. It reads key/value head {steps.kv_head}.\n")
     if steps.sharing:
-        screen.say(f"Key/value head {steps.kv_head} is also read by head {', '.join(map(str, steps.sharing))}.\n")
+        screen.say(
+            f"Key/value head {steps.kv_head} is also read by head {', '.join(map(str, steps.sharing))}.\n"
+        )
     query = {f"q of {tokens[steps.at]}": steps.query}
-    _print_vectors(screen, "Query and keys", query | {f"k of {name}": key.key for name, key in keys})
+    _print_vectors(
+        screen, "Query and keys", query | {f"k of {name}": key.key for name, key in keys}
+    )
     if keys:
         _print_vectors(screen, "Values", {f"v of {name}": key.value for name, key in keys})
     says = {"q.k": "dot", f"x {steps.scale:.4g}": "score"}
     if steps.softcap is not None:
         says[f"cap {steps.softcap:g}"] = "capped"
     says |= {"masked": "logit", "weight": "weight"}
-    rows = [[name, *(_decimal(getattr(key, field)) for field in says.values())] for name, key in keys]
+    rows = [
+        [name, *(_decimal(getattr(key, field)) for field in says.values())] for name, key in keys
+    ]
     if steps.sink is not None and steps.sink_weight is not None:
-        rows.append(["sink", *[""] * (len(says) - 2), _decimal(steps.sink), _decimal(steps.sink_weight)])
+        rows.append(
+            ["sink", *[""] * (len(says) - 2), _decimal(steps.sink), _decimal(steps.sink_weight)]
+        )
     Table(["", *says], rows, "Scores, and weights by a softmax").print(screen)
     gate = "" if steps.gate is None else f", times the gate {_decimal(steps.gate)}"
-    _print_vectors(screen, f"Output: the values times their weights, summed{gate}", {"out": steps.out})
-    added = {f"head {h}, length {_decimal(norm)}": steps.added[h] for h, norm in enumerate(steps.norms)}
+    _print_vectors(
+        screen, f"Output: the values times their weights, summed{gate}", {"out": steps.out}
+    )
+    added = {
+        f"head {h}, length {_decimal(norm)}": steps.added[h] for h, norm in enumerate(steps.norms)
+    }
     bias = {} if steps.out_bias is None else {"b_O": steps.out_bias}
-    _print_vectors(screen, "W_O: what each head adds, and the sum", added | bias | {"layer": steps.layer_out})
-    _print_vectors(screen, "Residual stream", {"x": steps.x, "layer": steps.layer_out, "x + layer": steps.x_new})
+    _print_vectors(
+        screen, "W_O: what each head adds, and the sum", added | bias | {"layer": steps.layer_out}
+    )
+    _print_vectors(
+        screen,
+        "Residual stream",
+        {"x": steps.x, "layer": steps.layer_out, "x + layer": steps.x_new},
+    )
 
 
 def _print_vectors(screen: Screen, title: str, vectors: dict[str, Vector]) -> None:

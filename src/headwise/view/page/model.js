@@ -1,5 +1,5 @@
-// The fourth rung, that is implementation of attention: our GPT in plain JavaScript. It is the same function as
-// gpt/gpt.py with the layer of rungs/tensor.py, and a test holds it against them.
+// The fourth backend, that is implementation of attention: our GPT in plain JavaScript. It is the same function as
+// gpt/gpt.py with the layer of backends/torch_.py, and a test holds it against them.
 //
 // For scripts and tests: await window.headwise.run(text, {silence, scale}) -> {tokens, ids, logits, maps,
 // heads, unknown}.

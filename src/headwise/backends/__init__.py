@@ -1,0 +1,117 @@
+"""One function on three backends: `attend`, and `trace`, which keeps every step.
+
+What q is chooses the backend: nested lists take the plain loops, a NumPy array the NumPy backend, a torch tensor
+the torch backend. A backend loads when it is first used, so only those who hold a tensor import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from headwise.errors import HeadwiseError
+from headwise.masks import Mask, bare_mask_error
+from headwise.records import AnyArray, Trace
+from headwise.spec import Options, PerHead
+
+TITLES = {"loops": "loop", "numpy_": "NumPy", "torch_": "torch"}  # by the name of the module
+
+
+def attend(
+    q: AnyArray,
+    k: AnyArray,
+    v: AnyArray,
+    mask: Mask | None = None,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink: PerHead | None = None,
+    dropout: float = 0.0,
+    gate: PerHead | None = None,
+    kv_index: Sequence[int] | None = None,
+) -> AnyArray:
+    """Multi-head attention: softmax(cap(q k^T * scale) + mask) v, for MHA, GQA and MQA alike.
+
+    Vaswani et al. 2017 (arXiv 1706.03762), section 3.2; grouped heads: Ainslie et al. 2023 (arXiv 2305.13245).
+
+    Args:
+        q: (B,H,T,D); nested lists, numpy.ndarray or torch.Tensor, and k and v of the same kind
+        k: (B,G,S,D), never repeated to H heads; on nested lists the axis B may be left out of all three
+        v: (B,G,S,E)
+        mask: Causal, Window, Streaming, Lengths, Segments, Allowed, Bias, Alibi, one of your own, or several with &
+        scale: multiplies the scores; default 1/sqrt(D)
+        softcap: c of c*tanh(score/c), before mask and bias (Gemma 2)
+        sink: (H,) one extra logit a head, which takes its share of the softmax and gives nothing (gpt-oss)
+        dropout: probability of dropping a weight; torch only
+        gate: (H,) multiplies each head's output
+        kv_index: (H,) kv_index[h] is the key/value head that query head h reads; default h // (H // G): H=6, G=2
+            reads 0 0 0 1 1 1
+
+    Returns:
+        (B,H,T,E), in q's kind and dtype. A query that may attend nothing gets 0.
+
+    Raises:
+        HeadwiseError: with both numbers when shapes, dtypes or devices do not fit.
+    """
+    options = Options(mask, scale, softcap, sink, dropout, gate, kv_index)
+    out: AnyArray = _backend(q, k, v, mask).attend(q, k, v, options)
+    return out
+
+
+def trace(
+    q: AnyArray,
+    k: AnyArray,
+    v: AnyArray,
+    mask: Mask | None = None,
+    *,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sink: PerHead | None = None,
+    dropout: float = 0.0,
+    gate: PerHead | None = None,
+    kv_index: Sequence[int] | None = None,
+) -> Trace[AnyArray]:
+    """`attend` with a record of every step. The arguments are those of `attend`, and so are the errors.
+
+    Returns:
+        scores, capped, masked and weights (B,H,T,S), lse (B,H,T) and out (B,H,T,E), in q's kind and dtype.
+    """
+    options = Options(mask, scale, softcap, sink, dropout, gate, kv_index)
+    steps: Trace[AnyArray] = _backend(q, k, v, mask).trace(q, k, v, options)
+    return steps
+
+
+def _backend(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    """The module of the backend that q, k and v belong to. Raises HeadwiseError for a mixture, and for a bare mask."""
+    kinds = {name: _kind(name, x) for name, x in (("q", q), ("k", k), ("v", v))}
+    if len(set(kinds.values())) > 1:
+        backends = ", ".join(
+            f"{name} is on the {TITLES[kind]} backend" for name, kind in kinds.items()
+        )
+        raise HeadwiseError(
+            f"{backends}; pass all three as lists, as NumPy arrays or as torch tensors"
+        )
+    if mask is not None and not isinstance(mask, Mask):
+        raise bare_mask_error(mask)
+    # The module has the name of its kind. This one is spelled out, since torch.compile does not look into importlib.
+    if kinds["q"] == "torch_":
+        from headwise.backends import torch_
+
+        return torch_
+    return importlib.import_module(f"headwise.backends.{kinds['q']}")
+
+
+def _kind(name: str, x: Any) -> str:
+    # What was never imported has made no tensor or array; to ask so loads neither library.
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and isinstance(x, torch.Tensor):
+        return "torch_"
+    if numpy is not None and isinstance(x, numpy.ndarray):
+        return "numpy_"
+    if isinstance(x, list | tuple):
+        return "loops"
+    raise HeadwiseError(
+        f"{name} is {type(x).__name__}; pass nested lists, a numpy.ndarray or a torch.Tensor"
+    )

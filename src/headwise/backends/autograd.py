@@ -1,0 +1,144 @@
+"""Scalar reverse-mode differentiation: a number that remembers how it was made, in the manner of micrograd.
+
+Each `Value` keeps the numbers it came from and the slope of itself along each of them. `backward` walks the graph
+once from the end to the beginning and adds up slopes (the chain rule). `dot` is one node instead of 2n - 1, since
+attention is made of dot products. The functions take plain floats too, so the loop backend runs with or without
+gradients.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import cast
+
+_birth = itertools.count().__next__  # each call gives the next number
+
+
+class Value:
+    """One number, its gradient (filled by `backward`), and where it came from."""
+
+    # A graph has very many Values: slots spare each of them a dict.
+    __slots__ = ("_born", "_inputs", "_slopes", "data", "grad")
+
+    def __init__(
+        self, data: float, inputs: tuple[Value, ...] = (), slopes: Sequence[float] = ()
+    ) -> None:
+        self.data = data
+        self.grad = 0.0
+        self._inputs = inputs
+        self._slopes = slopes  # d self / d input, one for each input
+        # a Value is younger than its inputs: to sort by birth is to sort the graph
+        self._born = _birth()
+
+    def __repr__(self) -> str:
+        return f"Value({self.data})"
+
+    def __add__(self, other: Scalar) -> Value:
+        if isinstance(other, Value):
+            return Value(self.data + other.data, (self, other), (1.0, 1.0))
+        return Value(self.data + other, (self,), (1.0,))
+
+    def __mul__(self, other: Scalar) -> Value:
+        if isinstance(other, Value):
+            return Value(self.data * other.data, (self, other), (other.data, self.data))
+        return Value(self.data * other, (self,), (other,))
+
+    def __pow__(self, exponent: float) -> Value:
+        return Value(self.data**exponent, (self,), (exponent * self.data ** (exponent - 1),))
+
+    def __neg__(self) -> Value:
+        return self * -1.0
+
+    def __sub__(self, other: Scalar) -> Value:
+        if isinstance(other, Value):
+            return Value(self.data - other.data, (self, other), (1.0, -1.0))
+        return self + -other
+
+    # A quotient is a product with a power, a difference a sum with the negative: so their slopes come by themselves.
+    def __truediv__(self, other: Scalar) -> Value:
+        return self * other**-1
+
+    def __rsub__(self, other: float) -> Value:
+        return -self + other
+
+    def __rtruediv__(self, other: float) -> Value:
+        return self**-1 * other
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def backward(self) -> None:
+        """Fill `.grad` of every Value that this one depends on with d self / d that Value, added to what is there."""
+        made = self._made_below()
+        # What an earlier walk left in `grad` is set aside, so that it is not sent down again, and added at the end.
+        earlier = [node.grad for node in made]
+        for node in made:
+            node.grad = 0.0
+        self.grad = 1.0  # d self / d self
+        for node in made:
+            grad = node.grad
+            for parent, slope in zip(node._inputs, node._slopes, strict=True):
+                parent.grad += slope * grad
+        for node, grad in zip(made, earlier, strict=True):
+            node.grad += grad
+
+    def _made_below(self) -> list[Value]:
+        """This Value and those below it, youngest first; without leaves, which have nothing to pass on."""
+        made = []
+        seen: set[Value] = set()
+        layer = [self]  # then what that was made of, and so on down
+        while layer:
+            made += layer
+            inputs = set().union(*[node._inputs for node in layer]) - seen
+            seen |= inputs
+            layer = [node for node in inputs if node._inputs]
+        made.sort(key=attrgetter("_born"), reverse=True)
+        return made
+
+
+Scalar = float | Value
+
+
+def number(x: Scalar) -> float:
+    """The plain number, without its history."""
+    return x.data if isinstance(x, Value) else x
+
+
+def exp(x: Scalar) -> Scalar:
+    y = math.exp(number(x))
+    return Value(y, (x,), (y,)) if isinstance(x, Value) else y  # the slope of exp is exp itself
+
+
+def log(x: Scalar) -> Scalar:
+    y = math.log(number(x))
+    return Value(y, (x,), (1.0 / x.data,)) if isinstance(x, Value) else y
+
+
+def tanh(x: Scalar) -> Scalar:
+    y = math.tanh(number(x))
+    # the slope of tanh is 1 - tanh^2
+    return Value(y, (x,), (1.0 - y * y,)) if isinstance(x, Value) else y
+
+
+def dot(xs: Sequence[Scalar], ys: Sequence[Scalar]) -> Scalar:
+    """sum_i x_i y_i as a single node; a plain float when no Value takes part."""
+    # `number`, without the price of a call
+    x_data = [x.data if isinstance(x, Value) else x for x in xs]
+    y_data = [y.data if isinstance(y, Value) else y for y in ys]
+    total = sum([x * y for x, y in zip(x_data, y_data, strict=True)])
+    # the slope along each x is its y, and along each y its x
+    return _node(total, (*xs, *ys), y_data + x_data)
+
+
+def _node(data: float, inputs: Sequence[Scalar], slopes: list[float]) -> Scalar:
+    """A Value made of those inputs that are Values; a plain float when none is."""
+    kinds = set(map(type, inputs))
+    if kinds == {Value}:
+        return Value(data, cast("tuple[Value, ...]", tuple(inputs)), slopes)
+    if Value not in kinds:
+        return data
+    values = [(x, slope) for x, slope in zip(inputs, slopes, strict=True) if isinstance(x, Value)]
+    return Value(data, tuple(x for x, _ in values), [slope for _, slope in values])

@@ -1,0 +1,247 @@
+"""The key/value cache: what earlier tokens said, kept so that it need not be computed again."""
+
+from __future__ import annotations
+
+import weakref
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from headwise.errors import HeadwiseError
+
+
+class Offer(NamedTuple):
+    """What a cache will hold once `take` counts its new tokens: rows `begin` to `end` of its buffers."""
+
+    buffers: tuple[Tensor, ...]  # of keys and of values
+    begin: int
+    end: int
+    n_new: int  # tokens that `take` adds to its length
+
+
+class KVCache:
+    """Keys (B,G,S,D) and values (B,G,S,E) of the tokens seen so far, for one layer and one batch.
+
+    Without arguments it grows with the text, by doubling: an append costs O(1) per token on average.
+
+    A cache changes speed, never the answer: `layer(x, cache=cache)` on the next tokens equals the last rows of `layer`
+    on all of them. In cross attention it holds the context's keys and values, which are computed once.
+    Of a MultiHeadLatentAttention it holds latents and rotary keys (B,1,S,latent_dim + rope_dim); values are 0 wide.
+    While gradients are recorded, keys and values are joined anew at each append, so that gradients flow through the
+    cache; generate under `torch.no_grad()`.
+
+    Args:
+        max_length: room for so many tokens, taken once; one more is an error
+        window: roll: keep the latest so many tokens, all that a layer with a Window of left <= window looks at
+    """
+
+    def __init__(self, max_length: int | None = None, window: int | None = None) -> None:
+        for name, value in (("max_length", max_length), ("window", window)):
+            if value is not None and value < 1:
+                raise HeadwiseError(f"{name}={value} must be at least 1")
+        if max_length is not None and window is not None:
+            raise HeadwiseError(
+                f"max_length={max_length} and window={window}: a cache is static, or rolls; pass one"
+            )
+        self.max_length, self.window = max_length, window
+        self.length = 0  # tokens seen
+        self.reorders = 0  # times that documents changed places: who sums up over calls must know
+        # of keys (B,G,room,D) and of values (B,G,room,E), once there are some
+        self._buffers: tuple[Tensor, ...] = ()
+        # the rows that are held: tokens before them are dropped, room is behind
+        self._begin = self._end = 0
+        self._offered: Offer | None = None  # until the next `take`
+        self._layer: int | None = None  # number of the layer that filled it
+        # The tensor that a cross attention's keys were made of. Weak: to recognise it needs no hold on its memory.
+        self._context: weakref.ref[Tensor] | None = None
+        # and what the values were made of, mostly the same tensor
+        self._values: weakref.ref[Tensor] | None = None
+
+    def __repr__(self) -> str:
+        kinds = {"max_length": self.max_length, "window": self.window}
+        kind = "".join(f"{name}={value}, " for name, value in kinds.items() if value)
+        return f"KVCache({kind}length={self.length}, bytes={self.nbytes})"
+
+    @property
+    def kept(self) -> int:
+        """Tokens whose keys and values are held; fewer than `length` once a rolling cache has dropped some."""
+        return self._end - self._begin
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the keys and values held; the room that waits for more is not counted."""
+        return sum(view.numel() * view.element_size() for view in self._views())
+
+    def _views(self) -> tuple[Tensor, ...]:
+        """The keys and the values held; nothing before the first."""
+        # code that torch.compile traces cannot ask for the mode
+        is_compiled = torch.compiler.is_compiling()
+        if (
+            not is_compiled
+            and not torch.is_inference_mode_enabled()
+            and any(x.is_inference() for x in self._buffers)
+        ):
+            # Buffers made in inference mode may not be written outside of it: copies may.
+            self._buffers = tuple(buffer.clone() for buffer in self._buffers)
+        return tuple(buffer[:, :, self._begin : self._end] for buffer in self._buffers)
+
+    def _held(self, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        """The keys and the values held; before the first, of as many heads and as wide as these new ones, no rows."""
+        return self._views() or (k[:, :, :0], v[:, :, :0])
+
+    @property
+    def holds_context(self) -> bool:
+        """Does it hold the keys of a cross attention's context?"""
+        return self._context is not None
+
+    def check_layer(self, layer: int) -> None:
+        """A cache serves the layer, known by a number of its own, that first filled it; another one is an error."""
+        if self._layer not in (None, layer):
+            raise HeadwiseError(
+                f"this cache belongs to layer number {self._layer} and was passed to number {layer}; "
+                f"use one cache for each layer"
+            )
+
+    @property
+    def batch(self) -> int | None:
+        """Documents whose keys are held; None while there are none."""
+        return self._buffers[0].shape[0] if self._buffers else None
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Add keys (B,G,T,D) and values (B,G,T,E); returns what the new tokens may look at, themselves at the end."""
+        offered = self.offer(k, v)
+        self.take()
+        return offered
+
+    def offer(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """What `append` would return; the cache counts the new tokens only after `take`.
+
+        Two steps, so that a call that fails in between leaves the cache as it was.
+        """
+        if self._buffers:
+            _check_fit("keys", self._buffers[0], k)
+            _check_fit("values", self._buffers[1], v)
+        self.check_room(k.shape[2])
+        held, n_new = self._views(), k.shape[2]  # `held` is empty before the first token
+        if torch.is_grad_enabled() or any(view.requires_grad for view in held):
+            # Backward may need what it was given, so nothing is written in place.
+            joined = (torch.cat([held[0], k], 2), torch.cat([held[1], v], 2)) if held else (k, v)
+            self._offered = Offer(joined, 0, self.kept + n_new, n_new)
+            return joined
+        if not held or self._end + n_new > self._buffers[0].shape[2]:
+            self._move(self._held(k, v), self._room(self.kept + n_new))
+        end = self._end + n_new
+        for buffer, new in zip(self._buffers, (k, v), strict=True):
+            buffer[:, :, self._end : end] = new
+        self._offered = Offer(self._buffers, self._begin, end, n_new)
+        keys, values = (buffer[:, :, self._begin : end] for buffer in self._buffers)
+        return keys, values
+
+    def _room(self, total: int) -> int:
+        """Rows of new buffers that must hold `total` tokens, with room for more."""
+        if self.max_length is not None:
+            return self.max_length  # taken once
+        if self.window is not None:
+            # full after `window` more tokens, and only then the kept ones move
+            return max(total, 2 * self.window)
+        return max(total, 2 * self.kept)  # doubled, so that n appends move O(n) rows in all
+
+    def _move(self, held: tuple[Tensor, ...], room: int) -> None:
+        """New buffers of `room` rows, with what is held at their beginning."""
+        kept = held[0].shape[2]
+        self._buffers = tuple(x.new_empty(*x.shape[:2], room, x.shape[3]) for x in held)
+        for buffer, view in zip(self._buffers, held, strict=True):
+            buffer[:, :, :kept] = view
+        self._begin, self._end = 0, kept
+
+    def check_room(self, n_new: int) -> None:
+        """Raise HeadwiseError where a static cache cannot take that many more tokens."""
+        total = self.length + n_new
+        if self.max_length is not None and total > self.max_length:
+            raise HeadwiseError(
+                f"the cache has max_length={self.max_length} and holds {self.length}; {n_new} more make {total}; "
+                f"pass a larger max_length, or crop it"
+            )
+
+    def take(
+        self, layer: int | None = None, context: Tensor | None = None, values: Tensor | None = None
+    ) -> None:
+        """Count what was offered. With a `context` these are keys and values made of it, for all calls to come.
+
+        Args:
+            layer: number of the layer that has filled it, which is then the only one that it serves
+            context: what a layer of cross attention made the keys of
+            values: what the values were made of, where that is not the context
+        """
+        self._layer = self._layer if layer is None else layer
+        if self.holds_context:
+            return  # a context is counted once
+        if context is not None:
+            self._context, self._values = (
+                weakref.ref(context),
+                weakref.ref(context if values is None else values),
+            )
+        if self._offered is not None:
+            self._buffers, self._begin, self._end, n_new = self._offered
+            self._offered = None
+            self.length += n_new
+            # only now: the new tokens themselves may look back a window each
+            if self.window is not None:
+                self._begin = max(self._begin, self._end - self.window)
+
+    def held(self, context: Tensor | None, values: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The context's keys and values. Both arguments may be left out, or must be the tensors they came from."""
+        if context is not None:
+            sources = {
+                "keys": (self._context, context),
+                "values": (self._values, context if values is None else values),
+            }
+            for name, (source, tensor) in sources.items():
+                if source is None or source() is not tensor:
+                    raise HeadwiseError(
+                        f"the cache holds the {name} of another context tensor; use a new KVCache for this one"
+                    )
+        k, v = self._views()
+        return k, v
+
+    def crop(self, length: int) -> None:
+        """Forget all but the first `length` tokens, as speculative decoding does with a rejected draft."""
+        if not 0 <= length <= self.length:
+            raise HeadwiseError(f"cannot crop to {length} tokens; the cache has seen {self.length}")
+        if self.holds_context and length < self.length:
+            raise HeadwiseError(
+                "a cache of a context stays whole, and cannot be cropped; crop those of self attention"
+            )
+        if self.kept < self.length and length < self.length:
+            raise HeadwiseError(
+                f"cannot crop to {length} of {self.length} tokens: the cache rolls and keeps {self.kept}, "
+                f"and what the earlier ones looked at is gone; crop before the window is full, or use a growing cache"
+            )
+        self._end -= self.length - length
+        self.length = length
+
+    def reorder(self, index: Tensor) -> None:
+        """Row b becomes what row index[b] was, as beam search does; `index` (B',) may repeat and leave out rows."""
+        self.reorders += 1
+        # copies of what is held alone
+        self._buffers = tuple(view[index.to(view.device)] for view in self._views())
+        self._begin, self._end = 0, self.kept
+        # then `offer` joins, and wants no room
+        has_gradients = any(buffer.requires_grad for buffer in self._buffers)
+        if self._buffers and self.max_length is not None and not has_gradients:
+            # a static cache has its room from the first token on
+            self._move(self._buffers, self.max_length)
+
+
+def _check_fit(name: str, buffer: Tensor, new: Tensor) -> None:
+    ours, theirs = ((x.shape[0], x.shape[1], x.shape[3]) for x in (buffer, new))
+    if ours != theirs:
+        raise HeadwiseError(
+            f"the cache holds {name} of (batch, heads, width) = {ours}, and these are {theirs}; "
+            f"use one cache for each layer and batch"
+        )
+    if (buffer.dtype, buffer.device) != (new.dtype, new.device):
+        raise HeadwiseError(
+            f"the cache holds {name} in {buffer.dtype} on {buffer.device}, not {new.dtype} on {new.device}"
+        )

@@ -1,0 +1,166 @@
+"""The NumPy backend: attention in NumPy, whole tensors at a time. Needs no torch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headwise.errors import HeadwiseError
+from headwise.masks import BroadcastGrid, Mask, resolve
+from headwise.records import Trace
+from headwise.spec import (
+    Options,
+    Sizes,
+    check_per_head,
+    check_scores,
+    check_shapes,
+    is_adjacent,
+    resolve_kv_index,
+)
+
+Array = NDArray[Any]
+
+
+def attend(q: Array, k: Array, v: Array, options: Options) -> Array:
+    """Multi-head attention of NumPy arrays; see `headwise.attend`."""
+    return _steps(q, k, v, options, keep=False).out
+
+
+def trace(q: Array, k: Array, v: Array, options: Options) -> Trace[Array]:
+    """As `attend`, with every step kept. Steps are float32 for float16 and float32 inputs, else float64."""
+    return _steps(q, k, v, options, keep=True)
+
+
+def _steps(q: Array, k: Array, v: Array, options: Options, keep: bool) -> Trace[Array]:
+    """All steps; without `keep` the weights are written over the scores."""
+    mask, scale, softcap, sink, dropout, gate, kv_index = options
+    if dropout:
+        raise HeadwiseError(
+            f"dropout={dropout} on NumPy arrays: dropout needs the torch backend; pass torch tensors"
+        )
+    sizes = check_shapes(q.shape, k.shape, v.shape)
+    check_scores(scale, softcap)
+    dtype = _working_dtype(q, k, v)
+    sink, gate = (
+        _per_head(name, x, sizes.H, dtype) for name, x in (("sink", sink), ("gate", gate))
+    )
+    index = resolve_kv_index(sizes.H, sizes.G, kv_index)
+    scale = 1 / math.sqrt(sizes.D) if scale is None else float(scale)
+    allowed, bias = _masks(mask, sizes, dtype)
+
+    k, v = _alive_only(k, v, allowed, index)  # while there is one k and v for each key/value head
+    k, v = k.astype(dtype, copy=False), v.astype(dtype, copy=False)
+    # `_by_group` reads equal groups of adjacent heads; for any other order each query head gets a k and v of its own.
+    if not is_adjacent(index, sizes.H, sizes.G):
+        k, v = k[:, index], v[:, index]
+
+    scores = _by_group(q.astype(dtype, copy=False) * dtype.type(scale), k.swapaxes(-1, -2))
+    # `dtype.type`, as a softcap that is a float64 of NumPy would widen the scores.
+    capped = (
+        scores if softcap is None else np.tanh(scores / dtype.type(softcap)) * dtype.type(softcap)
+    )
+    masked = capped if bias is None else capped + bias
+    if allowed is not None:
+        masked = np.where(allowed, masked, dtype.type(-np.inf))
+    weights, lse = _softmax(masked, sink, None if keep else masked)
+    out = _by_group(weights, v)
+    if gate is not None:
+        out = out * gate
+    return Trace(scores, capped, masked, weights, lse, out.astype(q.dtype, copy=False))
+
+
+def _by_group(x_bhtm: Array, y_bgmn: Array) -> Array:
+    """x @ y where each y serves a group of r = H // G adjacent heads: (B,G,r*T,m) @ (B,G,m,n), y is never repeated."""
+    B, H, T, m = x_bhtm.shape
+    G, n = y_bgmn.shape[1], y_bgmn.shape[3]
+    if G == 0:  # then there are no query heads either
+        return np.zeros((B, H, T, n), x_bhtm.dtype)
+    return (x_bhtm.reshape(B, G, H // G * T, m) @ y_bgmn).reshape(B, H, T, n)
+
+
+def _softmax(masked_bhts: Array, sink: Array | None, out: Array | None) -> tuple[Array, Array]:
+    """Weights (B,H,T,S), in `out` if given, and the log-sum-exp of scores and sink (B,H,T).
+
+    A row of -inf gives zeros and -inf. The sink is one more logit of a row, whose own weight is left out.
+    """
+    # `initial`: there may be no keys, S = 0
+    top = masked_bhts.max(-1, keepdims=True, initial=-np.inf)
+    empty = top == -np.inf  # rows that may attend nothing
+    if sink is not None:
+        sink = np.minimum(sink, np.finfo(sink.dtype).max)  # inf - inf would be NaN
+        top = np.maximum(top, sink)
+    top = np.where(top == -np.inf, 0, top)  # -inf - -inf would be NaN
+    weights = np.subtract(masked_bhts, top, out=out)
+    np.exp(weights, out=weights)
+    total = weights.sum(-1, keepdims=True)
+    if sink is not None:
+        total = total + np.exp(sink - top)
+    # an empty row has weights 0 already: not 0 / 0, and a sink changes nothing
+    total = np.where(empty, 1, total)
+    weights /= total
+    lse = np.where(empty, -np.inf, np.log(total) + top)
+    return weights, lse[..., 0]
+
+
+def _masks(
+    mask: Mask | None, sizes: Sizes, dtype: np.dtype[Any]
+) -> tuple[Array | None, Array | None]:
+    """Who may attend (bool) and what is added, both broadcastable to (B,H,T,S), or None."""
+    if mask is None:
+        return None, None
+    grid = BroadcastGrid((sizes.B, sizes.H, sizes.T, sizes.S), np.asarray, np.arange)
+    mask.check(grid)
+
+    def narrowed(bias: Array) -> Array:
+        # A float64 such as -1e300 becomes -inf as float32, with a warning: that key may not be attended.
+        with np.errstate(over="ignore"):
+            return bias.astype(dtype, copy=False)
+
+    allowed, bias = resolve(mask.parts(), grid, np.where, narrowed)
+    if allowed is not None and allowed.all():
+        allowed = None  # nothing is forbidden, and what follows is spared
+    # `resolve` narrows a bias only to see what becomes -inf; a float64 that it returns would widen the scores.
+    return allowed, None if bias is None else narrowed(bias)
+
+
+def _alive_only(
+    k: Array, v: Array, allowed: Array | None, index: tuple[int, ...]
+) -> tuple[Array, Array]:
+    """K and V with zeros where no query that reads them may attend: a NaN there would leak, as 0 * NaN is NaN."""
+    if allowed is None:
+        return k, v
+    B, G, S, _ = k.shape
+    n_rows = allowed.shape[-2] if allowed.ndim > 1 else 1  # 1 where all queries may attend the same
+    # (B,H,S): may any query of the head attend the key? Then the same of the key/value heads.
+    by_head = np.any(np.broadcast_to(allowed, (B, len(index), n_rows, S)), -2)
+    alive = np.zeros((B, G, S), bool)
+    for h, g in enumerate(index):
+        alive[:, g] |= by_head[:, h]
+    if alive.all():
+        return k, v
+    return np.where(alive[..., None], k, 0), np.where(alive[..., None], v, 0)
+
+
+def _working_dtype(q: Array, k: Array, v: Array) -> np.dtype[Any]:
+    # float16 is computed in float32; wider ones stay as they are.
+    if not q.dtype == k.dtype == v.dtype:
+        raise HeadwiseError(
+            f"dtypes differ: q is {q.dtype}, k is {k.dtype}, v is {v.dtype}; cast them to one"
+        )
+    if q.dtype.kind != "f":  # NumPy's letter for floats of any width
+        raise HeadwiseError(
+            f"q, k, v are {q.dtype}; attention needs floats: pass .astype(numpy.float32)"
+        )
+    return np.promote_types(q.dtype, np.float32)
+
+
+def _per_head(name: str, values: Any, n_heads: int, dtype: np.dtype[Any]) -> Array | None:
+    """sink or gate as (H,1,1), in the working dtype."""
+    if values is None:
+        return None
+    array = np.asarray(values, dtype)
+    check_per_head(name, array.shape, n_heads)
+    return array.reshape(n_heads, 1, 1)

@@ -1,0 +1,478 @@
+"""The torch backend: the fused kernel wherever it gives the same answer, else every step spelled out.
+
+Two paths share one preparation of the mask. `trace` and softcaps take the explicit path; all else goes to
+`scaled_dot_product_attention`, with these moves, none of which changes the answer:
+
+- windows and causal bounds first shorten K and V to the keys that some query sees;
+- a causal bound that then has its corner on the diagonal becomes the kernel's own flag, and costs no mask;
+- one new query of a grouped layer is folded, (B,H,1,D) -> (B,G,r,D), so that K and V are read once a group;
+- a sink is one more key, whose score comes from an extra feature of the queries and whose value is zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from headwise.backends import paths
+from headwise.errors import HeadwiseError
+from headwise.masks import BroadcastGrid, Mask, resolve
+from headwise.positions import RoPE
+from headwise.records import Trace
+from headwise.spec import (
+    Options,
+    Sizes,
+    check_dropout,
+    check_per_head,
+    check_scores,
+    check_shapes,
+    is_adjacent,
+    resolve_kv_index,
+)
+
+# On fewer keys than a vector of the processor holds, the CPU kernel takes a row of NaN scores for one that may attend
+# nothing, and gives 0; with a mask it does not. The longest vectors, of 512 bits, hold 16 numbers of float32.
+FEW_KEYS = 16
+WITHOUT_FLOAT64 = {"mps"}  # kinds of devices, by torch's names: Apple's
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
+    """Multi-head attention of torch tensors, differentiable; see `headwise.attend`."""
+    _check_nested(q, k, v)
+    sizes = check_shapes(q.shape, k.shape, v.shape)
+    path = paths.choose(sizes, options)
+    if path.name == paths.EXPLICIT:
+        return trace(q, k, v, options).out
+    call = _Call(q, k, v, sizes, options)
+    k, v = k[:, :, path.keys], v[:, :, path.keys]
+    causal = path.name == paths.CAUSAL
+    # What the kernel's causal flag says no mask needs to say again.
+    seen = _dense(
+        options.mask, None if causal else path.band, path.rest, sizes, call.index, path.keys, q
+    )
+    # in this order: `alive` is by key/value head, as K and V are before `pick`
+    k, v = call.pick(*seen.protect(k, v))
+    allowed = seen.allowed
+    if allowed is not None and seen.rows is not None:
+        # the kernel makes NaN of an empty row: it is opened here, and zeroed below
+        allowed = allowed | ~seen.rows
+    out = _kernel(q, k, v, allowed, seen.bias, causal, call.scale, call.sink_h11, options.dropout)
+    if seen.rows is not None:
+        out = torch.where(seen.rows, out, 0)
+    return out if call.gate_h11 is None else out * call.gate_h11.to(out.dtype)
+
+
+def trace(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Trace[Tensor]:
+    """As `attend`, with every step kept, in float32 or wider (`out` in the input's dtype). Always the explicit path."""
+    _check_nested(q, k, v)
+    sizes = check_shapes(q.shape, k.shape, v.shape)
+    call = _Call(q, k, v, sizes, options)
+    mask, softcap, dropout = options.mask, options.softcap, options.dropout
+    # All keys and no band: every mask speaks for itself, as nothing is cut away.
+    seen = _dense(
+        mask, None, () if mask is None else mask.parts(), sizes, call.index, slice(None), q
+    )
+    k, v = call.pick(*seen.protect(k, v))
+    scores = _by_group(q.to(call.dtype) * call.scale, k.to(call.dtype).transpose(-1, -2))
+    capped = scores if softcap is None else torch.tanh(scores / softcap) * softcap
+    masked = capped if seen.bias is None else capped + seen.bias
+    if seen.allowed is not None:
+        masked = masked.masked_fill(~seen.allowed, -math.inf)
+    weights, lse = _softmax(masked, call.sink_h11)
+    # The layer passes dropout=0 outside of training, so F.dropout is never told of a mode.
+    out = _by_group(F.dropout(weights, dropout) if dropout else weights, v.to(call.dtype))
+    if call.gate_h11 is not None:
+        out = out * call.gate_h11
+    return Trace(scores, capped, masked, weights, lse, out.to(q.dtype))
+
+
+class _Call:
+    """The checked arguments of a call, in the forms that both paths use."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, sizes: Sizes, options: Options) -> None:
+        check_scores(options.scale, options.softcap)
+        check_dropout(options.dropout)
+        if not q.dtype == k.dtype == v.dtype:
+            raise HeadwiseError(
+                f"dtypes differ: q is {q.dtype}, k is {k.dtype}, v is {v.dtype}; cast them to one"
+            )
+        if not q.dtype.is_floating_point:
+            raise HeadwiseError(f"q, k, v are {q.dtype}; attention needs floats: pass .float()")
+        if not q.device == k.device == v.device:
+            raise HeadwiseError(
+                f"devices differ: q is on {q.device}, k on {k.device}, v on {v.device}; move them to one"
+            )
+        self.index = resolve_kv_index(sizes.H, sizes.G, options.kv_index)
+        self.dtype = torch.promote_types(q.dtype, torch.float32)  # of all steps: float32 or wider
+        self.scale = 1 / math.sqrt(sizes.D) if options.scale is None else float(options.scale)
+        self.sink_h11 = _per_head("sink", options.sink, sizes.H, self.dtype, q.device)
+        self.gate_h11 = _per_head("gate", options.gate, sizes.H, self.dtype, q.device)
+        # Without kv_index groups are adjacent by rule, which need not be found out at every token that is decoded.
+        self._grouped = options.kv_index is None or is_adjacent(self.index, sizes.H, sizes.G)
+
+    def pick(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """K and V whose heads serve equal, adjacent groups of query heads: as they are, or picked by kv_index."""
+        return (k, v) if self._grouped else (k[:, list(self.index)], v[:, list(self.index)])
+
+
+class _Seen(NamedTuple):
+    """Who sees whom, over the keys at hand. Each is None where it would say "all" or "nothing to add".
+
+    An axis of length 1, such as the B|1 below, stands for the same answer all along it.
+    """
+
+    allowed: Tensor | None = None  # (B|1, H|1, T|1, S|1) bool, True = may attend
+    bias: Tensor | None = None  # (B|1, H|1, T|1, S|1) in the working dtype, finite
+    rows: Tensor | None = None  # (B|1, H|1, T|1, 1) bool, queries that may attend something
+    alive: Tensor | None = None  # (B|1, G|1, S|1, 1) bool, keys that some query may attend
+
+    def protect(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """K and V with zeros where nobody may attend: what stands there, NaN too, cannot leak."""
+        if self.alive is None:
+            return k, v
+        return torch.where(self.alive, k, 0), torch.where(self.alive, v, 0)
+
+
+def _dense(
+    mask: Mask | None,
+    band: paths.Band | None,
+    rest: Sequence[Mask],
+    sizes: Sizes,
+    index: Sequence[int],
+    keys: slice,
+    like: Tensor,
+) -> _Seen:
+    """A checked mask as tensors over these keys, from what it has become: a band, and the `rest`, the other masks.
+
+    index  of each query head the key/value head that it reads
+    like   a tensor with the device and the dtype of the call
+    """
+    # len: the compiler knows no truth of a tuple of masks
+    sees_all = band is None and len(rest) == 0
+    # A mask without a check of its own has nothing to refuse; where it says nothing either, no grid is made.
+    if mask is None or (sees_all and not any(part.checks for part in mask.parts())):
+        return _Seen()
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    grid = BroadcastGrid(
+        (sizes.B, sizes.H, sizes.T, sizes.S),
+        array=lambda values: as_tensor(values, like.device),
+        arange=lambda n: torch.arange(n, device=like.device),
+        keys=keys,
+        known=_readable,
+    )
+    mask.check(grid)
+    if sees_all:
+        return _Seen()
+    # `resolve` looks for -inf in the dtype of all steps, and returns the bias as the masks gave it.
+    allowed, bias = resolve(rest, grid, torch.where, lambda bias: bias.to(dtype))
+    bias = None if bias is None else _four_axes(bias).to(dtype)
+    if allowed is None and band is None:
+        return _Seen(bias=bias)
+    # Without other masks some query sees each key at hand, for `paths` cut off the others; unless low > high, as where
+    # two windows exclude each other: then nobody sees anything.
+    every_key_is_read = every_row_sees = False
+    if band is not None:
+        low, high = band
+        distance = grid.j - grid.i
+        inside = (distance >= low) & (distance <= high)
+        if allowed is None:
+            allowed = inside
+            every_key_is_read = low <= high
+            every_row_sees = every_key_is_read and not paths.runs_off(band, sizes)
+        else:
+            allowed = allowed & inside
+    allowed = _four_axes(allowed)
+    rows = None if every_row_sees else allowed.any(-1, keepdim=True)
+    return _Seen(allowed, bias, rows, None if every_key_is_read else _alive(allowed, index, sizes))
+
+
+def _alive(allowed_bhts: Tensor, index: Sequence[int], sizes: Sizes) -> Tensor:
+    """Keys (B|1, G|1, S|1, 1) that some query may attend, over the heads that read them."""
+    by_head = allowed_bhts.any(2)
+    if sizes.H > 1 and by_head.shape[1] == sizes.H:  # the mask differs between heads
+        readers = [[h for h in range(sizes.H) if index[h] == g] for g in range(sizes.G)]
+        # Of no readers `any` is False: a key/value head that nobody reads has no living keys.
+        # by key/value head
+        by_head = torch.stack([by_head[:, heads].any(1) for heads in readers], 1)
+    return by_head[..., None]
+
+
+def _kernel(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    allowed: Tensor | None,
+    bias: Tensor | None,
+    causal: bool,
+    scale: float,
+    sink: Tensor | None,
+    dropout: float,
+) -> Tensor:
+    """One call of torch's fused attention: (B,H,T,E). No row of `allowed` is empty."""
+    B, H, T, _ = q.shape
+    G, width = k.shape[1], v.shape[-1]
+    if sink is not None:
+        q, k, v, allowed, bias = _sink_as_key(q, k, v, allowed, bias, sink.flatten(), scale)
+    wider = max(q.shape[-1], v.shape[-1])  # fused kernels want head width and value width equal
+    q, k, v = _widened(q, wider), _widened(k, wider), _widened(v, wider)
+    mask = allowed
+    if bias is not None:
+        mask = bias if allowed is None else torch.where(allowed, bias, -math.inf)
+        # The CPU kernel takes a mask of float32 beside narrower queries; kernels of other devices want one dtype.
+        mask = mask if q.device.type == "cpu" else mask.to(q.dtype)
+    zero_or_nan = None  # added at the end, it brings back the NaN that FEW_KEYS speaks of
+    # A compiler does not compare the length, or it would make two graphs.
+    if (
+        mask is None
+        and q.device.type == "cpu"
+        and (torch.compiler.is_compiling() or k.shape[2] < FEW_KEYS)
+    ):
+        zero_or_nan = _zero_or_nan(q, k, causal)
+    # The heads of a group take the place of the queries: K and V are read once a group. A single query has no causal
+    # flag: `paths.choose` gives it GROUPED, or a mask.
+    if T == 1 and G < H:
+        q = q.reshape(B, G, H // G, q.shape[-1])
+        if mask is not None and mask.shape[1] == H:
+            mask = mask.reshape(mask.shape[0], G, H // G, mask.shape[3])
+    # heads that share K and V and are not folded; a bool, even of symbols
+    has_groups = bool(q.shape[1] != G)
+    out = F.scaled_dot_product_attention(
+        q, k, v, mask, dropout, causal, scale=scale, enable_gqa=has_groups
+    )
+    out = out.reshape(B, H, T, out.shape[-1])[..., :width]
+    return out if zero_or_nan is None else out + zero_or_nan
+
+
+def _zero_or_nan(q: Tensor, k: Tensor, causal: bool) -> Tensor:
+    """(B,H,T,1): NaN for each query that holds NaN or inf, or sees a key that holds NaN; 0 for the others."""
+    # NaN or inf times 0 is NaN, and all else 0. Inf counts, too, for its score with a key that holds 0 is NaN. (Where
+    # it makes every score -inf, the explicit path differs: it takes the row for an empty one, and gives 0.)
+    of_queries = (q * 0).sum(-1, keepdim=True)
+    nan_keys = k.isnan().any(-1)  # (B,G,S)
+    # Under the causal flag T is S and query i sees keys 0 to i: place i of the running count is for query i, (B,G,T).
+    # Without the flag (and without a mask, see the caller) each query sees all keys: (B,G,1).
+    sees_nan = nan_keys.cumsum(-1) > 0 if causal else nan_keys.any(-1, keepdim=True)
+    sees_nan = sees_nan.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    return of_queries.masked_fill(sees_nan[..., None], math.nan)
+
+
+def _widened(x: Tensor, width: int) -> Tensor:
+    # Zeros at the end change no product; those of values are cut off the output again.
+    return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
+
+
+def _sink_as_key(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    allowed: Tensor | None,
+    bias: Tensor | None,
+    sink_h: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """The sink as a last key: queries get features whose products with this key's numbers add up to sink / scale.
+
+    With n features, D being the width before:
+
+                        D              n
+        queries     q           |  features     the sum of features * factors is sink / scale
+        keys        k           |  0
+        the sink    0           |  factors      the last key; its value is 0
+
+    The other keys have zeros there. Half precision takes several features, so that the sum keeps the 24 bits of the
+    sink (three times the 8 of bfloat16), and float16, which ends at 65504, two that count 2^15 times. A feature times
+    a key's zero must be zero, and the kernel must not overflow, so an infinite sink becomes a large one.
+    """
+    factors = [1.0] if q.dtype.itemsize >= 4 else [1.0] * 3
+    # The kernel scales the sum of a score's products, the sink's among them: a quarter leaves them room.
+    most = torch.finfo(q.dtype).max / (4 * max(1.0, abs(scale)))
+    if q.dtype == torch.float16:
+        # Rounding leaves up to 2^19 of a large sink, too much for a feature that counts once: so a second counts 2^15
+        # times. Small sinks are lost in those two, and need both of the others for their 24 bits.
+        factors = [2.0**15, 2.0**15, 1.0, 1.0]
+        # below 2^31: sums, which are in float32, have room
+        most = torch.finfo(q.dtype).max * factors[0]
+    # `scale` is not near 0: `paths.why_explicit` keeps such calls away.
+    left = (sink_h / scale).clamp(-most, most)  # what the features so far do not add up to
+    parts = []
+    for factor in factors:
+        # Only the features that count once carry the gradient: times 2^15 it would leave the range of float16.
+        parts.append((left if factor == 1 else left.detach() / factor).to(q.dtype))
+        if len(parts) < len(factors):
+            left = left - parts[-1].to(left.dtype) * factor
+    # (H,n) -> (B,H,T,n)
+    features = torch.stack(parts, -1)[None, :, None].expand(q.shape[0], -1, q.shape[2], -1)
+    sink_key = F.pad(k.new_tensor(factors), (k.shape[-1], 0))
+    q = torch.cat([q, features], -1)
+    k = torch.cat([F.pad(k, (0, len(parts))), sink_key.expand(*k.shape[:2], 1, -1)], 2)
+    v = F.pad(v, (0, 0, 0, 1))
+    if allowed is not None:
+        # Expanded first: a mask of one column for all keys must not get a second one.
+        allowed = F.pad(allowed.expand(*allowed.shape[:3], k.shape[2] - 1), (0, 1), value=True)
+    if bias is not None:
+        bias = F.pad(bias.expand(*bias.shape[:3], k.shape[2] - 1), (0, 1))
+    return q, k, v, allowed, bias
+
+
+def _by_group(x_bhtm: Tensor, y_bgmn: Tensor) -> Tensor:
+    """x @ y where each y serves a group of r = H // G adjacent heads: (B,G,r*T,m) @ (B,G,m,n), y is never repeated."""
+    B, H, T, m = x_bhtm.shape
+    G = y_bgmn.shape[1]
+    return (x_bhtm.reshape(B, G, H // G * T, m) @ y_bgmn).reshape(B, H, T, y_bgmn.shape[3])
+
+
+def _softmax(masked_bhts: Tensor, sink_h11: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Weights (B,H,T,S) and the log-sum-exp of scores and sink (B,H,T).
+
+    A row of -inf gives zeros and -inf, and zero gradients. The sink is one more logit, whose weight is left out.
+    """
+    if masked_bhts.shape[-1] == 0:  # no keys: `amax` of nothing is an error
+        return masked_bhts, masked_bhts.new_full(masked_bhts.shape[:-1], -math.inf)
+    # Taken off before exp, so that nothing overflows. It cancels in the ratio, and so needs no gradient.
+    top = masked_bhts.detach().amax(-1, keepdim=True)
+    empty = top == -math.inf
+    if sink_h11 is not None:
+        # inf - inf below would be NaN
+        sink_h11 = sink_h11.clamp(max=torch.finfo(sink_h11.dtype).max)
+        top = torch.maximum(top, sink_h11.detach())
+    top = torch.where(empty, 0, top)  # -inf - -inf would be NaN
+    powers = torch.exp(masked_bhts - top)
+    total = powers.sum(-1, keepdim=True)
+    if sink_h11 is not None:
+        total = total + torch.exp(sink_h11 - top)
+    # 0 / 1, not 0 / 0; and a sink changes nothing about an empty row
+    total = torch.where(empty, 1, total)
+    lse = torch.where(empty, -math.inf, torch.log(total) + top)
+    return powers / total, lse[..., 0]
+
+
+def _check_nested(*tensors: Tensor) -> None:
+    if any(x.is_nested for x in tensors):
+        raise HeadwiseError(
+            "a nested tensor has texts of several lengths; pad it (torch.nested.to_padded_tensor) and pass the lengths "
+            "as mask=Lengths(lengths)"
+        )
+
+
+def _per_head(
+    name: str, values: Any, n_heads: int, dtype: torch.dtype, device: torch.device
+) -> Tensor | None:
+    """sink or gate as (H,1,1)."""
+    if values is None:
+        return None
+    tensor = as_tensor(values, device).to(dtype)
+    check_per_head(name, tensor.shape, n_heads)
+    return tensor.reshape(n_heads, 1, 1)
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """The format of sums on a device: float64 where there is such a thing."""
+    return torch.float32 if device.type in WITHOUT_FLOAT64 else torch.float64
+
+
+def as_tensor(values: Any, device: torch.device) -> Tensor:
+    """Lists keep Python's double precision, where the device has it; arrays and tensors theirs."""
+    if not isinstance(values, Tensor):
+        # torch alone would make float32 of a list. A copy: torch warns of arrays that are read-only, and refuses
+        # those with negative strides.
+        values = torch.from_numpy(np.array(values))
+    tensor: Tensor = values
+    if tensor.dtype == torch.float64:
+        tensor = tensor.to(widest(device))
+    return tensor.to(device)
+
+
+def _readable(values: Any) -> bool:
+    """Can numbers be looked at? Not while torch traces a graph, nor on the meta device."""
+    return not isinstance(values, Tensor) or not (
+        torch.compiler.is_compiling() or values.device.type == "meta"
+    )
+
+
+def _four_axes(x: Tensor) -> Tensor:
+    return x.reshape((1,) * (4 - x.ndim) + tuple(x.shape))
+
+
+class Rotation:
+    """Rotates the features of queries and keys by angles that grow with the position.
+
+    Cosines and sines are kept in float32 for as many positions as were asked for so far, whatever the model's dtype.
+
+    rope      the angles, and `dim`, how many features are rotated (all of them where it is None)
+    head_dim  how many features may be rotated
+    last      rotate the last `dim` features, and not the first
+    """
+
+    def __init__(self, rope: RoPE, head_dim: int, last: bool = False) -> None:
+        self.rope, self.last = rope, last
+        self.dim = rope.dim or head_dim
+        # YaRN multiplies cosines and sines by a factor
+        self.frequencies, self.factor = rope.frequencies(head_dim)
+        # cosines and sines, by position
+        self._table = torch.empty(0, self.dim // 2), torch.empty(0, self.dim // 2)
+
+    def __call__(self, x_bhtd: Tensor, start: int, positions: Tensor | None = None) -> Tensor:
+        """x (B,H,T,D) rotated; position of the first token `start`, or `positions` (T,) or (B,T) of all."""
+        # A table kept while torch traces would hold symbols, and its size would be a reason to compile again.
+        # A subclass of Tensor stands for such symbols.
+        may_keep = type(x_bhtd) is Tensor and not torch.compiler.is_compiling()
+        cos, sin = self._angles(start, x_bhtd.shape[2], positions, x_bhtd.device, may_keep)
+        edge = -self.dim if self.last else self.dim
+        first, second = x_bhtd.tensor_split([edge], -1)
+        rotated, rest = (second, first) if self.last else (first, second)
+        if self.rope.interleaved:
+            a, b = rotated[..., 0::2], rotated[..., 1::2]
+            rotated = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+        else:
+            a, b = rotated.chunk(2, -1)
+            rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+        rotated = rotated.to(x_bhtd.dtype)
+        if not rest.shape[-1]:
+            return rotated
+        return torch.cat([rest, rotated] if self.last else [rotated, rest], -1)
+
+    def _angles(
+        self,
+        start: int,
+        length: int,
+        positions: Tensor | None,
+        device: torch.device,
+        may_keep: bool,
+    ) -> tuple[Tensor, Tensor]:
+        """Cosines and sines, (T, dim/2) or (B, 1, T, dim/2)."""
+        if positions is not None:
+            cos, sin = self._cos_sin(positions.to(device))
+            return (cos[:, None], sin[:, None]) if positions.ndim == 2 else (cos, sin)
+        end = start + length
+        if not may_keep:
+            return self._cos_sin(torch.arange(start, end, device=device))
+        cos, sin = self._table
+        if len(cos) < end or cos.device != device:
+            # Twice as long: a text that grows by a token makes few tables. One assignment: other threads read it, too.
+            cos, sin = self._cos_sin(torch.arange(max(end, 2 * len(cos)), device=device))
+            self._table = cos, sin
+        return cos[start:end], sin[start:end]
+
+    def _cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of these positions in float32, (..., dim/2), by way of float64.
+
+        At position 100,000 an angle in float32 would be off by 0.004.
+        """
+        # the table outlives the call, and must serve training later
+        with torch.inference_mode(False):
+            device = positions.device
+            # Without float64 on the device the CPU does it. A clone: a tensor of an inference block may not enter.
+            positions = positions.cpu() if widest(device) != torch.float64 else positions.clone()
+            frequencies = torch.tensor(
+                self.frequencies, dtype=torch.float64, device=positions.device
+            )
+            angles = positions[..., None].double() * frequencies
+            return (angles.cos() * self.factor).float().to(device), (
+                angles.sin() * self.factor
+            ).float().to(device)

@@ -1,0 +1,373 @@
+"""The attention layer, with every step of it as a setting: correct as it stands, wrong in a known way by a switch.
+
+`compute` is the layer for NumPy arrays. What each bug of the catalogue changes stands in `checker/bugs.toml`. Axis
+letters as in `headwise.spec`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from headwise.checker.bugs import Settings
+
+Inputs = tuple[Any, Any, Any]  # queries, keys and values
+Arrays = Mapping[str, Any]  # by their roles
+
+# Every step of the layer, as it is right. A comment tells the step, and in quotes other values, which bugs give it.
+CORRECT: dict[str, Any] = {
+    "input_width": 1,  # of the input, filled in by `compute`
+    # how much of queries and keys a head compares: its own slice, or "all" of their width
+    "compared": "head",
+    # the width by whose root scores are divided; the other divisors are named in `attend`
+    "scale": "head",
+    "scale_at": "scores",  # or "weights": after the softmax
+    # of (B,H,T,S), along which a softmax sums to 1; names of several axes at once: see `softmax`
+    "axis": -1,
+    # or "row": the largest score of each row is subtracted first, which a softmax of rows hides
+    "top": "all",
+    "norm": "softmax",  # or another function of the scores, such as "exp-shared": see `weighted`
+    "see": "past",  # the keys that a causal query sees, itself too; others: see `allowed_by`
+    "fill": -math.inf,  # what stands in the place of a forbidden score
+    "fill_by": "replace",  # or "add" to the score
+    "fill_at": "scaled",  # or "raw": before the scores are divided
+    # the weights of a row without any key, as 0 / 0 gives them; or "zero", "uniform"
+    "empty": "nan",
+    # or "weights": after the softmax; or "times": scores times what ought to be added
+    "mask_at": "scores",
+    "mixes": "rows",  # what of the weights meets the values; or "columns": the weights transposed
+    # the document whose padding a head sees; or "cycle", "next": see `allowed_by`
+    "mask_of": "own",
+    "padding": "keys",  # what the padding mask lies on; or "queries", "nothing"
+    "split_q": "blocks",  # (B,T,h*d) -> (B,h,T,d): see `_split`
+    "split_k": "blocks",
+    "split_v": "blocks",
+    "join": "blocks",  # (B,h,T,e) -> (B,T,h*e): see `output`
+    # whose projection, and below whose input, makes the queries, the keys and the values
+    "q_from": "q",
+    "k_from": "k",
+    "v_from": "v",
+    "q_input": "q",
+    "k_input": "k",
+    "v_input": "v",
+    # those of q, k, v whose heads all use the matrix of head 0; in capitals: its bias too
+    "shared": "",
+    # or "place": where keys are made with W_Q (`k_from`), the bias added is still that of keys
+    "bias_of": "matrix",
+    "out_proj": True,  # is W_O there?
+    "no_bias": "",  # those of q, k, v, o that leave their bias out
+    "turned": "",  # those of q, k, v, o that use their matrix transposed
+    "group": "repeat",  # how key/value heads are spread over query heads: see `_spread`
+    "grouped": "kv",  # those of k, v that are spread so; the other one is spread rightly
+    "batch": "apart",  # or "flat": all documents of a batch as one long one
+    "rope": None,  # none; or (layout of the turn, layout of the table, base): see `rotate`
+    "rope_k": None,  # the same of keys, where they are rotated in another way than queries
+    "rope_values": False,  # are values rotated, too?
+    "rope_part": 1,  # how much of a head's features is rotated, 0 to 1: the first ones
+    "start": 0,  # position of the first query, where keys begin at 0; or "tokens", "-tokens": T, -T
+    "residual": False,  # is the input of queries added to what comes out?
+    "qk_norm": None,  # "rms" or "layer", with the gains of the weights
+}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Matrices in the convention x @ matrix. A matrix that is None is not applied: its input is (B,h,T,d) already."""
+
+    n_heads: int
+    n_kv_heads: int
+    matrices: Arrays  # q (C,h*d), k (C,g*d), v (C,g*e), o (h*e,C), or None
+    biases: Arrays = field(default_factory=dict)  # of the same names, where there is one
+    gains: Arrays = field(default_factory=dict)  # of a norm on queries and keys: q, k (d,)
+
+
+@dataclass(frozen=True)
+class Masks:
+    """Who may attend: `causal`, and the real keys (B,S) of padded documents, True for real."""
+
+    causal: bool = False
+    real: Any = None
+
+
+@dataclass(frozen=True)
+class Stages:
+    """Scores and weights (B,h,T,S) of the layer, and what comes out (B,T,C).
+
+    Where a batch is "flat" scores and weights are those of the one long document: (1,h,B*T,B*S).
+    """
+
+    scores: Any
+    weights: Any
+    out: Any
+
+
+def compute(weights: Weights, inputs: Inputs, masks: Masks, settings: Settings) -> Stages:
+    """The layer on inputs of queries (B,T,C), keys and values (B,S,C). `settings` are changes to CORRECT."""
+    s = {**CORRECT, **settings, "input_width": inputs[0].shape[-1]}
+    x = dict(zip("qkv", inputs, strict=True))
+    # A place is what vectors are used as. A bug may make those of place k with W_Q, or of the input of queries.
+    vectors = {place: project(weights, x[s[f"{place}_input"]], place, s) for place in "qkv"}
+    if s["rope"]:
+        # of (B,T,C), and of the heads (B,h,T,d) that come where there is no W_Q
+        T = x["q"].shape[-2]
+        start = {"tokens": T, "-tokens": -T}.get(s["start"], s["start"])
+        vectors["q"] = rotate(vectors["q"], s["rope"], start, s["rope_part"])
+        vectors["k"] = rotate(vectors["k"], s["rope_k"] or s["rope"], 0, s["rope_part"])
+        if s["rope_values"]:
+            vectors["v"] = rotate(vectors["v"], s["rope"], 0, s["rope_part"])
+    if s["split_k"] != "tokens":  # there axis 1 is not heads
+        for place in "kv":
+            how = s["group"] if place in s["grouped"] else "repeat"
+            vectors[place] = _spread(vectors[place], weights.n_heads, how)
+    q, k, v = vectors.values()
+    if s["batch"] == "flat":  # (B,h,S,d) -> (1,h,B*S,d): the documents stand one behind the other
+        B, H, T, _ = q.shape
+        real = None if masks.real is None else masks.real.reshape(1, -1)
+        q_, k_, v_ = (x.swapaxes(0, 1).reshape(1, x.shape[1], -1, x.shape[3]) for x in (q, k, v))
+        scores, attention, heads = attend(q_, k_, v_, Masks(masks.causal, real), s)
+        heads = heads.reshape(H, B, T, -1).swapaxes(0, 1)
+    else:
+        scores, attention, heads = attend(q, k, v, masks, s)
+    out = output(weights, heads, s)
+    if s["residual"]:
+        out = out + x["q"]
+    return Stages(scores, attention, out)
+
+
+def project(w: Weights, x: Any, place: str, s: Settings) -> Any:
+    """(B,T,C) -> (B,h,T,d), to stand in the place of q, k or v. `s` has all of CORRECT."""
+    role = s[f"{place}_from"]  # of the matrix
+    matrix = w.matrices.get(role)
+    if matrix is None:
+        return x
+    n = w.n_heads if role == "q" else w.n_kv_heads
+    projected = x @ (matrix.T if role in s["turned"] else matrix)
+    if role in s["shared"]:  # head 0's part of the matrix for all; each head has its own bias
+        d = projected.shape[-1] // n
+        projected = np.concatenate([projected[..., :d]] * n, -1)
+    bias = w.biases.get(place if s["bias_of"] == "place" else role)
+    if bias is not None and role not in s["no_bias"]:
+        projected = projected + bias
+    heads = _split(projected, n, s[f"split_{place}"])
+    if role.upper() in s["shared"]:  # the finished head 0 for all, with its bias
+        heads = np.concatenate([heads[:, :1]] * n, 1)
+    gain = w.gains.get(role)
+    return heads if gain is None or s["qk_norm"] is None else normed(heads, gain, s["qk_norm"])
+
+
+def normed(x: Any, gain: Any, kind: str) -> Any:
+    """RMSNorm, or LayerNorm without bias, over the last axis. `kind` is "rms" or "layer"; 1e-6 is the usual guard."""
+    if kind == "layer":
+        x = x - x.mean(-1)[..., None]
+    return x / ((x * x).mean(-1)[..., None] + 1e-6) ** 0.5 * gain
+
+
+def _split(x: Any, n: int, how: str) -> Any:
+    """Cut (B,T,n*d) into heads (B,n,T,d), rightly or in one of the wrong ways."""
+    B, T, width = x.shape
+    d = width // n
+    if how == "blocks":  # head h is the h-th slice of the width
+        return x.reshape(B, T, n, d).swapaxes(1, 2)
+    if how == "interleaved":  # head h has every n-th feature, from feature h on
+        return x.reshape(B, T, d, n).swapaxes(2, 3).swapaxes(1, 2)
+    if how == "overlap":  # head h starts at feature h, in the place of h * d
+        return np.stack([x[:, :, h : h + d] for h in range(n)], 1)
+    if how == "raw":  # the axes are named anew without moving them: tokens get into other heads
+        return x.reshape(B, n, T, d)
+    return x.reshape(B, T, n, d)  # "tokens": each token's heads attend to one another
+
+
+def _spread(x: Any, n_heads: int, how: Any) -> Any:
+    """Key/value heads (B,g,S,d) for every query head: (B,n_heads,S,d).
+
+    how  "repeat" is right and gives 0 0 0 1 1 1; "tile" gives 0 1 0 1 0 1. Or (axes, axis, way): repeated or tiled
+         along that axis of (B,g,S,d), "bgsd", or of (B,S,g,d), and then cut into heads
+    """
+    B, G, S, d = x.shape
+    if n_heads == G:
+        return x
+    r = n_heads // G
+    axes, axis, way = ("bgsd", 1, how) if isinstance(how, str) else how
+    x = x if axes == "bgsd" else x.swapaxes(1, 2)
+    x = np.concatenate([x] * r, axis) if way == "tile" else np.stack([x] * r, axis + 1)
+    return (
+        x.reshape(B, n_heads, S, d)
+        if axes == "bgsd"
+        else x.reshape(B, S, n_heads, d).swapaxes(1, 2)
+    )
+
+
+def attend(q: Any, k: Any, v: Any, masks: Masks, s: Settings) -> tuple[Any, Any, Any]:
+    """Scores and weights (B,h,T,S), heads (B,h,T,e). `s` has all of CORRECT."""
+    (B, H, T, d), S = q.shape, k.shape[2]
+    widths = {"head": d, "model": H * d, "input": s["input_width"], "heads": H, "tokens": T}
+    # What scores are divided by, under the name of each scale. "head" is the root of that width, "whole-head" the
+    # width itself, and so for the other widths. "times" and "times-width" multiply by the root, or by the width, of a
+    # head: to divide by 1 / n is to multiply by n.
+    sizes = {"none": 1, "times": d**-0.5, "times-width": 1 / d}
+    for name, width in widths.items():
+        sizes |= {name: width**0.5, f"whole-{name}": width}
+    size = float(sizes[s["scale"]])
+    scores = q @ k.swapaxes(-1, -2)
+    if s["compared"] == "all":  # a dot product of the whole width is the sum of those of its heads
+        # the same for every head, in the shape (B,H,T,S)
+        scores = scores * 0 + scores.sum(1)[:, None]
+    if s["scale_at"] == "scores":
+        scores = scores / size
+    ok = allowed_by(masks, s, B, H, T, S)
+    if ok is not None and s["mask_at"] == "scores":
+        # a raw one is divided like the scores
+        fill = s["fill"] / size if s["fill_at"] == "raw" else s["fill"]
+        scores = np.where(ok, scores, fill if s["fill_by"] == "replace" else scores + fill)
+    if ok is not None and s["mask_at"] == "times":
+        scores = scores * np.where(ok, 0.0, s["fill"])
+    # A softmax of rows is not changed by it; "exp" is, and a softmax along another axis.
+    if s["top"] == "row":
+        scores = scores - np.amax(scores, -1)[..., None]
+    weights = softmax(scores, s["axis"]) if s["norm"] == "softmax" else weighted(scores, s["norm"])
+    if ok is not None and s["empty"] != "nan":
+        weights = np.where(ok.any(-1)[..., None], weights, 0.0 if s["empty"] == "zero" else 1 / S)
+    if ok is not None and s["mask_at"] == "weights":
+        weights = (
+            weights * ok if s["fill_by"] == "replace" else weights + np.where(ok, 0.0, s["fill"])
+        )
+    if s["scale_at"] == "weights":
+        weights = weights / size
+    return scores, weights, (weights if s["mixes"] == "rows" else weights.swapaxes(-1, -2)) @ v
+
+
+def weighted(x: Any, how: str) -> Any:
+    """What is written in the place of softmax: "relu", or "relu-shared", which is divided by its sum over the keys.
+
+    "relu-shared-guarded" adds 1e-9 to the sum, against a sum of 0.
+    """
+    # `guarded` is what comes after it: "" or "-guarded"
+    kind, _, guarded = how.partition("-shared")
+    positive = np.where(x > 0, x, 0.0)
+    functions = {"none": x, "square": x * x, "exp": np.exp(x), "sigmoid": 1 / (1 + np.exp(-x))}
+    functions |= {"relu": positive, "relu-square": positive * positive}
+    weights = functions[kind]
+    if "shared" in how:
+        weights = weights / (weights.sum(-1)[..., None] + (1e-9 if guarded else 0.0))
+    return weights
+
+
+def softmax(x: Any, axis: Any) -> Any:
+    """Let what stands along an axis of (B,h,T,S) add up to 1, or along several at once, which have a name."""
+    shapes = {  # (B,h,T,S) with the axes that are summed over as the last one
+        "rows": (*x.shape[:2], -1),  # all queries and keys of a head
+        "document": (len(x), -1),  # and all heads of a document
+        "all": (-1,),
+    }
+    if axis in shapes:
+        return softmax(x.reshape(shapes[axis]), -1).reshape(x.shape)
+    if axis == "folded":  # documents and heads on one axis, as (B*h,T,S) has them
+        return softmax(x.reshape(-1, *x.shape[2:]), 0).reshape(x.shape)
+    x = x.swapaxes(axis, -1)
+    powers = np.exp(x - np.amax(x, -1)[..., None])
+    return (powers / powers.sum(-1)[..., None]).swapaxes(axis, -1)
+
+
+def allowed_by(masks: Masks, s: Settings, B: int, H: int, T: int, S: int) -> Any:
+    """(B|1, H|1, T, S), True where a query may attend; None where nothing is masked."""
+    if not masks.causal and masks.real is None:
+        return None
+    allowed = np.ones((1, 1, T, S), bool)
+    if masks.causal:
+        # (T,S): how many tokens a key stands after a query. The last of both are the same token, also where S > T.
+        ahead = np.arange(S)[None] - np.arange(T)[:, None] - (S - T)
+        # Whatever is no rule here, "past" and "inverse", sees the past and itself.
+        rules = {
+            "next": ahead <= 1,
+            "others": ahead < 0,
+            "future": ahead > 0,
+            "later": ahead >= 0,
+            "all": True,
+        }
+        allowed = allowed & rules.get(s["see"], ahead <= 0)
+    if masks.real is not None and s["padding"] != "nothing":
+        document, head = np.arange(B)[:, None], np.arange(H)[None]
+        # "cycle": the B masks are laid again and again on the B * H maps, so that head 1 of document 0 gets the mask
+        # of document 1. "next": the mask of the next document.
+        owners = {"cycle": (document * H + head) % B, "next": (document + 1) % B}
+        # (B,H|1,S), of whose mask a head gets
+        real = np.asarray(masks.real)[owners.get(s["mask_of"], document)]
+        # Where T differs from S the mask, as long as the keys, cannot lie on queries.
+        on_queries = s["padding"] == "queries" and T == S
+        allowed = allowed & (real[:, :, :, None] if on_queries else real[:, :, None, :])
+    return ~allowed if s["see"] == "inverse" else allowed
+
+
+def output(w: Weights, heads: Any, s: Settings) -> Any:
+    """Heads (B,h,T,e) joined, times W_O: (B,T,C). Without a W_Q the heads as they are."""
+    matrix, how = w.matrices.get("o"), s["join"]
+    if w.matrices.get("q") is None:
+        return heads
+    if s["split_q"] == "tokens":  # (B,T,h,e) by then
+        heads = heads.swapaxes(1, 2)
+    B, H, T, e = heads.shape
+    if how == "interleaved":  # (B,T,e,h): the heads take turns, feature by feature
+        joined = heads.swapaxes(1, 2).swapaxes(2, 3)
+    elif how == "raw":  # tokens and heads are not exchanged before the reshape below
+        joined = heads
+    # tokens and features are exchanged, in the place of tokens and heads
+    elif how == "raw-columns":
+        joined = heads.swapaxes(2, 3)
+    elif how == "reversed":
+        joined = np.flip(heads, (1,)).swapaxes(1, 2)
+    elif how in ("mean", "sum"):
+        joined = heads.sum(1) / (H if how == "mean" else 1)
+        # what is multiplied must be as wide as W_O reads
+        if matrix is not None and matrix.shape[0] == H * e:
+            joined = np.concatenate([joined] * H, -1)
+    # head h is written at feature h, over what stood there: of all but the last 1 is left
+    elif how == "overlap":
+        firsts = [heads[:, h, :, :1] for h in range(H - 1)]
+        joined = np.concatenate([*firsts, heads[:, -1], np.zeros((B, T, (H - 1) * (e - 1)))], -1)
+    elif how == "last":  # each head over the one before it
+        joined = heads[:, -1]
+    elif how == "last-first":  # the same, in the place of the first
+        joined = np.concatenate([heads[:, -1], np.zeros((B, T, (H - 1) * e))], -1)
+    else:  # "blocks", the right one, and "divided"
+        joined = heads.swapaxes(1, 2)
+    joined = joined.reshape(B, T, -1)
+    if how == "divided":
+        joined = joined / H
+    if matrix is None or not s["out_proj"]:
+        return joined
+    out = joined @ (matrix.T if "o" in s["turned"] else matrix)
+    return out + w.biases["o"] if "o" in w.biases and "o" not in s["no_bias"] else out
+
+
+def rotate(x: Any, rope: tuple[str, str, float], start: int, part: float = 1) -> Any:
+    """Rotary positions on (...,T,d), Su et al. 2021 (arXiv 2104.09864).
+
+    rope   (turn, table, base), as follows
+    turn   which features make a pair: "half" (i, i + d/2) or "interleaved" (2i, 2i + 1); "none" turns nothing
+    table  in which order the angles stand; another one than that of the turn is the bug
+    base   of the angles: position * base**(-2i/d) for pair i; the paper has 10000
+    start  position of the first token
+    part   how much of the features is turned, 0 to 1: the first ones
+    """
+    if part != 1:
+        width = int(x.shape[-1] * part)
+        return np.concatenate([rotate(x[..., :width], rope, start), x[..., width:]], -1)
+    turn, table, base = rope
+    if turn == "none":
+        return x
+    T, d = x.shape[-2:]
+    angles = np.outer(np.arange(T) + start, base ** (-np.arange(0, d, 2) / d))
+    full = (
+        np.repeat(angles, 2, 1) if table == "interleaved" else np.concatenate([angles, angles], 1)
+    )
+    cos, sin = (f(full).astype(x.dtype) for f in (np.cos, np.sin))
+    # (a, b) -> (a cos - b sin, b cos + a sin) of each pair: `other` has -b in the place of a, and a in that of b.
+    if turn == "interleaved":
+        other = np.stack([-x[..., 1::2], x[..., 0::2]], -1).reshape(x.shape)
+    else:
+        other = np.concatenate([-x[..., d // 2 :], x[..., : d // 2]], -1)
+    return x * cos + other * sin

@@ -1,0 +1,481 @@
+"""Where a learner's object keeps W_Q, W_K, W_V and W_O, told by names and shapes; and how they can be read.
+
+A `Reading` is one hypothesis on how correct code may use these weights: layouts of heads, orders of a fused matrix, the
+side on which a matrix is multiplied, q and k exchanged. Code that any reading reproduces is correct.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from headwise.checker.bugs import Settings, UncheckedError
+from headwise.checker.form import Weights
+from headwise.checker.subject import (
+    HEAD_DIM,
+    HEADS,
+    NAMES,
+    VALUES,
+    WIDTH,
+    Target,
+    arguments_of,
+    meaning_of,
+)
+
+# Role -> the pattern of a whole name, from parts in names.toml: "wq", "qproj" and "toqueries" are q. The first
+# role that fits counts.
+ROLES = {
+    role: re.compile(
+        f"{NAMES['weights']['stem']}(?:{NAMES['weights'][role]}){NAMES['weights']['tail']}"
+    )
+    for role in ("qkv", "kv", "q", "k", "v", "o")
+}
+# What says that rotary positions are used: calls and products. A parameter `cos` alone may be left aside by the code.
+ROTATES = (
+    r"(rope|rotary|rotat)\w*\(|\bcos\w*\(|\* ?\(?\w*(cos|freqs)|(cos|freqs)\w*(\[[^]]*\])? \*|"
+    r"view_as_complex|1j|inv_freq"
+)
+ROTATES_PART = (
+    # of a head's features
+    r"partial|pct|percent|(rotary|rope|rot)_?(n?dims?|fraction|width)|\[\.\.\., :self\.\w+\]"
+)
+# of its features that models rotate: all, half as GLM, a quarter as GPT-NeoX
+FRACTIONS = (1, 0.5, 0.25)
+# What says that code may add its input to what comes out.
+RESIDUAL = r"residual|return [^\n]*\+|\+ ?(x|inputs?|queries|q|hidden_states)\b"
+# Of a path: "b", "b_q", "bq", "q_bias", "sesgo". It decides where two axes leave open whether an array is a bias.
+_BIAS = re.compile(r"(^|_|\.)b(ias)?(_|$|\.)|^b[qkvo]$|bias|sesgo", re.I)
+_NORM = re.compile(r"norm|(^|\.)ln|_ln\b", re.I)  # of a path: "q_norm", "ln_q", "q_ln"
+
+
+@dataclass(frozen=True)
+class Array:
+    """One array of floats that an object holds."""
+
+    path: str  # attributes that lead to it: ".heads.0.query.weight"
+    value: Any  # its numbers, as a NumPy array
+    linear: bool = False  # is it the `weight` of an nn.Linear, which is (out, in)?
+    holder: Any = None  # the tensor or array itself, to write new numbers into
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The arrays of a layer by role: each role has one matrix, or one for each head."""
+
+    weights: dict[str, list[Array]] = field(default_factory=dict)  # by q, k, v, o, qkv or kv
+    biases: dict[str, list[Array]] = field(default_factory=dict)
+    gains: dict[str, Array] = field(default_factory=dict)  # of norms on queries and keys: by q, k
+    same_head: bool = False  # one module stands in the list of heads several times
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Weights in our convention, and the settings of `form.py` under which correct code of this style computes."""
+
+    weights: Weights
+    settings: Settings = field(default_factory=dict)
+    structural: tuple[str, ...] = ()  # bugs that the shapes alone show
+
+
+def arrays_of(target: Any) -> list[Array]:
+    """Every array of floats that an object holds, in the order in which it was made."""
+    arrays: list[Array] = []
+    seen: set[int] = set()
+
+    def visit(value: Any, path: str, linear: bool) -> None:
+        # no layer is that deep, and objects may hold one another
+        if path.count(".") > 6 or id(value) in seen:
+            return
+        seen.add(id(value))  # shared weights count once
+        numbers = _numbers_of(value)
+        if numbers is None:
+            is_linear = hasattr(value, "in_features") and hasattr(value, "out_features")
+            for name, item in _children(value):
+                visit(item, f"{path}.{name}", is_linear and name == "weight")
+        elif numbers.dtype.kind == "f":
+            arrays.append(Array(path, numbers, linear, value))
+
+    visit(target, "", False)
+    return arrays
+
+
+def _numbers_of(value: Any) -> Any:
+    """A tensor, an array or a matrix of lists as an array; None for what is none, such as a plain list of numbers."""
+    if isinstance(value, np.ndarray):
+        return value
+    if hasattr(value, "detach") and hasattr(value, "numpy"):
+        value = value.detach().cpu()
+        return value.double().numpy() if value.is_floating_point() else value.numpy()
+    if isinstance(value, list | tuple) and value and not hasattr(value[0], "detach"):
+        # A ragged list raises ValueError, one of other things TypeError, one of tensors with gradients RuntimeError.
+        with contextlib.suppress(ValueError, TypeError, RuntimeError):
+            numbers = np.array(value, dtype=float)
+            return numbers if numbers.ndim >= 2 else None
+    return None
+
+
+def _children(value: Any) -> Any:
+    """Pairs of a name and what an object holds there; of a torch module no buffers, which hold masks and tables."""
+    if isinstance(value, list | tuple):
+        return enumerate(value)
+    if isinstance(value, dict):
+        return value.items()
+    # a number or text, or a function
+    if not hasattr(value, "__dict__") or hasattr(value, "__code__"):
+        return ()
+    kept = vars(value)
+    if not hasattr(value, "named_parameters"):
+        return kept.items()
+    # torch's own attributes begin with "_"; numbers of a config are no weights.
+    public = {name: kept[name] for name in kept if not re.match("_|(training|config|cfg)$", name)}
+    return {**value._parameters, **value._modules, **public}.items()
+
+
+def role_of(path: str) -> str | None:
+    """q, k, v, o, qkv or kv, by the last part of a path that names a role."""
+    # "attn.q_proj.weight": the last parts are the most exact
+    for part in reversed(path.lower().split(".")):
+        plain = re.sub(r"[^a-z]", "", part)
+        # The pattern of a role matches some words that tell none by themselves.
+        for role, pattern in ROLES.items():
+            if pattern.match(plain) and plain not in (
+                "weight",
+                "weights",
+                "bias",
+                "b",
+                "w",
+                "attn",
+                "attention",
+            ):
+                return role
+    return None
+
+
+def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
+    """The arrays of an object by role; `mapping` has the names of attributes whose role no name tells."""
+    parts = Parts(same_head=_is_one_module(target))
+    # `named` has every path and each of its parts, by which `mapping` may name an array; `paths` are for the error.
+    named, paths = set[str](), list[str]()
+    for array in arrays_of(target):
+        path = array.path.strip(".")
+        paths.append(path)
+        named |= {path, *path.split(".")}
+        flat = array.value.ndim == 1
+        # its gain counts where its name says q or k: "q_norm", "norm_q", "query_norm"
+        if _NORM.search(path):
+            side = re.search(r"(?<![a-z])(q|k)", path)
+            # The bias of a LayerNorm, of which the form has none, takes the place of its gain: no reading fits then.
+            if side and flat:
+                parts.gains[side[1]] = array
+            continue
+        role = role_of(path)
+        for wanted, name in mapping.items():
+            if name in (path, *path.split(".")):
+                role = wanted
+        if role is not None:
+            # A bias may have an axis of heads: b_q (h,d).
+            is_bias = flat or (array.value.ndim == 2 and _BIAS.search(path) is not None)
+            (parts.biases if is_bias else parts.weights).setdefault(role, []).append(array)
+    for wanted, name in mapping.items():
+        if name not in named:
+            raise UncheckedError("no_weight", wanted=wanted, name=name, names=", ".join(paths))
+    if len(parts.weights.get("o", ())) in (3, 4) and not {"q", "qkv"} & set(parts.weights):
+        # `linears`, `projections`: a list without names, W_Q, W_K, W_V, W_O in this order, or the first three of them
+        for arrays in (parts.weights, parts.biases):
+            arrays.update(
+                {role: [array] for role, array in zip("qkvo", arrays.pop("o", []), strict=False)}
+            )
+    return parts
+
+
+def readings(target: Target, instance: Any, folded: bool = False) -> list[Reading]:
+    """How correct code may use the weights of an object, the usual readings first. UncheckedError where none fits.
+
+    folded  may the scale 1/sqrt(d) be in a weight, so that code without one is right?
+    """
+    parts = parts_of(instance, target.options.mapping)
+    width = width_of(parts, target.options.args)
+    counts = [heads_of(instance, target)]
+    attributes = getattr(instance, "__dict__", {}).values()
+    kept = {x for x in attributes if type(x) is int and 1 < x < width}
+    # A count that the object does not keep may be wrong: then each number that it keeps is tried, too.
+    if counts[0][0] not in kept:
+        counts += [(n, None) for n in sorted(kept) if width % n == 0]
+    # how q, k and v stand in one fused matrix; see `_unfused`
+    orders: tuple[str, ...] = ("blocks",)
+    if {"qkv", "kv"} & set(parts.weights):
+        orders = ("blocks", "heads", "features", "kqv", "vqk", "qvk")
+    sides: tuple[str, ...] = ("in-out",)  # of a matrix: which of its axes is summed over
+    if any(_is_square(array) for arrays in parts.weights.values() for array in arrays):
+        sides = ("in-out", "out-in")
+    fitting = []
+    for (heads, groups), order, side in itertools.product(counts, orders, sides):
+        with contextlib.suppress(ValueError, KeyError, IndexError):  # the shapes do not allow it
+            fitting.append(_read(parts, heads, groups, width, order, side))
+    if not fitting:
+        shapes = ", ".join(
+            f"{role} {arrays[0].value.shape}" for role, arrays in parts.weights.items()
+        )
+        raise UncheckedError("no_fit", shapes=shapes)
+    bases = []  # of rotary angles; none: nothing is rotated
+    if target.scope.says(ROTATES):
+        # The usual one, then three numbers of the file at most that may be one: each of them multiplies the readings.
+        # Round bounds: below lie sizes, such as a width of 64; above lie numbers that hide scores, such as 1e9.
+        others = [n for n in target.source.numbers if 100 <= n < 1e7 and n != 10000.0]
+        bases = [10000.0, *others[:3]]
+    fractions = FRACTIONS if target.scope.says(ROTATES_PART) else (1,)
+    scales: list[Settings] = [{}, {"scale": "none"}] if folded else [{}]
+    residuals: list[Settings] = [{}, {"residual": True}] if target.scope.says(RESIDUAL) else [{}]
+    choices: list[Reading] = []
+    # Of readings that give the same numbers the first one counts, so the usual ones come before a scale that is
+    # folded into a weight, and before an input that is added.
+    for residual, scale, reading in itertools.product(residuals, scales, fitting):
+        settings = {**reading.settings, **scale, **residual}
+        choices += styles(replace(reading, settings=settings), bases, fractions)
+    return choices
+
+
+def _is_square(array: Array) -> bool:
+    """Do the shapes leave open on which side it is multiplied?"""
+    return not array.linear and array.value.ndim == 2 and len(set(array.value.shape)) == 1
+
+
+def _matrix(array: Array, width: int, n: int, side: str, output: bool) -> Any:
+    """A matrix as (in, out), heads as blocks of the width.
+
+    width   C, of the input
+    n       heads in it
+    side    "in-out" or "out-in", where it is square
+    output  is it W_O, which reads joined heads and gives C?
+    """
+    value = array.value
+    if value.ndim == 3:  # einsum parameters, (h,C,d) in any order: axes told apart by their sizes
+        h = value.shape.index(n) if n in value.shape else 0
+        # Where no axis is C, `[0]` raises the IndexError of which `_read` speaks.
+        c = [axis for axis in range(3) if value.shape[axis] == width and axis != h][0]  # noqa: RUF015
+        d = 3 - h - c  # the axis that is left of 0, 1, 2
+        return (
+            value.transpose(h, d, c).reshape(-1, width)
+            if output
+            else value.transpose(c, h, d).reshape(width, -1)
+        )
+    if array.linear or (_is_square(array) and side == "out-in"):
+        return value.T
+    # Where it has two sizes, the one that is C tells: the first axis; of W_O, whose `output` is 1, the second.
+    return value if value.shape[output] == width else value.T
+
+
+def _read(parts: Parts, H: int | None, G: int | None, width: int, order: str, side: str) -> Reading:
+    """One reading; ValueError, KeyError or IndexError where the shapes do not allow it.
+
+    H, G  heads of queries, and of keys and values, as names tell them or as a guess; None where nothing does
+    """
+    listed = 1  # heads that have a matrix each
+    # One list may be shorter than the others: of keys, where heads share them.
+    for role in {"q", "k", "v"} & set(parts.weights):
+        listed = max(listed, len(parts.weights[role]))
+    H = listed if listed > 1 else H or 1
+    G = G or H
+    # One W_O for each head, whose biases add up, or one for all; others, such as an MLP's c_proj, are left out.
+    outputs = listed if len(parts.weights.get("o", ())) >= listed else 1
+    matrices: dict[str, Any] = {"o": None}
+    biases: dict[str, Any] = {}
+    for role, arrays in parts.weights.items():
+        pieces = [
+            _matrix(array, width, H if role in "qo" else G, side, role == "o") for array in arrays
+        ]
+        matrices[role] = (
+            np.concatenate(pieces[:outputs]) if role == "o" else np.concatenate(pieces, 1)
+        )
+    for role, arrays in parts.biases.items():
+        pieces = [array.value.ravel() for array in arrays]
+        biases[role] = sum(pieces[:outputs]) if role == "o" else np.concatenate(pieces)
+    for fused in {"qkv", "kv"} & set(matrices):
+        names, cut = _unfused(fused, matrices[fused].shape[1], H, G, order)
+        for held in (matrices, biases):
+            if fused in held:
+                held.update(zip(names, cut(held.pop(fused)), strict=True))
+    # How many features each matrix makes, of all its heads together.
+    of_q, of_k, of_v = (matrices[role].shape[1] for role in "qkv")
+    d = of_q // H
+    shared = parts.same_head
+    if listed == 1 and H > 1 and of_q == of_k == of_v:
+        out = matrices["o"]
+        # W_O reads more features than the projections make: all heads have the same ones.
+        if (out is None and shared) or (out is not None and len(out) == H * of_q):
+            shared, d = True, of_q
+            for role in "qkv":
+                matrices[role] = np.concatenate([matrices[role]] * H, 1)
+                if role in biases:
+                    biases[role] = np.concatenate([biases[role]] * H)
+            of_q, of_k, of_v = H * of_q, H * of_k, H * of_v
+    # From here the shapes decide, not a name: the heads of keys are as many as heads of width d fit in their
+    # features.
+    G = of_k // max(d, 1)
+    if not G or of_q % H or of_k % d or H % G or of_v % G:
+        raise ValueError("heads of other widths")
+    # A norm of all heads together, (h*d,), is left out: the form has none.
+    gains = {role: array.value for role, array in parts.gains.items() if array.value.shape == (d,)}
+    structural = ("heads-share-projection",) if shared else ()
+    return Reading(
+        Weights(H, G, matrices, biases, gains), {"qk_norm": "rms"} if gains else {}, structural
+    )
+
+
+def _unfused(
+    fused: str, width: int, H: int, G: int, order: str
+) -> tuple[str, Callable[[Any], list[Any]]]:
+    """What W_QKV, or W_KV, holds, and a function that cuts it, or its bias, into those.
+
+    fused  "qkv" or "kv"
+    width  features that it makes
+    order  "blocks" q | k | v; "heads" (h, 3, d); "features" (h, d, 3); "kqv" and such: blocks in another order
+
+    Returns the roles in their order, such as "kqv", and the function. ValueError where the width has no whole heads.
+    """
+    names = fused
+    if order in ("kqv", "vqk", "qvk"):
+        names = order if fused == "qkv" else "vk"
+    shares = [H, G, G] if fused == "qkv" else [1, 1]  # of the width, for each role
+    parts = len(shares)
+    n = H if fused == "qkv" else G
+    # Only in blocks may there be fewer key/value heads than query heads.
+    if width % sum(shares) or (order != "blocks" and n != G):
+        raise ValueError("no whole heads")
+
+    def cut(x: Any) -> list[Any]:
+        """Of a matrix (C, width) or of a bias (width,)."""
+        if order not in ("heads", "features"):
+            return np.split(x, np.cumsum(shares)[:-1] * (width // sum(shares)), -1)
+        lead = x.shape[:-1]
+        if order == "heads":
+            pieces = np.moveaxis(x.reshape(*lead, n, parts, -1), -2, 0)
+        else:
+            pieces = np.moveaxis(x.reshape(*lead, n, -1, parts), -1, 0)
+        return [piece.reshape(*lead, -1) for piece in pieces]
+
+    return names, cut
+
+
+def styles(
+    reading: Reading, bases: Sequence[float], parts: Sequence[float] = (1,)
+) -> Iterator[Reading]:
+    """The readings of the same weights in every layout, and in every rotation with one of these bases.
+
+    bases  of rotary angles; without one nothing is rotated
+    parts  how much of the features of a head may be rotated, 0 to 1
+    """
+    interleaved = {f"split_{role}": "interleaved" for role in "qkv"} | {"join": "interleaved"}
+    # W_Q is called W_K and the other way round, which is no bug
+    exchanged = {"q_from": "k", "k_from": "q"}
+    weights = reading.weights
+    turns = itertools.product(parts, bases, ("half", "interleaved"))
+    # The layout stands twice: of the turn, and of the table, which agree in correct code.
+    ropes: list[Settings] = [
+        {"rope": (turn, turn, base), "rope_part": part} for part, base, turn in turns
+    ]
+    norms: list[Settings] = [{"qk_norm": kind} for kind in ("rms", "layer")]
+    choices: list[list[Settings]] = [
+        ropes or [{}],
+        norms if weights.gains else [{}],
+        [{}, interleaved] if weights.n_heads > 1 else [{}],
+        [{}, exchanged] if weights.n_heads == weights.n_kv_heads else [{}],
+    ]
+    for rope, norm, layout, swap in itertools.product(*choices):
+        settings = {**reading.settings, **rope, **norm, **layout, **swap}
+        yield Reading(weights, settings, reading.structural)
+
+
+# What no name tells: counts of heads, folded scales, shared modules.
+
+
+def kept_as(meaning: str, instance: Any, sizes: Settings) -> int | None:
+    """A whole number that `sizes`, the object, its config or a module of it keeps under a name of that meaning."""
+    kept = getattr(instance, "__dict__", {})
+    configs = [kept[name] for name in ("config", "cfg") if name in kept]
+    for place in (sizes, kept, *configs, *kept.get("_modules", {}).values()):
+        # Of a dictionary its own items; a module that a class leaves out is None, and has none.
+        for name, value in getattr(place, "__dict__", place or {}).items():
+            if type(value) is int and name not in VALUES and meaning_of(name) == meaning:
+                return value
+    return None
+
+
+def heads_of(instance: Any, target: Target) -> tuple[int | None, int | None]:
+    """How many heads of queries, and of keys and values, as far as anything tells."""
+    sizes = target.options.args
+    heads = kept_as("HEADS", instance, sizes)
+    if heads is None:
+        # The class has an argument of that kind, which the object need not keep: it was given our number of heads.
+        counts = r"(?i)^(?!.*(dim|size)).*(head|cabeza|^h$|config|cfg)"
+        if any(re.search(counts, name) for name in arguments_of(target.thing)):
+            heads = sizes.get("HEADS", HEADS)
+    return heads, kept_as("KV_HEADS", instance, sizes)
+
+
+def width_of(parts: Parts, sizes: Settings) -> int:
+    """Width of the input, from the matrix of queries. UncheckedError where there is none."""
+    arrays = parts.weights.get("q") or parts.weights.get("qkv")
+    if not arrays:
+        raise UncheckedError("no_weights")
+    shape = arrays[0].value.shape
+    if arrays[0].linear:
+        return int(shape[1])
+    usual = sizes.get("WIDTH", WIDTH)
+    return usual if usual in shape else int(max(shape))
+
+
+def _is_one_module(instance: Any) -> bool:
+    """Does a list of heads hold one module several times?"""
+    kept = getattr(instance, "__dict__", {})
+    for heads in (*kept.get("_modules", {}).values(), *kept.values()):
+        listed = isinstance(heads, list) or type(heads).__name__ == "ModuleList"
+        if (
+            listed
+            and len(heads) > 1
+            and hasattr(heads[0], "__dict__")
+            and len(set(map(id, heads))) == 1
+        ):
+            return True
+    return False
+
+
+def scale_is_folded(parts: Parts) -> bool:
+    """Are the drawn weights of queries smaller than those of values by the square root of a head's width?"""
+    if not {"q", "k", "v"} <= set(parts.weights):
+        return False
+    q, k, v = (float(np.std(parts.weights[role][0].value)) for role in "qkv")
+    if v == 0:
+        return False
+    # In W_Q, in W_K, or a part of it in each. The width is that of our sizes, with which the object was built.
+    ratios = np.array([q / v, k / v, q * k / v**2]) * HEAD_DIM**0.5
+    # 1, as near as deviations of drawn weights tell: 0.85 and its inverse. Without the fold it is sqrt(8) = 2.8.
+    return bool(((ratios > 0.85) & (ratios < 1.18)).any())
+
+
+def renew(arrays: list[Array], rng: np.random.Generator) -> None:
+    """New numbers for all weights: biases that start at 0 would hide, and small weights make every row alike."""
+    for array in arrays:
+        shape = array.value.shape
+        spread = 0.4  # of biases, so that one that is missing shows; a round choice
+        if len(shape) > 1:
+            summed = shape[-1] if array.linear else shape[-2]
+            # What comes out has a deviation of 1.2, and scores one of 1.2**2 = 1.4: maps are far from even.
+            spread = 1.2 / max(summed, 1) ** 0.5
+        # a gain lies around 1
+        numbers = rng.normal(size=shape) * spread + bool(_NORM.search(array.path))
+        # A matrix of lists keeps its numbers: it has no biases beside it, as `arrays_of` finds no flat lists.
+        if isinstance(array.holder, np.ndarray):
+            if array.holder.flags.writeable:
+                array.holder[...] = numbers
+        elif hasattr(array.holder, "detach"):
+            import torch
+
+            with torch.no_grad():
+                array.holder.copy_(torch.from_numpy(numbers))

@@ -1,0 +1,264 @@
+"""What breaks without a head: `ablate`, the change in loss when heads are silenced, and importance from gradients."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headwise.errors import HeadwiseError
+from headwise.heads.documents import Document, listening
+from headwise.heads.statistics import unknown_head
+from headwise.heads.watch import Seen
+from headwise.intervals import Interval, interval_of
+from headwise.models.ask import (
+    evaluating,
+    next_token_losses,
+    require_next,
+    require_slopes,
+    run_body,
+    vocabulary_of,
+)
+from headwise.models.hook import attach
+from headwise.models.sites import Site, sites_of
+from headwise.records import Call, head_name
+
+HOWS = ("zero", "mean")
+# Logits held at once when several variants of a model run in one batch: a round choice, 256 MB in float32.
+LARGEST = 2**26
+
+
+@contextmanager
+def ablate(
+    model: nn.Module, heads: Iterable[str], how: str = "zero", means: Seen | None = None
+) -> Iterator[None]:
+    """Silence heads of a model inside this block, in training and in eval.
+
+        with hw.ablate(model, ["L3.H5", "cross.L0.H2"]):
+            model(ids)
+
+    Inside the block a compiled model of transformers runs without its compiler.
+
+    Args:
+        model: any model that `watch` watches
+        heads: names, such as "L3.H5"
+        how: "zero": the head's output becomes 0 (Michel et al. 2019, arXiv 1905.10650, section 2.2: the head
+            mask). "mean": it becomes its mean over the real rows of the call, or over all of `means`
+        means: what a `watch` saw. A step with a cache sees too little for a mean of its own and needs it
+
+    Raises:
+        HeadwiseError: for a head that the model does not have, and at the end of a block in which none of the
+            heads was reached.
+    """
+    _check_how(how)
+    if means is not None and how != "mean":
+        raise HeadwiseError(
+            f"how={how!r} with means=: they take the place of a head's output in how='mean' alone"
+        )
+    sites = sites_of(model)
+    chosen = by_site(sites, heads)
+    names = [head_name(site, h) for site, numbers in chosen.items() for h in numbers]
+    # Head -> what it becomes, (E,), where it is told.
+    fixed = (
+        {} if means is None else {name: torch.from_numpy(means[name].mean_out) for name in names}
+    )
+
+    def change(site: Site, call: Call, documents: Sequence[Document]) -> Tensor:
+        silent = chosen[site.name]
+        out = call.out.clone()
+        if how == "zero":
+            out[:, silent] = 0
+        elif means is not None:
+            for h in silent:
+                out[:, h] = fixed[site.head(h)].to(out)
+        else:  # (H,E) -> (1,heads,1,E), the same for all documents and queries
+            out[:, silent] = _row_mean(call, documents)[silent][None, :, None].to(out.dtype)
+        return out
+
+    with listening(model, change, sites=[site for site in sites if site.name in chosen]):
+        yield
+
+
+def _check_how(how: str) -> None:
+    if how not in HOWS:
+        raise HeadwiseError(f"how={how!r} is not known; one of {', '.join(HOWS)}")
+
+
+def by_site(sites: Sequence[Site], heads: Iterable[str]) -> dict[str, list[int]]:
+    """Site name -> numbers of the named heads there, without sites that have none. Raises HeadwiseError for others."""
+    if isinstance(heads, str) or not isinstance(heads, Iterable):
+        example = heads if isinstance(heads, str) else "L0.H1"
+        raise HeadwiseError(f"heads={heads!r} must be a list of names, such as [{example!r}]")
+    heads = list(heads)  # a generator is read once
+    places = {site.head(h): (site.name, h) for site in sites for h in range(site.n_heads)}
+    # A module of somebody's own may not tell its number of heads before it has run: 0 until then.
+    uncounted = next((site for site in sites if not site.n_heads), None)
+    if uncounted is not None and not set(heads) <= places.keys():
+        raise HeadwiseError(
+            f"how many heads {uncounted.name} has, a {type(uncounted.module).__name__}, is known after it has run: "
+            f"run the model once inside hw.watch(model), or give the module an attribute n_heads"
+        )
+    chosen: dict[str, list[int]] = defaultdict(list)
+    for name in dict.fromkeys(heads):  # each once, in their order
+        if name not in places:
+            raise unknown_head(name, list(places))
+        site, h = places[name]
+        chosen[site].append(h)
+    return chosen
+
+
+def _row_mean(call: Call, documents: Sequence[Document]) -> Tensor:
+    """Mean output of each head over the real rows of a call, (H,E), as a constant: no gradient flows through it."""
+    # All documents of a call start alike. In cross attention none has a start, and all its keys are there at once.
+    T, past = call.n_queries, documents[0].start or 0
+    if T == 1 or past > 0:
+        raise HeadwiseError(
+            f"how='mean' in a step of {T} tokens with {past} in the cache has too few rows for a mean, and a cache "
+            f"must not change the answer; pass means=, what `watch` saw"
+        )
+    out = call.out.detach()
+    rows = []  # of each document, (T,): is it a row that counts?
+    for document in documents:
+        is_real = (
+            torch.ones(T, dtype=torch.bool) if document.real_rows is None else document.real_rows
+        )
+        rows.append(is_real.to(out.device))
+    weight = torch.stack(rows).to(out.dtype)  # (B,T)
+    return torch.einsum("bhte,bt->he", out, weight) / weight.sum().clamp(min=1)
+
+
+@torch.inference_mode(False)
+def importance(
+    model: nn.Module, batches: Iterable[Tensor], after: int | None = None
+) -> dict[str, float]:
+    """How much the loss hangs on each head, from one backward pass a batch of ids (B,T).
+
+    Michel et al. 2019 (arXiv 1905.10650), section 4.1: the mean over rows of |head output . dL/d head output|, divided
+    by the root of the sum of squares over the heads of its layer: head -> 0 to 1. L is the mean loss of a document
+    times its length, also where `after`, which is that of `next_token_losses`, leaves fewer tokens to that mean. The
+    parameters' own gradients are left alone.
+    """
+    require_next(model)
+    require_slopes(model)
+    # (H,) sums over rows, once there is one: 0.0 before
+    totals: dict[Site, Any] = defaultdict(float)
+    sites = sites_of(model)
+
+    def loss_on(ids: Tensor) -> Tensor:
+        # A copy, for ids of inference_mode cannot be saved for the backward pass.
+        losses = next_token_losses(model, ids.clone(), after)
+        return losses.sum() * (ids.shape[1] - 1)  # of means: a document counts by its length
+
+    with evaluating(model):
+        for ids in batches:
+            for site, out, slope in slopes_of(sites, partial(loss_on, ids)):
+                of_rows = (out.detach() * slope).sum(-1).abs()  # (B,H,T)
+                totals[site] += of_rows.sum((0, 2)).cpu().double()
+        if not totals:
+            raise HeadwiseError("importance needs at least one batch of ids")
+    result: dict[str, float] = {}
+    # sums do for means: the number of rows goes out with the norm
+    for site, total in totals.items():
+        # a silent layer's are 0, and not NaN
+        scaled = total / total.norm().clamp(min=torch.finfo(total.dtype).tiny)
+        result |= zip(site.heads, scaled.tolist(), strict=True)
+    return result
+
+
+def slopes_of(
+    sites: Sequence[Site], answer: Callable[[], Tensor]
+) -> list[tuple[Site, Tensor, Tensor]]:
+    """Of each call of these sites the heads' output (B,H,T,E) and the slope there of an answer, from one backward pass.
+
+    answer  runs the model, and gives one number, a tensor without axes. The slope is its gradient, (B,H,T,E)
+    """
+    outs = []
+
+    def keep(site: Site, call: Call) -> Tensor:
+        # With frozen weights nothing asks for a gradient yet: the output itself becomes where it ends.
+        out = call.out if call.out.requires_grad else call.out.detach().requires_grad_()
+        outs.append((site, out))
+        return out
+
+    with attach({site: partial(keep, site) for site in sites}), torch.enable_grad():
+        loss = answer()  # `keep` fills `outs` meanwhile
+        slopes = torch.autograd.grad(loss, [out for _, out in outs])
+    return [(site, out, slope) for (site, out), slope in zip(outs, slopes, strict=True)]
+
+
+@torch.no_grad()
+def ablation(
+    model: nn.Module,
+    batches: Sequence[Tensor],
+    how: str = "zero",
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    after: int | None = None,
+    whole: Sequence[Tensor] | None = None,
+) -> dict[str, Interval]:
+    """Change in next-token loss, in nats a token, when one head at a time is silenced; the interval is over documents.
+
+    Several variants of a layer, each without another head, run as one batch where memory allows.
+    `progress(done, total)` counts heads, batch by batch; `after` is that of `next_token_losses`, and `whole` are the
+    losses (B,) of the whole model on each batch where they are known.
+    """
+    require_next(model)
+    _check_how(how)
+    if not batches:
+        raise HeadwiseError("ablation needs at least one batch of ids")
+    changes: dict[str, list[float]] = defaultdict(list)
+    with evaluating(model):
+        sites = list(dict.fromkeys(calls_of(model, batches[0][:1])))
+        # each head counts once a batch
+        done, total = 0, sum(site.n_heads for site in sites) * len(batches)
+        for n, ids in enumerate(batches):
+            base = next_token_losses(model, ids, after) if whole is None else whole[n]
+            # How many run at once. A config that tells no vocabulary bounds nothing: all heads of a layer.
+            n_variants = max(1, LARGEST // (ids.numel() * (vocabulary_of(model) or 1)))
+            for site in sites:
+                for start in range(0, site.n_heads, n_variants):
+                    chunk = range(start, min(start + n_variants, site.n_heads))
+                    losses = _without_each(model, ids, site, chunk, how, after)
+                    for h, loss in zip(chunk, losses, strict=True):
+                        changes[site.head(h)].extend((loss - base).tolist())
+                    done += len(chunk)
+                    progress(done, total)
+    return {name: interval_of(values) for name, values in changes.items()}
+
+
+def calls_of(model: nn.Module, ids: Tensor) -> list[Site]:
+    """The site of each call of attention while the model reads ids (B,T): without a picture some layers do not run."""
+    order = []
+
+    def note(site: Site, call: Call) -> None:
+        order.append(site)
+
+    with (
+        attach({site: partial(note, site) for site in sites_of(model)}),
+        evaluating(model),
+        torch.no_grad(),
+    ):
+        run_body(model, ids)
+    return order
+
+
+def _without_each(
+    model: nn.Module, ids: Tensor, site: Site, heads: Sequence[int], how: str, after: int | None
+) -> Tensor:
+    """Losses (n,B) of the model without head heads[0], without heads[1] and so on, in one batch."""
+    n, B = len(heads), ids.shape[0]
+
+    def silence(call: Call) -> Tensor:
+        out = call.out.clone()
+        variants = out.view(n, B, *out.shape[1:])  # a view: what is set there is set in `out`
+        for variant, h in zip(variants, heads, strict=True):
+            # no padding here: all rows are real
+            variant[:, h] = 0 if how == "zero" else variant[:, h].mean((0, 1))
+        return out
+
+    with attach({site: silence}):
+        return next_token_losses(model, ids.repeat(n, 1), after).view(n, B)

@@ -1,0 +1,439 @@
+"""Direct attribution: what each part of a model adds to a logit, with the last norm held as it was.
+
+A logit is a product of the last hidden state with a row of W_U, and that state is a sum: of the embedding, of what each
+head wrote through its part of W_O, of what each feed-forward wrote, and of biases. So the logit is a sum over the same
+parts (Elhage et al. 2021, "A mathematical framework for transformer circuits"; Wang et al. 2022, arXiv 2211.00593,
+appendix on direct effects). What a head writes is in turn a sum over the tokens that it looks at.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from headwise.errors import HeadwiseError
+from headwise.heads.blocks import row_weights
+from headwise.heads.patch import Passes, Reading
+from headwise.models.ask import ROWS, evaluating, output_matrix, require_next
+from headwise.models.hook import hooked
+from headwise.models.open import row_of, token_of
+from headwise.models.sites import Layer, as_rows, layers_of, require_held
+from headwise.records import Call
+from headwise.spec import resolve_kv_index
+
+Float64Array = NDArray[np.float64]
+
+# How far, relative to their size, our numbers may lie from the model's where it computes in float32 or wider.
+# Rounding puts them apart by far less, a part that is forgotten by far more.
+CLOSE = 1e-4
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """What each part of a model adds to the logit of a token, or to the difference of two logits, at one position."""
+
+    target: tuple[int, ...]  # the token, or the token and the one that its logit is compared with
+    position: int  # of the token whose next one is predicted
+    heads: dict[str, float]  # what each adds to the logit
+    feed_forwards: dict[str, float]  # by layer, "L0"
+    embedding: float  # of the token at the position, and of the position itself
+    bias: float  # of W_O, of norms, and of the output matrix
+    logit: float  # what the model says, before a softcap of its logits
+    # head -> (S,): what it adds by looking at each token; the sum is the head's
+    tokens: dict[str, Float64Array]
+    weights: dict[str, Float64Array]  # head -> (S,): how much it looks at each
+
+    @property
+    def total(self) -> float:
+        """The sum of all parts: the logit, but for rounding."""
+        return math.fsum(
+            [*self.heads.values(), *self.feed_forwards.values(), self.embedding, self.bias]
+        )
+
+    def strongest(self, n: int = 5) -> list[str]:
+        """The heads that add or take most, the strongest first."""
+        return sorted(self.heads, key=lambda name: -abs(self.heads[name]))[:n]
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{name} {self.heads[name]:+.3f}" for name in self.strongest(3))
+        return f"Attribution(logit {self.logit:.3f} at position {self.position}: {parts}, ...)"
+
+
+@torch.no_grad()
+def attribute(
+    model: nn.Module,
+    ids: Tensor | Sequence[int] | str,
+    target: int | str | Sequence[int | str],
+    position: int = -1,
+) -> Attribution:
+    """What each head, feed-forward, the embedding and the biases add to a logit; the parts sum to it.
+
+    The last norm, and norms between W_O and the residual stream, are held at what they divided by in this run.
+
+    Args:
+        model: a GPT of ours, or a model of transformers that predicts the next token
+        ids: (T,) or (1,T); or a text, of a model that `open` opened
+        target: a token, or two: the logit of the first minus that of the second. A token is its id, or, as it
+            stands in a text, its word: " Mary"
+        position: whose next token is predicted; -1 is the last
+
+    Raises:
+        HeadwiseError: where the parts do not sum to the logit: a model whose way of adding them up is not known
+            is refused.
+    """
+    require_next(model)
+    row = row_of(model, ids)
+    T = row.shape[1]
+    if not -T <= position < T:
+        raise HeadwiseError(f"position={position} is not among the {T} tokens")
+    position %= T  # -1 becomes T - 1
+    words = (target,) if isinstance(target, int | str) else tuple(target)
+    answer = tuple(token_of(model, word) for word in words)
+    if len(answer) not in (1, 2):
+        raise HeadwiseError(
+            f"target has {len(answer)} tokens; pass one, or two whose logits are compared"
+        )
+    if len(answer) == 2 and answer[0] == answer[1]:
+        raise HeadwiseError(
+            f"{words[0]!r} is the answer and what it is compared with, so there is no difference to explain; "
+            "pass another token"
+        )
+    passes = Passes(model, layers_of(model))
+    recorder = Recorder(passes.layers)
+    with evaluating(model), recorder.listening():
+        # The text is cut behind the position, which so becomes the last one: what comes later changes nothing here.
+        text = passes.read(row[0, : position + 1])
+    return added(model, recorder, text, answer, position)
+
+
+def added(
+    model: nn.Module, recorder: Recorder, text: Reading, answer: tuple[int, ...], position: int
+) -> Attribution:
+    """What each part of a model adds to a logit. Raises HeadwiseError where the parts do not sum to it.
+
+    A logit is direction . x, x being the last hidden state. `direction` (C,) says what the logit reads: of the last
+    hidden state it is a row of W_U. Taken back through the last norm, it is what the logit reads of the residual
+    stream, and so of all that parts have written there. Whatever is constant on the way goes to the bias.
+
+    Args:
+        recorder: what it heard while the text was read
+        text: up to the position
+        answer: the token, or the token and the one that its logit is compared with
+        position: of the last token of that text
+    """
+    require_held(model, "what each part adds")
+    rows, kind = recorder.rows, type(model).__name__
+    # CLOSE for this pass: in a coarse number format it is the spacing of its numbers, 2^-7 of bfloat16.
+    close = max(CLOSE, *recorder.digits)
+    # layers of pictures may not run
+    ran = [layer for layer in recorder.layers if layer.site.name in text.calls]
+    direction, offset = _unembedding(model, answer)
+    _require_stream(kind, ran, rows, len(direction))
+    last = rows[ran[-1].block].gave  # (C,) the residual stream behind the last layer
+    # The last norm is the module that read what the last layer gave, of those that the recorder heard beside the
+    # layers: beside the last one of all, whether it ran or not. A model may have none.
+    candidates = (module for module in recorder.layers[-1].around if module in rows)
+    norm = next((module for module in candidates if rows[module].read.equal(last)), None)
+    normed = last if norm is None else rows[norm].gave  # (C,) what the output matrix reads
+    scale = _logit_scale(model, normed, text.answer.cpu().double(), close)
+    direction, bias = scale * direction, scale * offset
+    logit = float(direction @ normed) + bias
+    # Products that sum to the logit, or to a part of it. The model has rounded a factor of each.
+    rounded = [direction * normed]
+    if norm is not None:
+        direction, constant = _Frozen.of(norm, rows[norm]).back(direction)
+        bias += constant
+    heads, tokens, weights, feed_forwards = {}, {}, {}, {}
+    for layer in ran:
+        writer = _writer_of(kind, layer, rows, close)  # W_O, or a norm after it
+        # (C,) what the logit reads of the writer's output; soon, of W_O's
+        at_w_o = writer.factor * direction
+        rounded.append(at_w_o * rows[writer.module].gave)
+        if writer.module is not layer.projection:  # a norm after W_O: taken back through it
+            at_w_o, constant = _Frozen.of(writer.module, rows[writer.module]).back(at_w_o)
+            bias += constant
+            rounded.append(at_w_o * rows[layer.projection].gave)
+        of_w_o = getattr(layer.projection, "bias", None)
+        if of_w_o is not None:  # it belongs to no head
+            bias += float(at_w_o @ of_w_o.cpu().double())
+        parts = _heads_of(text.calls[layer.site.name], layer.projection, rows, at_w_o)
+        for name, share, by_token, looks in zip(layer.site.heads, *parts, strict=True):
+            heads[name], tokens[name], weights[name] = float(share), by_token.numpy(), looks.numpy()
+        # The feed-forward gets what is left of the layer, whatever that is. So the sum cannot be wrong by it: the test
+        # below says whether heads, norms and biases are right, and nothing of the feed-forwards.
+        rest = (
+            rows[layer.block].gave
+            - rows[layer.block].read
+            - writer.factor * rows[writer.module].gave
+        )
+        feed_forwards[layer.site.name] = float(direction @ rest)
+    embedding = float(direction @ rows[ran[0].block].read)  # of the token and of its position
+    whole = Attribution(
+        answer, position, heads, feed_forwards, embedding, bias, logit, tokens, weights
+    )
+    # Each product in `rounded` may be off by `close` of its size. Roundings fall to either side and partly cancel:
+    # those of many numbers add up as a norm does, not as a sum. Twice that is allowed, a round margin.
+    rounding = 2 * close * float(torch.cat(rounded).norm())
+    # The 1.0 is for a logit near 0, which is a difference of large parts.
+    if abs(whole.total - logit) > CLOSE * max(abs(logit), 1.0) + rounding:
+        raise HeadwiseError(
+            f"{kind}: the parts sum to {whole.total:.6g}, the logit is {logit:.6g}: "
+            f"what its layers add up is not known well enough"
+        )
+    return whole
+
+
+def _unembedding(model: nn.Module, answer: tuple[int, ...]) -> tuple[Tensor, float]:
+    """The row of W_U (C,) and the bias of a token; of two the differences."""
+    matrix, bias = output_matrix(model)
+    for token in answer:
+        if not 0 <= token < len(matrix):
+            raise HeadwiseError(f"target {token} is outside the vocabulary of {len(matrix)} tokens")
+    signs = torch.tensor([1.0, -1.0][: len(answer)], dtype=torch.float64)
+    tokens = list(answer)
+    offset = 0.0 if bias is None else float(signs @ bias[tokens].cpu().double())
+    return signs @ matrix[tokens].cpu().double(), offset
+
+
+def _require_stream(
+    kind: str, ran: Sequence[Layer], rows: Mapping[nn.Module, _Row], width: int
+) -> None:
+    """Raise HeadwiseError unless each layer reads and gives one residual stream."""
+    for layer in ran:
+        row = rows.get(layer.block)  # none of states with more axes than (B,T,C)
+        if row is None or {len(row.read), len(row.gave)} != {width}:
+            raise HeadwiseError(
+                f"{layer.site.name} of {kind} reads or gives something else than one residual "
+                f"stream of {width} numbers a token, such as several streams: what its parts add is not known"
+            )
+
+
+def _logit_scale(model: nn.Module, normed: Tensor, logits: Tensor, close: float) -> float:
+    """The factor that the model puts on its logits after W_U, 1.0 in most; with a softcap on them it is 1.0, too.
+
+    `normed` (C,) is what W_U reads, `logits` (V,) what the model says. Raises HeadwiseError where neither a factor nor
+    a softcap explains the logits.
+    """
+    matrix, bias = output_matrix(model)
+    # Float32 is enough here; a copy of a large vocabulary's matrix is not held as a whole.
+    wide = torch.promote_types(matrix.dtype, torch.float32)
+    narrow = normed.to(matrix.device, wide)
+    products = [rows.to(wide) @ narrow for rows in torch.split(matrix, ROWS)]
+    raw = torch.cat(products).cpu().double()
+    if bias is not None:
+        raw = raw + bias.cpu().double()
+    # The factor that fits best, by least squares; the clamp keeps 0 / 0 from being NaN.
+    scale = float(logits @ raw / (raw @ raw).clamp(min=1e-30))
+    if _apart(scale * raw, logits) <= close:
+        # Most models have no factor: then what is left beside 1 is rounding.
+        return 1.0 if abs(scale - 1) <= close else scale
+    cap = getattr(getattr(model, "config", None), "final_logit_softcapping", None)  # Gemma 2
+    if cap and _apart(cap * torch.tanh(raw / cap), logits) <= close:
+        return 1.0  # then the logit that is explained is the one before the softcap
+    raise HeadwiseError(
+        f"{type(model).__name__} makes its logits in a way that is not known: its output matrix gives "
+        f"{float(raw.max()):.4g} at most, the model says {float(logits.max()):.4g}"
+    )
+
+
+def _writer_of(kind: str, layer: Layer, rows: Mapping[nn.Module, _Row], close: float) -> _Writer:
+    """The module whose output the layer adds to the residual stream, and the factor with which it does.
+
+    Each candidate says what the stream must be after it: what the layer read, plus what the candidate gave. The right
+    one is that whose stream the rest of the layer goes on with. Raises HeadwiseError where none is right.
+    """
+    gave = rows[layer.projection].gave  # (C,) the output of W_O
+    children = [child for child in layer.block.children() if child in rows]
+    # What reads W_O's output and gives it back as it is, a dropout for instance, is no norm.
+    norms = [
+        child
+        for child in children
+        if rows[child].read.equal(gave) and not rows[child].gave.equal(gave)
+    ]
+    before, after = rows[layer.block]  # the residual stream that the layer reads, and gives
+
+    def unexplained(writer: _Writer) -> tuple[float, float]:
+        # How far the stream after this writer is from what the layer goes on with: two measures, each from 0 to 1.
+        #
+        # The first takes every number beside its own size, and chooses between writers. What an attention adds is
+        # little beside a large stream, or beside a few large numbers in it, so that by the norm a wrong writer may be
+        # as close as the right one.
+        # The second, by the norm, decides whether the chosen one is right: it has a bound, `close`, which rounding
+        # keeps to. A single number near 0 may be rounded by more than its size.
+        state = before + writer.factor * rows[writer.module].gave
+        by_number, by_norm = [1.0], [1.0]
+        # OPT's `fc1` gives more numbers, and cannot be added. It reads what a norm gave, not the stream.
+        for row in (rows[child] for child in children if rows[child].gave.shape == state.shape):
+            # Which child goes on with the stream is not known, so the best fit counts. Either a child reads the
+            # stream, as the norm of a feed-forward does; or what a child gives is added to it and makes the layer's
+            # output, as of a feed-forward that runs beside the attention.
+            for x, y in ((row.read, state), (state + row.gave, after)):
+                if x.shape == y.shape:
+                    by_number.append(
+                        float(((x - y).abs() / (x.abs() + y.abs()).clamp(min=1e-30)).mean())
+                    )
+                    by_norm.append(_apart(x, y))
+        return min(by_number), min(by_norm)
+
+    # Of equally good ones `min` takes the first: W_O as it is. No norm is tried with the factor: Granite, which has it,
+    # has no norm after W_O.
+    factor = getattr(layer.block, "residual_multiplier", 1.0)
+    writers = [_Writer(layer.projection, 1.0), *(_Writer(norm, 1.0) for norm in norms)]
+    writer = min([*writers, _Writer(layer.projection, factor)], key=unexplained)
+    if unexplained(writer)[1] > close:
+        raise HeadwiseError(
+            f"{kind}: it is not known how the attention of {layer.site.name} enters the residual stream"
+        )
+    return writer
+
+
+def _heads_of(
+    call: Call, projection: nn.Module, rows: Mapping[nn.Module, _Row], at_w_o: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What each head adds, (H,); what it adds for each token that it looks at, and its weight there, (H,S) each.
+
+    `at_w_o` (C,) is what the logit reads of the output of W_O, `projection`; all of it at the last position.
+    """
+    H, T = call.q.shape[1:3]
+    entered = rows[projection].read.reshape(H, -1)  # (H,E) what W_O reads of each head
+    # (H,E) what the logit reads of each head
+    back = (as_rows(projection).cpu().double().T @ at_w_o).reshape(H, -1)
+    weights = row_weights(call, 0, [T - 1])[:, 0].cpu().double()  # (H,S)
+    # of each head its key/value head
+    index = resolve_kv_index(H, call.k.shape[1], call.options.kv_index)
+    values = call.v[0, list(index)].cpu().double()  # (H,S,E)
+    mixed = torch.einsum("hs,hse->he", weights, values)
+    # Between the mixed values and what W_O reads there may be a gate, or a norm of the head. It is held as it was in
+    # this pass: a factor for each number, (H,E); 1 where there is neither.
+    between = _ratio(entered, mixed)
+    by_head = (entered * back).sum(1)
+    by_token = weights * torch.einsum("hse,he->hs", values, between * back)
+    return by_head, by_token, weights
+
+
+def _ratio(x: Tensor, y: Tensor) -> Tensor:
+    """x / y, and 0 where y is 0."""
+    return torch.where(y == 0, 0, x / y)
+
+
+class _Writer(NamedTuple):
+    """The module whose output, times a factor, an attention adds to the residual stream: W_O, or a norm after it."""
+
+    module: nn.Module
+    factor: float
+
+
+class _Row(NamedTuple):
+    """A module's input and output at the last position, float64, on the processor; (C,) each in most modules."""
+
+    read: Tensor
+    gave: Tensor
+
+
+class Recorder:
+    """What the modules that take part in a pass read and gave at its last position."""
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self.layers = layers
+        self.rows: dict[nn.Module, _Row] = {}
+        # The spacing of numbers near 1 in each format in which the model computes: 1.2e-7 in float32.
+        self.digits: list[float] = []
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Passes inside this block are recorded."""
+        wanted = dict.fromkeys(self.layers[-1].around)  # an ordered set: each module is heard once
+        for layer in self.layers:
+            wanted |= dict.fromkeys((layer.block, layer.projection, *layer.block.children()))
+        with hooked(
+            ((module.register_forward_hook, self._keep) for module in wanted), with_kwargs=True
+        ):
+            yield
+
+    def _keep(
+        self, module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any], gave: Any
+    ) -> None:
+        # transformers names it where it passes it by name
+        first = args[0] if args else keywords.get("hidden_states")
+        # a tuple begins with the hidden states
+        result = gave[0] if isinstance(gave, tuple) else gave
+        # Modules that take or give anything but hidden states are passed over, such as one that takes ids (B,T).
+        tensors: Any = first, result
+        if all(
+            isinstance(x, Tensor) and x.ndim in (2, 3) and x.is_floating_point() for x in tensors
+        ):
+            self.digits.extend(torch.finfo(x.dtype).eps for x in tensors)
+            # of (1,T,C), or (T,C), the last row
+            last = [x.flatten(0, -2)[-1].cpu().double() for x in tensors]
+            self.rows[module] = _Row(*last)
+
+
+def _apart(x: Tensor, y: Tensor) -> float:
+    """How far two tensors are from each other, relative to their size; inf where their shapes differ."""
+    if x.shape != y.shape:
+        return math.inf
+    return float((x - y).norm() / (x.norm() + y.norm() + 1e-30))  # two tensors of zeros are alike
+
+
+def _wide_twin(norm: nn.Module) -> nn.Module:
+    """A copy in float64 on the processor, without hooks.
+
+    It is a copy, since other weights put into the module itself would reach every thread that uses it.
+    """
+    # deepcopy takes what stands here under an object's id, instead of copying the object: the weights in float64, and
+    # no hooks.
+    copies: dict[int, Any] = {}
+    for weights in norm.parameters():
+        copies[id(weights)] = nn.Parameter(weights.detach().cpu().double())
+    for module in norm.modules():
+        copies[id(module._forward_hooks)] = OrderedDict()
+        copies[id(module._forward_pre_hooks)] = OrderedDict()
+    return copy.deepcopy(norm, copies)
+
+
+@dataclass(frozen=True)
+class _Frozen:
+    """A norm as the linear map that it was at one position: y = factor * (x - mean x) + bias.
+
+    What it divided by there is held, so that x may be split into parts.
+    """
+
+    factor: Tensor  # (C,) its gain over what it divided by
+    bias: Tensor  # (C,)
+    # LayerNorm subtracts the mean of x; RMSNorm does not, and then the formula has x alone
+    centres: bool
+
+    @classmethod
+    def of(cls, norm: nn.Module, row: _Row) -> _Frozen:
+        """The map of a norm that read `row.read`.
+
+        It is computed again in float64: what the model got in half precision is too coarse to be divided by.
+        """
+        twin = _wide_twin(norm)
+
+        def normed(x: Tensor) -> Tensor:
+            answer = twin(x)
+            return answer.double()  # some norms compute in float32 and give that
+
+        x, y = row.read, normed(row.read)
+        bias = normed(torch.zeros_like(x))  # of zeros a norm makes its bias
+        # Does it subtract the mean? Then a constant that is added to all numbers changes nothing.
+        centres = _apart(normed(x + x.abs().mean()), y) <= CLOSE
+        x = x - x.mean() if centres else x
+        return cls(_ratio(y - bias, x), bias, centres)
+
+    def back(self, direction: Tensor) -> tuple[Tensor, float]:
+        """The direction u of what the norm reads, (C,), and c, for which u . x + c = direction . y."""
+        u = self.factor * direction
+        u = u - u.mean() if self.centres else u  # u . (x - mean x) = (u - mean u) . x
+        return u, float(direction @ self.bias)

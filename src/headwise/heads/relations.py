@@ -1,0 +1,234 @@
+"""Heads that follow a given relation, such as "object": how much of their weight goes from verbs to their objects?
+
+A relation is a set of pairs that somebody has marked in documents: tokens that look, and those that they should look
+at, the right keys. In a causal model those that look stand at the position that predicts. Of each pair and head three
+numbers are measured: the mass, the weight on the right keys; the accuracy, how often the strongest key is right; and
+the mass elsewhere, the weight at the same distances from other tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from headwise.corpus.documents import Labelled, Relations
+from headwise.errors import HeadwiseError
+from headwise.heads.blocks import row_weights, uniform
+from headwise.heads.documents import Document, run_documents
+from headwise.heads.statistics import all_statistics
+from headwise.heads.table import ROLES, Followed, Relation
+from headwise.intervals import interval_of
+from headwise.models.sites import Site
+from headwise.records import Call
+
+# Tokens of a document that tell what a head does at the same distances elsewhere: of T tokens every (T // 64)th, which
+# is 64 to 127 of them, or all where there are fewer. A round choice: more take longer.
+OTHERS = 64
+ROWS = 256  # rows of a map whose weights are held at once: a round choice, more take more memory
+
+Cells = Sequence[tuple[int, int, float]]  # of a map: row, key, and what the weight there counts for
+Scores = dict[str, dict[str, Followed]]  # relation -> head -> how well it follows
+
+
+@torch.no_grad()
+def follow(
+    model: nn.Module,
+    relations: Relations,
+    shown: Callable[[Sequence[int]], Sequence[str]] = lambda ids: [str(i) for i in ids],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Scores:
+    """How well every head of self attention follows each relation; relation -> head -> `Followed`.
+
+    `shown` gives ids as text, for the examples; `progress` is called with the tokens read, and all.
+
+    Clark et al. 2019 (arXiv 1906.04341), section 4: of a token in several pieces, the weights to the pieces are added
+    up, and those from them averaged. A head that looks at one fixed distance follows many relations by accident, so the
+    weight at the same distances from other tokens of the document stands beside.
+    """
+    # those of one length run together
+    documents = sorted(relations.documents, key=lambda document: len(document.ids))
+    of_pairs = [PairCells(document) for document in documents]
+    # Where the first document as given stands among the sorted ones: examples are taken from it.
+    first = documents.index(relations.documents[0])
+    # Site -> of each document (H+1, 3, pairs), as `PairCells.measure` gives them, in the order of `documents`.
+    numbers_of = defaultdict(list)
+
+    def take(number: int, site: Site, call: Call, b: int, document: Document) -> None:
+        # A relation is of tokens of one text. Of a layer of ours the call alone tells whether it looked at another.
+        if not (site.cross or call.cross):
+            numbers_of[site].append(of_pairs[number].measure(call, b))
+
+    run_documents(model, [document.ids for document in documents], take, progress=progress)
+    scores: Scores = {name: {} for name in relations.meanings}
+    for name, by_head in scores.items():
+        for site, numbers in numbers_of.items():
+            by_head.update(
+                zip(site.heads, _followed(name, of_pairs, numbers, shown, first), strict=True)
+            )
+    return scores
+
+
+def described(relations: Relations) -> tuple[Relation, ...]:
+    """Each relation with its size and the best fixed offset.
+
+    Voita et al. 2019 (arXiv 1905.09418), section 5.2, hold the accuracy of a head against that of the offset. Raises
+    HeadwiseError for a relation whose name is that of something else in a table of heads.
+    """
+    result = []
+    # A relation becomes a column of the table, and a role: these names are taken there.
+    reserved = {*all_statistics(), *(role.name for role in ROLES), "name", "importance", "ablation"}
+    for name, meaning in relations.meanings.items():
+        if name in reserved:
+            raise HeadwiseError(
+                f"the relation {name!r} has the name of a statistic or a role; choose another"
+            )
+        by_document = [
+            document.pairs[name] for document in relations.documents if name in document.pairs
+        ]
+        pairs = [pair for of_document in by_document for pair in of_document]
+        # a token, and its right keys
+        looking = [(query, keys) for queries, keys in pairs for query in queries]
+        # tokens back -> how often
+        offsets = Counter(query - key for query, keys in looking for key in keys)
+        # The distance at which most tokens that look find a right key: a head that always looks so far back is right
+        # in `hits` of them.
+        offset, hits = offsets.most_common(1)[0]
+        sizes = len(pairs), len(by_document)
+        result.append(
+            Relation(name, meaning, relations.source, *sizes, offset, hits / len(looking))
+        )
+    return tuple(result)
+
+
+class PairCells:
+    """Which cells of a document's map count for which pair: row, key, and what the weight there is multiplied with.
+
+    `right` has the cells of each pair, `elsewhere` those at the same distances from other tokens; `rows` are all rows
+    that either needs.
+    """
+
+    def __init__(self, document: Labelled) -> None:
+        self.ids = document.ids
+        T = len(document.ids)
+        # relation, rows that look, right keys
+        self.pairs: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []
+        self.by_relation = defaultdict(list)  # relation -> the places of its pairs in `pairs`
+        # relation -> all rows that look in one of its pairs
+        looking: dict[str, set[int]] = defaultdict(set)
+        for name, pairs in document.pairs.items():
+            for queries, keys in pairs:
+                self.by_relation[name].append(len(self.pairs))
+                self.pairs.append((name, queries, keys))
+                looking[name].update(queries)
+        others = set(range(0, T, max(1, T // OTHERS)))  # evenly spread over the document
+        self.rows = sorted(others.union(*looking.values()))
+        right, elsewhere = [], []  # of each pair its cells
+        for name, queries, keys in self.pairs:
+            # A pair may have several rows, of a word in pieces: their sums are averaged, each counting 1 / rows.
+            right.append([(query, key, 1 / len(queries)) for query in queries for key in keys])
+            # Rows that look in the same relation are no control of it.
+            elsewhere.append(_same_distances(queries, keys, others - looking[name], T))
+        self.right, self.elsewhere = _table(right), _table(elsewhere)
+        self.without = torch.tensor([not cells for cells in elsewhere], dtype=torch.bool)
+
+    def measure(self, call: Call, b: int) -> Tensor:
+        """Mass, accuracy and mass elsewhere of each pair, of each head and last of even attention, (H+1, 3, pairs)."""
+        # `uniform` is a call of one head
+        return torch.cat([self._numbers(call, b), self._numbers(uniform(call), b)])
+
+    def _numbers(self, call: Call, b: int) -> Tensor:
+        # Of document b of the call, (H, 3, pairs): the sums over a part of the rows are added to those before.
+        numbers = torch.zeros(call.q.shape[1], 3, len(self.pairs), dtype=torch.float64)
+        for start in range(0, len(self.rows), ROWS):
+            rows = self.rows[start : start + ROWS]
+            weights = row_weights(call, b, rows).cpu().double()
+            # 1 at the strongest key of each row, 0 elsewhere.
+            hits = torch.zeros_like(weights).scatter_(-1, weights.argmax(-1, keepdim=True), 1)
+            _add(numbers[:, 0], self.right, weights, rows)
+            _add(numbers[:, 1], self.right, hits, rows)
+            _add(numbers[:, 2], self.elsewhere, weights, rows)
+        # no other token has a key at these distances
+        numbers[:, 2].masked_fill_(self.without, math.nan)
+        return numbers
+
+
+def _same_distances(
+    queries: Sequence[int], keys: Sequence[int], others: set[int], T: int
+) -> list[tuple[int, int, float]]:
+    """The cells at the distances of a pair, seen from other rows: (row, key, 1 / number of such rows).
+
+    A row that looks 3 back in the pair is moved to each of `others`, with its keys, unless one falls off the document
+    of T tokens.
+    """
+    moved = []  # a row, and its keys
+    for query in queries:
+        for row in sorted(others):
+            places = [row - query + key for key in keys]
+            if all(0 <= place < T for place in places):
+                moved.append((row, places))
+    return [(row, place, 1 / len(moved)) for row, places in moved for place in places]
+
+
+def _table(sums: Sequence[Cells]) -> Tensor:
+    """All cells in one table of four rows: the number of the sum, and row, key and share of the cell."""
+    cells = [(n, *cell) for n, cells in enumerate(sums) for cell in cells]
+    # float64 holds such whole numbers exactly
+    return torch.tensor(cells, dtype=torch.float64).reshape(-1, 4).T
+
+
+def _add(sums: Tensor, table: Tensor, weights: Tensor, rows: Sequence[int]) -> None:
+    """Add to the sums (H, sums) what lies in these rows, in ascending order, of weights (H, rows, S)."""
+    number, row, key = table[:3].long()
+    numbers = torch.tensor(rows)
+    # Of each cell the place of its row among these; a row that is not among them gets any place, and share 0.
+    place = torch.searchsorted(numbers, row.contiguous()).clamp(max=len(rows) - 1)
+    share = table[3] * (numbers[place] == row)
+    sums.index_add_(1, number, weights[:, place, key] * share)
+
+
+def _followed(
+    name: str,
+    of_pairs: Sequence[PairCells],
+    numbers: Sequence[Tensor],
+    shown: Callable[[Sequence[int]], Sequence[str]],
+    first: int,
+) -> list[Followed]:
+    """For each head of a site how it follows the relation `name`, from the (H+1, 3, pairs) of each document.
+
+    The example is the best pair of document `first`, which a reader has before them, unless the head does worse there
+    than on average; then it is the best of all.
+    """
+    # Of each pair its document and its place there.
+    pairs = [(n, i) for n, cells in enumerate(of_pairs) for i in cells.by_relation.get(name, ())]
+    masses = torch.stack([numbers[n][:, 0, i] for n, i in pairs], -1)  # (H+1, pairs): 0 is the mass
+    of_documents = []  # of each document with the relation its means over pairs, (H+1, 3)
+    for cells, of_document in zip(of_pairs, numbers, strict=True):
+        if name in cells.by_relation:
+            # A pair without such a distance elsewhere has NaN, which does not count. A document of such pairs alone
+            # has NaN too, and `interval_of` leaves it out.
+            of_documents.append(of_document[..., cells.by_relation[name]].nanmean(-1))
+    means = torch.stack(of_documents, -1)  # (H+1, 3, documents); the last row is even attention's
+    even = float(means[-1, 0].mean())
+    result = []
+    # the pairs of document `first`
+    opening = [place for place, (n, _) in enumerate(pairs) if n == first]
+    for of_head, masses_of_head in zip(means[:-1], masses[:-1], strict=True):
+        mass, accuracy, elsewhere = (
+            interval_of(values).of_fraction() for values in of_head.tolist()
+        )
+        # -1: it has no such pair
+        best = max(opening, key=lambda place: float(masses_of_head[place]), default=-1)
+        if best < 0 or masses_of_head[best] < mass.mean:
+            best = int(masses_of_head.argmax())
+        n, i = pairs[best]
+        _, queries, keys = of_pairs[n].pairs[i]
+        looks = shown([of_pairs[n].ids[place] for place in queries])
+        looked_at = shown([of_pairs[n].ids[place] for place in keys])
+        example = "".join(looks).strip(), "".join(looked_at).strip(), float(masses_of_head[best])
+        # NaN: a survey puts the mass of the untrained model there, where it measures one.
+        result.append(Followed(mass, accuracy, even, elsewhere.mean, math.nan, example))
+    return result

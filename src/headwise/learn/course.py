@@ -1,0 +1,184 @@
+"""A learner's folder: exercise files, figures, and `progress.json`. What the learner wrote is never lost.
+
+A file that is still exactly as it was made is nobody's work: it may be made again, in another language.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from pathlib import Path
+
+from headwise.errors import HeadwiseError
+from headwise.files import read_bytes, read_json, read_text, write_whole
+from headwise.checker.bugs import UNKNOWN, Say, catalogue, speaker, words
+from headwise.checker.check import check
+from headwise.learn.exercises import COURSE_NAMES, Exercise, Mark, exercises, find_exercise, mark
+from headwise.words import LANGUAGES
+
+FOLDER = resources.files("headwise.learn")
+
+PROGRESS = "progress.json"
+HINTS = 3  # of every exercise, as its data file has them; each is shown after another try
+
+
+@dataclass
+class Course:
+    """The exercises in a folder, and how far the learner is."""
+
+    folder: Path
+    language: str = "en"
+    passed: list[int] = field(default_factory=list)
+    # of exercises that are not right yet; JSON keys are texts
+    tries: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def words(self) -> Mapping[str, str]:
+        return words(self.language)
+
+    @property
+    def current(self) -> Exercise | None:
+        """The first exercise that is not right yet."""
+        return next((exercise for exercise in exercises() if exercise.number not in self.passed), None)
+
+    def path(self, exercise: Exercise) -> Path:
+        return self.folder / exercise.file
+
+    def save(self) -> None:
+        content = {"language": self.language, "passed": self.passed, "tries": self.tries}
+        write_whole(self.folder / PROGRESS, json.dumps(content, indent=2) + "\n")
+
+    def write_files(self) -> None:
+        """Every file that is missing, and those that nobody has touched, in the language of the course."""
+        for exercise in exercises():
+            path, blank = self.path(exercise), exercise.source(self.language)
+            # An untouched file in another language is written anew.
+            if not path.exists() or (read_bytes(path) != blank.encode() and self._untouched(exercise)):
+                write_whole(path, blank)
+            if exercise.figure:
+                name = exercise.figure_file(self.language)
+                picture = self.folder / name
+                picture.parent.mkdir(exist_ok=True)
+                if not picture.exists():
+                    write_whole(picture, FOLDER.joinpath(name).read_bytes())
+
+    def _untouched(self, exercise: Exercise) -> bool:
+        """Is the file exactly as it was made, in some language?"""
+        made = (exercise.source(language).encode() for language in LANGUAGES)
+        return read_bytes(self.path(exercise)) in made
+
+    def mark(self, exercise: Exercise, asked: bool = True) -> Mark:
+        """Mark one file and keep what comes of it.
+
+        Each try brings the next hint. What is no try: a file that nobody has touched; and one with a blank, when it is
+        marked for the first time, or at a save and not because the learner `asked`.
+        """
+        verdict = mark(exercise, read_text(self.path(exercise)), self.language)
+        if verdict.status == "wrong" and not verdict.bugs and exercise.name_of_class:
+            verdict = self._named_by_check(exercise, verdict)
+        if verdict.status == "passed":
+            self.passed = sorted({*self.passed, exercise.number})
+            self.tries.pop(str(exercise.number), None)
+        else:
+            self.passed = [number for number in self.passed if number != exercise.number]
+            times = self.tries.get(str(exercise.number))  # None before it has been marked
+            is_try = verdict.status != "open" or (asked and times is not None and not self._untouched(exercise))
+            # from now on it counts as marked, also with 0
+            self.tries[str(exercise.number)] = (times or 0) + is_try
+        self.save()
+        return verdict
+
+    def _named_by_check(self, exercise: Exercise, verdict: Mark) -> Mark:
+        """The verdict with the bugs that `headwise.check` finds, which knows more of them, and other styles of code.
+
+        The same verdict where it finds none.
+        """
+        checked = check(self.place_of_class(exercise), causal=exercise.causal, lang=self.language)
+        findings = [finding for finding in checked.findings if finding.bug != UNKNOWN]
+        if not findings:
+            return verdict
+        bugs = tuple(finding.bug for finding in findings)
+        fix = " ".join(finding.fix for finding in findings)
+        return replace(verdict, bugs=bugs, line=findings[0].line, quoted=findings[0].quote, fix=fix)
+
+    def place_of_class(self, exercise: Exercise) -> str:
+        """FILE:NAME of the class that an exercise asks for, by the name that it has in a course; else FILE alone."""
+        wanted = exercise.name_of_class
+        names = [wanted, *(theirs for theirs, ours in COURSE_NAMES.items() if ours == wanted)]
+        path = self.path(exercise)
+        name = next((name for name in names if re.search(rf"\bclass {name}\b", read_text(path))), "")
+        return f"{path.resolve()}:{name}" if name else str(path.resolve())
+
+    def hint(self, exercise: Exercise) -> int:
+        """Which hint is due, from 1; 0 for none: the first look at a blank has none."""
+        return min(self.tries.get(str(exercise.number), 0), HINTS)
+
+
+def open_course(folder: Path, language: str | None) -> tuple[Course, bool]:
+    """The course in a folder, made there if need be; and whether it is new."""
+    # the course's own language, which counts where none is given, is not read yet
+    say = speaker(language or "en")
+    if folder.exists() and not folder.is_dir():
+        raise HeadwiseError(say("course_is_file", folder=folder))
+    path = folder / PROGRESS
+    new = not path.exists()
+    # What a first call that was killed has left is an exercise, or a name that begins with a dot.
+    visible = [entry.name for entry in folder.glob("[!.]*")] if new else []
+    if visible and not {exercise.file for exercise in exercises()} & set(visible):
+        raise HeadwiseError(say("no_course", folder=folder))
+    course = Course(folder) if new else _read(path, say)
+    course.language = language or course.language
+    folder.mkdir(parents=True, exist_ok=True)
+    course.write_files()
+    course.save()
+    return course, new
+
+
+def _read(path: Path, say: Say) -> Course:
+    # Each line raises an error where the file was written by hand, and wrongly; a HeadwiseError is a ValueError.
+    try:
+        course = Course(path.parent, **read_json(path))
+        words(course.language)
+        for number in course.passed + list(map(int, course.tries)):  # `+` takes a list alone
+            find_exercise(number)
+        if not all(type(times) is int and times >= 0 for times in course.tries.values()):
+            raise TypeError(f"tries={course.tries}")
+    except (ValueError, TypeError, AttributeError) as error:
+        raise HeadwiseError(say("damaged", path=path, error=error)) from None
+    return course
+
+
+def told(exercise: Exercise, verdict: Mark, language: str, due: int, file: str, command: str) -> list[str]:
+    """What a learner reads of a verdict, line by line.
+
+    due      number of the hint that is due, from 1; 0 for none
+    file     name of the learner's file or notebook
+    command  the command line that shows the solution, but for the options
+    """
+    say, texts = speaker(language), exercise.texts[language]
+    first = say(verdict.status, number=exercise.number, title=texts["title"], file=file)
+    if verdict.status == "passed":
+        key = "guess_right" if verdict.guess == exercise.answer else "guess_wrong"
+        reveal = say(key, guess=verdict.guess, answer=exercise.answer, reveal=texts["reveal"])
+        # the fix: a remark on code that is right
+        return [line for line in (first, reveal, verdict.fix) if line]
+    lines = [verdict.evidence]
+    if verdict.bugs:
+        # Ids of an exercise's own bugs are not in the catalogue: their sentence alone is shown, which is the fix.
+        known = [f"{catalogue()[bug].name(language)} ({bug})." for bug in verdict.bugs if bug in catalogue()]
+        lines.append(say("bug", text=" ".join([*known, verdict.fix])))
+    elif verdict.status == "wrong":
+        lines.append(say("unknown_bug"))
+    if verdict.line and verdict.quoted:
+        key = "likely_line" if verdict.status == "wrong" else "error_line"
+        lines.append(say(key, line=verdict.line, quoted=verdict.quoted))
+    if due:
+        # the evidence tells which function is at fault
+        hint = exercise.hint(language, due, verdict.evidence)
+        lines.append(say("hint", step=due, steps=HINTS, hint=hint))
+    if due == HINTS:  # the last: the command that shows the solution is offered
+        lines.append(say("last_hint", command=command, number=exercise.number))
+    return [first, *(f"  {line}" for line in lines)]

@@ -1,0 +1,360 @@
+"""The exercises: data files, one for each, read into records; and their marking.
+
+A solution is the code itself. Lines that end in `#?` are what the learner writes: the blank has `...` in their
+place. `<0>`, `<1>` and so on stand for the notes of the language. A bug is a solution with some text replaced.
+
+Every known bug of an exercise, and every two of them, is run as a variant of the solution. The one that reproduces the
+learner's numbers is the learner's bug.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import copy
+import json
+import re
+import sys
+import textwrap
+import tomllib
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from functools import cache
+from importlib import resources
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from headwise.errors import HeadwiseError
+from headwise.checker.bugs import speaker
+from headwise.checker.sandbox import alone, run_apart
+from headwise.checker.search import close
+from headwise.words import LANGUAGES
+
+FOLDER = resources.files("headwise.learn")
+
+BLANK = re.compile(r"^\s*\.\.\.\s*(#.*)?$")  # a line that the learner must replace
+WIDTH = 88  # columns of the text of an exercise
+SECONDS = 30  # of the learner's process, the import of torch included
+# The name of a class in the course of `courses.from_scratch` -> in its book, which the exercises use.
+COURSE_NAMES = {"MultiHeadAttn": "MultiHeadAttention", "MultiHeadedAttentionWrapper": "MultiHeadAttentionWrapper"}
+SHOWN = 60  # characters of a value or call, at most
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One exercise: `01_softmax` is number 1. The texts are those of the file, by their language."""
+
+    number: int
+    name: str
+    solution: str  # with `#?` and notes
+    # expressions that must give the same with the learner's code as with the solution
+    calls: tuple[str, ...]
+    answer: str  # to the question: a, b or c
+    texts: dict[str, dict[str, Any]]  # language -> title, text, question, reveal, hints, notes
+    setup: str = ""  # code that makes the inputs, run before the calls
+    figure: str | None = None
+    name_of_class: str | None = None  # that `headwise.check` reads as a whole
+    causal: bool = True  # ought that class to be causal by itself?
+    # Each has an id, `replace` (pairs of texts: of the solution, and what stands there with the bug) and a sentence
+    # for each language. With `told` it is a remark, and the exercise is passed all the same.
+    bugs: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def file(self) -> str:
+        return f"{self.name}.py"
+
+    def code(self, language: str = "en", solved: bool = True) -> str:
+        """The code of the file, whole, or with its blanks."""
+        code = self.solution
+        for index, note in enumerate(self.texts[language]["notes"]):
+            code = code.replace(f"<{index}>", note)
+        if solved:
+            return re.sub(r" *#\?$", "", code, flags=re.MULTILINE)
+        # Lines with `#?` that follow one another become one blank, as far in as the first of them.
+        blank = rf"\1...  # {speaker(language)('fill')}\n"
+        return re.sub(r"^( *)[^\n]*#\?\n(?:[^\n]*#\?\n)*", blank, code, flags=re.MULTILINE)
+
+    def heading(self, language: str) -> str:
+        say, title = speaker(language), self.texts[language]["title"]
+        return say("exercise", number=self.number, count=len(exercises()), title=title)
+
+    def source(self, language: str, solved: bool = False, answer: str = "") -> str:
+        """The file that a learner gets: text, question, code."""
+        text, say = self.texts[language], speaker(language)
+        parts = [self.heading(language)]
+        parts += [wrapped(text["text"])]
+        parts += [say("picture", figure=self.figure_file(language))] if self.figure else []
+        parts += [f"{say('question')}\n\n{wrapped(text['question'])}"]
+        head = "\n\n".join(parts)
+        return f'"""{head}\n"""\n\nanswer = "{answer}"  # {say("choose")}\n\n\n{self.code(language, solved)}'
+
+    def variants(self) -> dict[str, str]:
+        """The solution with each bug, by its place in `bugs`, then with each two that do not touch the same text."""
+        places = range(len(self.bugs))
+        variants = {}
+        for chosen in (*combinations(places, 1), *combinations(places, 2)):
+            code = self.code()
+            pairs = [pair for place in chosen for pair in self.bugs[place]["replace"]]
+            for before, after in pairs:
+                # The first of two bugs may have changed the text that the second one would change: then the pair is
+                # no variant.
+                if before not in code:
+                    break
+                code = code.replace(before, after)
+            else:
+                variants[" ".join(map(str, chosen))] = code
+        return variants
+
+    def bugs_of(self, variant: str) -> list[dict[str, Any]]:
+        """The bugs of a variant."""
+        return [self.bugs[int(place)] for place in variant.split()]
+
+    def hint(self, language: str, step: int, evidence: str) -> str:
+        """The hint of that number, from 1; those on other functions than the one at fault come last."""
+        functions = re.findall(r"^def (\w+)", self.solution, re.M)
+        # The evidence begins with the first call that is wrong, such as "dot([1.0, ...": its function is at fault.
+        wrong = re.split(r"\W", evidence, maxsplit=1)[0]
+        others = [name for name in functions if wrong in functions and name != wrong]
+        hints = self.texts[language]["hints"]  # one on a single function begins with its name
+        return sorted(hints, key=lambda hint: re.split(r"\W", hint, maxsplit=1)[0] in others)[step - 1]
+
+    def figure_file(self, language: str) -> str:
+        return f"figures/{self.figure}.{language}.svg"
+
+
+def wrapped(text: str) -> str:
+    """Paragraphs filled to the width of the file; indented lines stay as they are."""
+    parts = text.strip().split("\n\n")
+    return "\n\n".join(part if part.startswith(" ") else textwrap.fill(part, WIDTH) for part in parts)
+
+
+@cache
+def exercises() -> tuple[Exercise, ...]:
+    """All exercises in their order."""
+    read = []
+    for name in sorted(file.name for file in FOLDER.joinpath("exercises").iterdir() if file.name.endswith(".toml")):
+        data = tomllib.loads(FOLDER.joinpath("exercises", name).read_text(encoding="utf-8"))
+        texts = {language: data.pop(language) for language in LANGUAGES}
+        read.append(Exercise(int(name[:2]), name.removesuffix(".toml"), texts=texts, **data))
+    return tuple(read)
+
+
+def find_exercise(number: int, language: str = "en") -> Exercise:
+    """The exercise of that number, from 1."""
+    if not 1 <= number <= len(exercises()):
+        raise HeadwiseError(speaker(language)("no_exercise", number=number, count=len(exercises())))
+    return exercises()[number - 1]
+
+
+# Marking.
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What is so in one file. `status` is passed, open (something is still to do), wrong, or failed (not checked)."""
+
+    status: str
+    guess: str | None = None  # the answer to the question; None where there is none yet
+    line: int | None = None
+    quoted: str = ""
+    bugs: tuple[str, ...] = ()
+    evidence: str = ""
+    fix: str = ""
+
+
+def mark(exercise: Exercise, source: str, language: str) -> Mark:
+    """Mark a file, whose text is `source`. It runs in a process of its own, with limits, and never in this one."""
+    try:
+        guess = guess_of(source)
+    except SyntaxError as error:
+        # a null byte is an error without a line
+        quoted = source.splitlines()[(error.lineno or 1) - 1].strip()
+        return Mark("failed", None, error.lineno, quoted, evidence=f"SyntaxError: {error.msg}")
+    say = speaker(language)
+    blanks = [number for number, line in enumerate(source.splitlines(), 1) if BLANK.match(line)]
+    missing = [say("blank", line=line) for line in blanks]
+    if guess is None:
+        missing.insert(0, say("unanswered"))
+    if missing:
+        return Mark("open", guess, blanks[0] if blanks else None, evidence=" ".join(missing))
+    job = {
+        "name": exercise.file,
+        "source": source,
+        "setup": exercise.setup,
+        "calls": exercise.calls,
+        "variants": {"": exercise.code(), **exercise.variants()},
+    }
+    return judge(exercise, source, run(job), guess, language)
+
+
+def judge(exercise: Exercise, source: str, outcomes: dict[str, Any], guess: str | None, language: str) -> Mark:
+    """The verdict on `outcomes`: the learner's under the file's name, the solution's under "", those of the bugs."""
+    # Where the process ended early, there is nothing of the solution.
+    learner, right = outcomes.pop(exercise.file), outcomes.pop("", {"values": []})
+    error = learner.get("error")
+    difference = first_difference(exercise, learner["values"], right["values"], language)
+    if difference is None and error is None:
+        return Mark("passed", guess)
+    variant = ""  # none: no known bug does the same
+    for name, wrong in outcomes.items():
+        if wrong.get("error") == error and close(learner["values"], wrong["values"]):
+            variant = name
+            break
+    bugs = exercise.bugs_of(variant)
+    if difference:
+        status, evidence = "wrong", difference
+        line, quoted = likely_line(exercise, source, variant)
+    else:
+        status, evidence, line = "failed", str(error), learner.get("line")
+        quoted = "".join(source.splitlines()[line - 1 : line]).strip() if line else ""
+        if "end" in learner:
+            evidence = speaker(language)(learner["end"], seconds=SECONDS)
+        elif learner["call"]:
+            evidence = f"{shortened(learner['call'])}: {error}"
+    if bugs and all(bug.get("told") for bug in bugs):  # remarks alone
+        status = "passed"
+    names = tuple(bug["id"] for bug in bugs)
+    return Mark(status, guess, line, quoted, names, evidence, " ".join(bug[language] for bug in bugs))
+
+
+def guess_of(source: str) -> str | None:
+    """The value of `answer` in a file, a, b or c; None where it is another or not there. Raises SyntaxError."""
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "answer" for t in node.targets):
+            return choice(node.value.value if isinstance(node.value, ast.Constant) else None)
+    return None
+
+
+def choice(value: object) -> str | None:
+    """a, b or c, as people write them; None for anything else."""
+    letter = str(value).strip(" ().").lower()  # "(B)." -> "b"
+    return letter if letter in ("a", "b", "c") else None
+
+
+def run(job: dict[str, Any], seconds: float = SECONDS) -> dict[str, Any]:
+    """The outcomes of the calls of a job, made in a process of its own."""
+    ended = run_apart("headwise.learn.exercises", job, seconds)
+    if not ended.answer:
+        end = "timeout" if ended.code is None else "ended"
+        return {job["name"]: {"values": [], "error": "", "end": end}}
+    outcomes: dict[str, Any] = json.loads(ended.answer)
+    return outcomes
+
+
+def plain(value: Any) -> Any:
+    """Numbers and lists of what a call gave; the name of its type where it is neither."""
+    if hasattr(value, "detach"):
+        value = value.detach()
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value if isinstance(value, bool | int | float | str) or value is None else type(value).__name__
+
+
+def outcome(code: str, name: str, setup: str, calls: Sequence[str]) -> dict[str, Any]:
+    """What the calls of a file's code give: `values`, and where one fails `call`, `error` and `line`."""
+    values = []
+    call = ""
+    try:
+        module: dict[str, Any] = {"__name__": "exercise", "__file__": name}
+        exec(compile(code, name, "exec"), module)
+        # The calls find a class that has a course's name, too.
+        module = {ours: module[theirs] for theirs, ours in COURSE_NAMES.items() if theirs in module} | module
+        inputs: dict[str, Any] = {}
+        exec(compile(setup, "setup", "exec"), inputs)
+        for call in calls:
+            # fresh inputs for each call
+            kept = {key: _copied(value) for key, value in inputs.items()}
+            values.append(plain(eval(call, {**module, **kept})))
+    except BaseException as error:  # `exit()` too
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == name]
+        text = str(error)
+        if isinstance(error, SyntaxError):
+            text, lines = error.msg, [error.lineno]
+        text = f"{type(error).__name__}: {text}".removesuffix(": ")  # of an error without a text
+        return {"values": values, "call": call, "error": text, "line": lines[-1] if lines else None}
+    return {"values": values}
+
+
+def _copied(value: Any) -> Any:
+    """A copy, so that code which writes into its input spoils nothing; modules and functions as they are."""
+    with contextlib.suppress(TypeError):  # of what cannot be copied, such as a module
+        return copy.deepcopy(value)
+    return value
+
+
+def first_difference(exercise: Exercise, values: list[Any], right: list[Any], language: str) -> str | None:
+    """The first number that differs, in words; None where all is close."""
+    say = speaker(language)
+    # an error ends the learner's early
+    for text, got, wanted in zip(exercise.calls, values, right, strict=False):
+        if close(got, wanted):
+            continue
+        call = shortened(text)
+        if got is None:
+            return say("nothing", call=call)
+        shape, shape_wanted = _shape(got), _shape(wanted)
+        if shape != shape_wanted:
+            # a number has no shape: then both are shown
+            key = "shape" if shape and shape_wanted else "gives"
+            return say(key, call=call, got=shape or shortened(str(got)), right=shape_wanted or shortened(str(wanted)))
+        # Down to the first number that differs, call[0][2], or to a list that ought to be longer, shorter or a number:
+        # the shapes are those of the first items alone.
+        while _shape(got)[:1] == _shape(wanted)[:1] != ():
+            index = next(n for n, pair in enumerate(zip(got, wanted, strict=True)) if not close(*pair))
+            got, wanted, call = got[index], wanted[index], f"{call}[{index}]"
+        return say("gives", call=call, got=_number(got), right=_number(wanted))
+    return None
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else shortened(str(value))
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or not value:
+        return ()
+    return len(value), *_shape(value[0])
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
+
+
+def likely_line(exercise: Exercise, source: str, variant: str) -> tuple[int | None, str]:
+    """The line of the file that looks most like what the first bug makes of the solution."""
+    if not variant:
+        return None, ""
+    right = exercise.code().splitlines()
+    # A line less like it says nothing: 0.6 is difflib's own rule of thumb. Of two lines as like, the upper one wins.
+    best = (0.6, 0)
+    likeliest: tuple[int | None, str] = (None, "")
+    for wrong in exercise.variants()[variant.split()[0]].splitlines():
+        # "pass" stands where the bug leaves a line out
+        if wrong in right or wrong.strip() == "pass":
+            continue
+        for number, line in enumerate(source.splitlines(), 1):
+            likeness = SequenceMatcher(None, line.strip(), wrong.strip()).ratio()
+            if (likeness, -number) > best:
+                best, likeliest = (likeness, -number), (number, line.strip())
+    return likeliest
+
+
+def main() -> None:
+    """In the process of its own: what the calls give, of the variants first, which are ours, then of the learner."""
+    job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    # the order counts: what runs first cannot be spoilt
+    codes = {**job["variants"], job["name"]: job["source"]}
+
+    def work() -> dict[str, Any]:
+        return {name: outcome(code, name, job["setup"], job["calls"]) for name, code in codes.items()}
+
+    alone(job, job["variants"][""], work)  # the text of the solution says whether torch is wanted
+
+
+if __name__ == "__main__":
+    main()

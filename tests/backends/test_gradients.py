@@ -1,0 +1,147 @@
+"""Gradients: the loop backend against finite differences, the two torch paths against the loop backend."""
+
+import inspect
+import math
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cases import every
+from helpers import NOBODY, TORCH_PATHS, Sizes, assert_same, dead_keys, draw, mask_cases
+
+import headwise as hw
+from headwise.backends.autograd import Value
+
+Leaves = dict[str, np.ndarray]
+Call = Callable[[dict[str, Any]], dict[str, Any]]  # what the leaves become on a backend -> the arguments of a call
+
+GQA = Sizes(B=2, H=6, G=3, T=5, S=7, D=2, E=3)
+SQUARE = GQA._replace(T=5, S=5)
+DECODE = GQA._replace(T=1)
+
+
+TABLES = tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))
+CASES: dict[str, tuple[Sizes, tuple[str, ...], Call]] = {
+    name: (eval(n), tuple(learned), eval(f"lambda x: {call}"))  # our own table
+    for name, (n, learned, call) in TABLES["gradients"].items()
+}
+
+
+def leaves_of(n: Sizes, names: tuple[str, ...]) -> Leaves:
+    problem, rng = draw(n), np.random.default_rng(1)
+    extra = {"sink": (n.H,), "gate": (n.H,), "slopes": (n.H,), "bias": (n.H, n.T, n.S)}
+    return {"q": problem.q, "k": problem.k, "v": problem.v} | {name: rng.normal(size=extra[name]) for name in names}
+
+
+def cotangent(n: Sizes) -> np.ndarray:
+    """The loss is the output times these numbers, so that every output counts differently."""
+    return np.random.default_rng(2).normal(size=(n.B, n.H, n.T, n.E))
+
+
+def values(array: np.ndarray) -> Any:
+    return np.vectorize(Value, otypes=[object])(array).tolist()
+
+
+def plain_loss(leaves: dict[str, Any], call: Call, n: Sizes) -> Any:
+    out = hw.attend(leaves["q"], leaves["k"], leaves["v"], **call(leaves))
+    return (np.array(out, object) * cotangent(n)).sum()
+
+
+def plain_gradients(leaves: Leaves, call: Call, n: Sizes) -> Leaves:
+    held = {name: values(array) for name, array in leaves.items()}
+    plain_loss(held, call, n).backward()
+    grad = np.vectorize(lambda value: value.grad, otypes=[float])
+    return {name: grad(np.array(lists, object)) for name, lists in held.items()}
+
+
+def torch_gradients(path: str, leaves: Leaves, call: Call, n: Sizes) -> Leaves:
+    held = {name: torch.tensor(array, requires_grad=True) for name, array in leaves.items()}
+    arguments = {name: held[name] for name in "qkv"} | call(held)
+    out = hw.attend(**arguments) if path == "fused" else hw.trace(**arguments).out
+    (out * torch.tensor(cotangent(n))).sum().backward()
+    return {name: leaf.grad.numpy() for name, leaf in held.items()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_plain_gradients_are_finite_differences(case: str) -> None:
+    n, names, call = CASES[case]
+    leaves, step = leaves_of(n, names), 1e-5
+    gradients = plain_gradients(leaves, call, n)
+    rng = np.random.default_rng(3)
+    for name, array in leaves.items():
+        for place in rng.choice(array.size, min(array.size, 4), replace=False):
+            sides = []
+            for sign in (1, -1):
+                moved = array.copy()
+                moved.flat[place] += sign * step
+                sides.append(plain_loss({key: x.tolist() for key, x in (leaves | {name: moved}).items()}, call, n))
+            # step^2 times a third derivative of order 1, and rounding of 1e-15 over the step: about 1e-10 both.
+            assert gradients[name].flat[place] == pytest.approx((sides[0] - sides[1]) / (2 * step), abs=1e-7), name
+
+
+@pytest.mark.parametrize("path", TORCH_PATHS)
+@pytest.mark.parametrize("case", CASES)
+def test_torch_gradients_are_the_plain_ones(case: str, path: str) -> None:
+    n, names, call = CASES[case]
+    leaves = leaves_of(n, names)
+    expected = plain_gradients(leaves, call, n)
+    for name, gradient in torch_gradients(path, leaves, call, n).items():
+        assert_same(gradient, expected[name], f"gradient of {name}", 1e-11)
+
+
+def test_every_differentiable_argument_has_a_case() -> None:
+    not_numbers_to_learn = {"mask", "scale", "softcap", "dropout", "kv_index"}
+    learned = {"q", "k", "v"} | {name for _, names, _ in CASES.values() for name in names}
+    assert set(inspect.signature(hw.attend).parameters) - not_numbers_to_learn <= learned
+
+
+@every("softcap", [None, 0.9])
+@pytest.mark.parametrize("mask", NOBODY.values(), ids=NOBODY)
+@every("path", ("plain", *TORCH_PATHS))
+def test_empty_rows_give_zero_gradients(path: str, mask: Callable[[], hw.Mask], softcap: float | None) -> None:
+    names = ("sink", "gate")
+    leaves = leaves_of(GQA, names)
+
+    def call(x: dict[str, Any]) -> dict[str, Any]:
+        return {"mask": mask(), "softcap": softcap, "sink": x["sink"], "gate": x["gate"]}
+
+    if path == "plain":  # the output is made of plain zeros, which carry no gradient at all
+        assert plain_loss({name: values(array) for name, array in leaves.items()}, call, GQA) == 0
+        return
+    for name, gradient in torch_gradients(path, leaves, call, GQA).items():
+        assert not gradient.any(), name
+
+
+@every("extra, poison", [({}, math.nan), ({}, math.inf), ({"softcap": 0.9}, math.nan), ({"sink": True}, math.inf)])
+@pytest.mark.parametrize("mask", ["lengths", "segments", "allowed per head", "allowed per key", "window offset",
+                                  "causal offset -2", "bias that forbids", "causal offsets", *NOBODY])  # fmt: skip
+@every("path", ("plain", *TORCH_PATHS))
+def test_what_stands_in_a_dead_key_never_reaches_a_gradient(path: str, mask: str, extra: dict, poison: float) -> None:
+    n = Sizes(B=2, H=4, G=2, T=3, S=7, D=2, E=3)
+    if mask in NOBODY:
+        masks, dead = NOBODY[mask], np.ones((n.B, n.G, n.S), bool)
+    else:
+        case = mask_cases(n, seed=7)[mask]
+        masks, dead = (lambda: case.build(np.ndarray.tolist)), dead_keys(draw(n, mask=case))
+    sink = np.random.default_rng(1).normal(size=n.H).tolist() if "sink" in extra else None
+
+    def call(x: dict[str, Any]) -> dict[str, Any]:
+        return {"mask": masks(), **extra, "sink": sink}
+
+    def gradients(leaves: Leaves) -> Leaves:
+        if path != "plain":
+            return torch_gradients(path, leaves, call, n)
+        return plain_gradients(leaves, call, n) if not dead.all() else {}
+
+    clean = leaves_of(n, ())
+    poisoned = clean | {name: np.where(dead[..., None], poison, clean[name]) for name in "kv"}
+    assert dead.any()
+    expected = gradients(clean)
+    for name, gradient in gradients(poisoned).items():
+        assert_same(gradient, expected[name], f"gradient of {name}")
+        if name in "kv":
+            assert not gradient[dead].any()

@@ -1,0 +1,436 @@
+"""`hw.check`: what it says of right and of wrong code."""
+
+import importlib
+import itertools
+import json
+import re
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from casebook import Version, changed_lines, correct_code, judge, line_of, versions
+from cases import every
+from invoking import Invoke
+
+import headwise as hw
+from headwise.checker import check
+from headwise.checker.bugs import catalogue
+from headwise.checker.source import Source
+from headwise.courses import microgpt
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "docs" / "attention_from_scratch.py"
+ALL = list(versions())
+# Of the wrong ones every fifth; `python -m benchmarks check` takes all.
+SOME = [version for number, version in enumerate(ALL) if not version.bugs or number % 5 == 0]
+UNUSUAL = tomllib.loads(Path(__file__).with_name("unusual.toml").read_text(encoding="utf-8"))
+TEXTS = UNUSUAL["texts"]
+
+
+@pytest.mark.slow
+def test_weights_are_not_drawn_anew_between_the_steps_of_a_cache(tmp_path: Path) -> None:
+    style = next(versions("cached_concat"))
+    head, line, rest = style.text.partition("    def forward")
+    path = tmp_path / "attention.py"
+    redrawn = "    def reset_parameters(self):\n        for p in self.parameters():\n            nn.init.normal_(p)\n\n"
+    path.write_text(head + redrawn + line + rest)
+    verdict = check.check(str(path))
+    assert verdict.right and "step by step" in " ".join(verdict.checked)
+
+
+@pytest.mark.slow
+@every("version", [(version,) for version in SOME], [version.label for version in SOME])
+def test_every_version_is_named(version: tuple[Version]) -> None:
+    verdict = judge(version[0])
+    assert verdict.right is not bool(version[0].bugs), verdict
+    assert set(verdict.bugs) == set(version[0].bugs), verdict
+
+
+@pytest.mark.slow
+def test_the_command_says_right_and_wrong(invoke: Invoke, tmp_path: Path) -> None:
+    outcome = invoke("check", EXAMPLE, "--json")
+    assert outcome.code == 0, outcome
+    assert json.loads(outcome.out)["right"] is True
+    wrong = tmp_path / "wrong.py"
+    wrong.write_text(EXAMPLE.read_text().replace(" / np.sqrt(self.d_head)", ""))
+    outcome = invoke("check", f"{wrong}:MultiHeadAttention", "--json")
+    record = json.loads(outcome.out)
+    assert set(record) == {"schema", "target", "kind", "right", "bugs", "checked", "not_checked"}
+    assert (outcome.code, record["right"], [bug["bug"] for bug in record["bugs"]]) == (1, False, ["scale-missing"])
+    assert set(record["bugs"][0]) == {"bug", "line", "evidence", "fix"}
+    assert "scores = q @ k" in wrong.read_text().splitlines()[record["bugs"][0]["line"] - 1]
+    assert wrong.read_text() == EXAMPLE.read_text().replace(" / np.sqrt(self.d_head)", "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["numpy_layer.py", "from_scratch.py:MultiHeadAttn", "from_scratch.py:CausalAttention"])
+def test_the_classes_of_the_courses_that_are_here_are_right(name: str, invoke: Invoke) -> None:
+    """The first says what its mask adds, and in an error message what True would mean."""
+    outcome = invoke("check", ROOT / "src" / "headwise" / "courses" / name)
+    assert outcome.code == 0, outcome.out
+
+
+ATTENTION = "class Attention:\n    def __init__(self, d_model): pass\n    def forward(self, x): return x\n"
+
+
+@pytest.mark.slow
+@every("old, new, reason", UNUSUAL["cannot"])
+def test_what_cannot_be_checked_says_why(old: str, new: str, reason: str, tmp_path: Path) -> None:
+    assert ATTENTION.count(old) == 1
+    path, text = tmp_path / "learner.py", ATTENTION.replace(old, new)
+    path.write_text(text)
+    verdict = hw.check(path, seconds=2 if "while" in new else 300)
+    assert (verdict.right, verdict.exit_code) == (None, 2)
+    assert reason in verdict.not_checked[0]
+    assert path.read_text() == text
+    assert [entry.name for entry in tmp_path.iterdir()] == ["learner.py"]
+
+
+@every("old, new, names", UNUSUAL["gradients"])
+def test_a_projection_that_no_gradient_reaches_is_named(old: str, new: str, names: str) -> None:
+    text = correct_code("nano")
+    assert "that gradients reach the projections" in judge(Version("gradient", 0, (), text)).checked
+    verdict = judge(Version("gradient", 1, (), text.replace(old, new)))
+    assert verdict.bugs == ("no-gradient",), verdict
+    assert names in verdict.findings[0].evidence and new in verdict.findings[0].quote, verdict
+    unasked = judge(
+        Version("gradient", 2, (), text.replace("    def forward", "    @torch.no_grad()\n    def forward"))
+    )
+    assert unasked.right and "does not require grad" in unasked.not_checked[0], unasked
+
+
+def test_a_mask_may_have_a_spanish_name() -> None:
+    text = correct_code("padded_torch").replace("padding_mask", "máscara_padding")
+    right, wrong = (judge(Version("es", n, (), text.replace("~" * n, ""))) for n in range(2))
+    assert right.right and any("padding" in part for part in right.checked), right
+    assert wrong.bugs == ("mask-inverted",), wrong
+
+
+@pytest.mark.slow
+def test_what_the_check_has_no_form_of_is_not_called_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = itertools.count()  # a second passes after each hundred questions: the search takes all it gets
+    ticks = SimpleNamespace(process_time=lambda: next(asked) / 100, monotonic=lambda: 0.0)
+    monkeypatch.setattr("headwise.checker.search.time", ticks)
+    capped = correct_code("nano").replace("att = F.softmax(att", "att = F.softmax(30 * torch.tanh(att / 30)")
+    verdict = judge(Version("softcap", 0, (), capped))
+    assert next(asked) > 3600
+    assert (verdict.right, verdict.exit_code) == (None, 2), verdict
+    assert any("no correct form" in reason for reason in verdict.not_checked)
+
+
+def attention(q, k, v, mask=None):  # type: ignore[no-untyped-def]
+    scores = q @ k.swapaxes(-1, -2)
+    e = np.exp(scores - scores.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True) @ v
+
+
+def test_an_object_is_checked_in_place() -> None:
+    state = np.random.get_state()[1].copy()  # type: ignore[union-attr]
+    verdict = hw.check(attention, lang="es")
+    assert (verdict.right, set(verdict.bugs)) == (False, {"scale-missing", "mask-missing"})
+    assert "Las puntuaciones no se escalan" in str(verdict)
+    assert "<script" not in verdict._repr_html_()
+    assert np.array_equal(state, np.random.get_state()[1])  # type: ignore[arg-type]
+
+
+def head_of_two(q, keys, values):  # type: ignore[no-untyped-def]
+    """A loop over heads whose number and width are constants of the file."""
+    joined: list[float] = []
+    for h in range(n_head):
+        part = slice(h * head_dim, (h + 1) * head_dim)
+        scores = np.array([np.dot(q[part], key[part]) for key in keys]) / head_dim**0.5
+        weights = np.exp(scores) / np.exp(scores).sum()
+        joined += [float(weights @ column) for column in np.array(values).T[part]]
+    return joined
+
+
+n_head, head_dim = 2, 5
+
+
+def test_a_loop_over_heads_is_given_joined_heads() -> None:
+    for loop in (microgpt.attention, head_of_two):
+        verdict = hw.check(loop)
+        assert (verdict.right, verdict.exit_code) == (True, 0), verdict
+        assert any("one query at a time" in text for text in verdict.checked)
+    for sizes in ({"n_head": 1}, {"n_head": 2}):
+        assert hw.check(microgpt.attention, args=sizes).right
+
+
+@pytest.mark.slow
+def test_a_loop_is_checked_as_it_is_pasted_and_inside_its_function(invoke: Invoke, tmp_path: Path) -> None:
+    pasted, whole = tmp_path / "pasted.py", tmp_path / "gpt.py"
+    pasted.write_text(correct_code("loop_pasted").replace("h * head_dim", "h"))
+    whole.write_text(correct_code("loop_whole_gpt"))  # as a whole it opens a connection, and trains
+    outcome = invoke("check", pasted, "--json")
+    record = json.loads(outcome.out)
+    assert (outcome.code, record["bugs"][0]["bug"], record["bugs"][0]["line"]) == (1, "heads-overlap", 3), outcome
+    assert record["not_checked"] == ["what stands around the loop over heads"]
+    assert "SyntaxError" in invoke("check", f"{pasted}:gpt").out  # it has no such function
+    for target in (whole, f"{whole}:gpt"):
+        assert invoke("check", target).code == 0
+    pasted.write_text(TEXTS["side by side"])
+    outcome = invoke("check", pasted)
+    assert outcome.code == 0 and "headwise's own class of that name" in outcome.out, outcome
+    (tmp_path / "casual_attention.py").write_text("1 / 0\n")  # the reader's own file comes first
+    assert "ZeroDivisionError" in invoke("check", pasted).out
+
+
+@pytest.mark.slow
+def test_the_language_of_the_course_here_is_that_of_its_neighbours(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mlp.py").write_text(TEXTS["mlp"])
+    monkeypatch.chdir(tmp_path)
+    assert "no weights were found for queries" in invoke("check", "mlp.py").out
+    invoke("learn", "--lang", "es")
+    assert "no se encontraron pesos" in invoke("check", "mlp.py").out
+    assert "no weights were found for queries" in invoke("check", "mlp.py", "--lang", "en").out
+    assert "cada parte es NOMBRE=VALOR" in invoke("check", "mlp.py", "--args", "x").err
+    assert "Los cortes de las cabezas" in invoke("check", "--explain", "heads-overlap").out
+    (tmp_path / "learn" / "progress.json").write_text("[")
+    assert "no weights were found" in invoke("check", "mlp.py").out
+
+
+def test_the_catalogue_as_a_table_and_one_bug_in_full(invoke: Invoke) -> None:
+    listed = invoke("check", "--list").out.splitlines()
+    assert [line.split()[0] for line in listed[3 : 3 + len(catalogue())]] == list(catalogue())
+    record = json.loads(invoke("check", "--list", "--json").out)
+    assert [bug["id"] for bug in record["bugs"]] == list(catalogue())
+    bug = catalogue()["group-tile"]
+    for lang in ("en", "es"):
+        told = invoke("check", "--explain", "group-tile", "--lang", lang).out
+        assert all(bug.text(what, lang) in told for what in ("name", "wrong", "symptom", "how", "fix"))
+    (record,) = json.loads(invoke("check", "--explain", "group-tile", "--json").out)["bugs"]
+    assert record == {"id": "group-tile", **bug.texts["en"]}
+
+
+@pytest.mark.slow
+def test_what_a_verdict_points_at() -> None:
+    """The line of the helper that splits, of the call that stops; and no word of row 0 where nothing is causal."""
+    lines = {(bug,): [] for bug in ("split-no-transpose", "scale-missing", "length-fixed", "raises")}
+    for version in (v for v in ALL if v.style in ("clues", "course_cut_mask") and v.bugs in lines):
+        lines[version.bugs].append(judge(version).findings[0].quote)
+    assert lines["split-no-transpose",] == ["return x.view(B, self.n_heads, T, self.d_head)"]
+    assert lines["scale-missing",] == ["s = q @ k.transpose(-2, -1)"]
+    assert lines["length-fixed",] == ["s.masked_fill_(self.mask.bool(), -torch.inf)"]
+    assert "haeds" in lines["raises",][0] and "reshape(B, T)" in lines["raises",][1]
+    odd = hw.check(oddly_scaled, seconds=60)
+    assert odd.bugs == ("unknown",) and "sees only itself" not in odd.findings[0].evidence
+
+
+def oddly_scaled(q, k, v):  # type: ignore[no-untyped-def]
+    e = np.exp(q @ k.swapaxes(-1, -2) / 1.234)
+    return e / e.sum(-1, keepdims=True) @ v
+
+
+@pytest.mark.slow
+def test_the_line_that_is_named_is_one_that_was_changed() -> None:
+    """Where something is left out no line holds it, so not all can be."""
+    named = [(version, bug) for version in ALL for bug in version.bugs if bug not in ("raises", "length-fixed")]
+    hits = [line_of(version, bug) in changed_lines(version) for version, bug in named]
+    assert len(named) > 480 and np.mean(hits) > 0.9
+
+
+@every("bug, lines, quote", UNUSUAL["lines"])
+def test_the_line_of_a_bug_by_its_text(bug: str, lines: str, quote: str) -> None:
+    body = lines.replace("|", "\n        ")
+    source = Source(f"class Attention:\n    def forward(self, x):\n        {body}\n")
+    place = source.line_of(catalogue()[bug].lines, ["Attention"])
+    assert place is not None and place[1].startswith(quote), place
+
+
+@every("text, old, new, bug, part", [(code["text"], *way) for code in UNUSUAL["code"] for way in code["ways"]])
+def test_unusual_code_is_judged(text: str, old: str, new: str, bug: str, part: str) -> None:
+    verdict = judge(Version("unusual", 0, (), text.replace(old, new) if old else text))
+    assert verdict.bugs == ((bug,) if bug else ()) and verdict.right is (not bug), verdict
+    assert part in str(verdict)
+
+
+def test_a_bug_that_shows_under_a_mask_alone_is_told_with_numbers_of_that_case() -> None:
+    verdict = hw.check(scaled_only_without_a_mask)
+    assert verdict.bugs == ("scale-missing",)
+    theirs, correct = re.findall(r"\d+\.\d+", verdict.findings[0].evidence)
+    assert float(theirs) > 1.5 * float(correct)
+
+
+def scaled_only_without_a_mask(q, k, v, mask=None):  # type: ignore[no-untyped-def]
+    scores = q @ k.swapaxes(-1, -2)
+    scores = scores / np.sqrt(q.shape[-1]) if mask is None else np.where(mask, scores, -1e9)
+    e = np.exp(scores - scores.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True) @ v
+
+
+def test_fills_and_residuals_are_named() -> None:
+    text = correct_code("clues")
+    for fill, word in (("-1e9", "float16: a score of -1e+09"), ("-1e4", "scores below -10000")):
+        verdict = judge(Version("fill", 0, (), text.replace("float('-inf')", fill)))
+        assert verdict.right and any(word in reason for reason in verdict.not_checked), verdict
+    residual = judge(next(v for v in ALL if v.style == "correct_residual"))
+    assert any("residual inside the layer" in part for part in residual.checked), residual
+
+
+class Unwritten:
+    def __init__(self, d_model):  # type: ignore[no-untyped-def]
+        self.W_q, self.W_k, self.W_v = (np.zeros((d_model, d_model)) for _ in range(3))
+
+    def forward(self, x):  # type: ignore[no-untyped-def]
+        """To be written."""
+        ...
+
+
+class HalfWritten(Unwritten):
+    def forward(self, x):  # type: ignore[no-untyped-def]
+        q = x @ self.W_q  # noqa: F841
+
+
+class Promised(Unwritten):
+    def forward(self, x):  # type: ignore[no-untyped-def]
+        raise NotImplementedError("later")
+
+
+class Summed(Unwritten):
+    def forward(self, x):  # type: ignore[no-untyped-def]
+        return (x @ self.W_q).sum()
+
+
+class Weightless:
+    def forward(self, x):  # type: ignore[no-untyped-def]
+        return x + x.mean(1, keepdims=True)
+
+
+class TakesATable(Unwritten):
+    def forward(self, x, freqs_cis):  # type: ignore[no-untyped-def]
+        raise RuntimeError("tables of another shape are wanted")  # those that we pass are a guess
+
+
+def unwritten_attention(q, k, v):  # type: ignore[no-untyped-def]
+    pass
+
+
+@every(
+    "target, lang, reason",
+    (
+        (Unwritten, "en", "nothing is filled in yet: forward returns nothing"),
+        (Unwritten, "es", "todavía no hay nada escrito: forward no devuelve nada"),
+        (Promised, "en", "nothing is filled in yet: forward returns nothing"),
+        (HalfWritten, "en", "forward returns nothing: hand back what comes out of it"),
+        (unwritten_attention, "en", "nothing is filled in yet: unwritten_attention returns nothing"),
+        (Weightless, "en", "no weights were found for queries; pass mapping= with q=NAME"),
+        (Weightless, "es", "no se encontraron pesos para las consultas; pasa mapping= con q=NOMBRE"),
+        (TakesATable, "en", "RuntimeError: tables of another shape"),
+        (Summed, "en", "what is returned has shape (), for an input of shape (5, 7, 48)"),
+    ),
+)
+def test_code_that_returns_no_output_is_no_bug_of_ours(target: object, lang: str, reason: str) -> None:
+    verdict = hw.check(target, lang=lang)
+    assert (verdict.right, verdict.exit_code) == (None, 2)
+    assert verdict.not_checked[0].startswith(reason), verdict
+
+
+@every("name, width", itertools.product(("attention", "OneHead"), "qX"))
+def test_a_single_head_gets_another_width_than_the_model(tmp_path: Path, name: str, width: str) -> None:
+    file = tmp_path / "one.py"
+    file.write_text(TEXTS["one head"].replace("WIDTH", width))
+    verdict = hw.check(f"{file}:{name}")
+    assert verdict.bugs == (("scale-model-width",) if width == "X" else ()), verdict
+
+
+def test_every_attention_of_a_file_is_checked_or_named(tmp_path: Path, invoke: Invoke) -> None:
+    function, _, layer = TEXTS["one head"].partition("class OneHead")
+    right, wrong = (layer.replace("WIDTH", width) for width in "qX")
+    block = f"class GPTBlock{wrong}\nclass KVCache:\n    def update(self, k, v): return k, v\n"
+    file = tmp_path / "many.py"
+    file.write_text(f"{function}class CrossAttention{right}\nclass GPTAttention{wrong}\n{block}")
+    outcome = invoke("check", file, "--json")
+    record = json.loads(outcome.out)
+    other = record["others"][0]
+    assert (outcome.code, record["target"], record["bugs"][0]["bug"]) == (1, "GPTAttention", "scale-model-width")
+    assert (other["target"], other["right"], len(record["others"])) == ("CrossAttention", True, 1)
+    assert "attention, GPTBlock, KVCache, in the same file" in other["not_checked"][0], other
+    verdict = hw.check(file, lang="es")
+    assert "\nCrossAttention: correcto\n" in str(verdict) and "en el mismo archivo" in str(verdict)
+    assert (verdict.exit_code, [other.target for other in verdict.others]) == (1, ["CrossAttention"])
+
+
+def test_an_object_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    namespace: dict[str, Any] = {}
+    exec(TEXTS["one head"].replace("WIDTH", "q"), namespace)
+    head = namespace["OneHead"](29, 11)
+    head(torch.ones(2, 5, 29)).sum().backward()
+    before = [(p.detach().clone(), p.grad.clone()) for p in head.parameters()]
+    assert hw.check(head).right
+    assert all(
+        torch.equal(p, w) and torch.equal(p.grad, g) for p, (w, g) in zip(head.parameters(), before, strict=True)
+    )
+    assert head.training
+    text = next(code["text"] for code in UNUSUAL["code"] if "use_cache" in code["text"])
+    (tmp_path / "used_cache.py").write_text(f"import torch\nfrom torch import nn\n{text}")
+    monkeypatch.syspath_prepend(tmp_path)
+    layer = importlib.import_module("used_cache").Attention(24, 3)
+    with torch.no_grad():
+        layer(torch.ones(5, 5, 24), use_cache=True)  # what it holds now is no part of a new text
+    assert hw.check(layer).right
+
+
+def test_names_that_are_not_there_are_not_passed_over() -> None:
+    mapped = hw.check(Weightless, mapping={"q": "u"})
+    assert mapped.not_checked[0].startswith("mapping=q=u: there is no weight u")
+    absent = "z" * 9  # which this file does not write out
+    assert hw.check(Weightless, args={absent: 3}).not_checked[0] == f"args={absent}: the file has no such name"
+    with pytest.raises(hw.HeadwiseError, match="no role banana"):
+        hw.check(Weightless, mapping={"banana": "q"})
+
+
+def test_arguments_reach_a_file_as_they_are_written(invoke: Invoke, tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(
+        correct_code("nano")
+        .replace("__init__(self", "__init__(self, shape", 1)
+        .replace("super().__init__()", "super().__init__(); assert shape == (3, 'a, b')", 1)
+    )
+    assert hw.check(path, args={"shape": (3, "a, b")}).right
+    assert invoke("check", path, "--args", "shape=(3, 'a, b')").code == 0
+    with pytest.raises(hw.HeadwiseError, match="numbers, texts"):
+        hw.check(path, args={"shape": object()})
+    text = next(code["text"] for code in UNUSUAL["code"] if "class Cache:" in code["text"])
+    path.write_text("import torch\nfrom torch import nn\n" + text.replace("__init__(self):", "__init__(self, zork):"))
+    assert "step by step" in str(hw.check(f"{path}:Attention", args={"zork": 3}).checked)
+
+
+OPTIONAL = correct_code("cached_layer")
+
+
+@every("old, new, reason", UNUSUAL["tried"])
+def test_what_was_never_tried_is_said(old: str, new: str, reason: str) -> None:
+    assert OPTIONAL.count(old) == 1
+    verdict = judge(Version("optional", 0, (), OPTIONAL.replace(old, new)))
+    assert verdict.right is True, verdict
+    assert any(reason in text for text in verdict.not_checked), verdict
+
+
+@every(
+    "last",
+    (
+        "(S if cache is None else T + cache[0].shape[1])",  # the number of heads: as good as right in a short text
+        "(S if cache is None else 9 * S)",  # all may be seen after the cache: right for one token at a time
+    ),
+)
+def test_the_cache_is_read_in_pieces_and_further_than_its_sizes(last: str) -> None:
+    text = correct_code("cached_concat").replace("S - T + 1)", f"{last} - T + 1)")
+    assert judge(Version("pieces", 0, (), text)).bugs == ("cache-offset",)
+
+
+def turned_rope(x, start_pos=0):  # type: ignore[no-untyped-def]
+    half = x.shape[-1] // 2
+    angles = np.outer(np.arange(x.shape[-2]) + start_pos, 1e4 ** (-np.arange(half) / half))
+    a, b = x[..., :half], x[..., half:]
+    return np.concatenate([a * np.cos(angles) - b * np.sin(angles), a * np.sin(angles) + b * np.cos(angles)], -1)
+
+
+def test_a_rotation_whose_start_was_never_tried_says_so() -> None:
+    verdict = hw.check(turned_rope, lang="es")
+    assert (verdict.right, verdict.not_checked) == (True, ("argumentos que nunca se pasaron: start_pos",)), verdict

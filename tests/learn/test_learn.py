@@ -1,0 +1,330 @@
+"""`headwise learn`: exercises whose blanks say what is missing, whose solutions pass, and whose bugs have names."""
+
+import json
+import re
+import warnings
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cases import every, refuses, rows
+from invoking import Invoke
+
+import headwise.learn.exercises as marking
+from headwise.files import write_whole
+from headwise.checker.bugs import words
+from headwise.learn.course import open_course, told
+from headwise.learn.exercises import Exercise, exercises, find_exercise, guess_of, mark, outcome
+from headwise.words import LANGUAGES
+
+ALL = exercises()
+
+
+@cache
+def known(number: int) -> dict[str, Any]:
+    """What the solution and the bugs of an exercise give."""
+    exercise = find_exercise(number)
+    variants = {"": exercise.code(), **exercise.variants()}
+    return {name: outcome(code, name, exercise.setup, exercise.calls) for name, code in variants.items()}
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The learner's file runs in this process: what the tests write is harmless, and a process takes a second."""
+
+    def run(job: dict[str, Any]) -> dict[str, Any]:
+        learner = outcome(job["source"], job["name"], job["setup"], job["calls"])
+        return {**known(int(job["name"][:2])), job["name"]: learner}
+
+    monkeypatch.setattr(marking, "run", run)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # infinity less infinity is what some bugs are about
+        yield
+
+
+def written(exercise: Exercise, code: str, answer: str = "a", language: str = "en") -> str:
+    """The file of an exercise with other code in it."""
+    head = exercise.source(language, solved=True, answer=answer)
+    return head.replace(exercise.code(language), code)
+
+
+def test_the_exercises_are_complete() -> None:
+    assert [exercise.number for exercise in ALL] == list(range(1, 19))
+    assert set(words("en")) == set(words("es"))
+    for exercise in ALL:
+        assert exercise.answer in "abc" and len(exercise.bugs) >= 3, exercise.name
+        for language in LANGUAGES:
+            texts = exercise.texts[language]
+            assert set(texts) == {"title", "text", "question", "reveal", "hints", "notes"}, exercise.name
+            assert len(texts["hints"]) == 3 and len(texts["notes"]) == len(exercise.texts["en"]["notes"])
+            assert all(f"{letter})" in texts["question"] for letter in "abc")
+            assert all(len(bug[language]) > 15 for bug in exercise.bugs)
+            for text in (exercise.source(language), exercise.source(language, solved=True)):
+                assert not re.search(r"<\d>|#\?", text), exercise.name
+                assert max(map(len, text.splitlines())) <= 130
+        assert exercise.texts["en"]["text"] != exercise.texts["es"]["text"]
+
+
+@every("exercise", ALL, ids=[exercise.name for exercise in ALL])
+def test_a_blank_says_what_is_missing_and_a_solution_passes(in_process: None, exercise: Exercise) -> None:
+    for language in LANGUAGES:
+        blank = exercise.source(language)
+        verdict = mark(exercise, blank, language)
+        lines = [n for n, line in enumerate(blank.splitlines(), 1) if line.strip().startswith("...")]
+        assert verdict.status == "open" and verdict.line == lines[0]
+        assert all(str(line) in verdict.evidence for line in lines) and "`answer`" in verdict.evidence
+        solved = mark(exercise, exercise.source(language, solved=True, answer="B "), language)
+        assert (solved.status, solved.guess) == ("passed", "b"), solved
+
+
+@every("exercise", ALL, ids=[exercise.name for exercise in ALL])
+def test_every_bug_is_named(in_process: None, exercise: Exercise) -> None:
+    code = exercise.code()
+    for place, bug in enumerate(exercise.bugs):
+        source = written(exercise, exercise.variants()[str(place)])
+        assert exercise.variants()[str(place)] != code
+        verdict = mark(exercise, source, "es")
+        assert verdict.bugs == (bug["id"],), (bug["id"], verdict)
+        assert verdict.fix == bug["es"] and verdict.evidence
+
+
+def test_two_bugs_are_named_together_and_unknown_ones_are_not(in_process: None) -> None:
+    exercise = find_exercise(9)
+    ids = [bug["id"] for bug in exercise.bugs]
+    both = exercise.variants()[f"{ids.index('scale-missing')} {ids.index('mask-missing')}"]
+    assert mark(exercise, written(exercise, both), "en").bugs == ("scale-missing", "mask-missing")
+    odd = exercise.code().replace("math.sqrt(self.d_head)", "1.25")
+    verdict = mark(exercise, written(exercise, odd), "en")
+    assert (verdict.status, verdict.bugs, verdict.fix) == ("wrong", (), "")
+    assert "it must give" in verdict.evidence
+
+
+def test_the_line_and_the_numbers_are_the_learners(in_process: None) -> None:
+    exercise = find_exercise(4)
+    source = written(exercise, exercise.code().replace(" / math.sqrt(len(query))", ""))
+    verdict = mark(exercise, source, "en")
+    assert verdict.bugs == ("scale-missing",)
+    assert verdict.line and source.splitlines()[verdict.line - 1].strip() == verdict.quoted
+    assert verdict.quoted == "scores = [dot(query, key) for key in keys]"
+    assert re.fullmatch(r"weights\(query, keys5, d_model=21\)\[0\] gives .+; it must give .+\.", verdict.evidence)
+    assert "[]; it must give [2.0]." in str(marking.first_difference(exercise, [[[1.0], []]], [[[1.0], [2.0]]], "en"))
+    shape = find_exercise(7)
+    verdict = mark(shape, written(shape, shape.code().replace(".transpose(1, 0, 2)\n", "\n", 1)), "en")
+    assert "has the shape (5, 3, 2); it must have (3, 5, 2)" in verdict.evidence or verdict.bugs == ("split-not-moved",)
+
+
+def test_a_course_s_own_class_is_the_answer(in_process: None) -> None:
+    """By the name that the course gives it; and what is right but for its dtype is told of, not failed."""
+    for number, ours, theirs in (
+        (11, "class MultiHeadAttention", "class MultiHeadAttn"),
+        (10, "class MultiHeadAttentionWrapper", "class MultiHeadedAttentionWrapper"),
+    ):
+        exercise = find_exercise(number)
+        assert exercise.code().count(ours) == 1
+        renamed = exercise.code().replace(ours, theirs)
+        assert mark(exercise, written(exercise, renamed), "en").status == "passed"
+    exercise = find_exercise(9)
+    wide = written(exercise, exercise.code().replace("math.sqrt(d_model)", "np.sqrt(d_model)"))
+    verdict = mark(exercise, wide.replace("math.sqrt(self.d_head)", "np.sqrt(self.d_head)"), "en")
+    assert verdict.status == "passed"
+    if np.lib.NumpyVersion(np.__version__) >= "2.0.0":
+        assert told(exercise, verdict, "en", 0, "f", "c")[-1].startswith(
+            "The numbers are right and the result is float64"
+        )
+
+
+def test_what_is_told_first_and_last(in_process: None) -> None:
+    first = find_exercise(1)
+    assert first.hint("en", 1, "softmax([2.0, 1.0])[0] gives 1; it must give 2.").startswith("softmax has two lines")
+    assert first.hint("es", 1, "dot([1.0], [2.0]) gives 1").startswith("dot toma pares")
+    assert first.hint("en", 1, "") == first.texts["en"]["hints"][0]
+    exercise = find_exercise(8)
+    silent = written(exercise, exercise.code().replace("return join(heads) @ w_o", "join(heads) @ w_o"))
+    assert mark(exercise, silent, "en").evidence == "output(heads, w_o) gives nothing: is a `return` missing?"
+    rotary = find_exercise(14)
+    halves = written(rotary, rotary.code().replace("np.concatenate([a", "tuple([a").replace("], axis=1)", "])"))
+    verdict = mark(rotary, halves, "en")  # a later call fails, since a tuple has no .T
+    assert verdict.status == "wrong" and "has the shape (2, 5, 3); it must have (5, 6)" in verdict.evidence
+    assert verdict.bugs == ("halves-apart",) and verdict.fix.startswith("Two halves are returned")
+    lines = told(rotary, verdict, "en", 0, "f", "c")
+    assert "  The bug: Two halves are returned. Put them together: np.concatenate([..., ...], axis=1)." in lines
+    outside = exercise.source("en", True, "a") + "\nimport nowhere_at_all\n"
+    assert mark(exercise, outside, "en").evidence.startswith("ModuleNotFoundError")
+
+
+@pytest.mark.slow
+def test_what_does_not_run_or_nobody_explains(in_process: None, tmp_path: Path) -> None:
+    exercise = find_exercise(1)
+    broken = exercise.source("en", True, "a").replace("top = max(scores)", "top = maximum(scores)")
+    verdict = mark(exercise, broken, "en")
+    assert verdict.status == "failed" and "NameError: name 'maximum' is not defined" in verdict.evidence
+    assert verdict.evidence.startswith("softmax([2.0") and verdict.quoted.startswith("top = maximum")
+    verdict = mark(exercise, 'answer = "a"\ndef f(:\n', "en")
+    assert (verdict.status, verdict.line, verdict.quoted) == ("failed", 2, "def f(:")
+    assert guess_of("x = 1") is None and guess_of('answer = ""') is None and guess_of("answer = 1") is None
+    assert guess_of("answer = 'B)'") == "b"
+    course, _ = open_course(tmp_path, "es")
+    exercise = find_exercise(11)
+    code = exercise.code().replace(
+        "self.dropout(torch.softmax(scores, dim=-1))", "nn.functional.dropout(scores.softmax(-1), 0.5)"
+    )
+    (tmp_path / exercise.file).write_text(written(exercise, code, language="en"), encoding="utf-8")
+    verdict = course.mark(exercise)
+    assert verdict.bugs == ("dropout-in-eval",)
+    assert verdict.quoted == "weights = nn.functional.dropout(scores.softmax(-1), 0.5)"
+
+
+@pytest.mark.slow
+def test_a_process_of_its_own_bears_what_a_file_may_do() -> None:
+    exercise = find_exercise(1)
+    solved = exercise.source("en", True, "a")
+    loud = solved + 'print("{}")\nimport sys; sys.stdout.write("[1]")\n'
+    assert mark(exercise, loud, "en").status == "passed"
+    verdict = mark(exercise, solved.replace("import math", "import math, os\nos._exit(3)"), "en")
+    assert verdict.status == "failed" and "ended the process" in verdict.evidence
+    job = {
+        "name": exercise.file,
+        "source": "while True: pass",
+        "setup": "",
+        "calls": [],
+        "lang": "en",
+        "variants": {"": ""},
+    }
+    assert marking.run(job, seconds=2)[exercise.file]["end"] == "timeout"
+
+
+def test_a_path_through_the_course(invoke: Invoke, in_process: None, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = invoke("learn")
+    assert first.code == 0 and "Open learn/01_softmax.py" in first.out
+    path, exercise = tmp_path / "learn" / "01_softmax.py", find_exercise(1)
+    assert path.read_text() == exercise.source("en")
+    assert (tmp_path / "learn" / "figures" / "head.en.svg").exists()
+    for lang in ("en", "en", "es", "en"):  # looking costs no hint, in whatever language
+        untouched = invoke("learn", "--lang", lang)
+        assert untouched.code == 1 and not {"Hint", "Pista"} & set(untouched.out.split())
+    assert "is not finished" in untouched.out
+
+    wrong = written(exercise, exercise.variants()["0"], answer="c")
+    path.write_text(wrong)
+    for step in (1, 2, 3, 3):
+        again = invoke("learn")
+        assert again.code == 1 and "(norm-missing)" in again.out and f"Hint {step} of 3" in again.out
+        assert ("--solution 1" in again.out) is (step == 3)
+    assert path.read_text() == wrong
+
+    path.write_text(exercise.source("en", True, "c"))
+    passed = invoke("learn")
+    assert passed.code == 0 and "You guessed c; it is b." in passed.out and "Open learn/02_head.py" in passed.out
+    document = json.loads(invoke("learn", "--json").out)
+    assert (document["status"], document["passed"], document["next"]) == ("open", [1], "learn/02_head.py")
+    assert document["marked"][0]["exercise"] == 2
+
+    assert invoke("learn", "--solution", 3).out == find_exercise(3).code()
+    assert json.loads(invoke("learn", "--solution", 3, "--json").out)["solution"] == find_exercise(3).code().rstrip()
+    path.unlink()
+    assert invoke("learn").code == 1 and path.read_text() == exercise.source("en")  # what was removed is made anew
+    monkeypatch.chdir(tmp_path / "learn")
+    assert "02_head.py" in invoke("learn").out  # inside the folder no name is needed
+
+
+@pytest.mark.slow
+def test_the_whole_course_in_spanish(invoke: Invoke, in_process: None, tmp_path: Path) -> None:
+    folder = tmp_path / "mi curso"
+    assert "Abre" in invoke("learn", folder, "--lang", "es").out
+    for exercise in ALL:
+        (folder / exercise.file).write_text(exercise.source("es", True, exercise.answer), encoding="utf-8")
+    done = invoke("learn", folder)
+    assert done.code == 0 and done.out.count("Tu respuesta") == 18
+    watched = invoke("learn", folder, "--watch")
+    assert watched.code == 0 and watched.out.splitlines() == done.out.splitlines()[-1:]
+    assert json.loads(invoke("learn", folder, "--json").out)["status"] == "done"
+
+
+def test_files_that_nobody_touched_change_their_language(tmp_path: Path) -> None:
+    open_course(tmp_path, "en")
+    (tmp_path / "02_head.py").write_text("# mine\n")
+    open_course(tmp_path, "es")
+    assert (tmp_path / "01_softmax.py").read_text(encoding="utf-8") == ALL[0].source("es")
+    assert (tmp_path / "02_head.py").read_text() == "# mine\n"
+    course, new = open_course(tmp_path, None)
+    assert (course.language, new) == ("es", False)
+    assert course.place_of_class(find_exercise(9)).endswith("09_numpy.py:MultiHeadAttention")  # "class ...:"
+    refuses(lambda: open_course(tmp_path / "02_head.py", None), "is a file; pass a folder")
+
+
+@every(
+    "content,options,said",
+    [*rows("courses"), ({"progress.json": "[" * 100_000}, [], "is damaged")],
+)
+def test_bad_input_is_one_clear_line(
+    invoke: Invoke, in_process: None, tmp_path: Path, content: dict[str, str], options: list[Any], said: str
+) -> None:
+    folder = tmp_path / f"case-{len(list(tmp_path.iterdir()))}"
+    folder.mkdir()
+    for name, text in content.items():
+        (folder / name).write_text(text)
+    outcome = invoke("learn", folder, *options)
+    assert outcome.code == 2 and said in outcome.err and outcome.err.count("\n") == 1, outcome
+    assert not content or sorted(path.name for path in folder.iterdir()) == sorted(content)
+
+
+def test_a_first_call_that_was_killed_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right before each of its files has its name."""
+    whole, killed = tmp_path / "whole", OSError("killed")
+    open_course(whole, "es")
+    names = sorted(path.relative_to(whole) for path in whole.rglob("*"))
+    for count in range(sum((whole / name).is_file() for name in names)):
+        folder, left = tmp_path / f"killed-{count}", iter(range(count))
+
+        def write(path: Path, data: bytes | str, left: Iterator[int] = left) -> None:
+            if next(left, None) is None:
+                path.with_name(f".{path.name}.tmp").write_bytes(b"half")
+                raise killed
+            write_whole(path, data)
+
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="killed"):
+            patch.setattr("headwise.learn.course.write_whole", write)
+            open_course(folder, "es")
+        course, new = open_course(folder, "es")
+        there = sorted(x.relative_to(folder) for x in folder.rglob("*") if not x.name.startswith("."))
+        assert new and course.passed == [] and there == names
+
+
+def test_a_course_without_its_progress_begins_again_and_keeps_what_was_written(invoke: Invoke, tmp_path: Path) -> None:
+    folder = tmp_path / "learn"
+    open_course(folder, "en")
+    (folder / "01_softmax.py").write_text("# mine\n")
+    (folder / "notes.txt").write_text("mine")
+    (folder / "progress.json").write_text("{")
+    assert "remove it: the exercises stay as they are" in invoke("learn", folder).err
+    (folder / "progress.json").unlink()
+    assert invoke("learn", folder).code == 0
+    assert (folder / "01_softmax.py").read_text() == "# mine\n" and (folder / "notes.txt").read_text() == "mine"
+
+
+def test_watching_checks_at_each_save(
+    invoke: Invoke, in_process: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, looks = tmp_path / "learn", 0
+    open_course(folder, "en")
+
+    def save(seconds: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 2:  # a blank that is saved is no try
+            (folder / ALL[0].file).write_text(ALL[0].source("en", False, "b"), encoding="utf-8")
+        if looks == 4:
+            (folder / ALL[0].file).write_text(ALL[0].source("en", True, "b"), encoding="utf-8")
+        if looks == 6:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("headwise.cli.teach.time.sleep", save)
+    outcome = invoke("learn", folder, "--watch")
+    assert outcome.code == 130
+    assert outcome.out.count("is not finished") == 2 and outcome.out.count("Exercise 1 is right") == 1
+    assert "Hint" not in outcome.out
+    assert "Next, Exercise 2 of 18" in outcome.out
