@@ -93,7 +93,7 @@ def commands() -> dict[str, Any]:
     """The commands as the command line knows them."""
     import typer
 
-    from headwise.cli.app import app
+    from headwise.cli.run import app
 
     return dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 

@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 
 from headwise import cli
+from headwise.cli import app
 
 
 class Outcome(NamedTuple):
@@ -100,8 +101,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
     What it prints with --json must be a document of the schema.
     """
-    monkeypatch.setattr(cli.app, "_show_traceback", False)
-    monkeypatch.setattr(cli.app.Progress, "FIRST", 3600.0)
+    monkeypatch.setattr(app.Progress, "FIRST", 3600.0)
 
     def run(*arguments: object) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["headwise", *map(str, arguments)])

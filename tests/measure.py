@@ -155,7 +155,7 @@ def options() -> list[str]:
     """Every option of every command, --help among them; arguments are not options."""
     import typer
 
-    from headwise.cli.app import app
+    from headwise.cli.run import app
 
     group = typer.main.get_command(app)
     names: list[str] = []

@@ -25,6 +25,8 @@ from invoking import Invoke, Outcome, assert_refused, contents, interrupted, pro
 from word_models import word_folder
 
 from headwise import cli
+from headwise.cli import app
+from headwise.cli import run as run_module
 from headwise.cli.train import run_settings
 from headwise.gpt.presets import PRESETS
 from headwise.gpt.run import Settings
@@ -61,7 +63,7 @@ def run(trained: tuple[Path, Outcome], tmp_path: Path) -> Iterator[Path]:
 
 
 def test_help_needs_neither_torch_nor_what_prices_models() -> None:
-    check = "import sys, headwise.cli; sys.exit(bool({'torch', 'tokenizers', 'headwise.cost'} & {*sys.modules}))"
+    check = "import sys, headwise.cli.run; sys.exit(bool({'torch', 'tokenizers', 'headwise.cost'} & {*sys.modules}))"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 
 
@@ -74,7 +76,7 @@ def test_a_missing_library_is_named_with_its_remedy(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
     def without_tokenizers() -> None:
-        with cli.app.needs_torch():
+        with app.needs_torch():
             raise ModuleNotFoundError("No module named 'tokenizers'", name="tokenizers")
 
     refuses(without_tokenizers, r"tokenizers.*pip install 'headwise\[torch\]'")
@@ -282,13 +284,13 @@ def test_ctrl_c_saves_and_resume_finishes(text: Path, run: Path, invoke: Invoke,
 def test_ctrl_c_before_the_first_step_says_what_is_there(
     invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    message = cli.app._interrupt_message
+    message = run_module._interrupt_message
 
     def said_once(error: BaseException) -> str:
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # else a second Ctrl-C would end this in a traceback
         return message(error)
 
-    monkeypatch.setattr(cli.app, "_interrupt_message", said_once)
+    monkeypatch.setattr(run_module, "_interrupt_message", said_once)
     for place, said in (
         ("train", f"the run has begun in {tmp_path / 'r'}: go on with --resume"),
         ("_check", "no file"),
@@ -302,7 +304,7 @@ def test_ctrl_c_before_the_first_step_says_what_is_there(
 
 def test_ctrl_c_while_modules_load_is_one_line() -> None:
     code = "import os, signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # it may have come ignored
-    code += "\nfrom headwise.cli.interrupt import loading"
+    code += "\nfrom headwise.cli import loading"
     code += "\nwith loading(): os.kill(os.getpid(), signal.SIGINT)"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (child.returncode, child.stderr) == (130, "headwise: interrupted; no file was written\n")
@@ -363,7 +365,6 @@ def test_a_disk_that_fills_up_while_training(text: Path, invoke: Invoke, tmp_pat
 
 
 def test_a_terminal_without_the_letters_shows_their_codes(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli.app, "_show_traceback", False)
     for more in ((), ("--json",)):
         stream = io.TextIOWrapper(io.BytesIO(), "ascii")
         monkeypatch.setattr(sys, "stdout", stream)

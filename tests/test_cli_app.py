@@ -13,8 +13,8 @@ from invoking import Invoke
 from rich.table import Table
 from rich.text import Text
 
-from headwise.cli import app
-from headwise.cli.app import Progress, as_options, err, print_json, screen
+from headwise.cli import app, run
+from headwise.cli.app import Progress, call, err, in_options, print_json, screen
 from headwise.view import harmless
 
 HOSTILE = "a\x1b[31mred\x9b0m\u202eback\ud800\x07"
@@ -45,10 +45,11 @@ def test_json_escapes_and_has_null_for_what_is_not_finite(capsys: pytest.Capture
     assert json.loads(capsys.readouterr().out) == expected
 
 
-def test_arguments_of_the_library_are_options_of_the_command() -> None:
+def test_arguments_of_the_library_are_options_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"n_kv_heads": "--kv-heads", "out": "--out", "keep": "--keep", "force": "--force", "by": "--by"}
+    monkeypatch.setattr(call, "options", options)
     for said, shown in rows("as_options"):
-        assert as_options(said, options) == shown
+        assert in_options(said) == shown
 
 
 def test_json_goes_to_what_has_no_encoding(monkeypatch: pytest.MonkeyPatch, invoke: Invoke) -> None:
@@ -80,7 +81,7 @@ def test_progress_has_lines_milestones_and_a_bar(
 
 def test_the_shell_completes_commands_and_presets() -> None:
     def completions(words: str) -> list[str]:
-        environment = {**os.environ, app.COMPLETION: "complete_bash", "COMP_WORDS": words}
+        environment = {**os.environ, run.COMPLETION: "complete_bash", "COMP_WORDS": words}
         environment["COMP_CWORD"] = str(len(words.split(" ")) - 1)
         command = [sys.executable, "-m", "headwise"]
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300).stdout.split()
@@ -114,4 +115,4 @@ def test_the_first_screen_and_common_options(invoke: Invoke) -> None:
 
 def test_the_language_is_taken_from_before_two_dashes_alone() -> None:
     words = ["trace", "--lang=es", "--json", "--", "--lang=en", "--language=x"]
-    assert app._hoisted(words) == ["--lang", "es", "--json", "trace", "--", "--lang=en", "--language=x"]
+    assert run._hoisted(words) == ["--lang", "es", "--json", "trace", "--", "--lang=en", "--language=x"]

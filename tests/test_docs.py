@@ -21,7 +21,7 @@ from invoking import Invoke
 from processes import verified_here
 
 import headwise
-from headwise.cli.app import COMMON, app
+from headwise.cli.run import COMMON, app
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

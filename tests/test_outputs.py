@@ -9,7 +9,7 @@ import pytest
 from cases import every
 from invoking import Invoke
 
-from headwise.cli.early import check_apart
+from headwise.cli.app import check_outputs
 
 
 @pytest.fixture(scope="module")
@@ -48,14 +48,5 @@ def test_what_would_be_lost_is_refused(words: str, said: str, place: Path, invok
 
 def test_what_harms_nobody_is_allowed(place: Path) -> None:
     run = place / "run"
-    outputs = [("--html", run / "report.html"), ("--out", run / "table.csv")]
-    check_apart(outputs, [run, place / "t.txt", place / "texts"])
-    stream = Path("/dev/stdout")
-    check_apart([("--out", stream), ("--html", stream)], [Path("/dev/stdin")])
-
-
-@every("content", ["", "[]", '{"settings": 3}', '{"settings": {"text": [3]}}', '{"run": 3}'])
-def test_what_is_damaged_is_said_when_it_is_read(content: str, tmp_path: Path) -> None:
-    for name in ("run.json", "headwise.json"):
-        (tmp_path / name).write_text(content)
-    check_apart([("--out", tmp_path / "x.csv")], [tmp_path])
+    check_outputs([run, place / "t.txt", place / "texts"], html=run / "report.html", out=[run / "table.csv"])
+    check_outputs(["/dev/stdin"], out=[Path("/dev/stdout")], html=Path("/dev/stdout"))

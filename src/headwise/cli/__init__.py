@@ -1,19 +1,41 @@
 """The command line: thin. Each command reads its options, calls a package, and prints what comes back."""
 
-from headwise.cli.interrupt import loading
+from __future__ import annotations
 
-# Each module adds its own command.
-with loading():
-    from headwise.cli import (  # noqa: F401
-        cost,
-        generate,
-        heads,
-        ladder,
-        questions,
-        reshape,
-        teach,
-        train,
-    )
-    from headwise.cli.app import main
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
 
-__all__ = ["main"]
+INTERRUPTED = 130  # the exit code after Ctrl-C, as shells have it: 128 + 2, the number of SIGINT
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """A block of imports: in it Ctrl-C ends the process at once, and says so in one line.
+
+    A KeyboardInterrupt in the middle of an import often comes out as another error, such as an ImportError.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:  # ignored, as behind `&` in a script, or another's
+        yield
+        return
+
+    def leave(signum: int, frame: object) -> None:
+        # Python's own streams may be in use just now, and sys.exit would raise inside the import.
+        os.write(2, b"headwise: interrupted; no file was written\n")
+        os._exit(INTERRUPTED)
+
+    signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def main() -> NoReturn:
+    """Run the command line. Exit code 2 for bad input, 130 for Ctrl-C; one line each, a traceback with --debug."""
+    with loading():
+        from headwise.cli.run import run
+    run()

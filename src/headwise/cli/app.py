@@ -1,79 +1,69 @@
-"""What all commands share: the application, screens, language, progress, kinds of options, errors and exit codes."""
+"""What commands share: the application, screens, language, progress, kinds of options, outputs."""
 
 from __future__ import annotations
 
-import errno
-import functools
-import io
 import json
 import os
 import re
-import signal
 import sys
 import threading
 import time
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from itertools import pairwise
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 import typer.core
 from rich import progress as rich_progress
 from typer import Argument, Option
-from typer.exceptions import TyperException
 
-from headwise.cli.early import check_apart
-from headwise.cli.interrupt import CODE, loading
+from headwise.cli import loading
 from headwise.corpus.sources import exists
 from headwise.errors import HeadwiseError
-from headwise.files import check_link, read_json
+from headwise.families import RUN
+from headwise.files import check_link, is_stream, read_json
 from headwise.records import plain_data
 from headwise.view import CONTROL, Screen, harmless
-from headwise.words import LANGUAGES, Facts, check_lang, system_language
+from headwise.words import LANGUAGES, Facts, system_language
 
 # Text goes out as it is: rich neither colours numbers, nor reads [brackets] or :names:, nor breaks lines.
 # results, on standard output
 screen = Screen(highlight=False, markup=False, emoji=False, soft_wrap=True)
 err = Screen(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)  # messages
 COURSE = Path("learn")  # the folder of a course, where none is named
-_asked: str | None = None  # what --lang says
-_spoken = "en"  # the language of pages, of `learn` and of verdicts
 
 
-def speak(lang: str | None) -> None:
-    """From here on `language` is this one; None for that of the course in this folder, or of the system.
+@dataclass
+class Call:
+    """What the options of every command say."""
 
-    Raises HeadwiseError for one that the table of words lacks.
-    """
-    global _asked, _spoken
-    if lang is not None:
-        check_lang(lang)
-    _asked, _spoken = lang, lang or _usual_language()
+    as_json: bool = False  # one JSON document is asked for, and nothing else on standard output
+    debug: bool = False
+    lang: str | None = None  # what --lang says, if anything
+    options: Mapping[str, str] = field(default_factory=dict)  # argument of the library -> option
+
+
+call = Call()  # of this process, filled in by `headwise.cli.run`
+
+
+def wants_json() -> bool:
+    """Is one JSON document asked for, and nothing else on standard output?"""
+    return call.as_json
 
 
 def language() -> str:
-    """The language of pages, of `learn` and of verdicts: "en" or "es"."""
-    return _spoken
-
-
-def asked_language() -> str | None:
-    """What --lang says, if anything."""
-    return _asked
-
-
-def _usual_language() -> str:
-    """Where --lang says nothing: that of the course in this folder, or around it; else that of the system."""
+    """That of pages, of `learn` and of verdicts: as --lang says, as the course in this folder, as the system."""
+    if call.lang is not None:
+        return call.lang
     for folder in (COURSE, Path()):
-        path = folder / "progress.json"  # PROGRESS of `teach.course`, which takes longer to load
-        if path.exists():
-            # damaged: `headwise learn` says so; HeadwiseError is a ValueError
-            with suppress(ValueError, TypeError):
-                kept = dict(read_json(path)).get("language")
-                if kept in LANGUAGES:
-                    return str(kept)
+        path = folder / "progress.json"  # PROGRESS of `learn.course`, which takes longer to load
+        # A damaged one is refused by `headwise learn`; HeadwiseError is a ValueError.
+        with suppress(ValueError, TypeError):
+            kept = dict(read_json(path)).get("language") if path.exists() else None
+            if kept in LANGUAGES:
+                return str(kept)
     return system_language()
 
 
@@ -85,22 +75,7 @@ DOORS = {
 }
 
 
-class _OneForm:
-    """An option that is off by default has no second form: --json, but no --no-json."""
-
-    def __init__(self: Any, **options: Any) -> None:
-        super().__init__(**options)
-        # typer makes --NAME/--no-NAME of every bool; the second is for what is on, or undecided.
-        for parameter in self.params:
-            if parameter.default is False:
-                parameter.secondary_opts = []
-
-
-class _Command(_OneForm, typer.core.TyperCommand):
-    """One command."""
-
-
-class _Doors(_OneForm, typer.core.TyperGroup):
+class _Doors(typer.core.TyperGroup):
     """The list of commands behind three doors, in the order of `DOORS`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -117,30 +92,34 @@ class _Doors(_OneForm, typer.core.TyperGroup):
                 )
 
 
-# None of rich's boxes and tracebacks: help is plain text, and `_run` says what went wrong.
+# None of rich's boxes and tracebacks: help is plain text, and `run` says what went wrong.
 app = typer.Typer(cls=_Doors, pretty_exceptions_enable=False, rich_markup_mode=None)
-# `@command()` above a function makes it a command
-command = functools.partial(app.command, cls=_Command)
-_show_traceback = False  # --debug
-_wants_json = False  # --json
-# options that stand anywhere in a command line, as --lang does with its value
-COMMON = ("--json", "--debug")
-LANG = "--lang"
-# variables that torchrun sets; `heads` alone takes several processes
-TORCHRUN = {"RANK", "MASTER_ADDR"}
+command = app.command  # `@command()` above a function makes it a command
 # An argument in a message of the library: `out=`, `keep=0.75`, `by='role'`; not a comparison (`==`), and no part of a
 # path (`runs/out=1`). A value ends in a letter, digit or _: the full stop of a sentence is not of it.
 ARGUMENT = re.compile(r"(?<![\w./-])(?P<name>[a-z_]+)=(?!=)(?P<value>'[^']*'|[\w./+-]*\w|)")
-# An argument of the library -> the parameter of a command, where they differ (table of names in CONTRIBUTING.md).
-FIELDS = {
-    "n_heads": "heads",
-    "n_kv_heads": "kv_heads",
-    "n_layers": "layers",
-    "d_model": "width",
-    "n_tokens": "tokens",
-    "folder": "out",
-}
-COMPLETION = "_HEADWISE_COMPLETE"  # set by the shell that asks for completions
+
+
+def in_options(message: str) -> str:
+    """The library speaks of arguments (`out=`, `n_kv_heads=2`), the command of options (`--out`, `--kv-heads 2`)."""
+
+    def translated(match: re.Match[str]) -> str:
+        option, value = call.options.get(match["name"]), match["value"]
+        if option is None:
+            return match[0]
+        if value in ("", "True"):
+            return option
+        if value in ("False", "None"):
+            return call.options.get(match[0], f"no {option}")  # "controls=False": "--no-controls"
+        unquoted = value.strip("'")  # a shell needs quotation marks around spaces alone
+        return f"{option} {value if ' ' in value else unquoted}"
+
+    return ARGUMENT.sub(translated, message)
+
+
+def is_one_of_many() -> bool:
+    """Has torchrun started this process?"""
+    return {"RANK", "MASTER_ADDR"} <= os.environ.keys()
 
 
 def named_path(name: str) -> Path:
@@ -238,71 +217,9 @@ class Progress:
                 err.print(f"{self._state}  ({time.monotonic() - self._began:.0f} s)")
 
 
-def _print_version(value: bool) -> None:
-    """For --version, which is heard before anything else in the command line."""
-    if value:
-        from headwise import __version__
-
-        screen.print(f"headwise {__version__}")
-        raise typer.Exit
-
-
-@app.callback(invoke_without_command=True, context_settings={"help_option_names": ["--help", "-h"]})
-def _root(
-    context: typer.Context,
-    as_json: Annotated[bool, Option("--json")] = False,
-    debug: bool = False,
-    lang: str | None = None,
-    version: Annotated[bool, Option(callback=_print_version, is_eager=True)] = False,
-) -> None:
-    """Build attention heads, look at them, price them, share them and remove them."""
-    global _wants_json, _show_traceback
-    _wants_json, _show_traceback = as_json, debug
-    if context.invoked_subcommand is None:
-        screen.print(context.get_help())
-
-
-def wants_json() -> bool:
-    """Is one JSON document asked for, and nothing else on standard output?"""
-    return _wants_json
-
-
-def _hoisted(words: list[str]) -> list[str]:
-    """The words of a command line, the options of all commands first: "learn --lang=es" -> "--lang es learn".
-
-    They are options of `headwise` itself; behind the command typer would look for them among the command's own.
-    """
-    # behind `--` all words are names, and stay
-    end = words.index("--") if "--" in words else len(words)
-    asked = []
-    for word in words[:end]:
-        asked += word.split("=", 1) if word.startswith(f"{LANG}=") else [word]
-    # Each word is seen with the one before it ("" before the first): the value of --lang goes first, too.
-    first, rest = list[str](), list[str]()
-    for word, before in zip(asked, ["", *asked], strict=False):
-        (first if word in COMMON or LANG in (word, before) else rest).append(word)
-    return [*first, *rest, *words[end:]]
-
-
-def worded() -> Any:
-    """The command line, whose parameters have their texts of --help.
-
-    They stand in the section of a command in commands.toml; that of the command itself is its docstring.
-    """
-    root: Any = typer.main.get_command(app)
-    texts = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
-    for name, command in {"headwise": root, **root.commands}.items():
-        told = texts["common"] | texts[name]  # a command's own text comes before that of several
-        example = f"Example: {told['example']}"
-        command.epilog = example if command is root else f"{told['epilog']} {example}"
-        for parameter in command.params:
-            parameter.help = told.get(parameter.name, parameter.help)
-    return root
-
-
 @contextmanager
 def needs_torch() -> Iterator[None]:
-    """Imports of rooms that need torch, and nothing else, with one clear line where it is missing.
+    """Imports of packages that need torch, and nothing else, with one clear line where it is missing.
 
     They stand here, and not at the top of a file, so that a refusal and --help come before torch is loaded.
     """
@@ -310,40 +227,71 @@ def needs_torch() -> Iterator[None]:
         with loading():
             yield
     except ModuleNotFoundError as error:
-        # these two come with headwise[torch]; another is a bug
-        if error.name not in ("torch", "tokenizers"):
+        if error.name not in ("torch", "tokenizers"):  # another one is a bug
             raise
-        raise HeadwiseError(
-            f"this command needs {error.name}: pip install 'headwise[torch]'"
-        ) from None
+        remedy = "pip install 'headwise[torch]'"
+        raise HeadwiseError(f"this command needs {error.name}: {remedy}") from None
+
+
+WRITTEN = (".html", ".csv")  # what belongs to no model: such a file may lie beside the weights
 
 
 def check_outputs(
-    inputs: Iterable[Path | str | None],
-    /,  # by its place alone: every name is one of `paths`
-    **paths: Path | list[Path] | None,
+    inputs: Iterable[Path | str | None], /, **paths: Path | list[Path] | None
 ) -> None:
     """Refuse, before the work begins, a file that cannot be written, or would take the place of something else.
+
+    Files are compared by what the system says of them, so that a link or another spelling is no way around.
 
     inputs  files and folders that the command reads; a text itself may be among them, None is passed over
     paths   files that are written, each under the name of its option: `html=path` is of --html
     """
-    files = []
-    # an option with several files, with one, or one that was not given
+    read = [Path(name) for name in inputs if name and exists(Path(name))]
+    written = list[tuple[str, Path]]()
     for name, value in paths.items():
-        for path in value if isinstance(value, list) else [value] if value else []:
-            check_link(path)
-            if path.is_dir():
-                raise HeadwiseError(
-                    f"--{name} {path} is a folder that is there already; pass another name"
-                )
-            if not path.parent.is_dir():
-                raise HeadwiseError(
-                    f"--{name} {path}: the folder {path.parent} does not exist; make it, or pass another --{name}"
-                )
-            files.append((f"--{name}", path))
-    # a text itself is no file
-    check_apart(files, filter(exists, [Path(name) for name in inputs if name]))
+        several = value if isinstance(value, list) else [value]
+        for path in filter(None, several):
+            option = f"--{name}"
+            _check_writable(option, path)
+            if is_stream(path):  # a pipe or a device: what is written there replaces nothing
+                continue
+            for source in read:
+                if _is_part(path, source):
+                    raise HeadwiseError(f"{option} {path} is read, too; pass another name")
+            for other, earlier in written:
+                if _is_same(path, earlier):
+                    raise HeadwiseError(f"{option} {path} is {other}, too; pass another name")
+            written.append((option, path))
+
+
+def _check_writable(option: str, path: Path) -> None:
+    check_link(path)
+    if path.is_dir():
+        raise HeadwiseError(f"{option} {path} is a folder that is there already; pass another name")
+    if not path.parent.is_dir():
+        raise HeadwiseError(
+            f"{option} {path}: the folder {path.parent} does not exist; make it, or pass another {option}"
+        )
+    parent = Path(os.path.realpath(path)).parent
+    holds_model = exists(parent / "config.json") or exists(parent / RUN)
+    if holds_model and path.suffix not in WRITTEN:
+        raise HeadwiseError(
+            f"{option} {path} lies among the files of {parent}; pass a file elsewhere"
+        )
+
+
+def _is_part(path: Path, source: Path) -> bool:
+    """Is it the file `source`, or a text in the folder `source`? Pages and tables are no texts."""
+    if not source.is_dir():
+        return _is_same(path, source)
+    return path.exists() and path.parent.samefile(source) and path.suffix not in WRITTEN
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    """Do two names mean one file? Some disks take A.html and a.html for one."""
+    if exists(path) and exists(other):
+        return path.samefile(other)
+    return os.path.realpath(path).casefold() == os.path.realpath(other).casefold()
 
 
 def print_json(kind: str, document: Facts) -> None:
@@ -356,188 +304,3 @@ def print_json(kind: str, document: Facts) -> None:
         # Where the encoding lacks letters, \u codes stand for them; so they do for what a terminal would obey.
         text = json.dumps(plain_data(whole), ensure_ascii="utf" not in encoding.lower(), indent=2)
         sys.stdout.write(CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
-
-
-def main() -> NoReturn:
-    """Run the command line. Exit code 2 for bad input, 130 for Ctrl-C; one line each, a traceback with --debug."""
-    for stream in (sys.stdout, sys.stderr):
-        # None where the process has none; a test puts another kind there
-        if isinstance(stream, io.TextIOWrapper):
-            # a character that the terminal lacks is shown as its code
-            stream.reconfigure(errors="backslashreplace")
-    # of many processes the first prints
-    screen.quiet = err.quiet = is_one_of_many() and os.environ["RANK"] != "0"
-    sys.exit(_run())
-
-
-def is_one_of_many() -> bool:
-    """Has torchrun started this process?"""
-    return os.environ.keys() >= TORCHRUN
-
-
-def _command_in(words: list[str]) -> str:
-    """The name of the command in a command line: the first word that is no option, nor the value of --lang."""
-    return next(
-        (
-            word
-            for before, word in pairwise(["", *words])
-            if not word.startswith("-") and before != LANG
-        ),
-        "",
-    )
-
-
-def _run() -> int:
-    """Run the command that sys.argv names, and say in one line what ended it; gives the exit code."""
-    code = 0
-    try:
-        words = _hoisted(sys.argv[1:])
-        speak(next((word for before, word in pairwise(words) if before == LANG), None))
-        name = _command_in(words)
-        if is_one_of_many() and name != "heads":
-            raise HeadwiseError(
-                f"headwise {name} works in one process; torchrun is for headwise heads"
-            )
-        command = worded()
-        if COMPLETION in os.environ:
-            command(prog_name="headwise")  # prints the completions and exits
-        # Not command(): that turns Ctrl-C and a closed pipe into exit codes before this can say what was saved.
-        context = command.make_context("headwise", words)
-        with context:
-            command.invoke(context)
-        if sys.stdout is not None:
-            sys.stdout.flush()  # here, where a full disk or a closed pipe is still told of
-    except typer.Exit as stop:
-        code = stop.exit_code
-    except TyperException as error:
-        asked = getattr(error, "ctx", None)  # the command whose line is wrong, where it came so far
-        helped = "" if asked is None else f"; {asked.command_path} --help has an example"
-        code = _failed(error, _usage(error).rstrip(".?") + helped)
-    except HeadwiseError as error:
-        code = _failed(error, in_options(error.args[0] if error.args else ""))
-    except BrokenPipeError:
-        _drop_output()  # nobody reads on
-    except OSError as error:
-        _drop_output()  # it may be standard output itself that is full
-        code = _failed(error, _os_message(error))
-    except (KeyboardInterrupt, typer.Abort) as error:  # Abort: Ctrl-C where typer was asking
-        # not the main thread; a second Ctrl-C would cut off what is said of the first
-        with suppress(ValueError):
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-        code = _failed(error, _interrupt_message(error), CODE)
-    except Exception as error:
-        code = _failed(
-            error,
-            f"{type(error).__name__}: {error}; this is a bug, and --debug shows where",
-            code=1,
-        )
-    return code
-
-
-def in_options(text: str) -> str:
-    """What the library says, with options where the library has arguments."""
-    return as_options(text, running_options())
-
-
-def _usage(error: Any) -> str:
-    """What is wrong with a command line: typer's own sentence, but for a value that pydantic or we refused."""
-    if type(error).__name__ != "BadParameter":  # its subclass MissingParameter has no value
-        return str(error.format_message())
-    name = getattr(error, "option_name", None) or (
-        error.param.get_error_hint() if hasattr(error, "param") else ""
-    )
-    return f"Invalid value for {name}: {_value_message(error)}"
-
-
-def _value_message(error: Any) -> str:
-    """What is wrong with a value: typer checks values with pydantic, whose error is then the cause of typer's."""
-    if error.__cause__ is None:  # our own parser raised BadParameter, as `named_path`
-        return str(error.message)
-    first = error.__cause__.errors()[0]
-    inner = first.get("ctx", {}).get("error")
-    if isinstance(inner, HeadwiseError):  # our own parser called the library, as `model_path`
-        return in_options(inner.args[0])
-    return str(first["msg"].removeprefix("Value error, "))
-
-
-def _drop_output() -> None:
-    """Throw away what cannot reach standard output: it would fail again, and be told of again, when Python exits."""
-    if sys.stdout is None:
-        return
-    try:
-        sys.stdout.flush()
-    except OSError:  # what waits still goes to its file descriptor, which is now that of nothing
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def as_options(message: str, options: Mapping[str, str]) -> str:
-    """The library speaks of arguments (`out=`, `n_kv_heads=2`), the command of options (`--out`, `--kv-heads 2`).
-
-    options  the running command's parameters -> their options, such as "n_kv_heads": "--kv-heads"
-    """
-
-    def translated(match: re.Match[str]) -> str:
-        option, value = options.get(match["name"]), match["value"]
-        if option is None:
-            return match[0]
-        if value in ("", "True"):
-            return option
-        if value in ("False", "None"):
-            # "controls=False" -> "--no-controls"; "out=None" -> "no --out"
-            return options.get(match[0], f"no {option}")
-        # 'role' -> role, as a shell needs quotation marks around spaces alone
-        unquoted = value.strip("'")
-        return f"{option} {value if ' ' in value else unquoted}"
-
-    return ARGUMENT.sub(translated, message)
-
-
-def running_options() -> dict[str, str]:
-    """What the library calls an argument -> the option of the command in sys.argv: "n_heads": "--heads"."""
-    commands = getattr(typer.main.get_command(app), "commands", {})
-    command = next((commands[word] for word in sys.argv[1:] if word in commands), None)
-    options = {"lang": LANG}
-    for parameter in command.params if command is not None else ():
-        if parameter.param_type_name == "option":
-            option = max(parameter.opts, key=len)  # the long form, as of -h and --help
-            # Under both its names, where they differ: `mapping` is --map.
-            options[parameter.name] = options[option[2:].replace("-", "_")] = option
-            if parameter.secondary_opts:  # "controls=False": "--no-controls"
-                options[f"{parameter.name}=False"] = parameter.secondary_opts[0]
-    for argument, name in FIELDS.items():
-        if name in options:
-            options[argument] = options[name]
-    return options
-
-
-def _failed(error: BaseException, message: str, code: int = 2) -> int:
-    """Say in one line what went wrong; gives the exit code."""
-    if _show_traceback:
-        raise error  # --debug: Python shows where it came from
-
-    prefix = ""
-    # one of many processes, which otherwise leaves printing to the first
-    if err.quiet and code != CODE:
-        err.quiet, prefix = False, f"rank {os.environ['RANK']}: "
-    err.print(f"headwise: {prefix}{' '.join(message.split())}")
-    return code
-
-
-def _os_message(error: OSError) -> str:
-    """What the system refused, and of which file; or that a disk is full."""
-    # the disk, the user's part of it, the file
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    reason = error.strerror or str(error)
-    where = f" {error.filename}" if error.filename else ""
-    return (
-        f"cannot write{where}: {reason}; earlier files are whole"
-        if full
-        else f"cannot use{where}: {reason}"
-    )
-
-
-def _interrupt_message(error: BaseException) -> str:
-    """What Ctrl-C left: what a training says that has stopped, or a note of the exception."""
-    if error.args:  # of `Stopped`
-        return in_options(str(error.args[0]))
-    return "; ".join(["interrupted", *getattr(error, "__notes__", ["no file was written"])])

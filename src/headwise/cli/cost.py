@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated
 
-from typer import Argument
+from typer import Argument, Option
 
 from headwise.cli.app import command, print_json, screen, wants_json
 from headwise.errors import HeadwiseError
@@ -25,7 +25,7 @@ def cost(
     dtype: str | None = None,
     kv_dtype: str | None = None,
     gpu_memory: str | None = None,
-    variants: bool = False,
+    variants: Annotated[bool, Option("--variants")] = False,
 ) -> None:
     """Price a model: its parameters, cache, FLOPs and bytes.
 

@@ -1,21 +1,15 @@
-"""What a command refuses at once: by the names of files and what config.json says, before torch is imported.
-
-What it writes takes the place of nothing that it reads, of no file of a model, and of no other output. Files are
-compared by what the system says of them, so that a link, a hard link or another spelling is no way around.
-"""
+"""What a command refuses at once: by the names of files and what config.json says, before torch is imported."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headwise.corpus.sources import Sources, contents, exists, files_of
+from headwise.corpus.sources import Sources, contents
 from headwise.errors import HeadwiseError
-from headwise.families import RUN, check_folder, families, is_own, read_config, require_run
-from headwise.files import STDIN, is_stream, read_json
+from headwise.families import check_folder, families, is_own, read_config, require_run
+from headwise.files import STDIN
 
 if TYPE_CHECKING:
     from headwise.cost.shape import ModelShape
@@ -78,63 +72,3 @@ def shape_of(folder: Path) -> ModelShape | None:
 def context_in(shape: ModelShape | None) -> int | None:
     """The longest text of a decoder, in tokens. None for others: their config alone does not say what they read."""
     return shape.positions if shape is not None and shape.generates else None
-
-
-# Kinds of files that belong to no model, and the option that writes them: they may lie in its folder.
-WRITTEN = {".html": "--html", ".csv": "--out"}
-
-
-def check_apart(files: Iterable[tuple[str, Path]], inputs: Iterable[Path]) -> None:
-    """Raise HeadwiseError, before any work, for an output that would take the place of something else.
-
-    files   the option and the path of each file that is written: ("--html", Path("a.html"))
-    inputs  files and folders that are read
-    """
-    read = [file for path in inputs for file in _files(path)]
-    written = list[tuple[str, Path]]()
-    for option, path in files:
-        if is_stream(path):  # a pipe or a device: what is written there replaces nothing
-            continue
-        for file in read:
-            if _is_same(path, file):
-                raise HeadwiseError(f"{option} {path} is {file}, which is read; pass another name")
-        for other, earlier in written:
-            if _is_same(path, earlier):
-                raise HeadwiseError(f"{option} {path} is {other}, too; pass another name")
-        written.append((option, path))
-        parent = Path(os.path.realpath(path)).parent
-        # A page or a table may lie beside the weights that it is about; other files may not.
-        if option != WRITTEN.get(path.suffix) and _holds_model(parent):
-            raise HeadwiseError(
-                f"{option} {path} lies among the files of {parent}; pass a file elsewhere"
-            )
-
-
-def _is_same(path: Path, other: Path) -> bool:
-    """Do two names mean one file, through links, too? Some disks take A.html and a.html for one."""
-    if exists(path) and exists(other):
-        return path.samefile(other)
-    return os.path.realpath(path).casefold() == os.path.realpath(other).casefold()
-
-
-def _holds_model(folder: Path) -> bool:
-    return exists(folder / "config.json") or exists(folder / RUN)
-
-
-def _files(path: Path) -> list[Path]:
-    """A file itself; of a model's folder its files and the texts it was trained on; of any other folder its texts."""
-    if not path.is_dir():
-        return [path]
-    if _holds_model(path):
-        return [*(file for file in path.iterdir() if file.suffix not in WRITTEN), *_texts(path)]
-    with suppress(HeadwiseError):  # no text in it: what reads the folder says so
-        return files_of(path)
-    return []
-
-
-def _texts(model: Path) -> list[Path]:
-    """The texts on which a model was trained, as its run says."""
-    # Suppressed: there is no run, or a damaged one, which is said when it is read.
-    with suppress(HeadwiseError, KeyError, TypeError):
-        return list(map(Path, read_json(require_run(model) / RUN)["settings"]["text"]))
-    return []

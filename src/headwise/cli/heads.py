@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from typer import Option
 
 from headwise.cli.app import (
     File,
@@ -55,7 +57,7 @@ def heads(
     html: File = None,
     out: Files = None,
     relations: str | None = None,
-    embed: bool = False,
+    embed: Annotated[bool, Option("--embed")] = False,
     seed: Seed = 0,
     dtype: str = "auto",
     device: str = "cpu",

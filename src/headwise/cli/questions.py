@@ -206,7 +206,7 @@ def align(
 def look(
     model: Model,
     text: Annotated[str | None, Argument(metavar="[TEXT]")] = None,
-    live: bool = False,
+    live: Annotated[bool, Option("--live")] = False,
     port: Port = None,
     browser: Annotated[bool, Option("--open/--no-open")] = True,
     dtype: str = "auto",

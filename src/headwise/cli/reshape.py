@@ -63,7 +63,7 @@ class Reshape(ABC):
     tokens: int | None = None
     documents: SomeCount = None
     heal: int | None = None
-    force: bool = False
+    force: Annotated[bool, Option("--force")] = False
     device: str = "cpu"
 
     @abstractmethod
@@ -180,7 +180,7 @@ class _Pruning:
     heads: str | None = None
     keep: float | None = None
     by: str | None = None
-    uniform: bool = False
+    uniform: Annotated[bool, Option("--uniform")] = False
 
 
 @command("prune")

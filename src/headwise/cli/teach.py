@@ -16,14 +16,13 @@ from typer import Argument, Exit, Option
 from headwise.checker.bugs import Verdict, words
 from headwise.cli.app import (
     COURSE,
-    asked_language,
+    call,
     command,
     in_options,
     language,
     named_path,
     print_json,
     screen,
-    speak,
     wants_json,
 )
 from headwise.errors import HeadwiseError
@@ -143,7 +142,7 @@ LOOK = 0.3
 @command()
 def learn(
     folder: Annotated[Path | None, Argument(parser=named_path, metavar="[FOLDER]")] = None,
-    watch: bool = False,
+    watch: Annotated[bool, Option("--watch")] = False,
     solution: Annotated[int | None, Option(metavar="N")] = None,
 ) -> None:
     """Learn attention in 18 small exercises, in English or Spanish.
@@ -155,7 +154,7 @@ def learn(
         other = "--json" if solution is None else "--solution"
         raise HeadwiseError(f"--watch and {other} do not go together; pass one of them")
     course, exercise, new = _open(folder, solution)
-    speak(course.language)
+    call.lang = course.language
     if exercise is not None:
         code = exercise.code(course.language).rstrip("\n")
         if wants_json():
@@ -187,7 +186,7 @@ def _open(folder: Path | None, number: int | None) -> tuple[Course, Exercise | N
     place = folder or (Path() if inside else COURSE)
     # None: a course that is there keeps its language
     of_new = None if (place / PROGRESS).exists() else language()
-    course, new = open_course(place, asked_language() or of_new)
+    course, new = open_course(place, call.lang or of_new)
     return course, exercise, new
 
 

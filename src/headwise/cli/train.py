@@ -62,8 +62,8 @@ def train(
     tokenizer: File = None,
     lines: bool | None = None,
     out: File = None,  # a folder, or none
-    resume: bool = False,
-    live: bool = False,
+    resume: Annotated[bool, Option("--resume")] = False,
+    live: Annotated[bool, Option("--live")] = False,
     attention: Annotated[str | None, Option(metavar="FILE:CLASS")] = None,
 ) -> None:
     """Train a small GPT and write a report.

@@ -1,0 +1,240 @@
+"""One run of the command line: its words, the command that they name, and one line for what ends it."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import signal
+import sys
+import tomllib
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer import Option
+from typer.exceptions import TyperException
+
+# Each of these modules adds its own commands.
+from headwise.cli import (  # noqa: F401
+    INTERRUPTED,
+    cost,
+    generate,
+    heads,
+    ladder,
+    questions,
+    reshape,
+    teach,
+    train,
+)
+from headwise.cli.app import app, call, err, in_options, is_one_of_many, screen
+from headwise.errors import HeadwiseError
+from headwise.words import check_lang
+
+# Options that may stand anywhere in a command line, --lang with its value.
+COMMON, LANG = ("--json", "--debug"), "--lang"
+# An argument of the library -> the parameter of a command, where they differ (table of names in CONTRIBUTING.md).
+FIELDS = {
+    "n_heads": "heads",
+    "n_kv_heads": "kv_heads",
+    "n_layers": "layers",
+    "d_model": "width",
+    "n_tokens": "tokens",
+    "folder": "out",
+}
+COMPLETION = "_HEADWISE_COMPLETE"  # set by the shell that asks for completions
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, the user's part of it, the file
+
+
+def run() -> NoReturn:
+    """Run the command that sys.argv names, say in one line what ended it, and exit."""
+    for stream in (sys.stdout, sys.stderr):
+        # None where the process has none; a test puts another kind there
+        if isinstance(stream, io.TextIOWrapper):
+            # a character that the terminal lacks is shown as its code
+            stream.reconfigure(errors="backslashreplace")
+    # of many processes the first prints
+    screen.quiet = err.quiet = is_one_of_many() and os.environ["RANK"] != "0"
+    call.as_json, call.debug, call.lang, call.options = False, False, None, {"lang": LANG}
+    sys.exit(_exit_code())
+
+
+def _print_version(value: bool) -> None:
+    """For --version, which is heard before anything else in the command line."""
+    if value:
+        from headwise import __version__
+
+        screen.print(f"headwise {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True, context_settings={"help_option_names": ["--help", "-h"]})
+def _root(
+    context: typer.Context,
+    as_json: Annotated[bool, Option("--json")] = False,
+    debug: Annotated[bool, Option("--debug")] = False,
+    lang: str | None = None,
+    version: Annotated[bool, Option("--version", callback=_print_version, is_eager=True)] = False,
+) -> None:
+    """Build attention heads, look at them, price them, share them and remove them."""
+    if lang is not None:
+        check_lang(lang)
+    call.as_json, call.debug, call.lang = as_json, debug, lang
+    name = context.invoked_subcommand
+    if name is None:
+        screen.print(context.get_help())
+        return
+    if is_one_of_many() and name != "heads":
+        raise HeadwiseError(f"headwise {name} works in one process; torchrun is for headwise heads")
+    group: Any = context.command
+    call.options = _options_of(group.commands[name])
+
+
+def _options_of(command: Any) -> dict[str, str]:
+    """What the library calls an argument -> the option of a command: "n_heads": "--heads"."""
+    options = {"lang": LANG}
+    for parameter in command.params:
+        if parameter.param_type_name == "option":
+            option = max(parameter.opts, key=len)  # the long form, as of -h and --help
+            # Under both its names, where they differ: `mapping` is --map.
+            options[parameter.name] = options[option[2:].replace("-", "_")] = option
+            if parameter.secondary_opts:  # "controls=False": "--no-controls"
+                options[f"{parameter.name}=False"] = parameter.secondary_opts[0]
+    for argument, name in FIELDS.items():
+        if name in options:
+            options[argument] = options[name]
+    return options
+
+
+def _hoisted(words: list[str]) -> list[str]:
+    """The words of a command line, the options of all commands first: "learn --lang=es" -> "--lang es learn".
+
+    They are options of `headwise` itself; behind the command typer would look for them among the command's own.
+    """
+    # behind `--` all words are names, and stay
+    end = words.index("--") if "--" in words else len(words)
+    asked = list[str]()
+    for word in words[:end]:
+        if word.startswith(f"{LANG}="):
+            asked += word.split("=", 1)
+        else:
+            asked.append(word)
+    first, rest = list[str](), list[str]()
+    for before, word in pairwise(["", *asked]):
+        if word in COMMON or LANG in (before, word):
+            first.append(word)
+        else:
+            rest.append(word)
+    return [*first, *rest, *words[end:]]
+
+
+def worded() -> Any:
+    """The command line, whose parameters have their texts of --help.
+
+    They stand in the section of a command in commands.toml; that of the command itself is its docstring.
+    """
+    root: Any = typer.main.get_command(app)
+    texts = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
+    for name, command in {"headwise": root, **root.commands}.items():
+        told = texts["common"] | texts[name]  # a command's own text comes before that of several
+        example = f"Example: {told['example']}"
+        command.epilog = example if command is root else f"{told['epilog']} {example}"
+        for parameter in command.params:
+            parameter.help = told.get(parameter.name, parameter.help)
+    return root
+
+
+def _exit_code() -> int:
+    try:
+        command = worded()
+        if COMPLETION in os.environ:
+            command(prog_name="headwise")  # prints the completions and exits
+        # Not command(): that turns Ctrl-C and a closed pipe into exit codes before this can say what was saved.
+        with command.make_context("headwise", _hoisted(sys.argv[1:])) as context:
+            command.invoke(context)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where a full disk or a closed pipe is still told of
+    except typer.Exit as stop:
+        return stop.exit_code
+    except TyperException as error:
+        asked = getattr(error, "ctx", None)  # the command whose line is wrong, where it came so far
+        helped = "" if asked is None else f"; {asked.command_path} --help has an example"
+        return _failed(error, _usage(error).rstrip(".?") + helped)
+    except HeadwiseError as error:
+        return _failed(error, in_options(str(error.args[0])))
+    except BrokenPipeError:
+        _drop_output()  # nobody reads on
+    except OSError as error:
+        _drop_output()  # it may be standard output itself that is full
+        return _failed(error, _os_message(error))
+    except (KeyboardInterrupt, typer.Abort) as error:  # Abort: Ctrl-C where typer was asking
+        # not the main thread; a second Ctrl-C would cut off what is said of the first
+        with suppress(ValueError):
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return _failed(error, _interrupt_message(error), INTERRUPTED)
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}; this is a bug, and --debug shows where"
+        return _failed(error, message, code=1)
+    return 0
+
+
+def _usage(error: Any) -> str:
+    """What is wrong with a command line: typer's own sentence, but for a value that pydantic or we refused."""
+    if type(error).__name__ != "BadParameter":  # its subclass MissingParameter has no value
+        return str(error.format_message())
+    name = getattr(error, "option_name", None)
+    if not name and hasattr(error, "param"):
+        name = error.param.get_error_hint()
+    return f"Invalid value for {name}: {_value_message(error)}"
+
+
+def _value_message(error: Any) -> str:
+    """What is wrong with a value: typer checks values with pydantic, whose error is then the cause of typer's."""
+    if error.__cause__ is None:  # our own parser raised BadParameter, as `named_path`
+        return str(error.message)
+    first = error.__cause__.errors()[0]
+    inner = first.get("ctx", {}).get("error")
+    if isinstance(inner, HeadwiseError):  # our own parser called the library, as `model_path`
+        return str(inner.args[0])
+    return str(first["msg"].removeprefix("Value error, "))
+
+
+def _drop_output() -> None:
+    """Throw away what cannot reach standard output: it would fail again, and be told of again, when Python exits."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except OSError:  # what waits still goes to its file descriptor, which is now that of nothing
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _failed(error: BaseException, message: str, code: int = 2) -> int:
+    """Say in one line what went wrong; gives the exit code."""
+    if call.debug:
+        raise error  # --debug: Python shows where it came from
+
+    prefix = ""
+    # one of many processes, which otherwise leaves printing to the first
+    if err.quiet and code != INTERRUPTED:
+        err.quiet, prefix = False, f"rank {os.environ['RANK']}: "
+    err.print(f"headwise: {prefix}{' '.join(message.split())}")
+    return code
+
+
+def _os_message(error: OSError) -> str:
+    """What the system refused, and of which file; or that a disk is full."""
+    reason = error.strerror or str(error)
+    where = f" {error.filename}" if error.filename else ""
+    if error.errno in FULL:
+        return f"cannot write{where}: {reason}; earlier files are whole"
+    return f"cannot use{where}: {reason}"
+
+
+def _interrupt_message(error: BaseException) -> str:
+    """What Ctrl-C left: what a training says that has stopped, or a note of the exception."""
+    if error.args:  # of `Stopped`
+        return in_options(str(error.args[0]))
+    return "; ".join(["interrupted", *getattr(error, "__notes__", ["no file was written"])])

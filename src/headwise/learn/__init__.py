@@ -1,0 +1,1 @@
+"""Exercises: one attention, built a function at a time, each answer marked by the checker."""
