@@ -304,7 +304,7 @@ def test_ctrl_c_before_the_first_step_says_what_is_there(
 
 def test_ctrl_c_while_modules_load_is_one_line() -> None:
     code = "import os, signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # it may have come ignored
-    code += "\nfrom headwise.cli import loading"
+    code += "\nfrom headwise.cli.interrupt import loading"
     code += "\nwith loading(): os.kill(os.getpid(), signal.SIGINT)"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (child.returncode, child.stderr) == (130, "headwise: interrupted; no file was written\n")

@@ -14,8 +14,8 @@ from cases import every, refuses, rows
 from invoking import Invoke
 
 import headwise.learn.exercises as marking
-from headwise.files import write_whole
 from headwise.checker.bugs import words
+from headwise.files import write_whole
 from headwise.learn.course import open_course, told
 from headwise.learn.exercises import Exercise, exercises, find_exercise, guess_of, mark, outcome
 from headwise.words import LANGUAGES

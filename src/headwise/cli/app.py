@@ -19,7 +19,7 @@ import typer.core
 from rich import progress as rich_progress
 from typer import Argument, Option
 
-from headwise.cli import loading
+from headwise.cli.interrupt import loading
 from headwise.corpus.sources import exists
 from headwise.errors import HeadwiseError
 from headwise.families import RUN

@@ -30,6 +30,7 @@ from headwise.cli import (  # noqa: F401
     train,
 )
 from headwise.cli.app import app, call, err, in_options, is_one_of_many, screen
+from headwise.cli.interrupt import INTERRUPTED
 from headwise.errors import HeadwiseError
 from headwise.words import check_lang
 

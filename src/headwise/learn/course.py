@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 
-from headwise.errors import HeadwiseError
-from headwise.files import read_bytes, read_json, read_text, write_whole
 from headwise.checker.bugs import UNKNOWN, Say, catalogue, speaker, words
 from headwise.checker.check import check
+from headwise.errors import HeadwiseError
+from headwise.files import read_bytes, read_json, read_text, write_whole
 from headwise.learn.exercises import COURSE_NAMES, Exercise, Mark, exercises, find_exercise, mark
 from headwise.words import LANGUAGES
 
@@ -42,7 +42,9 @@ class Course:
     @property
     def current(self) -> Exercise | None:
         """The first exercise that is not right yet."""
-        return next((exercise for exercise in exercises() if exercise.number not in self.passed), None)
+        return next(
+            (exercise for exercise in exercises() if exercise.number not in self.passed), None
+        )
 
     def path(self, exercise: Exercise) -> Path:
         return self.folder / exercise.file
@@ -56,7 +58,9 @@ class Course:
         for exercise in exercises():
             path, blank = self.path(exercise), exercise.source(self.language)
             # An untouched file in another language is written anew.
-            if not path.exists() or (read_bytes(path) != blank.encode() and self._untouched(exercise)):
+            if not path.exists() or (
+                read_bytes(path) != blank.encode() and self._untouched(exercise)
+            ):
                 write_whole(path, blank)
             if exercise.figure:
                 name = exercise.figure_file(self.language)
@@ -85,7 +89,9 @@ class Course:
         else:
             self.passed = [number for number in self.passed if number != exercise.number]
             times = self.tries.get(str(exercise.number))  # None before it has been marked
-            is_try = verdict.status != "open" or (asked and times is not None and not self._untouched(exercise))
+            is_try = verdict.status != "open" or (
+                asked and times is not None and not self._untouched(exercise)
+            )
             # from now on it counts as marked, also with 0
             self.tries[str(exercise.number)] = (times or 0) + is_try
         self.save()
@@ -109,7 +115,9 @@ class Course:
         wanted = exercise.name_of_class
         names = [wanted, *(theirs for theirs, ours in COURSE_NAMES.items() if ours == wanted)]
         path = self.path(exercise)
-        name = next((name for name in names if re.search(rf"\bclass {name}\b", read_text(path))), "")
+        name = next(
+            (name for name in names if re.search(rf"\bclass {name}\b", read_text(path))), ""
+        )
         return f"{path.resolve()}:{name}" if name else str(path.resolve())
 
     def hint(self, exercise: Exercise) -> int:
@@ -151,7 +159,9 @@ def _read(path: Path, say: Say) -> Course:
     return course
 
 
-def told(exercise: Exercise, verdict: Mark, language: str, due: int, file: str, command: str) -> list[str]:
+def told(
+    exercise: Exercise, verdict: Mark, language: str, due: int, file: str, command: str
+) -> list[str]:
     """What a learner reads of a verdict, line by line.
 
     due      number of the hint that is due, from 1; 0 for none
@@ -168,7 +178,11 @@ def told(exercise: Exercise, verdict: Mark, language: str, due: int, file: str, 
     lines = [verdict.evidence]
     if verdict.bugs:
         # Ids of an exercise's own bugs are not in the catalogue: their sentence alone is shown, which is the fix.
-        known = [f"{catalogue()[bug].name(language)} ({bug})." for bug in verdict.bugs if bug in catalogue()]
+        known = [
+            f"{catalogue()[bug].name(language)} ({bug})."
+            for bug in verdict.bugs
+            if bug in catalogue()
+        ]
         lines.append(say("bug", text=" ".join([*known, verdict.fix])))
     elif verdict.status == "wrong":
         lines.append(say("unknown_bug"))

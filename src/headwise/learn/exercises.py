@@ -27,10 +27,10 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from headwise.errors import HeadwiseError
 from headwise.checker.bugs import speaker
 from headwise.checker.sandbox import alone, run_apart
 from headwise.checker.search import close
+from headwise.errors import HeadwiseError
 from headwise.words import LANGUAGES
 
 FOLDER = resources.files("headwise.learn")
@@ -39,7 +39,10 @@ BLANK = re.compile(r"^\s*\.\.\.\s*(#.*)?$")  # a line that the learner must repl
 WIDTH = 88  # columns of the text of an exercise
 SECONDS = 30  # of the learner's process, the import of torch included
 # The name of a class in the course of `courses.from_scratch` -> in its book, which the exercises use.
-COURSE_NAMES = {"MultiHeadAttn": "MultiHeadAttention", "MultiHeadedAttentionWrapper": "MultiHeadAttentionWrapper"}
+COURSE_NAMES = {
+    "MultiHeadAttn": "MultiHeadAttention",
+    "MultiHeadedAttentionWrapper": "MultiHeadAttentionWrapper",
+}
 SHOWN = 60  # characters of a value or call, at most
 
 
@@ -119,7 +122,9 @@ class Exercise:
         wrong = re.split(r"\W", evidence, maxsplit=1)[0]
         others = [name for name in functions if wrong in functions and name != wrong]
         hints = self.texts[language]["hints"]  # one on a single function begins with its name
-        return sorted(hints, key=lambda hint: re.split(r"\W", hint, maxsplit=1)[0] in others)[step - 1]
+        return sorted(hints, key=lambda hint: re.split(r"\W", hint, maxsplit=1)[0] in others)[
+            step - 1
+        ]
 
     def figure_file(self, language: str) -> str:
         return f"figures/{self.figure}.{language}.svg"
@@ -128,14 +133,18 @@ class Exercise:
 def wrapped(text: str) -> str:
     """Paragraphs filled to the width of the file; indented lines stay as they are."""
     parts = text.strip().split("\n\n")
-    return "\n\n".join(part if part.startswith(" ") else textwrap.fill(part, WIDTH) for part in parts)
+    return "\n\n".join(
+        part if part.startswith(" ") else textwrap.fill(part, WIDTH) for part in parts
+    )
 
 
 @cache
 def exercises() -> tuple[Exercise, ...]:
     """All exercises in their order."""
     read = []
-    for name in sorted(file.name for file in FOLDER.joinpath("exercises").iterdir() if file.name.endswith(".toml")):
+    for name in sorted(
+        file.name for file in FOLDER.joinpath("exercises").iterdir() if file.name.endswith(".toml")
+    ):
         data = tomllib.loads(FOLDER.joinpath("exercises", name).read_text(encoding="utf-8"))
         texts = {language: data.pop(language) for language in LANGUAGES}
         read.append(Exercise(int(name[:2]), name.removesuffix(".toml"), texts=texts, **data))
@@ -190,7 +199,9 @@ def mark(exercise: Exercise, source: str, language: str) -> Mark:
     return judge(exercise, source, run(job), guess, language)
 
 
-def judge(exercise: Exercise, source: str, outcomes: dict[str, Any], guess: str | None, language: str) -> Mark:
+def judge(
+    exercise: Exercise, source: str, outcomes: dict[str, Any], guess: str | None, language: str
+) -> Mark:
     """The verdict on `outcomes`: the learner's under the file's name, the solution's under "", those of the bugs."""
     # Where the process ended early, there is nothing of the solution.
     learner, right = outcomes.pop(exercise.file), outcomes.pop("", {"values": []})
@@ -217,13 +228,17 @@ def judge(exercise: Exercise, source: str, outcomes: dict[str, Any], guess: str 
     if bugs and all(bug.get("told") for bug in bugs):  # remarks alone
         status = "passed"
     names = tuple(bug["id"] for bug in bugs)
-    return Mark(status, guess, line, quoted, names, evidence, " ".join(bug[language] for bug in bugs))
+    return Mark(
+        status, guess, line, quoted, names, evidence, " ".join(bug[language] for bug in bugs)
+    )
 
 
 def guess_of(source: str) -> str | None:
     """The value of `answer` in a file, a, b or c; None where it is another or not there. Raises SyntaxError."""
     for node in ast.parse(source).body:
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "answer" for t in node.targets):
+        if isinstance(node, ast.Assign) and any(
+            isinstance(t, ast.Name) and t.id == "answer" for t in node.targets
+        ):
             return choice(node.value.value if isinstance(node.value, ast.Constant) else None)
     return None
 
@@ -252,7 +267,11 @@ def plain(value: Any) -> Any:
         value = value.tolist()
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    return value if isinstance(value, bool | int | float | str) or value is None else type(value).__name__
+    return (
+        value
+        if isinstance(value, bool | int | float | str) or value is None
+        else type(value).__name__
+    )
 
 
 def outcome(code: str, name: str, setup: str, calls: Sequence[str]) -> dict[str, Any]:
@@ -263,7 +282,9 @@ def outcome(code: str, name: str, setup: str, calls: Sequence[str]) -> dict[str,
         module: dict[str, Any] = {"__name__": "exercise", "__file__": name}
         exec(compile(code, name, "exec"), module)
         # The calls find a class that has a course's name, too.
-        module = {ours: module[theirs] for theirs, ours in COURSE_NAMES.items() if theirs in module} | module
+        module = {
+            ours: module[theirs] for theirs, ours in COURSE_NAMES.items() if theirs in module
+        } | module
         inputs: dict[str, Any] = {}
         exec(compile(setup, "setup", "exec"), inputs)
         for call in calls:
@@ -271,7 +292,11 @@ def outcome(code: str, name: str, setup: str, calls: Sequence[str]) -> dict[str,
             kept = {key: _copied(value) for key, value in inputs.items()}
             values.append(plain(eval(call, {**module, **kept})))
     except BaseException as error:  # `exit()` too
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == name]
+        lines = [
+            frame.lineno
+            for frame in traceback.extract_tb(error.__traceback__)
+            if frame.filename == name
+        ]
         text = str(error)
         if isinstance(error, SyntaxError):
             text, lines = error.msg, [error.lineno]
@@ -287,7 +312,9 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def first_difference(exercise: Exercise, values: list[Any], right: list[Any], language: str) -> str | None:
+def first_difference(
+    exercise: Exercise, values: list[Any], right: list[Any], language: str
+) -> str | None:
     """The first number that differs, in words; None where all is close."""
     say = speaker(language)
     # an error ends the learner's early
@@ -301,11 +328,18 @@ def first_difference(exercise: Exercise, values: list[Any], right: list[Any], la
         if shape != shape_wanted:
             # a number has no shape: then both are shown
             key = "shape" if shape and shape_wanted else "gives"
-            return say(key, call=call, got=shape or shortened(str(got)), right=shape_wanted or shortened(str(wanted)))
+            return say(
+                key,
+                call=call,
+                got=shape or shortened(str(got)),
+                right=shape_wanted or shortened(str(wanted)),
+            )
         # Down to the first number that differs, call[0][2], or to a list that ought to be longer, shorter or a number:
         # the shapes are those of the first items alone.
         while _shape(got)[:1] == _shape(wanted)[:1] != ():
-            index = next(n for n, pair in enumerate(zip(got, wanted, strict=True)) if not close(*pair))
+            index = next(
+                n for n, pair in enumerate(zip(got, wanted, strict=True)) if not close(*pair)
+            )
             got, wanted, call = got[index], wanted[index], f"{call}[{index}]"
         return say("gives", call=call, got=_number(got), right=_number(wanted))
     return None
@@ -351,7 +385,9 @@ def main() -> None:
     codes = {**job["variants"], job["name"]: job["source"]}
 
     def work() -> dict[str, Any]:
-        return {name: outcome(code, name, job["setup"], job["calls"]) for name, code in codes.items()}
+        return {
+            name: outcome(code, name, job["setup"], job["calls"]) for name, code in codes.items()
+        }
 
     alone(job, job["variants"][""], work)  # the text of the solution says whether torch is wanted
 
