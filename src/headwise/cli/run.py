@@ -19,7 +19,6 @@ from typer.exceptions import TyperException
 
 # Each of these modules adds its own commands.
 from headwise.cli import (  # noqa: F401
-    INTERRUPTED,
     cost,
     generate,
     heads,
