@@ -14,7 +14,6 @@ import jsonschema
 import pytest
 
 from headwise import cli
-from headwise.cli import app
 
 
 class Outcome(NamedTuple):
@@ -101,7 +100,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
     What it prints with --json must be a document of the schema.
     """
-    monkeypatch.setattr(app.Progress, "FIRST", 3600.0)
+    monkeypatch.setattr("headwise.view.Progress.FIRST", 3600.0)
 
     def run(*arguments: object) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["headwise", *map(str, arguments)])

@@ -94,7 +94,7 @@ def test_words_become_rows_and_keys(tmp_path: Path, whisper: Path, bart: Path) -
 
 def test_the_command_ranks_judges_and_writes(tmp_path: Path, whisper: Path, invoke: Any, monkeypatch: Any) -> None:
     lines, stages = [], set()
-    monkeypatch.setattr("headwise.cli.app.Progress.__call__", lambda self, stage, *_: stages.add(stage))
+    monkeypatch.setattr("headwise.view.Progress.__call__", lambda self, stage, *_: stages.add(stage))
     for number in range(4):
         write_tone(tmp_path / f"{number}.wav", 0.5 + 0.1 * number)
         lines.append(json.dumps({"audio": f"{number}.wav", "words": [["the", 0.0], ["river", 0.21]]}))

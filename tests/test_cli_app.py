@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from headwise.cli import app, run
-from headwise.cli.app import Progress, call, err, in_options, print_json, screen
-from headwise.view import harmless
+from headwise.cli.app import call, in_options, print_json
+from headwise.view import Progress, err, harmless, screen
 
 HOSTILE = "a\x1b[31mred\x9b0m\u202eback\ud800\x07"
 SHOWN = r"a\x1b[31mred\x9b0m\u202eback\ud800\x07"

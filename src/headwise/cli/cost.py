@@ -7,8 +7,9 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from headwise.cli.app import command, print_json, screen, wants_json
+from headwise.cli.app import command, print_json, wants_json
 from headwise.errors import HeadwiseError
+from headwise.view import screen
 
 
 def _presets() -> list[str]:  # what a shell offers to complete MODEL

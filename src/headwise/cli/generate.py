@@ -8,19 +8,10 @@ from typing import Annotated
 
 from typer import Option
 
-from headwise.cli.app import (
-    Model,
-    Progress,
-    Seed,
-    SomeCount,
-    command,
-    needs_torch,
-    print_json,
-    screen,
-    wants_json,
-)
+from headwise.cli.app import Model, Seed, SomeCount, command, needs_torch, print_json, wants_json
 from headwise.cli.early import check_model
 from headwise.families import check_next
+from headwise.view import Progress, screen
 
 
 @command()

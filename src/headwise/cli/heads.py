@@ -13,18 +13,15 @@ from headwise.cli.app import (
     File,
     Files,
     Model,
-    Progress,
     Seed,
     SomeCount,
     check_outputs,
     command,
-    err,
     in_options,
     is_one_of_many,
     language,
     needs_torch,
     print_json,
-    screen,
     wants_json,
 )
 from headwise.cli.early import check_model, check_texts, context_in, shape_of
@@ -32,6 +29,7 @@ from headwise.errors import HeadwiseError
 from headwise.families import check_reads_tokens, is_own
 from headwise.files import check_file, is_stream, write_whole
 from headwise.table import Table
+from headwise.view import Progress, err, screen
 from headwise.words import LANGUAGES, Facts
 
 if TYPE_CHECKING:

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from headwise.cli.app import (
-    Count,
-    Progress,
-    Seed,
-    command,
-    needs_torch,
-    print_json,
-    screen,
-    wants_json,
-)
+from headwise.cli.app import Count, Seed, command, needs_torch, print_json, wants_json
 from headwise.table import Table
+from headwise.view import Progress, screen
 
 
 @command()

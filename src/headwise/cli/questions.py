@@ -17,15 +17,12 @@ from headwise.cli.app import (
     File,
     Model,
     Port,
-    Progress,
     check_outputs,
     command,
-    err,
     language,
     named_path,
     needs_torch,
     print_json,
-    screen,
     wants_json,
 )
 from headwise.cli.early import check_model
@@ -34,6 +31,7 @@ from headwise.errors import HeadwiseError
 from headwise.families import RUN, check_answers, check_reads_tokens, is_own, read_config
 from headwise.files import write_whole
 from headwise.records import MOST_ALIGNED
+from headwise.view import Progress, err, screen
 
 # A folder whose model reads text has one of these files, by the kind of tokenizer; a run of ours has the first.
 TOKENIZERS = (

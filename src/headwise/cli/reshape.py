@@ -17,14 +17,11 @@ from typer import Option
 from headwise.cli.app import (
     File,
     Model,
-    Progress,
     SomeCount,
     command,
-    err,
     in_options,
     needs_torch,
     print_json,
-    screen,
     wants_json,
 )
 from headwise.cli.early import check_model, check_one_count, context_in, shape_of
@@ -43,7 +40,7 @@ from headwise.reshape.arguments import (
     recipe_of,
 )
 from headwise.table import Cell, Table
-from headwise.view import Screen
+from headwise.view import Progress, Screen, err, screen
 
 if TYPE_CHECKING:
     from headwise.cost.shape import ModelShape

@@ -28,9 +28,10 @@ from headwise.cli import (  # noqa: F401
     teach,
     train,
 )
-from headwise.cli.app import app, call, err, in_options, is_one_of_many, screen
+from headwise.cli.app import app, call, in_options, is_one_of_many
 from headwise.cli.interrupt import INTERRUPTED
 from headwise.errors import HeadwiseError
+from headwise.view import err, screen
 from headwise.words import check_lang
 
 # Options that may stand anywhere in a command line, --lang with its value.

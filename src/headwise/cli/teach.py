@@ -22,11 +22,11 @@ from headwise.cli.app import (
     language,
     named_path,
     print_json,
-    screen,
     wants_json,
 )
 from headwise.errors import HeadwiseError
 from headwise.table import Table
+from headwise.view import screen
 from headwise.words import Facts
 
 if TYPE_CHECKING:

@@ -11,22 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from headwise.cli.app import (
-    File,
-    Progress,
-    command,
-    err,
-    named_path,
-    needs_torch,
-    print_json,
-    screen,
-    wants_json,
-)
+from headwise.cli.app import File, command, named_path, needs_torch, print_json, wants_json
 from headwise.cli.heads import write_report_of
 from headwise.corpus.sources import Sources
 from headwise.errors import HeadwiseError
 from headwise.files import STDIN, read_text, text_path
 from headwise.gpt.presets import PRESETS, find_preset
+from headwise.view import Progress, err, screen
 from headwise.words import Facts
 
 if TYPE_CHECKING:

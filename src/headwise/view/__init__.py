@@ -1,11 +1,14 @@
-"""What people see. A screen is a terminal on which no name can do harm."""
+"""What people see. A screen is a terminal on which no name can do harm; progress of long work is shown on one."""
 
 from __future__ import annotations
 
 import re
+import threading
+import time
 from collections.abc import Iterable
 from typing import Any
 
+from rich import progress as rich_progress
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
@@ -48,3 +51,78 @@ class Screen(Console):
     def on_broken_pipe(self) -> None:
         """Nobody reads on, as behind `| head`, which is no failure: rich would end the process with code 1."""
         raise BrokenPipeError
+
+
+# Text goes out as it is: rich neither colours numbers, nor reads [brackets] or :names:, nor breaks lines.
+# results, on standard output
+screen = Screen(highlight=False, markup=False, emoji=False, soft_wrap=True)
+err = Screen(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)  # messages
+
+
+class Progress:
+    """How far long work is, on standard error: a bar for each stage on a terminal, plain lines elsewhere.
+
+    A plain line comes after 2 seconds without one, then after 4, 8, 16 and every 30, also while one step takes long;
+    `begins` is what it says before the first stage.
+    """
+
+    # seconds between plain lines, at first and at last: a log of hours stays short
+    FIRST, LONGEST = 2.0, 30.0
+
+    def __init__(self, begins: str) -> None:
+        columns = (
+            rich_progress.TextColumn("{task.description}"),
+            rich_progress.MofNCompleteColumn(),
+            rich_progress.TextColumn("{task.fields[numbers]}"),
+            rich_progress.BarColumn(bar_width=24),
+            rich_progress.TimeRemainingColumn(elapsed_when_finished=True),
+        )
+        # transient: gone at the end
+        self._bar = rich_progress.Progress(*columns, console=err, transient=True)
+        self._tasks: dict[str, rich_progress.TaskID] = {}  # the bar of each stage
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._print_now_and_then, daemon=True)
+        # What the next plain line says; when the work began, and when the latest plain line came.
+        self._state, self._began, self._printed = begins, time.monotonic(), time.monotonic()
+
+    def __enter__(self) -> Progress:
+        if not err.is_terminal:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._done.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self._tasks:  # else the bar was never started
+            self._bar.stop()
+
+    def __call__(
+        self, stage: str, done: int, total: int, numbers: str = "", milestone: bool = False
+    ) -> None:
+        """The stage has done so many of `total` steps (0: unknown); `numbers` are words behind them, such as a loss.
+
+        A milestone has a plain line of its own.
+        """
+        if err.is_terminal:
+            # Only now, not in __enter__: a running bar takes standard output over. A second start does nothing.
+            self._bar.start()
+            if stage not in self._tasks:
+                self._tasks[stage] = self._bar.add_task(harmless(stage), numbers="")
+            self._bar.update(
+                self._tasks[stage], total=total or None, completed=done, numbers=harmless(numbers)
+            )
+            return
+        self._state = f"{stage} {done}/{total}  {numbers}".strip() if total else stage
+        if milestone:
+            self._printed = time.monotonic()
+            err.print(self._state)
+
+    def _print_now_and_then(self) -> None:  # in the thread, until the work is done
+        gap = self.FIRST
+        # `wait` is true at once when the work is done. A time that is past (below zero) is not waited for.
+        while not self._done.wait(self._printed + gap - time.monotonic()):
+            # else a milestone was printed while this waited
+            if time.monotonic() >= self._printed + gap:
+                self._printed, gap = time.monotonic(), min(2 * gap, self.LONGEST)
+                err.print(f"{self._state}  ({time.monotonic() - self._began:.0f} s)")
