@@ -29,7 +29,6 @@ quick: $(VENV)/.tests
 
 # The pages as a site that needs no network: build/site/index.html.
 docs: $(VENV)/.docs
-	$(BIN)/python examples/house_page.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "build/site/index.html"
 

@@ -262,7 +262,7 @@ def test_a_sentence_that_is_quoted_stands_in_the_picture_book() -> None:
 def test_the_site_has_every_page_and_name() -> None:
     config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     named = re.findall(r"^ +- .*: (\S+\.md)$", config, re.MULTILINE)
-    written = {"house.md", *(path.name for path in (ROOT / "docs").glob("*.md"))}  # the house by `make docs`
+    written = [path.name for path in (ROOT / "docs").glob("*.md")]
     assert sorted(named) == sorted(written)
     assert "hooks: [examples/site_pages.py]" in config
     for path in (ROOT / "examples" / "site").iterdir():
@@ -324,3 +324,12 @@ def test_the_schema_has_every_document(monkeypatch: pytest.MonkeyPatch) -> None:
     printed = {kind for source in sources for kind in re.findall(r'(?:print_json|_tell\(course,)\(? ?"(\w+)"', source)}
     printed |= {kind for source in sources for kind in re.findall(r'print_json\("\w+" if .* else "(\w+)"', source)}
     assert printed == set(schema_page.DOCUMENTS)
+
+
+def test_the_architecture_names_files_that_exist() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    names = re.findall(r"`([\w/.]+(?:\.(?:py|js|html|toml)|/))`", page)
+    missing = [name for name in names if not ((ROOT / name).exists() or (ROOT / "src" / "headwise" / name).exists())]
+    assert len(names) > 50 and missing == []
+    packages = {path.parent.name for path in (ROOT / "src" / "headwise").glob("*/__init__.py")}
+    assert packages <= {name.rstrip("/") for name in names}

@@ -1,4 +1,4 @@
-"""Every HTML page of the house is put together here, and is one file that asks for nothing else.
+"""Every HTML page is put together here, and is one file that asks for nothing else.
 
 A page has the base style and its own, and one script, made of the ES modules that its own imports; those of all pages
 lie in `page/`. A content security policy lets only these run, known by their hashes. A page carries its phrases in
