@@ -4,7 +4,9 @@ import csv
 import importlib.util
 import json
 import re
+import sys
 from pathlib import Path
+from types import FrameType
 
 import pytest
 import torch
@@ -66,20 +68,38 @@ def test_ids_where_there_is_no_tokenizer(models: Path, invoke: Invoke) -> None:
     assert document["report"] is None and not (models / "gpt2" / "report.html").exists()
 
 
-def test_table_and_order(models: Path, invoke: Invoke, tmp_path: Path) -> None:
-    args = (
-        "heads", models / "one", "--text", "abc, abd. hab", "--out", tmp_path / "t.csv",
-        "--out", "/dev/null",
-    )  # fmt: skip
-    code, out, _ = invoke(*args, "--sort", "entropy", "--ablate", "mean")
-    assert code == 0
-    files = [f"table: {tmp_path / 't.csv'}"]
-    assert out.splitlines()[-2:] == [*files, "table: /dev/null"]
+def test_table(models: Path, invoke: Invoke, tmp_path: Path) -> None:
+    args = ("--text", "abc, abd. hab", "--out", tmp_path / "t.csv", "--out", "/dev/null", "--ablate", "mean")
+    code, out, _ = invoke("heads", models / "one", *args)
+    assert code == 0 and out.splitlines()[-2:] == [f"table: {tmp_path / 't.csv'}", "table: /dev/null"]
     rows = list(csv.DictReader((tmp_path / "t.csv").read_text().splitlines()))
-    entropies = {row["name"]: float(row["entropy"]) for row in rows}
-    shown = [line.split()[0] for line in out.splitlines() if line.strip().startswith("L") and "." in line.split()[0]]
-    order = [name for name in shown if name in entropies][-6:]
-    assert sorted(order, key=entropies.__getitem__) in (order, order[::-1])
+    assert [row["name"] for row in rows] == [f"L{n}.H{h}" for n in range(2) for h in range(3)]
+    assert all(f"{float(row['entropy']):.3f}" in out for row in rows)
+
+
+def test_the_way_of_a_text(models: Path, invoke: Invoke) -> None:
+    """Text, documents, model, calls, table: 20 calls between modules at most, and none leads back to the command."""
+    ways = set()
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        way: list[str] = []
+        above: FrameType | None = frame
+        while event == "call" and above is not None:
+            name = str(above.f_globals.get("__name__"))
+            if name.startswith("headwise") and above.f_code.co_name != "<module>" and way[-1:] != [name]:
+                way.append(name)
+            above = above.f_back
+        ways.add(tuple(reversed(way)))
+
+    sys.setprofile(note)
+    try:
+        assert invoke("heads", models / "one", "--text", "abc, abd. hab", "--json").code == 0
+    finally:
+        sys.setprofile(None)
+    assert 10 < max(map(len, ways)) <= 20
+    for way in ways:
+        inside = [module.startswith("headwise.cli") for module in way]
+        assert inside == sorted(inside, reverse=True), way
 
 
 def test_relations_of_a_file_are_roles(models: Path, invoke: Invoke, tmp_path: Path) -> None:
@@ -99,7 +119,7 @@ def test_relations_of_a_file_are_roles(models: Path, invoke: Invoke, tmp_path: P
         profile["name"] for profile in document["profiles"]
     }
     assert "rom h to c" in (tmp_path / "r.html").read_text()
-    code, out, _ = invoke(*args, "--sort", "my pair")
+    code, out, _ = invoke(*args)
     assert code == 0 and "what belongs together" in out and "L0.H0: " in out
 
 

@@ -17,7 +17,7 @@ from headwise.corpus.tokens import BOUNDARY, Tokens
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import PRESETS
 from headwise.heads.watch import head_maps
-from headwise.models.pack import EMBEDDED, EXACT, MOST, pack_model, rounding_error, unread_part
+from headwise.models.pack import EXACT, MOST, pack_model, rounding_error, unread_part
 from headwise.view.page import json_block, page
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
@@ -238,8 +238,7 @@ def test_a_model_that_does_not_fit_says_why() -> None:
     pruned.blocks[0].attention.spec = replace(pruned.blocks[0].attention.spec, softcap=3.0)
     assert pack_model(pruned, tokens) == {"reason": "reshaped"}
     large = GPT(GPTConfig(vocab_size=MOST // 16, context=5, n_layers=1, n_heads=1, d_model=16, tied=False))
-    large.token_embedding.weight[-1] = 1e5  # too large for float16, of a token that no random text has
-    assert [pack_model(large, tokens, most)["reason"] for most in (MOST, EMBEDDED)] == ["size", "range"]
+    assert pack_model(large, tokens)["reason"] == "size"
     odd = Tokens.words(["a b"])
     odd._tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     assert pack_model(model, odd) == {"reason": "tokenizer", "part": "pre_tokenizer Metaspace"}

@@ -10,7 +10,7 @@ from terminals import printed
 from headwise.heads.table import ROLES, Example, Followed, HeadProfile, Relation, Survey, relation_role
 from headwise.intervals import Interval
 from headwise.view.report import report_html
-from headwise.view.survey import TELLING, head_sentence, print_relations, print_sentences, relation_rows
+from headwise.view.survey import TELLING, head_sentence, print_relations, print_survey, relation_rows
 from headwise.words import marked
 
 PERSON = Relation("person", "at =, on the pronoun", "the verb corpus", 36, 36, 3, 0.67)
@@ -103,7 +103,7 @@ def test_the_best_heads_of_a_relation() -> None:
     assert line.split() == ["person", "L1.H2*", "0.90", "0.85-0.95", "0.20", "0.10", "0.30", "0.80", "3:", "0.67"]
     assert printed(print_relations, survey_of()) == ""
     assert "L1.H2: At “él” it looks at “write” (0.97; person, 0.90 on average)." in printed(
-        print_sentences, survey, width=200
+        print_survey, survey, width=200
     )
     followed = next(head for head in survey.profiles if head.name == "L1.H2")
     assert "En *él* mira a *write* (0.97; persona, 0.90 en promedio)." in head_sentence(survey, followed, "es")

@@ -43,7 +43,7 @@ DAMAGE = Damage(
 )  # fmt: skip
 
 VIEWS: dict[str, Draw] = {
-    "survey": lambda screen: print_survey(screen, survey_of(3, 5), "norm"),
+    "survey": lambda screen: print_survey(screen, survey_of(3, 5)),
     "price": lambda screen: price_of("gemma-3-27b", screen),
     "latent": lambda screen: price_of("deepseek-v3", screen),
     "models": lambda screen: print_models(screen, [price(name) for name in PRESETS]),

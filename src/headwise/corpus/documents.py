@@ -59,6 +59,7 @@ class Text:
     # what is known to belong together, in documents of their own
     relations: Relations | None = None
     about: tuple[str, ...] = ()  # what a reader of any number on it must know
+    example: Ids | None = None  # a document to look at, that of a run
 
     def __post_init__(self) -> None:
         # in one nothing is predicted

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -44,7 +43,6 @@ from headwise.heads.table import (
 )
 from headwise.heads.tally import CONTROLS, PASSAGE, Tally, read, vocabulary_product
 from headwise.heads.texts import Texts, read_texts
-from headwise.heads.watch import watch
 from headwise.intervals import Interval
 from headwise.models import ask
 from headwise.models.open import Folder, folder_of, open_model
@@ -63,8 +61,6 @@ PROBES, PROBE = 4, 64
 WHOLE, SAMPLE = 200_000_000, 2
 # parameters; a larger model is ablated when asked for: it takes a pass for each head
 ABLATE_UP_TO = 10_000_000
-PATIENCE = 20  # seconds: what takes less needs no forecast
-GLIMPSE = 64  # tokens by whose time a forecast is made
 # Of the loss of an even guess over the vocabulary. A note says of a loss above it that it is no better than the guess.
 GUESS = 0.98
 ABLATIONS = ("auto", "zero", "mean", "none")
@@ -127,26 +123,6 @@ def survey(
         ablate = "zero" if size <= ABLATE_UP_TO else "none"
     return _survey(
         folder, text, controls, ablate, seed, progress or (lambda *counts: None), distributed
-    )
-
-
-@torch.no_grad()
-def forecast(model: nn.Module, documents: Sequence[Ids]) -> str:
-    """How long a survey takes at the speed of the first tokens, in a line; "" where that is seconds."""
-    ids = torch.tensor([documents[0][:GLIMPSE]])
-    for _ in range(2):  # the time of the second counts: the first run of all is slower
-        began = time.perf_counter()
-        with ask.evaluating(model), watch(model):
-            ask.run_body(model, ids)
-    # tokens a second; a coarse clock may say 0 s
-    speed = ids.numel() / max(time.perf_counter() - began, 1e-9)
-    # The untrained control reads the first documents once more.
-    to_read = sum(map(len, documents)) + sum(map(len, documents[:CONTROLS]))
-    if to_read / speed < PATIENCE:
-        return ""
-    return (
-        f"about {to_read / speed / 60:,.1f} min: {to_read:,} tokens at {speed:,.0f} a second, control and all; tokens= "
-        "and documents= bound them"
     )
 
 

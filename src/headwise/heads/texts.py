@@ -96,6 +96,9 @@ def held_out(folder: Folder, documents: int | None) -> Text:
     tokens, settings = require_tokens(folder), record.settings
     ids = held_out_documents(origin, HELD_OUT)[:documents]
     text = text_of(folder, ids, [Note.of("source.held_out")])
+    if record.example:
+        before, after = tokens.frame  # ids that every document begins and ends with
+        text.example = [*before, *tokens.encode(record.example), *after]
     if not settings.text:  # the verb corpus, whose lines are like "he works = él trabaja"
         text.note = HALF_LINES
         text.scored_after = tokens.encode("=")[0]  # the answer of a line stands behind it

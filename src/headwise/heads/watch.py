@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from headwise.corpus.documents import Text
 from headwise.corpus.tokens import Ids
 from headwise.errors import HeadwiseError, MissingError
 from headwise.heads.blocks import THUMBNAIL, Factors, Measured, measure, row_weights
@@ -23,7 +24,7 @@ from headwise.heads.statistics import Statistics, all_statistics, unknown_head, 
 from headwise.heads.table import Array, HeadRow, HeadTable, Row
 from headwise.intervals import Interval, interval_of
 from headwise.models.ask import context_of, evaluating, run_body
-from headwise.models.open import described, row_of
+from headwise.models.open import Folder, described, row_of
 from headwise.models.sites import Site, missing, sites_of
 from headwise.records import Call, HeadMap, HeadMaps, parse_head, share_note
 from headwise.words import Note
@@ -445,14 +446,15 @@ def require_text(ids: Ids, longest: int, why: str) -> None:
         )
 
 
-def maps_of_short(
-    model: nn.Module, documents: Sequence[Ids], shown: Shown, name: str
-) -> HeadMaps | None:
-    """The maps of a single short document, in a model of a single stack; else None."""
-    n_tokens, sites = len(documents[0]), sites_of(model)
-    # the stack: "encoder" of encoder.L3.H0, else ""
-    several = any(parse_head(site.head(0))[0] for site in sites)
-    cells = n_tokens**2 * sum(site.n_heads for site in sites)
-    if several or len(documents) > 1 or n_tokens > LONGEST or cells > CELLS:
+def example_maps(folder: Folder, text: Text) -> HeadMaps | None:
+    """The maps of a text's example, or of its only document; None where they are too many, or of several stacks."""
+    ids = text.example
+    if ids is None and len(text.documents) == 1:
+        ids = text.documents[0]
+    sites = sites_of(folder.model)
+    if ids is None or any(parse_head(site.head(0))[0] for site in sites):
         return None
-    return head_maps(model, documents[0], shown(documents[0]), name)
+    cells = len(ids) ** 2 * sum(site.n_heads for site in sites)
+    if len(ids) > LONGEST or cells > CELLS:
+        return None
+    return head_maps(folder.model, ids, text.shown(ids), folder.name)

@@ -24,8 +24,6 @@ from headwise.records import Call
 # Most parameters of a packed model, round numbers by the size of the page: base64 takes 4 bytes for 3.
 EXACT = 500_000  # in float32, where nothing is rounded: 2.7 MB
 MOST = 4_000_000  # in float16: 10.7 MB; a larger model is not packed
-# the same, for a caller who asks for a large page by passing it as `most`: 80 MB
-EMBEDDED = 30_000_000
 # random texts on which the rounding to float16 is measured: a round choice; more may find a larger one
 PROBES = 5
 # what is stated is so many times the largest difference on them, for other texts may differ more
@@ -36,11 +34,10 @@ PRE_TOKENIZERS = {"WhitespaceSplit", "Whitespace", "Split", "ByteLevel", "Sequen
 NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Prepend", "Replace", "Sequence"}
 
 
-def pack_model(model: nn.Module, tokens: object, most: int = MOST) -> dict[str, Any]:
+def pack_model(model: nn.Module, tokens: object) -> dict[str, Any]:
     """The block of data: config, tokenizer, weights in base64; or `{"reason": ..., ...}`, why there is none.
 
     tokens  the model's tokenizer
-    most    parameters of the largest model that is packed
     reason  "foreign" (no GPT of ours, or with an attention that is not), "reshaped" (its layers differ), "size" (with
             `parameters` and `most`), "tokenizer" (with the `part` that the page cannot follow), or "range" (too large
             for float16)
@@ -57,8 +54,8 @@ def pack_model(model: nn.Module, tokens: object, most: int = MOST) -> dict[str, 
         for n, layer in enumerate(attention_layers(model))
     ):
         return {"reason": "reshaped"}
-    if model.n_parameters > most:
-        return {"reason": "size", "parameters": model.n_parameters, "most": most}
+    if model.n_parameters > MOST:
+        return {"reason": "size", "parameters": model.n_parameters, "most": MOST}
     layout = json.loads(tokens.to_json())
     part = unread_part(layout)
     if part is not None:

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from rich.table import Table as Grid
 from rich.text import Text
 
-from headwise.errors import HeadwiseError
 from headwise.heads.table import ROLES, HeadProfile, Role, Survey
 from headwise.intervals import Interval
+from headwise.records import HeadMaps
 from headwise.table import Table, listed, number, plural
 from headwise.view import Screen
-from headwise.words import Note, check_lang, key_of, labelled, marked, unknown
+from headwise.view.terminal import print_maps
+from headwise.words import Note, check_lang, key_of, labelled, marked
 
 # Statistics that a report shows at once, where there are more than FEW; the others are shown on demand.
 MAIN = (
@@ -210,43 +211,24 @@ NAMED = 6
 LONG = 40  # characters of the name of a text, at most
 # short, for 80 columns
 HEADINGS = {"confidence": "conf.", "importance": "import.", "previous": "prev."}
-# what happens without a head; all its other numbers are statistics
-EFFECTS = ("importance", "ablation")
+# heads, at most, of a model whose maps and sentences are shown
+SPOKEN = 16
 
 
-def print_survey(screen: Screen, survey: Survey, sort_by: str = "name") -> None:
-    """The roles with their heads, then a table with a line for each head.
-
-    sort_by  "name" for the order of the model; or "importance", "ablation" or a statistic, the largest first and what
-             has none last; a statistic that the table does not show gets a column
-
-    Raises HeadwiseError for an order that is not known.
-    """
-    known = {column.key: column for column in columns_of(survey)}
-    key = check_order(known, sort_by)
-    if key in EFFECTS and all(value_of(profile, key) is None for profile in survey.profiles):
-        raise HeadwiseError(f"cannot sort by {sort_by!r}: it was not measured for {survey.model}")
-    keys = SHOWN if key in SHOWN else (key, *SHOWN)  # that by which it is sorted is among them
-    columns = [known[name] for name in keys if name in known]
+def print_survey(screen: Screen, survey: Survey, maps: HeadMaps | None = None) -> None:
+    """The roles with their heads, a table of all heads, relations; of few heads maps and sentences, too."""
+    if maps is not None and len(maps.maps) <= SPOKEN:
+        print_maps(screen, maps)
     _print_facts(screen, survey)
     for note in survey.notes:
         screen.say(note)
     _print_roles(screen, survey)
-    _print_heads(screen, survey, columns, key)
-
-
-def check_order(statistics: Iterable[str], sort_by: str) -> str:
-    """The key that `sort_by` names: a statistic, an effect or "name", also by its label or by its heading in the table.
-
-    Raises HeadwiseError for any other.
-    """
-    known = ("name", *EFFECTS, *statistics)
-    # the last of equal names counts: a key before a heading
-    keys = {HEADINGS.get(key, key): key for key in known}
-    keys |= {label(key): key for key in known} | {key: key for key in known}
-    if sort_by not in keys:
-        raise unknown(f"cannot sort by {sort_by!r}", sort_by, keys)
-    return keys[sort_by]
+    _print_heads(screen, survey)
+    print_relations(screen, survey)
+    if len(survey) <= SPOKEN:
+        screen.say("")
+        for profile in survey.profiles:
+            screen.say(f"{profile.name}: {head_sentence(survey, profile, marks=('“', '”'))}")
 
 
 def _print_facts(screen: Screen, survey: Survey) -> None:
@@ -285,18 +267,15 @@ def _print_roles(screen: Screen, survey: Survey) -> None:
         screen.say(f"roles without a head: {', '.join(missing)}")
 
 
-def _print_heads(screen: Screen, survey: Survey, columns: list[Column], key: str) -> None:
-    """A line for each head, in the order of `key`; below them what the columns mean."""
-
-    def place(profile: HeadProfile) -> float:  # the largest first, what has no number last
-        value = _number(profile, key)
-        return math.inf if math.isnan(value) else -value
-
+def _print_heads(screen: Screen, survey: Survey) -> None:
+    """A line for each head; below them what the columns mean."""
+    columns = [column for column in columns_of(survey) if column.key in SHOWN]
+    columns.sort(key=lambda column: SHOWN.index(column.key))
     rows = []
-    for profile in survey.profiles if key == "name" else sorted(survey.profiles, key=place):
+    for profile in survey.profiles:
         # `previous` for `previous token`
         roles = ", ".join(role.removesuffix(" token") for role in profile.roles)
-        numbers = [_shown_number(_number(profile, column.key), column) for column in columns]
+        numbers = [_shown_number(value_of(profile, column.key), column) for column in columns]
         rows.append([profile.name, roles, *numbers])
     headings = [HEADINGS.get(column.key, column.label) for column in columns]
     meanings = [
@@ -306,17 +285,11 @@ def _print_heads(screen: Screen, survey: Survey, columns: list[Column], key: str
     table.print(screen, (0, 1))  # names and roles stand at the left
 
 
-def _number(profile: HeadProfile, key: str) -> float:
-    """A number of a head; nan for what is not there."""
-    value = value_of(profile, key)
-    return math.nan if value is None else value.mean
-
-
-def _shown_number(value: float, column: Column) -> str:
+def _shown_number(value: Interval | None, column: Column) -> str:
     """A number with the decimals of its column, and its sign where the column has signs. No zero has one."""
-    if not math.isfinite(value):
+    if value is None or not math.isfinite(value.mean):
         return "-"
-    rounded = round(value, column.decimals) or 0.0  # -0.0 becomes 0.0
+    rounded = round(value.mean, column.decimals) or 0.0  # -0.0 becomes 0.0
     sign = "+" if column.signed and rounded else ""
     return f"{rounded:{sign}.{column.decimals}f}"
 
@@ -371,10 +344,3 @@ def print_relations(screen: Screen, survey: Survey) -> None:
         ),
     )
     Table(headings, relation_rows(survey), *notes).print(screen, (0, 1))
-
-
-def print_sentences(screen: Screen, survey: Survey) -> None:
-    """A line for each head, its tokens in quotation marks."""
-    screen.say("")
-    for profile in survey.profiles:
-        screen.say(f"{profile.name}: {head_sentence(survey, profile, marks=('“', '”'))}")
