@@ -145,7 +145,7 @@ def learn(
     watch: Annotated[bool, Option("--watch")] = False,
     solution: Annotated[int | None, Option(metavar="N")] = None,
 ) -> None:
-    """Learn attention in 18 small exercises, in English or Spanish.
+    """Learn attention in 15 small exercises, in English or Spanish.
 
     The first call makes the exercises. Each later one checks your work, names the bug, gives a hint and opens the next.
     Exit code 1 says that an exercise is not right yet.
