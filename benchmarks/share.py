@@ -28,11 +28,10 @@ from headwise.gpt.train import evaluate, train
 from headwise.heads.ablate import importance
 from headwise.models.open import open_folder
 from headwise.reshape.align import moments
-from headwise.reshape.arguments import HealRecipe
-from headwise.reshape.heal import Healing, cache_bytes, decode_speed
+from headwise.reshape.heal import HealRecipe, cache_bytes, decode_speed, heal_child
+from headwise.reshape.job import Calibration, calibrate, read_user_text
 from headwise.reshape.prune import prune_heads, weakest
 from headwise.reshape.share import share_heads
-from headwise.reshape.text import Calibration, read_calibration
 
 TEXT = Path(__file__).resolve().parents[1] / ".." / "shared" / "data" / "tinyshakespeare.txt"
 PARENTS = Path(__file__).resolve().parents[1] / "build" / "reshape"
@@ -64,7 +63,7 @@ def measured(seed: int) -> dict[str, Any]:
     """All figures of one parent."""
     corpus, parent = parent_of(seed, PARENTS, SHAPE, RECIPE)
     folder = open_folder(PARENTS / f"seed{seed}")
-    calibration = read_calibration(TEXT, folder)
+    calibration = calibrate(*read_user_text(TEXT, folder.path), folder)
     for parameter in parent.parameters():
         parameter.requires_grad_(False)
     loss = evaluate(parent, corpus.data)
@@ -121,9 +120,9 @@ class _Bench:
     def healed(self, child: nn.Module) -> dict[str, float]:
         before = self.damage(child)
         began = time.perf_counter()
-        child_healed = Healing(self.parent, child, self.calibration.train, self.calibration.glance, self.recipe).run()
-        after = self.damage(child_healed.model)
-        tokens = child_healed.curve[-1].tokens
+        learned, held_out = self.calibration.train, self.calibration.glance
+        tokens = heal_child(self.parent, child, learned, held_out, self.recipe).curve[-1].tokens
+        after = self.damage(child)
         budget = tokens / (RECIPE.steps * RECIPE.batch * SHAPE["context"])
         seconds = time.perf_counter() - began
         return {"before": before, "after": after, "percent": 100 * after / self.loss, "budget": budget, "s": seconds}

@@ -5,17 +5,11 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from subprocess import CompletedProcess
-from types import SimpleNamespace
 from typing import Any
-
-import pytest
 
 FORKS = multiprocessing.get_context("forkserver")
 # transformers among it, which takes longer to import than most of what is tested takes to run.
@@ -64,22 +58,6 @@ class Started:
 def together(folder: Path, world: int, target: Callable[..., None], *arguments: Any) -> list[Ended]:
     """Run `target(*arguments)` in so many processes, to their end."""
     return Started(folder, world, target, *arguments).wait()
-
-
-@contextmanager
-def verified_here() -> Iterator[None]:
-    """Reshaped folders are read back in this process, for tests of something else: a fresh one takes seconds."""
-    from headwise.reshape import export
-
-    def run(words: Sequence[str], **_: Any) -> CompletedProcess[str]:
-        printed, (folder, probe, how) = StringIO(), words[-3:]
-        with redirect_stdout(printed):
-            export.main(Path(folder), Path(probe), how)
-        return CompletedProcess(words, 0, printed.getvalue(), "")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(export, "subprocess", SimpleNamespace(run=run))
-        yield
 
 
 def command(*words: object) -> None:

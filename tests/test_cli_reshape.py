@@ -15,12 +15,11 @@ import pytest
 import torch
 from cases import rows
 from invoking import Invoke, assert_refused, contents, interrupted, start
-from processes import verified_here
 
 from headwise.gpt.checkpoint import load_model
 from headwise.gpt.run import Settings, run_training
-from headwise.models.open import open_folder
-from headwise.reshape import export
+from headwise.models.hf import load_folder
+from headwise.reshape import job
 
 SHAPE = {"n_layers": 2, "n_heads": 6, "head_dim": 4, "d_model": 24, "d_ff": 29, "context": 17}
 
@@ -55,8 +54,8 @@ def run(original: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the fresh process, for tests of something else: it takes seconds."""
-    monkeypatch.setattr(export, "verify", lambda *arguments: "not verified")
+    """For tests of something else."""
+    monkeypatch.setattr(job, "verify", lambda *arguments: "not verified")
 
 
 def test_share_writes_a_folder_that_stock_transformers_reads(
@@ -73,7 +72,7 @@ def test_share_writes_a_folder_that_stock_transformers_reads(
         "tokenizer_config.json",
     ]  # fmt: skip
     assert list(tmp_path.iterdir()) == [out]
-    assert document["verified"].startswith("stock transformers, in a fresh process, largest difference")
+    assert document["verified"].startswith("stock transformers, largest difference")
     saved = json.loads((out / "headwise.json").read_text())
     assert {"schema": "headwise-reshaped-1", **saved} == document and saved["details"]["method"] == "aligned+norm"
     assert json.loads((out / "config.json").read_text())["num_key_value_heads"] == 2
@@ -123,10 +122,9 @@ def test_a_model_without_a_form_is_written_and_verified_in_our_layout(
     text: Path, invoke: Invoke, tmp_path: Path
 ) -> None:
     run = trained(tmp_path / "microgpt", text, "microgpt")
-    with verified_here():
-        code, printed, err = invoke("share", run, "--kv-heads", 3, "--text", text, "--out", tmp_path / "out", "--json")
+    code, printed, err = invoke("share", run, "--kv-heads", 3, "--text", text, "--out", tmp_path / "out", "--json")
     assert code == 0, err
-    assert json.loads(printed)["verified"].startswith("headwise, in a fresh process")
+    assert json.loads(printed)["verified"].startswith("headwise, largest difference")
     assert load_model(tmp_path / "out")[0].config.n_kv_heads == 3
 
 
@@ -140,7 +138,7 @@ def test_ctrl_c_while_writing_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
     unverified: None,
 ) -> None:
-    monkeypatch.setattr(export, moment, interrupted)
+    monkeypatch.setattr(job, moment, interrupted)
     outcome = invoke("share", run, "--kv-heads", 2, "--text", text, "--out", tmp_path / "out", "--json")
     assert (outcome.code, outcome.out) == (130, "")
     assert outcome.err.splitlines()[-1] == "headwise: interrupted; no file was written"
@@ -187,13 +185,14 @@ def test_prune_takes_heads_out_of_the_weights(
     assert document["healed"]["kl"] < document["damage"]["kl"]
 
 
+@pytest.mark.parametrize("has_bfloat16", [True, False])
 def test_a_half_precision_mistral_is_shared_healed_and_read_back(
-    original: Path, text: Path, invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    has_bfloat16: bool, original: Path, text: Path, invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In the format of the source, whatever the processor computes in."""
     import transformers as tf
 
-    monkeypatch.setattr("headwise.models.open.has_bfloat16", lambda: True)  # also on a processor without
-
+    monkeypatch.setattr("headwise.models.open.has_bfloat16", lambda: has_bfloat16)
     torch.manual_seed(0)
     source, out = tmp_path / "mistral", tmp_path / "out"
     _, tokens = load_model(original)
@@ -207,14 +206,14 @@ def test_a_half_precision_mistral_is_shared_healed_and_read_back(
         shutil.copyfile(original / name, source / name)
     before = contents(source)
     given = ("--kv-heads", 2, "--text", text, "--heal", 3, "--out", out, "--json")
-    with verified_here():
-        outcome = invoke("share", source, *given)
+    outcome = invoke("share", source, *given)
     assert outcome.code == 0, outcome.err
     document = json.loads(outcome.out)
     assert document["verified"].startswith("stock transformers")
     per_token = 2 * 2 * 4 * 6 * 2 * 7 / 19  # of a text of 19 tokens the last 7 are held
     assert document["damage"]["cache_bytes"] == pytest.approx({"before": per_token, "after": per_token / 2})
-    model: Any = open_folder(out).model
+    monkeypatch.undo()
+    model: Any = load_folder(out)
     assert model.dtype == torch.bfloat16
     assert (model.config.num_key_value_heads, model.config.sliding_window) == (2, 7)
     assert model.lm_head.weight is model.model.embed_tokens.weight

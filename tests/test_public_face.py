@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import headwise as hw
-from headwise.reshape.arguments import Options
+from headwise.reshape.job import Options
 
 WITHOUT_TORCH = """
 import sys

@@ -110,10 +110,3 @@ def test_a_refusal_is_one_line_and_writes_nothing(
     outcome = invoke(*shlex.split(line))
     assert outcome.out == "" and contents(folder) == before
     assert_one_line(outcome.code, outcome.err, TABLE["late"][line])
-
-
-def test_the_names_that_are_known_early_are_those_of_the_rooms() -> None:
-    from headwise.reshape.arguments import METHODS
-    from headwise.reshape.share import POOLS
-
-    assert tuple(POOLS) == METHODS

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +15,9 @@ from torch import Tensor, nn
 
 from headwise import HeadwiseError
 from headwise.models.ask import answers
+from headwise.reshape import heal
 from headwise.reshape.align import moments
-from headwise.reshape.arguments import HealRecipe
-from headwise.reshape.heal import Healing, HealPoint, compared, divergence, drawn, relative_error
+from headwise.reshape.heal import HealPoint, HealRecipe, compared, divergence, drawn, heal_child, relative_error
 from headwise.reshape.prune import prune_heads
 from headwise.reshape.share import share_heads
 
@@ -60,36 +61,38 @@ def test_healing_brings_the_child_nearer(name: str, hidden: float) -> None:
     parent, child = pair(name)
     kept = {key: tensor.clone() for key, tensor in parent.state_dict().items()}
     seen = [torch.stack(TRAIN[::2])]  # of random tokens there is nothing to learn about others
-    healed = Healing(parent, child, TRAIN, seen, replace(RECIPE, hidden=hidden)).run()
-    first, last = healed.curve[0].distance, compared(parent, healed.model, seen)[2]
+    healed = heal_child(parent, child, TRAIN, seen, replace(RECIPE, hidden=hidden))
+    first, last = healed.curve[0].distance, compared(parent, child, seen)[2]
     assert last < 0.9 * first
     assert last == pytest.approx(min(point.distance for point in healed.curve), rel=1e-5)
     assert all(torch.equal(kept[key], tensor) for key, tensor in parent.state_dict().items())
 
 
-def test_curves_and_rates() -> None:
-    ends = [Healing(*pair(), TRAIN, HELD_OUT, replace(RECIPE, hidden=hidden)).run().model for hidden in (0.0, 3.0)]
+def test_curves_and_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends, rates = [], list[float]()
+    for hidden in (0.0, 3.0):
+        parent, child = pair()
+        heal_child(parent, child, TRAIN, HELD_OUT, replace(RECIPE, hidden=hidden))
+        ends.append(child)
     assert any(not torch.equal(a, b) for a, b in zip(ends[0].parameters(), ends[1].parameters(), strict=True))
-    work = Healing(*pair(), TRAIN, HELD_OUT, replace(RECIPE, steps=20, warmup=0.2))
-    factors = []
-    for step in (0, 3, 4, 12, 19):
-        work.step(step, TRAIN[0][None])
-        factors.append({group["lr"] / o.defaults["lr"] for o in work.optimizers for group in o.param_groups})
-    assert [len(factor) for factor in factors] == [1] * 5
-    assert [factor.pop() for factor in factors] == pytest.approx([0.25, 1, 1, 0.5, 0.5 - 0.5 * math.cos(math.pi / 16)])
+
+    def noted(*arguments: Any, whole: Any = heal.take_step) -> float:
+        rates.append(arguments[4])
+        return float(whole(*arguments))
+
+    monkeypatch.setattr(heal, "take_step", noted)
+    heal_child(*pair(), TRAIN, HELD_OUT, replace(RECIPE, steps=20, warmup=0.2, lr=1e-4))
+    wanted = [0.25, 1, 1, 0.5, 0.5 - 0.5 * math.cos(math.pi / 16)]
+    assert [rates[step] for step in (0, 3, 4, 12, 19)] == pytest.approx(wanted)
     heard: list[tuple[HealPoint, int]] = []
-    parent, child = pair()
-    healed = Healing(
-        parent, child, TRAIN, HELD_OUT, RECIPE, report=lambda point, steps: heard.append((point, steps))
-    ).run()
+    healed = heal_child(*pair(), TRAIN, HELD_OUT, RECIPE, lambda point, steps: heard.append((point, steps)))
     assert [point.step for point in healed.curve] == [0, 3, 6, 9, 12]
-    assert [point for point, _ in heard] == healed.curve and {steps for _, steps in heard} == {12}
+    assert tuple(point for point, _ in heard) == healed.curve and {steps for _, steps in heard} == {12}
     assert healed.curve[0].train_loss is None and healed.curve[0].tokens == 0
     assert all(point.train_loss is not None for point in healed.curve[1:])
     assert 12 * 2 * 11 <= healed.curve[-1].tokens <= 12 * 2 * 13
     assert all(point.held_out_loss is not None for point in healed.curve)
-    parent, child = pair("bert")
-    healed = Healing(parent, child, TRAIN, HELD_OUT, replace(RECIPE, steps=2, evaluations=1)).run()
+    healed = heal_child(*pair("bert"), TRAIN, HELD_OUT, replace(RECIPE, steps=2, evaluations=1))
     assert all(point.held_out_loss is None and point.distance > 0 for point in healed.curve)
 
 
@@ -97,7 +100,8 @@ def test_curves_and_rates() -> None:
 def test_attention_alone_learns(name: str) -> None:
     parent, child = pair(name)
     before = {key: tensor.clone() for key, tensor in child.state_dict().items()}
-    after = Healing(parent, child, TRAIN, HELD_OUT, RECIPE).run().model.state_dict()
+    heal_child(parent, child, TRAIN, HELD_OUT, RECIPE)
+    after = child.state_dict()
     changed = {key for key, tensor in before.items() if not torch.equal(tensor, after[key])}
     assert changed and all("attention" in key or "attn" in key for key in changed)
     assert len(changed) >= 2 * (2 if name == "gpt2" else 4)  # matrices of two layers, at least
@@ -105,22 +109,21 @@ def test_attention_alone_learns(name: str) -> None:
 
 def test_zeroed_heads_stay_zero() -> None:
     parent = build("gpt2", dtype=torch.float32)
-    pruned = prune_heads(parent, ((1,), (0, 2)))
-    healed = Healing(parent, pruned.model, TRAIN, HELD_OUT, RECIPE, silent=pruned.silent).run()
-    again = prune_heads(healed.model, pruned.silent).model
-    assert all(torch.equal(a, b) for a, b in zip(healed.model.parameters(), again.parameters(), strict=True))
-    free = Healing(parent, prune_heads(parent, pruned.silent).model, TRAIN, HELD_OUT, RECIPE).run()
-    zeroed = prune_heads(free.model, pruned.silent).model
-    assert any(not torch.equal(a, b) for a, b in zip(free.model.parameters(), zeroed.parameters(), strict=True))
+    for silent, is_kept in ((((1,), (0, 2)), True), ((), False)):
+        child = prune_heads(parent, ((1,), (0, 2))).model
+        heal_child(parent, child, TRAIN, HELD_OUT, RECIPE, silent=silent)
+        again = prune_heads(child, ((1,), (0, 2))).model
+        pairs = zip(child.parameters(), again.parameters(), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs) == is_kept
 
 
 def test_it_stops_early_and_hands_out_the_best() -> None:
     parent, child = pair()
     recipe = replace(RECIPE, steps=40, lr=3.0, evaluations=20, patience=3, clip=100.0)
-    healed = Healing(parent, child, TRAIN, HELD_OUT, recipe).run()
-    assert healed.steps == healed.best_step + 3 * 2 < 40
+    healed = heal_child(parent, child, TRAIN, HELD_OUT, recipe)
+    assert healed.curve[-1].step == healed.best_step + 3 * 2 < 40
     best = min(point.distance for point in healed.curve)
-    assert compared(parent, healed.model, HELD_OUT)[2] == pytest.approx(best, rel=1e-5)
+    assert compared(parent, child, HELD_OUT)[2] == pytest.approx(best, rel=1e-5)
 
 
 def test_ctrl_c_ends_a_healing_with_its_best_weights() -> None:
@@ -128,10 +131,10 @@ def test_ctrl_c_ends_a_healing_with_its_best_weights() -> None:
     for rate, best in ((30.0, 0), (RECIPE.lr, None)):
         parent, child = pair()
         with stopped_at(7):
-            healed = Healing(parent, child, TRAIN, HELD_OUT, replace(RECIPE, lr=rate, clip=1e9)).run()
-        assert healed.stopped and healed.steps == 7 and best in (None, healed.best_step)
+            healed = heal_child(parent, child, TRAIN, HELD_OUT, replace(RECIPE, lr=rate, clip=1e9))
+        assert healed.stopped and healed.curve[-1].step == 7 and best in (None, healed.best_step)
         least = min(point.distance for point in healed.curve)
-        assert compared(parent, healed.model, HELD_OUT)[2] == pytest.approx(least, rel=1e-5)
+        assert compared(parent, child, HELD_OUT)[2] == pytest.approx(least, rel=1e-5)
 
 
 def test_each_document_is_read_once_before_any_comes_again() -> None:
@@ -147,7 +150,7 @@ def test_a_loss_that_is_no_number_is_said() -> None:
     with torch.no_grad():
         next(child.parameters())[0] = math.inf
     with pytest.raises(HeadwiseError, match=r"healing diverged: loss is nan at step 1; lower lr="):
-        Healing(parent, child, TRAIN, HELD_OUT, RECIPE).run()
+        heal_child(parent, child, TRAIN, HELD_OUT, RECIPE)
 
 
 def test_recipes_that_make_no_sense_are_refused() -> None:

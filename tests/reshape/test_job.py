@@ -19,9 +19,8 @@ from headwise.corpus.tokens import Tokens
 from headwise.heads.ablate import ablation
 from headwise.models.open import Folder, remember
 from headwise.reshape import job, prune, share
-from headwise.reshape.job import Job
+from headwise.reshape.job import Calibration, calibrate, read_user_text, reshape
 from headwise.reshape.prune import head_scores
-from headwise.reshape.text import Calibration, read_calibration
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz .,!\n"
 
@@ -63,7 +62,7 @@ def test_each_part_of_the_text_serves_for_one_thing(
     """Groups and heads are chosen on one part, the child learns from it, the best weights are chosen on another, and
     what is reported is measured on a third."""
     folder = opened(build("rope", dtype=torch.float32))
-    parts = read_calibration(text, folder)
+    parts = calibrate(*read_user_text(text, Path()), folder)
     train, chosen, reported = documents(parts.train), documents(parts.held_out[1::2]), documents(parts.held_out[::2])
     assert len(train) == 88 and len(chosen) == 5 and len(reported) == 5
     assert not train & chosen and not train & reported and not chosen & reported
@@ -73,7 +72,7 @@ def test_each_part_of_the_text_serves_for_one_thing(
         seen["moments"].append(documents(batches))
         return whole(model, batches)
 
-    def heal(parent: Any, child: Any, learned: Any, held_out: Any, *rest: Any, whole: Any = job.Healing) -> Any:
+    def heal(parent: Any, child: Any, learned: Any, held_out: Any, *rest: Any, whole: Any = job.heal_child) -> Any:
         seen["learned"].append(documents(learned))
         seen["chosen"].append(documents(held_out))
         return whole(parent, child, learned, held_out, *rest)
@@ -88,7 +87,7 @@ def test_each_part_of_the_text_serves_for_one_thing(
 
     monkeypatch.setattr(share, "moments", moments)
     monkeypatch.setattr(prune, "survey", survey)
-    monkeypatch.setattr(job, "Healing", heal)
+    monkeypatch.setattr(job, "heal_child", heal)
     monkeypatch.setattr(job, "measure", measure)
     monkeypatch.setattr(job, "export", lambda *arguments: "not verified")
     share.share(folder.model, 3, method="aligned", text=text, out=tmp_path / "out", heal=2)
@@ -130,7 +129,7 @@ NANOGPT: Any = {"norm": "layer", "position": "learned", "activation": "gelu", "g
 
 def test_what_cannot_be_done_is_said_before_a_text_is_read() -> None:
     def job(model: Any, change: Any) -> None:
-        Job(model.eval(), change, {"text": Path("no such text")}).run()
+        reshape(model.eval(), change, text="no text: two words")
 
     refuses_table("jobs", vars(reshape_models) | vars(prune) | vars(share) | {"job": job, "NANOGPT": NANOGPT})
 

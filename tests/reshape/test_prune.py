@@ -12,9 +12,8 @@ from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.heads.ablate import ablate
 from headwise.models.ask import answers
 from headwise.models.weights import attentions, head_counts, read_layers
-from headwise.reshape.arguments import chosen_heads
 from headwise.reshape.heal import cache_bytes
-from headwise.reshape.prune import Gone, prune_heads, weakest
+from headwise.reshape.prune import Gone, Pruning, chosen_heads, prune_heads, weakest
 
 EVEN = ("L0.H1,L1.H2", ((1,), (2,)))
 UNEVEN = ("L0.H1,L1.H0,L1.H2", ((1,), (0, 2)))
@@ -124,4 +123,4 @@ def hw_mqa() -> nn.Module:
 
 
 def test_names_that_are_no_heads_are_refused() -> None:
-    refuses_table("heads", globals() | {"model": build("rope"), "grouped": build("rope, GQA")})
+    refuses_table("heads", globals() | {"model": build("rope"), "grouped": build("rope, GQA"), "Pruning": Pruning})

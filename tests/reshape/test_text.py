@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,8 @@ from headwise.corpus.tokens import Tokens
 from headwise.corpus.training import verb_corpus
 from headwise.gpt.run import Settings, run_training
 from headwise.models.open import Folder, open_folder
-from headwise.reshape.text import batches, read_calibration, spread
+from headwise.reshape.heal import batches
+from headwise.reshape.job import Calibration, calibrate, read_user_text, spread
 
 TEXT = "".join(f"line {n} of many\n" for n in range(60))
 
@@ -36,6 +38,10 @@ class Framed:
 
     def shown(self, ids: Sequence[int]) -> tuple[str, ...]:
         return tuple(map(chr, ids))
+
+
+def read_calibration(text: Any, folder: Folder, tokens: int | None = None) -> Calibration:
+    return calibrate(*read_user_text(text, folder.path), folder, tokens)
 
 
 def folder(tokens: object, context: int | None = 16, family: str = "headwise", vocab_size: int | None = None) -> Folder:
@@ -81,7 +87,7 @@ def test_documents_of_a_text(path: Path) -> None:
     assert len(spread(documents, 1000)) == 100
     assert len(spread(documents, 1)) == 1
     documents = [torch.full((n,), i) for i, n in enumerate((5, 3, 5, 5, 2))]
-    assert [tuple(x.shape) for x in batches(documents, 2)] == [(2, 5), (1, 5), (1, 3), (1, 2)]
+    assert [tuple(x.shape) for x in batches(documents, size=2)] == [(2, 5), (1, 5), (1, 3), (1, 2)]
     assert [tuple(x.shape) for x in batches(documents)] == [(3, 5), (1, 3), (1, 2)]
     long = [torch.zeros(BATCH) for _ in range(3)]
     assert [len(x) for x in batches(long)] == [1, 1, 1]

@@ -1,16 +1,8 @@
-"""`headwise share` and `prune`: a command is a record of its options, and making one runs it.
-
-Both have a model and seven options in common, and the same work around the change that each makes. As a dataclass
-a command inherits both. The parameters of its constructor are its options, so typer takes the class as it takes a
-function: it calls the class with the options, and `__post_init__` of `Reshape`, which runs once they are set, does the
-work.
-"""
+"""`headwise share` and `prune`."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
@@ -24,185 +16,125 @@ from headwise.cli.app import (
     print_json,
     wants_json,
 )
-from headwise.cli.early import check_model, check_one_count, context_in, shape_of
 from headwise.errors import HeadwiseError
-from headwise.families import check_next, check_reshapable, require_run
-from headwise.files import STDIN, read_text, text_path
-from headwise.reshape.arguments import (
-    Options,
-    check_free,
-    check_kv_heads,
-    check_place,
-    check_pruning,
-    check_sharing,
-    check_tokens,
-    chosen_heads,
-    recipe_of,
-)
 from headwise.table import Cell, Table
 from headwise.view import Progress, Screen, err, screen
 
 if TYPE_CHECKING:
-    from headwise.cost.shape import ModelShape
     from headwise.reshape.heal import Damage, HealPoint, Pair
     from headwise.reshape.job import Change, Reshaped
 
 SHOWN_LAYERS = 12  # layers whose entropy has a row; how many more there are is said below them
 
 
-@dataclass(kw_only=True)
-class Reshape(ABC):
-    """What the three commands have in common: the model, and options of the library under the same names."""
-
-    model: Model
-    text: File = None
-    out: File = None  # a folder, or none: then the damage is shown and nothing written
-    tokens: int | None = None
-    documents: SomeCount = None
-    heal: int | None = None
-    force: Annotated[bool, Option("--force")] = False
-    device: str = "cpu"
-
-    @abstractmethod
-    def check(self, shape: ModelShape | None) -> None:
-        """Refuse what the command's own options cannot ask for, of a model of these sizes where they are known."""
-
-    @abstractmethod
-    def change(self) -> Change:
-        """The change that is asked for; torch is there."""
-
-    def __post_init__(self) -> None:
-        """Run the command: refuse what can be refused without torch, then load torch, then work."""
-        # What the library takes in both, by the names of its arguments. Any other option goes into the change.
-        options = cast(
-            Options,
-            {name: value for name, value in vars(self).items() if name in Options.__annotations__},
-        )
-        self._check(options)
-        with needs_torch():  # `change` imports it
-            change = self.change()
-        self._run(change, options)
-
-    def _check(self, options: Options) -> None:
-        """Refuse, without torch, what names, numbers and config.json tell."""
-        if self.heal is not None and self.out is None:
-            raise HeadwiseError("heal= makes a model to keep; pass out=, the folder to write it to")
-        # this and all that follow raise HeadwiseError; what they give is not needed here
-        recipe_of(options)
-        check_model(self.model)
-        check_reshapable(self.model)
-        if self.text is None:
-            require_run(self.model)  # only a run knows a text of its own
-        elif str(self.text) != STDIN:  # which can be read only once
-            read_text(text_path(self.text))
-        shape = shape_of(self.model)
-        check_tokens(self.tokens, context_in(shape))
-        if self.out is not None:
-            check_place(self.model, self.out)
-            check_free(self.out, self.force)
-        self.check(shape)
-
-    def _run(self, change: Change, options: Options) -> None:
-        """Make the change; show the damage as soon as it is known, then the rest."""
-        from headwise.reshape.job import Job, Listener
-
-        def point(evaluation: HealPoint, steps: int) -> None:  # of so many steps of healing
-            line = f"distance {evaluation.distance:.4f}"
-            if evaluation.held_out_loss is not None:
-                line = f"held-out {evaluation.held_out_loss:.3f}  {line}"
-            progress("step", evaluation.step, steps, line, milestone=True)
-
-        def damage(what: str, notes: tuple[str, ...], first: Damage) -> None:
-            if not wants_json():
-                for line in (what, *notes):
-                    screen.say(line)
-                print_damage(screen, "Before any training, on held-out text", first)
-
-        def note(line: str) -> None:
-            text = in_options(line)
-            err.print(text)
-            if not err.is_terminal:
-                # plain lines that follow repeat it, without a count (0 of 0), with the seconds
-                progress(text, 0, 0)
-
-        with Progress("reading the model") as progress:
-            reshaped = Job(self.model, change, options, Listener(note, point, damage)).run()
-        if wants_json():
-            print_json("reshaped", reshaped.document())
-            return
-        print_reshaped(screen, reshaped)
-        if reshaped.out is None:
-            screen.say("nothing was written; pass --out for a model folder")
-            return
-        screen.say(f"verified: {reshaped.verified}")
-        screen.say(f"model: {reshaped.out}")
-
-
-# Options that only one command has are a base class of their own, because --help shows options in the order of the
-# fields, and these are to come first. A dataclass takes the fields of its last base first and its own last: `Reshape`
-# therefore comes first in `class Share(Reshape, _Sharing)`. All are keywords, so that `model`, which has no default,
-# may follow options that have one.
-@dataclass(kw_only=True)
-class _Sharing:
-    kv_heads: Annotated[int, Option()]
-    method: str = "aligned+norm"
-    groups: str = "adjacent"
-
-
-@command("share")
-@dataclass(kw_only=True)
-class Share(Reshape, _Sharing):
+@command()
+def share(
+    model: Model,
+    kv_heads: Annotated[int, Option()],
+    method: str = "aligned+norm",
+    groups: str = "adjacent",
+    text: File = None,
+    out: File = None,  # a folder, or none: then the damage is shown and nothing written
+    tokens: int | None = None,
+    documents: SomeCount = None,
+    heal: int | None = None,
+    force: Annotated[bool, Option("--force")] = False,
+    device: str = "cpu",
+) -> None:
     """Let query heads share key/value heads: a smaller cache.
 
     MODEL is a run of headwise or a folder of Llama, Mistral, Qwen2 or Qwen3. The damage is measured before any
-    training. With --heal the model then learns to answer as it did before. A fresh process verifies --out before it
-    appears. The last tenth of TEXT is held out to measure on.
+    training. With --heal the model then learns to answer as it did before. --out is read back before it appears. The
+    last tenth of TEXT is held out to measure on.
     """
-
-    def check(self, shape: ModelShape | None) -> None:
-        check_sharing(self.method, self.groups)
-        check_one_count(self.model)
-        if shape is not None:  # else the library tells once it has the model
-            attention = shape.layers[0].attention
-            check_kv_heads(self.kv_heads, attention.n_heads, attention.n_kv_heads)
-
-    def change(self) -> Change:
+    with needs_torch():
         from headwise.reshape.share import Sharing
+    _reshape(
+        model,
+        Sharing(kv_heads, method, groups),
+        text=text,
+        out=out,
+        tokens=tokens,
+        documents=documents,
+        heal=heal,
+        force=force,
+        device=device,
+    )
 
-        return Sharing(self.kv_heads, self.method, self.groups)
 
-
-@dataclass(kw_only=True)
-class _Pruning:
-    heads: str | None = None
-    keep: float | None = None
-    by: str | None = None
-    uniform: Annotated[bool, Option("--uniform")] = False
-
-
-@command("prune")
-@dataclass(kw_only=True)
-class Prune(Reshape, _Pruning):
+@command()
+def prune(
+    model: Model,
+    heads: str | None = None,
+    keep: float | None = None,
+    by: str | None = None,
+    uniform: Annotated[bool, Option("--uniform")] = False,
+    text: File = None,
+    out: File = None,
+    tokens: int | None = None,
+    documents: SomeCount = None,
+    heal: int | None = None,
+    force: Annotated[bool, Option("--force")] = False,
+    device: str = "cpu",
+) -> None:
     """Remove query heads from a model.
 
     Heads leave the weights where the format can carry what remains: as many from each layer, whole groups or evenly
     from each group. Otherwise they are zeroed, and the reason is printed. The rest is as in `headwise share`: the
     damage is measured, healed if you ask for it, and a verified folder is written.
     """
-
-    def check(self, shape: ModelShape | None) -> None:
-        check_pruning(self.heads, self.keep, self.by)
-        # Importance and ablation need the loss of a next token; a model without one is told that --by role does not.
-        if self.keep is not None and self.by != "role":
-            check_next(self.model, "pass by='role', or heads=")
-        # the first layer has as many heads as any other
-        if shape is not None and self.heads is not None:
-            chosen_heads(self.heads, len(shape.layers), shape.layers[0].attention.n_heads)
-
-    def change(self) -> Change:
+    with needs_torch():
         from headwise.reshape.prune import Pruning
+    _reshape(
+        model,
+        Pruning(heads, keep, by, uniform),
+        text=text,
+        out=out,
+        tokens=tokens,
+        documents=documents,
+        heal=heal,
+        force=force,
+        device=device,
+    )
 
-        return Pruning(self.heads, self.keep, self.by, self.uniform)
+
+def _reshape(model: Any, change: Change, **options: Any) -> None:
+    """Make the change; show the damage as soon as it is known, then the rest. The options are those of `reshape`."""
+    from headwise.reshape.job import Listener, reshape
+
+    if options["heal"] is not None and options["out"] is None:
+        raise HeadwiseError("heal= makes a model to keep; pass out=, the folder to write it to")
+
+    def point(evaluation: HealPoint, steps: int) -> None:  # of so many steps of healing
+        line = f"distance {evaluation.distance:.4f}"
+        if evaluation.held_out_loss is not None:
+            line = f"held-out {evaluation.held_out_loss:.3f}  {line}"
+        progress("step", evaluation.step, steps, line, milestone=True)
+
+    def damage(what: str, notes: tuple[str, ...], first: Damage) -> None:
+        if not wants_json():
+            for line in (what, *notes):
+                screen.say(line)
+            print_damage(screen, "Before any training, on held-out text", first)
+
+    def note(line: str) -> None:
+        text = in_options(line)
+        err.print(text)
+        if not err.is_terminal:
+            # plain lines that follow repeat it, without a count (0 of 0), with the seconds
+            progress(text, 0, 0)
+
+    with Progress("reading the model") as progress:
+        reshaped = reshape(model, change, Listener(note, point, damage), **options)
+    if wants_json():
+        print_json("reshaped", reshaped.document())
+        return
+    print_reshaped(screen, reshaped)
+    if reshaped.out is None:
+        screen.say("nothing was written; pass --out for a model folder")
+        return
+    screen.say(f"verified: {reshaped.verified}")
+    screen.say(f"model: {reshaped.out}")
 
 
 # What is printed: the damage as a table, the recovery curve, what was won.

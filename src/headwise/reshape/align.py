@@ -36,7 +36,6 @@ from headwise.gpt.train import one_thread
 from headwise.models.ask import run_body
 from headwise.models.hook import hooked
 from headwise.models.weights import AttentionWeights, attentions, input_projection
-from headwise.reshape.text import n_tokens
 
 # of generalised Procrustes analysis; its sum of squares falls in each, by less than 0.1 % in a 13th
 ROUNDS = 12
@@ -51,7 +50,7 @@ def moments(model: nn.Module, batches: Sequence[Tensor]) -> Iterator[Tensor]:
 
     x is what the layer's attention reads of a token, (C,), with a 1 appended. Raises HeadwiseError without a text.
     """
-    n_layers, count = len(attentions(model)), n_tokens(batches)
+    n_layers, count = len(attentions(model)), sum(ids.numel() for ids in batches)
     # Of each layer the smaller root. With no more tokens than columns these are the inputs themselves, batch by
     # batch; with more it is the one sum of x x' over all batches, (C+1,C+1).
     sums: dict[int, list[Tensor]] = {}

@@ -13,31 +13,24 @@ import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from headwise.corpus import documents as corpus
 from headwise.cost import cache_bytes_per_token
 from headwise.errors import HeadwiseError
-from headwise.gpt.presets import warm_cosine
-from headwise.gpt.train import (
-    AdamW,
-    DivergedError,
-    Muon,
-    interrupts,
-    take_step,
-)
+from headwise.gpt.presets import check_seed, warm_cosine
+from headwise.gpt.train import AdamW, DivergedError, Muon, interrupts, take_step
 from headwise.heads.blocks import measure as measure_call
 from headwise.heads.documents import Document, listening
 from headwise.models.ask import answers, config_fields, hidden_states, predicts, reader
 from headwise.models.sites import Site
-from headwise.models.weights import AttentionWeights, attentions, read_layers, write_layer
+from headwise.models.weights import AttentionWeights, attentions, layers_in_turn, write_layer
 from headwise.records import Call
-from headwise.reshape.arguments import HealRecipe
-from headwise.reshape.text import batches
 
 # for each layer (head of the parent, the same head of the child)
 HeadPairs = Sequence[Sequence[tuple[int, int]]]
@@ -80,7 +73,7 @@ class Damage:
     error: float | None  # of the last hidden states, relative; where there is no KL
     # nats, for each layer: the mean over the heads that both have, on the first documents
     entropy: tuple[Pair, ...]
-    # a token of a text of `context`, all layers, in the model's own number format
+    # a token of a text of `context`, all layers, in the number format in which the model is stored
     cache_bytes: Pair
     parameters: Pair
     # of one text being generated; None where none is, or nothing got smaller
@@ -90,6 +83,13 @@ class Damage:
     texts: Pair  # how many of that length have caches that fit beside the weights in 24 GiB
 
 
+def batches(
+    documents: Sequence[Tensor], most: int | None = None, size: int | None = None
+) -> list[Tensor]:
+    """Documents of equal length side by side, (B,T), the longest first: `size` of them, or up to `most` tokens."""
+    return list(corpus.batches(sorted(documents, key=len, reverse=True), most, size))
+
+
 def divergence(parent: Tensor, child: Tensor) -> Tensor:
     """KL(parent || child) in nats, a mean over the distributions of logits (...,V) (Hinton et al. 2015, 1503.02531)."""
     log_p, log_q = (F.log_softmax(logits.flatten(0, -2).float(), -1) for logits in (parent, child))
@@ -97,41 +97,44 @@ def divergence(parent: Tensor, child: Tensor) -> Tensor:
 
 
 def relative_error(parent: Tensor, child: Tensor) -> Tensor:
-    # The mean square of the difference over that of the parent; 1e-30 keeps a parent of zeros from 0 / 0.
-    return (child - parent).float().square().mean() / parent.float().square().mean().clamp(
-        min=1e-30
-    )
+    """The mean square of the difference over that of the parent; 1e-30 keeps a parent of zeros from 0 / 0."""
+    size = parent.float().square().mean()
+    return (child - parent).float().square().mean() / size.clamp(min=1e-30)
+
+
+def distance_of(model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+    """How the answers of a model are compared: logits by their divergence, hidden states by their relative error."""
+    return divergence if predicts(model) else relative_error
 
 
 @torch.no_grad()
 def compared(
     parent: nn.Module, child: nn.Module, batches: Sequence[Tensor]
 ) -> tuple[float | None, float | None, float]:
-    """The loss of the parent and of the child on batches (B,T), and how far apart they answer.
+    """The loss of the parent and of the child on batches (B,T), and how far apart they answer; both in eval mode.
 
     Losses are in nats a token, None where no next token is predicted. The distance is the KL divergence in nats a
-    token; of models without logits it is the relative error of their last hidden states. Call it in eval mode.
+    token; of models without logits it is the relative error of their last hidden states.
     """
-    kind = predicts(parent)  # "next" token, "masked" ones, or None: answers are then hidden states
-    distance_of = divergence if kind else relative_error
+    is_next, distance_between = predicts(parent) == "next", distance_of(parent)
     distance, losses, n_tokens, n_predicted = 0.0, [0.0, 0.0], 0, 0
     for ids in batches:
         # each (B,T,V), or (B,T,C) of hidden states
         both = answers(parent, ids), answers(child, ids)
-        distance += distance_of(*both).item() * ids.numel()
+        distance += distance_between(*both).item() * ids.numel()
         n_tokens += ids.numel()
-        if kind == "next":
-            # nothing comes before the first token of a document, which is not predicted
-            n = ids[:, 1:].numel()
-            n_predicted += n
-            for i, logits in enumerate(both):
-                predicted, following = (
-                    logits[:, :-1].flatten(0, 1).float(),
-                    ids[:, 1:].flatten().to(logits.device),
-                )
-                losses[i] += F.cross_entropy(predicted, following).item() * n
-    parent_loss, child_loss = (total / n_predicted if kind == "next" else None for total in losses)
-    return parent_loss, child_loss, distance / n_tokens
+        if not is_next:
+            continue
+        following = ids[:, 1:].flatten()
+        n_predicted += len(following)
+        for i, logits in enumerate(both):
+            predicted = logits[:, :-1].flatten(0, 1).float()
+            losses[i] += F.cross_entropy(predicted, following.to(logits.device)).item() * len(
+                following
+            )
+    if not is_next:
+        return None, None, distance / n_tokens
+    return losses[0] / n_predicted, losses[1] / n_predicted, distance / n_tokens
 
 
 def measure(
@@ -142,6 +145,7 @@ def measure(
     context: int | None,
     say: Callable[[str], None] = lambda line: None,
     speed: Speed | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Damage:
     """Compare two models in eval mode on batches (B,T).
 
@@ -149,55 +153,58 @@ def measure(
     context  the longest text, for which the cache is counted; it also bounds the text whose decoding is timed
     say      hears what is being done
     speed    of a child of the same shape, where it is known already
+    dtype    in which the models are stored, which sizes their weights and caches; None: in which they compute
     """
+    dtype = dtype or next(parent.parameters()).dtype
     say("measuring loss, divergence and entropies")
     with entropies(parent) as old, entropies(child) as new:
         before, after, distance = compared(parent, child, held_out)
-    kind = predicts(parent)
-    tokens = context or DECODE_CONTEXT
-    cache = Pair(cache_bytes(parent, tokens), cache_bytes(child, tokens))
-    # room is left for the tokens that are decoded
-    length = max(0, min(tokens, DECODE_CONTEXT) - NEW_TOKENS)
-    sizes = Pair(n_parameters(parent), n_parameters(child))
-    # else two timings differ by chance alone
-    smaller = cache.after != cache.before or sizes.after != sizes.before
-    if speed is None and smaller and kind == "next" and length > 0:
-        say("measuring decoding speed")
-        speed = decode_speed(parent, child, held_out[0][:1], length)
     entropy = []
     for layer, heads in enumerate(pairs):
         of_parent = statistics.fmean(old[f"L{layer}"][was] for was, _ in heads)
         of_child = statistics.fmean(new[f"L{layer}"][now] for _, now in heads)
         entropy.append(Pair(of_parent, of_child))
+    tokens = context or DECODE_CONTEXT
+    counted = []  # of each model a token's cache, the parameters, the texts that fit
+    for model in (parent, child):
+        cache, size = cache_bytes(model, tokens, dtype), n_parameters(model)
+        room = max(0, MEMORY - size * dtype.itemsize)
+        counted.append((cache, size, room // (cache * tokens) if cache else 0.0))
+    caches, sizes, texts = (Pair(*both) for both in zip(*counted, strict=True))
+    # room is left for the tokens that are decoded
+    length = max(0, min(tokens, DECODE_CONTEXT) - NEW_TOKENS)
+    # else two timings differ by chance alone
+    smaller = caches.after != caches.before or sizes.after != sizes.before
+    if speed is None and smaller and before is not None and length > 0:
+        say("measuring decoding speed")
+        speed = decode_speed(parent, child, held_out[0][:1], length)
+    ends_in_logits = predicts(parent) is not None
     return Damage(
         loss=None if before is None or after is None else Pair(before, after),
-        kl=distance if kind else None,
-        error=None if kind else distance,
+        kl=distance if ends_in_logits else None,
+        error=None if ends_in_logits else distance,
         entropy=tuple(entropy),
-        cache_bytes=cache,
+        cache_bytes=caches,
         parameters=sizes,
         tokens_per_second=speed,
         decode_context=length,
         context=tokens,
-        texts=Pair(texts_in(parent, cache.before * tokens), texts_in(child, cache.after * tokens)),
+        texts=texts,
     )
 
 
 @contextmanager
 def entropies(model: nn.Module) -> Iterator[dict[str, list[float]]]:
     """Inside this block: of each attention, "L0", the mean entropy of each head on the first documents it reads."""
-    means = {}
+    means: dict[str, list[float]] = {}
 
-    # Each document of a call has rows["entropy"] (H,T): the mean is over the tokens of the first few.
     def note(site: Site, call: Call, documents: Sequence[Document]) -> None:
-        if site.name not in means:  # the first call of this attention
-            first = [
-                measure_call(call, b, document, top=False)
-                for b, document in enumerate(documents[:WATCHED])
-            ]
-            means[site.name] = (
-                torch.cat([measured.rows["entropy"] for measured in first], 1).mean(1).tolist()
-            )
+        if site.name in means:  # the first call of this attention is enough
+            return
+        rows = []  # (H,T) of each document
+        for b, document in enumerate(documents[:WATCHED]):
+            rows.append(measure_call(call, b, document, top=False).rows["entropy"])
+        means[site.name] = torch.cat(rows, 1).mean(1).tolist()
 
     with listening(model, note):
         yield means
@@ -207,16 +214,11 @@ def n_parameters(model: nn.Module) -> int:  # a weight that two modules share co
     return sum(p.numel() for p in model.parameters())
 
 
-def cache_bytes(model: nn.Module, tokens: int = 1) -> float:
-    """Bytes of cache a token, of a text of that many, in the format of the weights; 0 where none is kept."""
-    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    return cache_bytes_per_token(config_fields(model), dtype, tokens)
-
-
-def texts_in(model: nn.Module, cache: float) -> float:
-    """Texts whose cache of that many bytes each fits beside the weights in MEMORY; 0 where nothing is left."""
-    weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    return max(0, MEMORY - weights) // cache if cache else 0.0
+def cache_bytes(model: nn.Module, tokens: int = 1, dtype: torch.dtype | None = None) -> float:
+    """Bytes of cache a token, of a text of that many; 0 where none is kept. dtype: None takes that of the weights."""
+    dtype = dtype or next(model.parameters()).dtype
+    name = str(dtype).removeprefix("torch.")
+    return cache_bytes_per_token(config_fields(model), name, tokens)
 
 
 @torch.no_grad()
@@ -239,9 +241,8 @@ def decode_speed(parent: nn.Module, child: nn.Module, text: Tensor, length: int)
     # 20 / 512: the second and the last but one are bounds that hold it with a probability of 0.96.
     (low, high), (least, most) = ((side[1], side[-2]) for side in map(sorted, speeds))
     before, after = map(statistics.median, speeds)
-    return Speed(
-        before, after, (low, high), (least, most), RUNS, told_apart=high < least or most < low
-    )
+    apart = high < least or most < low
+    return Speed(before, after, (low, high), (least, most), RUNS, told_apart=apart)
 
 
 def _run_speed(decode: Callable[[Tensor], Tensor], token: Tensor) -> float:
@@ -258,6 +259,38 @@ def _run_speed(decode: Callable[[Tensor], Tensor], token: Tensor) -> float:
 Gone = tuple[tuple[int, ...], ...]  # for each layer the numbers of the query heads that go
 
 
+@dataclass(frozen=True, kw_only=True)
+class HealRecipe:
+    """How a child is healed: its attention learns, all else stays the parent's. The rates are peaks of one schedule.
+
+    `lr` and `hidden` were tried on 8 key/value heads shared as 2: rates of 0.012 to 0.02 healed alike, 0.03 worse;
+    `hidden` of 10 and of 100 worse than 30 (LOG.md, sharing heads 4:1). The other defaults are usual or round.
+    """
+
+    steps: int
+    batch: int = 4  # documents a step
+    lr: float = 0.015  # Muon, on matrices (Jordan et al. 2024)
+    vector_lr: float = 1e-3  # AdamW, on biases and gains
+    hidden: float = 30.0  # weight of the hidden states' error beside the divergence
+    warmup: float = 0.05  # fraction of the steps
+    evaluations: int = 10  # while it heals, beside the one before the first step
+    patience: int = 5  # evaluations without a better one before it stops
+    clip: float = 1.0  # largest norm of all gradients together
+    seed: int = 0  # of the order of the documents
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch"):
+            if getattr(self, name) < 1:
+                raise HeadwiseError(f"heal {name}={getattr(self, name)} must be at least 1")
+        if not 0 < self.lr < math.inf:
+            raise HeadwiseError(f"heal lr={self.lr} must be a positive number")
+        if not 0 <= self.hidden < math.inf:
+            raise HeadwiseError(
+                f"heal hidden={self.hidden} must be 0 or more; 0 leaves the hidden states out"
+            )
+        check_seed(self.seed)
+
+
 @dataclass(frozen=True)
 class HealPoint:
     """One evaluation while a child heals, on held-out text."""
@@ -271,122 +304,102 @@ class HealPoint:
     distance: float
 
 
-@dataclass(eq=False)  # without ==, which of tensors is no single truth
+@dataclass(frozen=True)
 class Healing:
-    """All that changes while a child heals; `run` trains it towards its parent.
+    """How a healing went."""
 
-    model       the child; at the end it has the weights of its best evaluation
-    train       documents (T,), drawn without repetition as long as there are fresh ones
-    held_out    batches (B,T) on which the child is evaluated and its best weights chosen
-    report      hears of every evaluation, and of the number of steps asked for
-    silent      heads that are zero, and are made so again after each step
-    """
-
-    parent: nn.Module
-    model: nn.Module
-    train: Sequence[Tensor]
-    held_out: Sequence[Tensor]
-    recipe: HealRecipe
-    report: Callable[[HealPoint, int], None] = lambda point, steps: None
-    silent: Gone = ()
-    curve: list[HealPoint] = field(default_factory=list)  # from before the first step on
-    best: dict[str, Tensor] = field(default_factory=dict)  # weights of the best evaluation
-    tokens: int = 0  # read so far
-    total: float = 0.0  # of the loss, since the last evaluation ...
-    count: int = 0  # ... over so many steps
-    stopped: bool = False  # by Ctrl-C
-
-    def __post_init__(self) -> None:
-        self.parent.eval()
-        self.model.eval().requires_grad_(False)  # dropout is off; the attentions alone learn
-        for module in attentions(self.model):
-            module.requires_grad_(True)
-        # of the attentions
-        self.weights = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        self.optimizers = make_optimizers(self.weights.values(), self.recipe)
-        # steps from one evaluation to the next
-        self.every = math.ceil(self.recipe.steps / self.recipe.evaluations)
-
-    def run(self) -> Healing:
-        """Heal; Ctrl-C ends it early, with the best weights so far. Raises HeadwiseError when the loss is no number."""
-        with interrupts() as interrupted:
-            self.evaluate(0)  # before the first step the child may be at its best
-            # Batches never end; the range does.
-            for done, ids in zip(
-                range(1, self.recipe.steps + 1), drawn(self.train, self.recipe), strict=False
-            ):
-                # So many evaluations since the best one were no better.
-                if (
-                    len([point for point in self.curve if point.step > self.best_step])
-                    >= self.recipe.patience
-                ):
-                    break
-                self.step(done - 1, ids)
-                stopping = interrupted()
-                if stopping or done % self.every == 0 or done == self.recipe.steps:
-                    self.evaluate(done)
-                if stopping:
-                    self.stopped = True
-                    break
-        with torch.no_grad():
-            for name, parameter in self.weights.items():
-                parameter.copy_(self.best[name])
-        return self
-
-    @property
-    def steps(self) -> int:  # made up to the last evaluation, with which a healing ends
-        return self.curve[-1].step
+    curve: tuple[HealPoint, ...]  # from before the first step on
+    stopped: bool  # by Ctrl-C
 
     @property
     def best_step(self) -> int:
         return min(self.curve, key=lambda point: point.distance).step
 
-    def step(self, step: int, ids: Tensor) -> None:
-        # The states of a block, one (B,T,C) a layer, are there once the model in it has answered.
-        with hidden_states(self.parent) as parent_states, torch.no_grad():
-            wanted = answers(self.parent, ids)
-        with hidden_states(self.model) as child_states:
-            loss = (divergence if predicts(self.parent) else relative_error)(
-                wanted, answers(self.model, ids)
-            )
-        if self.recipe.hidden:
-            errors = [
-                relative_error(a, b) for a, b in zip(parent_states, child_states, strict=True)
-            ]
-            loss = loss + self.recipe.hidden * torch.stack(errors).mean()
-        warmup = max(1, round(self.recipe.warmup * self.recipe.steps))
-        # a fraction of lr and of vector_lr
-        rate = warm_cosine(step, self.recipe.steps, warmup, final=0.0)
-        try:
-            value = take_step(
-                loss, self.weights.values(), self.optimizers, step, rate, self.recipe.clip
-            )
-        except DivergedError as error:
-            raise HeadwiseError(f"healing diverged: {error}; lower lr=") from None
-        silence(self.model, self.silent)
-        self.tokens, self.total, self.count = (
-            self.tokens + ids.numel(),
-            self.total + value,
-            self.count + 1,
-        )
 
-    def evaluate(self, step: int) -> None:
-        """Add a point to the curve; its weights are kept where it is the best."""
-        _, loss, distance = compared(self.parent, self.model, self.held_out)
-        mean = self.total / self.count if self.count else None
-        self.curve.append(HealPoint(step, self.tokens, mean, loss, distance))
-        if self.best_step == step:
-            self.best = {name: p.detach().clone() for name, p in self.weights.items()}
-        self.total, self.count = 0.0, 0
-        self.report(self.curve[-1], self.recipe.steps)
+def heal_child(
+    parent: nn.Module,
+    child: nn.Module,
+    train: Sequence[Tensor],
+    held_out: Sequence[Tensor],
+    recipe: HealRecipe,
+    report: Callable[[HealPoint, int], None] = lambda point, steps: None,
+    silent: Gone = (),
+) -> Healing:
+    """Train the child in place to answer as its parent; it ends with the weights of its best evaluation.
+
+    Ctrl-C ends it early. Raises HeadwiseError when the loss is no number.
+
+    Args:
+        parent: it is left alone
+        child: its attentions learn
+        train: documents (T,), drawn without repetition as long as there are fresh ones
+        held_out: batches (B,T) on which the child is evaluated and its best weights chosen
+        recipe: steps, rates, seed
+        report: hears of every evaluation, and of the number of steps asked for
+        silent: heads that are zero, and are made so again after each step
+    """
+    parent.eval()
+    child.eval().requires_grad_(False)  # dropout is off
+    for module in attentions(child):
+        module.requires_grad_(True)
+    weights = {name: p for name, p in child.named_parameters() if p.requires_grad}
+    optimizers = make_optimizers(weights.values(), recipe)
+    every = math.ceil(recipe.steps / recipe.evaluations)
+    warmup = max(1, round(recipe.warmup * recipe.steps))
+    curve: list[HealPoint] = []
+    kept: dict[str, Tensor] = {}
+    best = tokens = 0  # the number of the best evaluation; tokens read so far
+    losses: list[float] = []  # since the last evaluation
+    stopping = False
+    with interrupts() as interrupted:
+        for done, ids in enumerate(drawn(train, recipe)):
+            # Before the first step, too: the child may then be at its best.
+            if stopping or done % every == 0 or done == recipe.steps:
+                _, loss, distance = compared(parent, child, held_out)
+                mean = sum(losses) / len(losses) if losses else None
+                curve.append(HealPoint(done, tokens, mean, loss, distance))
+                report(curve[-1], recipe.steps)
+                losses = []
+                if distance < curve[best].distance or not kept:
+                    best = len(curve) - 1
+                    kept = {name: p.detach().clone() for name, p in weights.items()}
+                is_stuck = len(curve) - 1 - best >= recipe.patience
+                if stopping or is_stuck or done == recipe.steps:
+                    break
+            loss_of_step = distillation_loss(parent, child, ids, recipe.hidden)
+            rate = warm_cosine(done, recipe.steps, warmup, final=0.0)
+            try:
+                losses.append(
+                    take_step(loss_of_step, weights.values(), optimizers, done, rate, recipe.clip)
+                )
+            except DivergedError as error:
+                raise HeadwiseError(f"healing diverged: {error}; lower lr=") from None
+            silence(child, silent)
+            tokens += ids.numel()
+            stopping = interrupted()
+    with torch.no_grad():
+        for name, parameter in weights.items():
+            parameter.copy_(kept[name])
+    return Healing(tuple(curve), stopping)
+
+
+def distillation_loss(parent: nn.Module, child: nn.Module, ids: Tensor, hidden: float) -> Tensor:
+    """How far the child is from its parent on ids (B,T); `hidden` weighs the states after each layer."""
+    # The states of a block, one (B,T,C) a layer, are there once the model in it has answered.
+    with hidden_states(parent) as parent_states, torch.no_grad():
+        wanted = answers(parent, ids)
+    with hidden_states(child) as child_states:
+        loss = distance_of(parent)(wanted, answers(child, ids))
+    if not hidden:
+        return loss
+    pairs = zip(parent_states, child_states, strict=True)
+    return loss + hidden * torch.stack([relative_error(a, b) for a, b in pairs]).mean()
 
 
 @torch.no_grad()
 def silence(model: nn.Module, heads: Gone) -> None:
     """Make heads zero in place: their rows of W_Q, with the bias, and their columns of W_O."""
-    if not heads:
-        return
-    for layer, (weights, gone) in enumerate(zip(read_layers(model), heads, strict=True)):
+    for layer, (weights, gone) in enumerate(zip(layers_in_turn(model), heads, strict=False)):
         write_layer(model, layer, silenced(weights, gone))
 
 
@@ -394,16 +407,13 @@ def silenced(weights: AttentionWeights, heads: Sequence[int]) -> AttentionWeight
     """A copy of a layer in which these heads are zero."""
     # Without its columns of W_O a head adds nothing; without its rows of W_Q it looks evenly, whatever it was. Keys and
     # values stay: other heads of the group read them.
-    # (H,1), True for heads that go: over bq (H,D) and wo (C,H,E) as it is, over wq (H,D,C) with one more axis.
-    gone = torch.tensor(
-        [head in heads for head in range(weights.n_heads)], device=weights.wq.device
-    )[:, None]
-    return replace(
-        weights,
-        wq=weights.wq.masked_fill(gone[..., None], 0),
-        bq=None if weights.bq is None else weights.bq.masked_fill(gone, 0),
-        wo=weights.wo.masked_fill(gone, 0),
-    )
+    wq, wo = weights.wq.clone(), weights.wo.clone()
+    bq = None if weights.bq is None else weights.bq.clone()
+    for head in heads:
+        wq[head], wo[:, head] = 0, 0
+        if bq is not None:
+            bq[head] = 0
+    return replace(weights, wq=wq, bq=bq, wo=wo)
 
 
 def drawn(documents: Sequence[Tensor], recipe: HealRecipe) -> Iterator[Tensor]:
@@ -415,11 +425,9 @@ def drawn(documents: Sequence[Tensor], recipe: HealRecipe) -> Iterator[Tensor]:
         # 1,000,003 is a prime beyond any number of passes: no two seeds share the order of a pass. Below 2^63 it is a
         # seed that torch takes.
         generator = torch.Generator().manual_seed((recipe.seed * 1_000_003 + number) % 2**63)
-        shuffled = [
-            documents[i] for i in torch.randperm(len(documents), generator=generator).tolist()
-        ]
-        in_turn = batches(shuffled, recipe.batch)
-        for i in torch.randperm(len(in_turn), generator=generator).tolist():
+        order = torch.randperm(len(documents), generator=generator)
+        in_turn = batches([documents[i] for i in order], size=recipe.batch)
+        for i in torch.randperm(len(in_turn), generator=generator):
             yield in_turn[i]
 
 

@@ -1,47 +1,106 @@
-"""From a model to a reshaped one: read, change, measure, heal, measure again, write, verify."""
+"""From a model to a reshaped one: read, change, measure, heal, measure again; then a folder, and its proof.
+
+The folder is filled beside its place and read back. What it answers is compared with what the model in memory answers;
+then it gets its name in one rename.
+
+The text is one part to align, choose heads and heal by, and another, held out, to measure on. A run of headwise that
+was trained on lines gets a document a line. Any other text is one stream, cut into documents of `tokens` tokens, each
+in the frame that the model expects, such as [CLS] and [SEP]. The last tenth is held out, as in training; every second
+held-out document follows the healing, the others measure what came of it.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from timeit import timeit
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
-from torch import nn
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
-from headwise.corpus.verbs import WHOLE_LINES
+from headwise.corpus import verbs
+from headwise.corpus.documents import BATCH, cut, encoded
+from headwise.corpus.sources import Sources, exists
+from headwise.corpus.tokens import require_tokens, unknown_note
+from headwise.corpus.training import HELD_OUT_SHARE
+from headwise.cost import read_shape
 from headwise.errors import HeadwiseError
-from headwise.families import check_reshapable, run_of
+from headwise.families import RECORD, check_reshapable, require_run, run_of
+from headwise.files import read_text, sync_folder, text_path, write_whole
+from headwise.gpt.checkpoint import load_model
+from headwise.gpt.presets import find_preset
+from headwise.gpt.run import read_run
 from headwise.models.ask import answers, context_of, evaluating, predicts, vocabulary_of
 from headwise.models.locate import located
-from headwise.models.open import Folder, described, open_folder
+from headwise.models.open import Folder, described, open_folder, write_folder
 from headwise.models.sites import require_held
-from headwise.models.weights import cast, family_of
+from headwise.models.weights import (
+    attentions,
+    cast,
+    family_of,
+    head_counts,
+    reads_as_stock,
+    windows_of,
+)
 from headwise.records import plain_data
-from headwise.reshape.arguments import HealRecipe, Options, check_free, check_place, recipe_of
-from headwise.reshape.export import export
 from headwise.reshape.heal import (
     Damage,
     Gone,
     HeadPairs,
     Healing,
     HealPoint,
+    HealRecipe,
     Speed,
+    batches,
     cache_bytes,
+    heal_child,
     measure,
 )
-from headwise.reshape.text import Calibration, n_tokens, read_calibration
+from headwise.shapes import shape_of
 
-# tokens on which the speed of a model is tried: a round choice, short beside what is then read
-GLIMPSE = 64
+# tokens of a document, at most, where the user names no number: a round choice, more take more memory
+LONGEST = 1024
+LOGITS = 2**26  # numbers, at most, in the logits of a batch that is only read: 256 MiB in float32
+# Round choices: with more tokens a number is surer, and the reading takes longer.
+STATISTICS = 50_000  # tokens, at most, that alignment and importance read
+GLANCE = 5_000  # tokens, at most, that an evaluation of a healing reads
+EVALUATION = 20_000  # tokens, at most, that one measurement reads
+GLIMPSE = 64  # tokens on which the speed of a model is tried, short beside what is then read
+TOLERANCE = 1e-4  # largest difference of a logit in float32 that rounding in another order may make
+PROBE_TOKENS = 256  # ids that both models read, where no window asks for more
 # stands for the folder of a model that was not read from one
 IN_MEMORY = Path("the model in memory")
+OF_RUN = "the text of the run"  # what errors call it
+
+# One stream (N,), documents (B,T), or documents one by one.
+Ids = Tensor | NDArray[Any] | Sequence[int] | Sequence[Sequence[int]] | Sequence[Tensor]
+
+
+class Options(TypedDict, total=False):
+    """What `share` and `prune` have in common; `share` explains it."""
+
+    text: Any  # a path, a text, or ids
+    out: str | Path | None
+    tokens: int | None
+    documents: int | None
+    heal: int | None
+    batch: int
+    lr: float
+    hidden: float
+    seed: int
+    force: bool
+    device: str
 
 
 @dataclass(frozen=True)
@@ -58,27 +117,31 @@ class Changed:
     @property
     def pairs(self) -> HeadPairs:
         """For each layer the heads that give something in both models: (its number in the parent, in the child)."""
-        silent = self.silent or ((),) * len(self.origins)  # () stands for none in any layer
-        rows = zip(self.origins, silent, strict=True)
-        return [
-            [(old, new) for new, old in enumerate(row) if new not in zeros] for row, zeros in rows
-        ]
+        pairs = []
+        for layer, row in enumerate(self.origins):
+            zeros = self.silent[layer] if self.silent else ()
+            pairs.append([(old, new) for new, old in enumerate(row) if new not in zeros])
+        return pairs
 
 
 class Change(ABC):
     """A way to reshape; its fields, with the text, determine the child."""
 
     @abstractmethod
-    def check(self, model: nn.Module) -> None:
-        """Refuse what cannot be done, before a text is read."""
-
-    def tokens_run(self, model: nn.Module, calibration: Calibration) -> int:
-        """About how many tokens the model reads until the child is there, for a forecast of the time."""
-        return 0
+    def check_sizes(self, n_layers: int, n_heads: int, n_kv_heads: int) -> None:
+        """Refuse what a model of these sizes cannot be asked: by its config alone, before its weights are read."""
 
     @abstractmethod
-    def apply(self, job: Job) -> Changed:
-        """Make the child of `job.source`."""
+    def check(self, model: nn.Module) -> None:
+        """Refuse what cannot be done with this model, before it reads a text."""
+
+    @abstractmethod
+    def passes(self, model: nn.Module) -> int:
+        """How many times the model reads the text until the child is there, for a forecast of the time."""
+
+    @abstractmethod
+    def apply(self, source: Folder, calibration: Calibration) -> Changed:
+        """Make the child."""
 
 
 @dataclass(frozen=True)
@@ -115,23 +178,16 @@ class Reshaped:
 
     @property
     def won(self) -> str:
-        """One line: cache, texts that fit, loss, speed."""
-        return ", ".join(self.won_parts)
-
-    @property
-    def won_parts(self) -> list[str]:
-        # The parts of `won`, each left out where there is nothing to tell.
+        """One line: cache, texts that fit, loss, speed; each left out where there is nothing to tell."""
         last = self.healed or self.damage
         cache, texts, speed = last.cache_bytes, last.texts, last.tokens_per_second
         parts = []
         if cache.before:
             unit, size = ("KiB", 1024) if min(cache.before, cache.after) >= 1024 else ("bytes", 1)
-            before, after = (f"{n / size:,.4g}" for n in (cache.before, cache.after))
-            change = (
-                f"cache {before} -> {after} {unit}"
-                if after != before
-                else f"cache as before, {after} {unit},"
-            )
+            before, after = f"{cache.before / size:,.4g}", f"{cache.after / size:,.4g}"
+            change = f"cache {before} -> {after} {unit}"
+            if after == before:
+                change = f"cache as before, {after} {unit},"
             parts.append(f"{change} a token at {last.context:,} tokens")
         if texts.before and texts.after != texts.before:
             parts.append(f"{texts.after / texts.before:.2g} x as many texts in 24 GiB")
@@ -139,135 +195,82 @@ class Reshaped:
             parts.append(f"loss {last.loss.after - last.loss.before:+.3f} nats")
         if speed is not None:
             # The widest span of the factor: the least of one over the most of the other.
-            factor = f"{speed.after / speed.before:.2g}"
-            low = f"{speed.after_range[0] / speed.before_range[1]:.2g}"
-            high = f"{speed.after_range[1] / speed.before_range[0]:.2g}"
-            parts.append(f"decode x {factor} ({low} to {high})")
-        return parts
+            low = speed.after_range[0] / speed.before_range[1]
+            high = speed.after_range[1] / speed.before_range[0]
+            factor = speed.after / speed.before
+            parts.append(f"decode x {factor:.2g} ({low:.2g} to {high:.2g})")
+        return ", ".join(parts)
 
     def document(self) -> dict[str, Any]:
         """All but the model, as JSON has it."""
-        fields = {name: value for name, value in vars(self).items() if name != "model"} | {
-            "won": self.won
-        }
+        fields = {**vars(self), "won": self.won}
+        del fields["model"]
         return plain_data(fields)
 
 
-@dataclass
-class Job:
-    """A change to a model, and all that goes with it; `run` sets the fields without an argument.
+def reshape(
+    model: nn.Module | str | Path,
+    change: Change,
+    listener: Listener | None = None,
+    *,
+    text: Any = None,
+    out: str | Path | None = None,
+    tokens: int | None = None,
+    documents: int | None = None,
+    heal: int | None = None,
+    force: bool = False,
+    device: str = "cpu",
+    **healing: Any,
+) -> Reshaped:
+    """Change a model, or that of a folder, and do all that goes with it; `share` explains the options."""
+    listener = listener or Listener()
+    recipe = _recipe(heal, healing)
+    # 1. What can be refused by names, files and config.json is refused before weights are read, which may take minutes.
+    path = _path_of(model)
+    if out is not None:
+        out = Path(out)
+        check_place(path, out, force)
+    elif force:
+        raise HeadwiseError("force=True is about the folder that is written; pass out=")
+    name, text = read_user_text(text, path)
+    if not isinstance(model, nn.Module):
+        _check_config(path, change, tokens)
+    source, dtype = _opened(model, path, device)
+    with _left_alone(source.model):
+        _check_model(source, writes=out is not None)
+        change.check_sizes(len(attentions(source.model)), *head_counts(source.model)[:2])
+        change.check(source.model)
+        # 2. The text, the change, and what it costs.
+        calibration = calibrate(name, text, source, tokens, documents)
+        listener.say(_forecast(source.model, calibration, change))
+        listener.say("reading the text to calibrate")
+        changed = change.apply(source, calibration)
+        child = changed.model
 
-    model     a model in memory, or the folder of one
-    options   the keyword arguments of `share` and `prune`, which `share` explains
-    source    the model that is changed, with its folder and tokenizer
-    """
+        def damage_of(speed: Speed | None = None) -> Damage:
+            held_out, context = calibration.evaluation, source.context
+            pairs, say = changed.pairs, listener.say
+            return measure(source.model, child, held_out, pairs, context, say, speed, dtype)
 
-    model: nn.Module | str | Path
-    change: Change
-    options: Options
-    listener: Listener = field(default_factory=Listener)
-    source: Folder = field(init=False)
-    calibration: Calibration = field(init=False)
-
-    def run(self) -> Reshaped:
-        """Do it. Raises HeadwiseError for bad input."""
-        options = self.options
-        recipe, out = (
-            recipe_of(options),
-            None if options.get("out") is None else Path(str(options["out"])),
-        )
-        path = self._path()
-        if out is not None:  # before the model is read, which may take minutes
-            check_place(path, out)
-            check_free(out, options.get("force", False))
-        self.source = self._opened(path)
-        with _left_alone(self.source.model):
-            self._check(writes=out is not None)
-            read = options.get("text"), self.source, options.get("tokens"), options.get("documents")
-            self.calibration = read_calibration(*read)
-            return self._reshaped(recipe, out)
-
-    def _path(self) -> Path:
-        """Where the model lies; IN_MEMORY for one that was made there."""
-        if isinstance(self.model, nn.Module):
-            folder = described(self.model)
-            return IN_MEMORY if folder is None else folder.path
-        path = located(Path(self.model))
-        check_reshapable(path)
-        return path
-
-    def _opened(self, path: Path) -> Folder:
-        """The model with its folder and tokenizer, read where it is not in memory."""
-        model, device = self.model, self.options.get("device", "cpu")
-        if not isinstance(model, nn.Module):
-            return open_folder(path, device=device)
-        if device != "cpu":
-            raise HeadwiseError(
-                "device= is where a folder is opened; a model in memory stays where it is"
-            )
-        return described(model) or Folder(
-            path, model, None, context_of(model), family_of(model).name, vocabulary_of(model)
-        )
-
-    def _check(self, writes: bool) -> None:
-        """Refuse what cannot be done with this model, before a text is read."""
-        model = self.source.model
-        family_of(model)  # raises for a model whose family has no record
-        require_held(model, "a change of heads")
-        name = type(model).__name__
-        # A class whose name ends so has no head: its hidden states are compared. Others without logits have a head
-        # for something else, such as a classifier's.
-        if not predicts(model) and not name.endswith("Model"):
-            raise HeadwiseError(
-                f"{name} answers with something other than tokens, and what sharing or pruning costs is measured on "
-                f"those; save the model without that head, or with its language-model head"
-            )
-        cache_bytes(model)  # raises for a config without the sizes of the cache
-        if writes and self.source.tokens is None and self.source.family == "headwise":
-            raise HeadwiseError(
-                "the model has no tokenizer, and a folder of headwise needs one; open the model from a folder "
-                "with hw.open, or leave out= away and keep the model of the result"
-            )
-        self.change.check(model)
-
-    def _reshaped(self, recipe: HealRecipe | None, out: Path | None) -> Reshaped:
-        source, calibration, say = self.source, self.calibration, self.listener.say
-        say(self._forecast())
-        say("reading the text to calibrate")
-        changed = self.change.apply(self)
-
-        def damage_of(child: nn.Module, speed: Speed | None = None) -> Damage:
-            return measure(
-                source.model,
-                child,
-                calibration.evaluation,
-                changed.pairs,
-                source.context,
-                say,
-                speed,
-            )
-
-        # The speed is measured once: a healing changes numbers alone.
-        model, damage = changed.model, damage_of(changed.model)
-        notes: list[str] = [*changed.notes]
-        if calibration.built_in and damage.loss is not None:
-            notes.append(WHOLE_LINES)
+        damage = damage_of()
+        notes = [*changed.notes]
+        if isinstance(text, verbs.VerbCorpus) and damage.loss is not None:
+            notes.append(verbs.WHOLE_LINES)
         notes += calibration.about
-        self.listener.damage(changed.what, tuple(notes), damage)
-        details = {**vars(self.change), **changed.details}
-        curve, healed = list[HealPoint](), None  # an empty list, with a type
+        listener.damage(changed.what, tuple(notes), damage)
+        details = {**vars(change), **changed.details}
+        curve: tuple[HealPoint, ...] = ()
+        healed = None
+        # 3. Healing. It changes numbers, not the speed.
         if recipe is not None:
-            healing = self._healed(recipe, changed)
-            model, curve = healing.model, healing.curve
-            details["healing"] = {
-                **asdict(recipe),
-                "steps_made": healing.steps,
-                "best_step": healing.best_step,
-            }
-            healed = damage_of(model, damage.tokens_per_second)
-        model.requires_grad_(True)
+            course = _healed(recipe, source.model, changed, calibration, listener)
+            curve = course.curve
+            steps = {"steps_made": curve[-1].step, "best_step": course.best_step}
+            details["healing"] = asdict(recipe) | steps
+            healed = damage_of(damage.tokens_per_second)
+        child = cast(child, dtype).requires_grad_(True)
         report = Reshaped(
-            model=model,
+            model=child,
             source=str(source.path),
             out=None if out is None else str(out),
             what=changed.what,
@@ -275,53 +278,118 @@ class Job:
             details=details,
             run=_run(source.path, out),
             damage=damage,
-            curve=tuple(curve),
+            curve=curve,
             healed=healed,
         )
+        # 4. The folder.
         if out is None:
             return report
-        verified = export(
-            model, source, out, self.options.get("force", False), report.document(), say
-        )
-        return replace(report, verified=verified)
+        return replace(report, verified=export(report, source, out, force, listener.say))
 
-    @torch.no_grad()
-    def _forecast(self) -> str:
-        """What is read, and how long that takes at the speed of the first tokens, in a line."""
-        model, calibration = self.source.model, self.calibration
-        ids = calibration.evaluation[0][:1, :GLIMPSE]
-        answers(model, ids)  # the first run of all is slower
-        seconds = timeit(partial(answers, model, ids), number=1)
-        speed = ids.numel() / max(seconds, 1e-9)  # not by 0, where a clock is coarse
-        to_measure = n_tokens(calibration.evaluation)
-        to_change = self.change.tokens_run(model, calibration)
-        seconds = (to_change + 2 * to_measure) / speed  # the parent and the child
-        bounded = "" if calibration.most else "; documents= bounds that"
-        return (
-            f"about {seconds / 60:.1f} min: {to_change:,} tokens to make the change and 2 x {to_measure:,} to measure "
-            f"it, at {speed:,.0f} tokens a second{bounded}"
-        )
 
-    def _healed(self, recipe: HealRecipe, changed: Changed) -> Healing:
-        """Heal in float32, whatever the number format of the weights, and go back to that format afterwards."""
-        self.listener.say(f"healing for {recipe.steps} steps")
-        dtype = next(changed.model.parameters()).dtype
-        healing = Healing(
-            self.source.model,
-            cast(changed.model, torch.float32),
-            self.calibration.train,
-            # other held-out texts than those on which the damage is measured
-            self.calibration.glance,
-            recipe,
-            self.listener.point,
-            changed.silent,
-        ).run()
-        if healing.stopped:
-            self.listener.say(
-                f"healing stopped after step {healing.steps}; the best weights so far are kept"
+def _healed(
+    recipe: HealRecipe,
+    parent: nn.Module,
+    changed: Changed,
+    calibration: Calibration,
+    listener: Listener,
+) -> Healing:
+    """Heal in float32, whatever the number format of the weights, and go back to that format afterwards."""
+    listener.say(f"healing for {recipe.steps} steps")
+    child, dtype = changed.model, next(changed.model.parameters()).dtype
+    train, held_out = calibration.train, calibration.glance
+    cast(child, torch.float32)
+    healing = heal_child(parent, child, train, held_out, recipe, listener.point, changed.silent)
+    cast(child.requires_grad_(False), dtype)
+    if healing.stopped:
+        step = healing.curve[-1].step
+        listener.say(f"healing stopped after step {step}; the best weights so far are kept")
+    return healing
+
+
+def _recipe(steps: int | None, options: dict[str, Any]) -> HealRecipe | None:
+    """How the child is healed; None where it is not. Refuses options of healing without it."""
+    recipe = HealRecipe(steps=1 if steps is None else steps, **options)
+    if steps is not None:
+        return recipe
+    for name in options:
+        if getattr(recipe, name) != getattr(HealRecipe, name):  # a default asks for nothing
+            raise HeadwiseError(f"{name}= is about healing; pass heal=STEPS with it")
+    return None
+
+
+def _path_of(model: nn.Module | str | Path) -> Path:
+    """Where the model lies; IN_MEMORY for one that was made there."""
+    if isinstance(model, nn.Module):
+        folder = described(model)
+        return IN_MEMORY if folder is None else folder.path
+    path = located(Path(model))
+    check_reshapable(path)
+    return path
+
+
+def _check_config(path: Path, change: Change, tokens: int | None) -> None:
+    """Refuse what the sizes in config.json cannot give."""
+    try:
+        shape = read_shape(path)[1]
+    except HeadwiseError:  # they cannot be told exactly: the model itself is then asked
+        return
+    attention = shape.layers[0].attention  # the first layer has as many heads as any other
+    change.check_sizes(len(shape.layers), attention.n_heads, attention.n_kv_heads)
+    check_tokens(tokens, shape.positions if shape.generates else None)
+
+
+def _opened(model: nn.Module | str | Path, path: Path, device: str) -> tuple[Folder, torch.dtype]:
+    """The model with its folder and tokenizer, read where it is not in memory; and the format to write weights in."""
+    if not isinstance(model, nn.Module):
+        folder = open_folder(path, device=device)
+        # A processor without bfloat16 computes in float32; the config still says how the folder is stored.
+        stored = getattr(folder.model.config, "dtype", None)
+    else:
+        if device != "cpu":
+            raise HeadwiseError(
+                "device= is where a folder is opened; a model in memory stays where it is"
             )
-        healing.model = cast(healing.model.requires_grad_(False), dtype)
-        return healing
+        sizes = context_of(model), family_of(model).name, vocabulary_of(model)
+        folder, stored = described(model) or Folder(path, model, None, *sizes), None
+    return folder, stored or next(folder.model.parameters()).dtype
+
+
+def _check_model(source: Folder, writes: bool) -> None:
+    """Refuse a model that cannot be measured, or whose child could not be written."""
+    model, name = source.model, type(source.model).__name__
+    family_of(model)  # raises for a model whose family has no record
+    require_held(model, "a change of heads")
+    # A class whose name ends so has no head: its hidden states are compared. Others without logits have a head for
+    # something else, such as a classifier's.
+    if not predicts(model) and not name.endswith("Model"):
+        raise HeadwiseError(
+            f"{name} answers with something other than tokens, and what sharing or pruning costs is measured on "
+            f"those; save the model without that head, or with its language-model head"
+        )
+    cache_bytes(model)  # raises for a config without the sizes of the cache
+    if writes and source.tokens is None and source.family == "headwise":
+        raise HeadwiseError(
+            "the model has no tokenizer, and a folder of headwise needs one; open the model from a folder "
+            "with hw.open, or leave out= away and keep the model of the result"
+        )
+
+
+@torch.no_grad()
+def _forecast(model: nn.Module, calibration: Calibration, change: Change) -> str:
+    """What is read, and how long that takes at the speed of the first tokens, in a line."""
+    ids = calibration.evaluation[0][:1, :GLIMPSE]
+    answers(model, ids)  # the first run of all is slower
+    seconds = timeit(partial(answers, model, ids), number=1)
+    speed = ids.numel() / max(seconds, 1e-9)  # not by 0, where a clock is coarse
+    to_change = change.passes(model) * n_tokens(calibration.statistics)
+    to_measure = n_tokens(calibration.evaluation)
+    minutes = (to_change + 2 * to_measure) / speed / 60  # the parent and the child
+    bounded = "" if calibration.most else "; documents= bounds that"
+    return (
+        f"about {minutes:.1f} min: {to_change:,} tokens to make the change and 2 x {to_measure:,} to measure "
+        f"it, at {speed:,.0f} tokens a second{bounded}"
+    )
 
 
 def _run(source: Path, out: Path | None) -> str | None:
@@ -343,3 +411,293 @@ def _left_alone(model: nn.Module) -> Iterator[None]:
         finally:
             for parameter in learning:
                 parameter.requires_grad_(True)
+
+
+# The text
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Documents as ids, each (T,), in the order of the text.
+
+    The child is made and healed on `train`; `held_out` follows the healing and measures.
+    """
+
+    train: tuple[Tensor, ...]
+    held_out: tuple[Tensor, ...]
+    length: int  # tokens of a document, at most
+    vocab_size: int
+    # documents that any pass over them reads, but healing reads all of `train`
+    most: int | None = None
+    about: tuple[str, ...] = ()  # what a reader of any number on it must know
+    name: str = ""  # as `read_user_text` gives it
+
+    @property
+    def statistics(self) -> list[Tensor]:
+        """Batches (B,T) for alignment and importance."""
+        return self._batches(self.train, STATISTICS)
+
+    @property
+    def glance(self) -> list[Tensor]:
+        """Held-out batches that follow a healing: others than `evaluation`, for the best weights are chosen on them."""
+        # a single document has to serve both
+        return self._batches(self.held_out[1::2] or self.held_out, GLANCE)
+
+    @property
+    def evaluation(self) -> list[Tensor]:
+        """Held-out batches (B,T) to measure on."""
+        return self._batches(self.held_out[::2], EVALUATION)
+
+    def _batches(self, documents: Sequence[Tensor], limit: int) -> list[Tensor]:
+        # Each batch has logits over the whole vocabulary.
+        return batches(spread(documents, limit, self.most), min(BATCH, LOGITS // self.vocab_size))
+
+
+def read_user_text(text: Any, path: Path) -> tuple[str, Any]:
+    """What an error calls the text, and the text itself: a string, ids, or the verb corpus.
+
+    text  a path, a text, or ids, which are handed back; None takes what the run in `path` was trained on
+    """
+    # A string without a space that names no file is taken for a misspelled path: `read_text` refuses it by that name.
+    is_path = isinstance(text, Path) or (
+        isinstance(text, str) and (exists(Path(text)) or not any(map(str.isspace, text)))
+    )
+    if is_path:
+        path = text_path(text)
+        return str(path), read_text(path)
+    if text is not None:
+        return "the text", text
+    run = read_run(require_run(path))
+    assert run is not None
+    settings = run.settings
+    if settings.paths:
+        return OF_RUN, Sources(settings.paths).text()
+    # a run without files learned from the verb corpus, drawn by its seed
+    return OF_RUN, verbs.corpus(settings.seed, find_preset(settings.preset).core)
+
+
+def calibrate(
+    name: str, text: Any, folder: Folder, tokens: int | None = None, most: int | None = None
+) -> Calibration:
+    """The documents of a text, or of what stands for it; `name` and `text` as `read_user_text` gives them.
+
+    Args:
+        folder: the model, with its tokenizer
+        tokens: of a document; default: the model's context, at most LONGEST
+        most: documents that a measurement reads; default: as many as its limit of tokens allows
+
+    Raises HeadwiseError for a text that is too short for its parts, and for ids that the model does not know.
+    """
+    check_tokens(tokens, folder.context)
+    if most is not None and most < 1:
+        raise HeadwiseError(f"documents={most} must be at least 1: something has to be measured on")
+    length = tokens or min(folder.context or LONGEST, LONGEST)
+    facts = Counter[str]()  # `encoded` counts the characters, and those without a token
+    parts: Sequence[Sequence[Any]]  # documents as ids in two parts, the last tenth apart
+    by_lines = False
+    if isinstance(text, str | verbs.VerbCorpus):
+        before, after = require_tokens(folder).frame
+        # A run of lines has a boundary before a text.
+        by_lines = folder.family == "headwise" and bool(before)
+        if isinstance(text, verbs.VerbCorpus):
+            lines: Sequence[Sequence[str]] = text.train_lines, text.held_out_lines
+        else:
+            lines = _split([line.strip() for line in text.splitlines() if line.strip()])
+        if by_lines:  # a longer line loses its end, as in training
+            parts = [
+                [[*before, *encoded(folder, line, facts), *before][:length] for line in part]
+                for part in lines
+            ]
+        else:
+            body = length - len(before) - len(after)
+            if body < 1:
+                raise HeadwiseError(
+                    f"tokens={length} leaves no room for a text beside the {length - body} of the frame"
+                )
+            stream = encoded(folder, str(text), facts)
+            parts = [
+                [[*before, *ids, *after] for ids in cut([piece], body)] for piece in _split(stream)
+            ]
+    else:
+        parts = _id_parts(text, length)
+    # Documents of a single token are left out: it predicts nothing.
+    train, held_out = (tuple(_whole(ids, 1) for ids in part if len(ids) > 1) for part in parts)
+    if not train or not held_out:
+        each = " (a line each)" if by_lines else ""
+        raise HeadwiseError(
+            f"{name} is too short: of documents of 2 to {length} tokens{each} it makes "
+            f"{len(train)} to calibrate on and {len(held_out)} to measure on; each part needs one"
+        )
+    # Ids may come from another tokenizer.
+    smallest, largest = (int(bound) for bound in torch.cat([*train, *held_out]).aminmax())
+    vocab_size = folder.vocab_size or largest + 1
+    if smallest < 0 or largest >= vocab_size:
+        raise HeadwiseError(
+            f"{name} has the token id {min(smallest, 0) or largest} and the model knows "
+            f"{folder.vocab_size or 'no negative'} tokens: they do not belong together"
+        )
+    about = unknown_note(folder.tokens, facts["unknown"], facts["characters"])
+    return Calibration(train, held_out, length, vocab_size, most, about, name)
+
+
+def check_tokens(tokens: int | None, context: int | None) -> None:
+    """Refuse documents of so many tokens for a model that takes `context` at a time; None: without a bound."""
+    if tokens is None:
+        return
+    if tokens < 2:
+        raise HeadwiseError(
+            f"tokens={tokens} must be at least 2: a token, and the one that follows it"
+        )
+    if context is not None and tokens > context:
+        raise HeadwiseError(f"tokens={tokens} exceeds the model's context of {context}")
+
+
+def _split(items: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Documents or ids, the last tenth apart."""
+    end = int(len(items) * (1 - HELD_OUT_SHARE))  # the same cut as in training
+    return items[:end], items[end:]
+
+
+def _whole(ids: Any, axes: int) -> Tensor:
+    """Ids as int64 on the processor. HeadwiseError for what holds none, or has more axes."""
+    # torch raises each of them for what it cannot read
+    with suppress(TypeError, ValueError, RuntimeError):
+        read = torch.as_tensor(ids)
+        if 1 <= read.ndim <= axes and not read.is_floating_point():
+            return read.long().cpu()
+    shown = " ".join(repr(ids).split())  # an array's has several lines
+    raise HeadwiseError(
+        f"{shown:.60} is neither a text nor its ids, whole numbers (N,), or documents of them"
+    )
+
+
+def _id_parts(ids: Ids, length: int) -> Sequence[Sequence[Any]]:
+    """One stream of ids (N,) is cut into documents; documents (B,T), or one by one, stay what they are."""
+    # an array, or a list of ids
+    if not isinstance(ids, Sequence) or (ids and shape_of(ids[0]) == ()):
+        ids = _whole(ids, 2)
+        if ids.ndim == 1:
+            return [torch.split(part, length) for part in _split(ids)]  # type: ignore[arg-type]
+    longest = max(map(len, ids), default=0)
+    if longest > length:
+        raise HeadwiseError(
+            f"a document of {longest} ids exceeds the {length} that the model is to read at a time"
+        )
+    return _split(ids)  # type: ignore[arg-type]
+
+
+def spread(documents: Sequence[Tensor], limit: int, most: int | None = None) -> list[Tensor]:
+    """Documents of about `limit` tokens together, at most so many, spread evenly over the text; or all of them."""
+    total, n = sum(map(len, documents)), len(documents)
+    # as many of mean length as the limit holds
+    wanted = n if total <= limit else max(1, n * limit // total)
+    wanted = min(wanted, most or wanted)
+    return [documents[i * n // wanted] for i in range(wanted)]
+
+
+def n_tokens(batches: Iterable[Tensor]) -> int:
+    return sum(ids.numel() for ids in batches)
+
+
+# The folder, and its proof
+
+
+def check_place(source: Path, out: Path, force: bool) -> None:
+    """Raise HeadwiseError where no model may be written; a folder with a RECORD is one that `reshape` has written."""
+    here, there = source.resolve(), out.resolve()
+    holds_files = out.is_dir() and any(out.iterdir())
+    problem = ""
+    if here in (there, *there.parents):
+        problem = f" lies in the source {source}, which is never changed; pass another"
+    elif there in here.parents:
+        problem = f" holds the source {source}; pass a folder elsewhere"
+    elif there == Path.cwd() or there in Path.cwd().parents:
+        problem = " is the folder you are in, or holds it; pass another"
+    elif out.is_symlink():
+        problem = " is a link; pass the folder itself"
+    elif out.exists() and not out.is_dir():
+        problem = " is a file; pass a folder"
+    elif not there.parent.is_dir():
+        problem = f": the folder {out.parent} does not exist"
+    elif holds_files and not (out / RECORD).exists():
+        problem = (
+            f" exists already and has no {RECORD}: share or prune did not write it and will not "
+            "replace it; pass another folder"
+        )
+    elif holds_files and not force:
+        problem = " exists already; pass force=True to replace it, or another folder"
+    if problem:
+        raise HeadwiseError(f"out={str(out)!r}{problem}")
+
+
+def export(
+    report: Reshaped, source: Folder, out: Path, force: bool, say: Callable[[str], None]
+) -> str:
+    """Write the child to `out` with the tokenizer of `source`, and the report as headwise.json; returns the proof.
+
+    Raises HeadwiseError where what the folder answers differs, or where `out` may not be replaced; nothing is written
+    then.
+    """
+    with replaced(source.path, out, force) as fresh:
+        say(f"writing {out}")
+        write_folder(fresh, report.model, source)
+        say("reading it back")
+        verified = verify(report.model, fresh, source.context)
+        document = {**report.document(), "verified": verified}
+        write_whole(fresh / RECORD, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    return verified
+
+
+@contextmanager
+def replaced(source: Path, out: Path, force: bool) -> Iterator[Path]:
+    """A new folder to fill, which takes the place of `out` when the block ends; what `out` held stays until then.
+
+    A kill between the two renames leaves it in a hidden folder beside `out`.
+    """
+    with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as temporary:
+        fresh, before = Path(temporary) / "new", Path(temporary) / "before"
+        fresh.mkdir()
+        yield fresh
+        check_place(source, out, force)  # hours may have passed since the first check
+        try:
+            if out.exists():
+                out.rename(before)
+            fresh.rename(out)
+        except BaseException:  # Ctrl-C, too
+            if before.exists():
+                before.rename(out)
+            raise
+    sync_folder(out.parent)
+
+
+@torch.no_grad()
+def verify(model: nn.Module, folder: Path, context: int | None) -> str:
+    """Read the folder and compare its answers with those of the model in memory, in float32; returns that in words.
+
+    `context` is the longest text that the model reads, None: of any length. Raises HeadwiseError where a logit differs
+    by more than TOLERANCE.
+    """
+    config: Any = model.config
+    # Twice the widest window at least, so that a window of another length would show.
+    count = max(PROBE_TOKENS, 2 * max(filter(None, windows_of(model)), default=0))
+    count = min(count, context or count)
+    # Ids from all over the vocabulary. A prime as stride repeats none before all have been, unless it divides the
+    # size of the vocabulary. The 1 keeps id 0, often that of padding, from being the first.
+    ids = (torch.arange(count)[None] * 7919 + 1) % int(config.vocab_size)
+    dtype = next(model.parameters()).dtype
+    wanted = answers(cast(model.eval(), torch.float32), ids).double().cpu()
+    cast(model, dtype)
+    if reads_as_stock(model) and find_spec("transformers") is not None:
+        from headwise.models.hf import load_folder  # imports transformers
+
+        reader, read = "stock transformers", load_folder(folder)
+    else:
+        reader, read = "headwise", load_model(folder)[0]
+    answered = answers(cast(read, torch.float32), ids).double().cpu()
+    difference = (answered - wanted).abs().max().item()
+    if not difference <= TOLERANCE:  # true of NaN, too
+        raise HeadwiseError(
+            f"the exported model, read by {reader}, differs from the one in memory by {difference:.2g} in a logit, "
+            f"more than {TOLERANCE:.2g}; nothing was written"
+        )
+    return f"{reader}, largest difference of a logit {difference:.1e}"

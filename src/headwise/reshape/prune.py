@@ -24,17 +24,29 @@ from headwise.heads.survey import survey
 from headwise.models.ask import predicts
 from headwise.models.open import Folder
 from headwise.models.weights import (
+    AttentionWeights,
     attentions,
     cannot_carry,
     head_counts,
     layers_in_turn,
     with_layers,
 )
-from headwise.records import head_name
-from headwise.reshape.arguments import SCORES, Options, check_pruning, chosen_heads
+from headwise.records import head_name, parse_head
 from headwise.reshape.heal import Gone, cache_bytes, silenced
-from headwise.reshape.job import Change, Changed, Job, Listener, Reshaped
-from headwise.reshape.text import Calibration, n_tokens
+from headwise.reshape.job import (
+    OF_RUN,
+    Calibration,
+    Change,
+    Changed,
+    Listener,
+    Options,
+    Reshaped,
+    n_tokens,
+    reshape,
+)
+from headwise.words import unknown
+
+SCORES = ("importance", "ablation", "role")  # the first is the default
 
 
 def prune(
@@ -63,7 +75,7 @@ def prune(
             without one first); see `head_scores`
         uniform: as many heads from each layer, so that they leave the weights; an error where they cannot
     """
-    return Job(model, Pruning(heads, keep, by, uniform), options, listener or Listener()).run()
+    return reshape(model, Pruning(heads, keep, by, uniform), listener, **options)
 
 
 @dataclass(frozen=True)
@@ -76,16 +88,32 @@ class Pruning(Change):
     uniform: bool = False
 
     def __post_init__(self) -> None:
-        check_pruning(self.heads, self.keep, self.by)
-        # the default of `by`; object.__setattr__: the dataclass is frozen
-        if self.keep is not None:
-            object.__setattr__(self, "by", self.by or SCORES[0])
+        heads, keep, by = self.heads, self.keep, self.by
+        if (heads is None) == (keep is None):  # neither, or both
+            raise HeadwiseError(
+                "say which heads go: heads='L0.H1,L3.H5', or keep=0.75 with by=; one of the two"
+            )
+        if heads is not None and by is not None:
+            raise HeadwiseError(
+                f"by={by!r} chooses heads where keep= says how many stay; heads= names them"
+            )
+        if by not in (None, *SCORES):
+            raise unknown(f"by={by!r} is not known", by, SCORES)
+        if keep is None:
+            return
+        if keep == 1:
+            raise HeadwiseError(
+                f"keep={keep} keeps every head: nothing changes, nothing is written; 0.75 removes a quarter"
+            )
+        if not 0 < keep < 1:
+            raise HeadwiseError(
+                f"keep={keep} must lie between 0 and 1; 0.75 removes a quarter of the heads"
+            )
+        vars(self)["by"] = by or SCORES[0]  # a frozen record has no assignment to its fields
 
-    def _gone(self, model: nn.Module, scores: Mapping[str, float]) -> Gone:
-        # `check_pruning` has seen to it that either `heads` or `keep` is given.
-        if self.keep is None:
-            return chosen_heads(self.heads or "", len(attentions(model)), head_counts(model)[0])
-        return weakest(model, scores, self.keep, self.uniform)
+    def check_sizes(self, n_layers: int, n_heads: int, n_kv_heads: int) -> None:
+        if self.heads is not None:
+            chosen_heads(self.heads, n_layers, n_heads)
 
     def check(self, model: nn.Module) -> None:
         if self.by not in (None, "role") and predicts(model) != "next":
@@ -96,39 +124,63 @@ class Pruning(Change):
         # Which heads go is not known yet, how many do is: as if all scores were equal (0 for any name).
         obstacle(model, self._gone(model, defaultdict(float)), self.uniform)
 
-    def tokens_run(self, model: nn.Module, calibration: Calibration) -> int:
+    def passes(self, model: nn.Module) -> int:
+        # A backward pass counts as two; a role takes importance and a survey, each silenced head one.
         n_heads = head_counts(model)[0] * len(attentions(model))
-        # Passes over the text: a backward one counts as two, a role takes importance and a survey, each silenced head
-        # one.
-        passes = {None: 0, "importance": 3, "role": 4, "ablation": 1 + n_heads}
-        return passes[self.by] * n_tokens(calibration.statistics)
+        return {None: 0, "importance": 3, "role": 4, "ablation": 1 + n_heads}[self.by]
 
-    def apply(self, job: Job) -> Changed:
-        model = job.source.model
-        scores = {} if self.by is None else head_scores(self.by, job.source, job.calibration)
+    def apply(self, source: Folder, calibration: Calibration) -> Changed:
+        model = source.model
+        scores = {} if self.by is None else head_scores(self.by, source, calibration)
         gone = self._gone(model, scores)
-        # Columns of W_O that are 0 already: zeroed by an earlier pruning, say.
-        if all(
-            (w.wo[:, list(heads)] == 0).all()
-            for w, heads in zip(layers_in_turn(model), gone, strict=True)
-        ):
+        columns = [w.wo[:, list(h)] for w, h in zip(layers_in_turn(model), gone, strict=True)]
+        if not any(x.any() for x in columns):  # zeroed by an earlier pruning, say
             raise HeadwiseError(
                 f"{', '.join(_names(gone))}: these heads give nothing already, so nothing changes and nothing is "
                 f"written; name others with heads="
             )
         changed = prune_heads(model, gone, self.uniform)
-        if not scores:  # heads were named
+        if self.by is None:
             return changed
-        # What `headwise heads` would measure on, whose order may so differ: the note says so.
-        part = "what the run held out" if job.options.get("text") is None else "the whole text"
-        tokens = f"{n_tokens(job.calibration.statistics):,}"
+        part = "what the run held out" if calibration.name == OF_RUN else "the whole text"
+        tokens = n_tokens(calibration.statistics)
         ranked = (
-            f"ranked by {self.by} on {tokens} tokens of the part that is not held "
+            f"ranked by {self.by} on {tokens:,} tokens of the part that is not held "
             f"out; `headwise heads` measures on {part}, so its order may differ"
         )
-        return replace(
-            changed, details=changed.details | {"scores": scores}, notes=(ranked, *changed.notes)
-        )
+        details = changed.details | {"scores": scores}
+        return replace(changed, details=details, notes=(ranked, *changed.notes))
+
+    def _gone(self, model: nn.Module, scores: Mapping[str, float]) -> Gone:
+        if self.heads is not None:
+            return chosen_heads(self.heads, len(attentions(model)), head_counts(model)[0])
+        assert self.keep is not None  # one of the two is given
+        return weakest(model, scores, self.keep, self.uniform)
+
+
+def chosen_heads(names: str | Sequence[str], n_layers: int, n_heads: int) -> Gone:
+    """For each layer the numbers of the heads named in a list, or in a text such as "L0.H1,L3.H5".
+
+    Raises HeadwiseError for what is no head of the model, for no name at all, and for a layer left without a head.
+    """
+    chosen: list[set[int]] = [set() for _ in range(n_layers)]
+    listed = names.split(",") if isinstance(names, str) else names
+    for name in filter(None, map(str.strip, listed)):
+        # `part`: a stack of a model with several, of which none is pruned
+        part, layer, head = parse_head(name)
+        if part or layer >= n_layers or head >= n_heads:
+            last = f"L{n_layers - 1}.H{n_heads - 1}"
+            raise HeadwiseError(
+                f"the model has no head {name}: {n_layers} layers of {n_heads} heads, L0.H0 to {last}"
+            )
+        chosen[layer].add(head)
+        if len(chosen[layer]) == n_heads:
+            raise HeadwiseError(
+                f"all {n_heads} heads of layer {layer} are to go; a layer needs one"
+            )
+    if not any(chosen):
+        raise HeadwiseError("no head is named; pass heads='L0.H1,L3.H5', or keep= with by=")
+    return tuple(tuple(sorted(gone)) for gone in chosen)
 
 
 def head_scores(by: str, source: Folder, calibration: Calibration) -> dict[str, float]:
@@ -156,14 +208,13 @@ def head_scores(by: str, source: Folder, calibration: Calibration) -> dict[str, 
 
 
 def weakest(model: nn.Module, scores: Mapping[str, float], keep: float, uniform: bool) -> Gone:
-    """The heads with the lowest scores, so that a fraction `keep` of all remains.
+    """The heads with the lowest scores, so that a fraction `keep` of all remains, and a head of every layer.
 
     uniform  the same number from each layer: whole groups by their mean score, else evenly from each group
 
-    Every layer keeps a head at least. Raises HeadwiseError for a fraction that leaves fewer, or that removes none.
+    Raises HeadwiseError for a fraction that leaves too few heads, or that removes none.
     """
     n_layers, (n_heads, n_kv_heads, _) = len(attentions(model)), head_counts(model)
-    check_pruning(None, keep, None)  # refuses a fraction outside 0 to 1
     wanted = _n_gone(n_layers * n_heads, keep)
     if wanted > n_layers * (n_heads - 1):
         stay = n_layers * n_heads - wanted
@@ -171,28 +222,24 @@ def weakest(model: nn.Module, scores: Mapping[str, float], keep: float, uniform:
             f"keep={keep} leaves {stay} heads, and each of the {n_layers} layers needs one; pass "
             f"{1 / n_heads:.3g} or more"
         )
-    table = [
-        [scores[head_name(layer, head)] for head in range(n_heads)] for layer in range(n_layers)
-    ]
-    if uniform:
-        gone = tuple(_weakest_evenly(row, n_kv_heads, keep) for row in table)
-        if all(gone):  # otherwise `keep` is so near to 1 that no layer loses a head
-            return gone
+    chosen: list[list[int]] = []  # of each layer
+    ranked: list[tuple[float, int, int]] = []
+    for layer in range(n_layers):
+        row = [scores[head_name(layer, head)] for head in range(n_heads)]
+        ranked += [(score, layer, head) for head, score in enumerate(row)]
+        chosen.append(_weakest_evenly(row, n_kv_heads, keep) if uniform else [])
+    if uniform and not all(chosen):  # `keep` is so near to 1 that no layer loses a head
         fractions = ", ".join(f"{fraction:.3g}" for fraction in uniform_fractions(model))
         raise HeadwiseError(
             f"keep={keep} with uniform=True removes no head of a layer; what would: {fractions or '-'}"
         )
-    ranked = sorted(
-        (score, layer, head) for layer, row in enumerate(table) for head, score in enumerate(row)
-    )
-    chosen: list[list[int]] = [[] for _ in range(n_layers)]
-    for _, layer, head in ranked:
-        if sum(map(len, chosen)) < wanted and len(chosen[layer]) < n_heads - 1:  # a layer keeps one
-            chosen[layer].append(head)
-    if wanted == 0:
+    if not uniform and wanted == 0:
         raise HeadwiseError(
             f"keep={keep} of {n_layers * n_heads} heads removes none; pass a smaller one"
         )
+    for _, layer, head in sorted(ranked) if not uniform else ():
+        if sum(map(len, chosen)) < wanted and len(chosen[layer]) < n_heads - 1:  # a layer keeps one
+            chosen[layer].append(head)
     return tuple(tuple(sorted(heads)) for heads in chosen)
 
 
@@ -204,39 +251,39 @@ def _n_gone(n: int, keep: float) -> int:
     return math.ceil((1 - keep) * n - 0.5 - 1e-9)
 
 
-def _weakest_evenly(scores: Sequence[float], n_kv_heads: int, keep: float) -> tuple[int, ...]:
+def _weakest_evenly(scores: Sequence[float], n_kv_heads: int, keep: float) -> list[int]:
     """Of a layer the heads that go: whole groups if `keep` takes one at least, or as many heads from each group."""
     r = len(scores) // n_kv_heads
     groups = [range(g * r, (g + 1) * r) for g in range(n_kv_heads)]
     # How many groups of the layer go, or else how many heads of each group; one stays in any case.
     n_groups, n_each = (min(_n_gone(n, keep), n - 1) for n in (n_kv_heads, r))
     if n_groups:
-        whole = sorted(groups, key=lambda group: sum(scores[h] for h in group))[:n_groups]
-        return tuple(sorted(chain(*whole)))
-    return tuple(
-        h for group in groups for h in sorted(sorted(group, key=scores.__getitem__)[:n_each])
-    )
+        return list(
+            chain(*sorted(groups, key=lambda group: sum(scores[h] for h in group))[:n_groups])
+        )
+    return list(chain(*(sorted(group, key=scores.__getitem__)[:n_each] for group in groups)))
 
 
 def prune_heads(model: nn.Module, heads: Gone, uniform: bool = False) -> Changed:
     """The model without those heads, as with a gate of 0 on them; HeadwiseError where `uniform` cannot be had."""
     # `reason`: why the heads cannot leave the weights and become 0; None where they leave.
-    reason, layers, names = obstacle(model, heads, uniform), layers_in_turn(model), _names(heads)
+    reason, names = obstacle(model, heads, uniform), _names(heads)
     kept, kv_kept = _remaining(model, heads)
-    n_heads, zeroed = head_counts(model)[0], reason is not None
-    notes = [f"gone: {', '.join(names)}"]
+    n_heads, notes = head_counts(model)[0], [f"gone: {', '.join(names)}"]
     if reason is None:
-        chosen = (w.selected(h, g) for w, h, g in zip(layers, kept, kv_kept, strict=True))
+        chosen = map(AttentionWeights.selected, layers_in_turn(model), kept, kv_kept)
         # all layers keep as many: `_reason`
         child = with_layers(model, chosen, len(kept[0]), len(kv_kept[0]))
+        done, silent = "out of the weights", ()
     else:
-        child = with_layers(model, map(silenced, layers, heads))
+        child = with_layers(model, map(silenced, layers_in_turn(model), heads))
         kept = [list(range(n_heads)) for _ in heads]
         notes.insert(0, f"zeroed, not removed: {reason}")
-    notes.append(_cache_note(model, child, zeroed))
-    what = f"heads {'zeroed' if zeroed else 'out of the weights'}: {len(names)} of {len(heads) * n_heads}"
-    details = {"heads": names, "zeroed": zeroed}
-    return Changed(child, what, details, kept, tuple(notes), silent=heads if zeroed else ())
+        done, silent = "zeroed", heads
+    notes.append(_cache_note(model, child, zeroed=reason is not None))
+    what = f"heads {done}: {len(names)} of {len(heads) * n_heads}"
+    details = {"heads": names, "zeroed": reason is not None}
+    return Changed(child, what, details, kept, tuple(notes), silent)
 
 
 def _names(heads: Gone) -> list[str]:
@@ -251,11 +298,9 @@ def obstacle(model: nn.Module, heads: Gone, uniform: bool = False) -> str | None
     if uniform:
         raise HeadwiseError(f"{reason}; leave out uniform=True to have the heads zeroed instead")
     fractions = uniform_fractions(model)
-    return (
-        f"{reason}; as many from each layer could leave, uniform at a keep of {fractions[0]:.3g}"
-        if fractions
-        else reason
-    )
+    if fractions:
+        reason += f"; as many from each layer could leave, uniform at a keep of {fractions[0]:.3g}"
+    return reason
 
 
 def _reason(model: nn.Module, heads: Gone) -> str | None:
@@ -282,12 +327,10 @@ def uniform_fractions(model: nn.Module) -> list[float]:
     n_heads, n_kv_heads, _ = head_counts(model)
     r = n_heads // n_kv_heads
     # (query heads, key/value heads) that stay: n whole groups, or n heads of each group.
-    sizes = [(n * r, n) for n in range(1, n_kv_heads)] + [
-        (n_kv_heads * n, n_kv_heads) for n in range(1, r)
-    ]
-    return sorted(
-        {size[0] / n_heads for size in sizes if cannot_carry(model, *size) is None}, reverse=True
-    )
+    sizes = [(n * r, n) for n in range(1, n_kv_heads)]
+    sizes += [(n_kv_heads * n, n_kv_heads) for n in range(1, r)]
+    carried = {size[0] / n_heads for size in sizes if cannot_carry(model, *size) is None}
+    return sorted(carried, reverse=True)
 
 
 def _remaining(model: nn.Module, heads: Gone) -> tuple[list[list[int]], list[list[int]]]:
@@ -298,23 +341,21 @@ def _remaining(model: nn.Module, heads: Gone) -> tuple[list[list[int]], list[lis
 
 
 def _cache_note(model: nn.Module, child: nn.Module, zeroed: bool) -> str:
-    # What becomes of the cache. Where it stays as it is and `share` could make it smaller, the note says so.
-    n_heads, n_kv_heads, _ = head_counts(model)
-    if (now := head_counts(child)[1]) < n_kv_heads:
+    """What becomes of the cache; where it stays as it is and `share` could make it smaller, that too."""
+    (n_heads, n_kv_heads, _), now = head_counts(model), head_counts(child)[1]
+    if now < n_kv_heads:
         return f"the cache shrinks from {n_kv_heads} to {now} key/value heads a layer"
     if not cache_bytes(model):
         slow = ", and nothing is faster: zeroed heads are computed as before" if zeroed else ""
         return f"the model keeps no cache{slow}"
     # tried with one key/value head
-    sharing = n_kv_heads > 1 and cannot_carry(model, n_heads, 1) is None
+    can_share = n_kv_heads > 1 and cannot_carry(model, n_heads, 1) is None
     if zeroed:
-        remedy = "; `headwise share` lets heads share theirs" if sharing else ""
+        remedy = "; `headwise share` lets heads share theirs" if can_share else ""
         return f"nothing is faster and the cache does not shrink: zeroed heads keep their keys and values{remedy}"
     size = n_heads // n_kv_heads
-    remedy = (
-        "; prune whole groups, or let heads share theirs with `headwise share`" if sharing else ""
-    )
+    remedy = ", or let heads share theirs with `headwise share`" if can_share else ""
     return (
         f"the cache does not shrink: each key/value head is read by {size} query heads, "
-        f"and all {size} must go{remedy}"
+        f"and all {size} must go{'; prune whole groups' * can_share}{remedy}"
     )

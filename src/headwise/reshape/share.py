@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -34,6 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
+from headwise.models.open import Folder
 from headwise.models.weights import (
     AttentionWeights,
     cannot_carry,
@@ -56,9 +57,8 @@ from headwise.reshape.align import (
     queries,
     unrotated,
 )
-from headwise.reshape.arguments import Options, check_kv_heads, check_sharing
-from headwise.reshape.job import Change, Changed, Job, Listener, Reshaped
-from headwise.reshape.text import Calibration, n_tokens
+from headwise.reshape.job import Calibration, Change, Changed, Listener, Options, Reshaped, reshape
+from headwise.words import unknown
 
 Groups = tuple[tuple[int, ...], ...]
 # what is multiplied, such as queries and keys, one of each for every query head
@@ -115,7 +115,7 @@ def share(
     Raises:
         HeadwiseError: for what cannot be done, and for a request that would change nothing.
     """
-    return Job(model, Sharing(n_kv_heads, method, groups), options, listener or Listener()).run()
+    return reshape(model, Sharing(n_kv_heads, method, groups), listener, **options)
 
 
 @dataclass(frozen=True)
@@ -127,24 +127,38 @@ class Sharing(Change):
     groups: str  # adjacent, best
 
     def __post_init__(self) -> None:
-        check_sharing(self.method, self.groups)
+        known = {"method": tuple(POOLS), "groups": GROUPS}
+        for name, values in known.items():
+            value = getattr(self, name)
+            if value not in values:
+                raise unknown(f"{name}={value!r} is not known", value, values)
+
+    def check_sizes(self, n_layers: int, n_heads: int, n_kv_heads: int) -> None:
+        divisors = [n for n in range(1, n_kv_heads) if n_kv_heads % n == 0]
+        if self.n_kv_heads in divisors:
+            return
+        remedy = ", the least there can be"
+        if divisors:
+            remedy = f"; sharing lowers their number to one of {', '.join(map(str, divisors))}"
+        raise HeadwiseError(
+            f"n_kv_heads={self.n_kv_heads}: the model has {n_kv_heads} key/value heads for its "
+            f"{n_heads} query heads{remedy}"
+        )
 
     def check(self, model: nn.Module) -> None:
-        n_heads, now, _ = head_counts(model)
-        check_kv_heads(self.n_kv_heads, n_heads, now)
-        if problem := cannot_carry(model, n_heads, self.n_kv_heads):
+        if problem := cannot_carry(model, head_counts(model)[0], self.n_kv_heads):
             raise HeadwiseError(problem)
 
     @property
-    def blind(self) -> bool:  # does it need no text to choose and pool heads?
-        return self.groups == "adjacent" and self.method in BLIND
+    def is_blind(self) -> bool:  # does it need no text to choose and pool heads?
+        return self.groups == "adjacent" and self.method == "mean"
 
-    def tokens_run(self, model: nn.Module, calibration: Calibration) -> int:
-        return 0 if self.blind else n_tokens(calibration.statistics)
+    def passes(self, model: nn.Module) -> int:
+        return 0 if self.is_blind else 1
 
-    def apply(self, job: Job) -> Changed:
-        model = job.source.model
-        roots = () if self.blind else moments(model, job.calibration.statistics)
+    def apply(self, source: Folder, calibration: Calibration) -> Changed:
+        model = source.model
+        roots = () if self.is_blind else moments(model, calibration.statistics)
         return share_heads(model, self.n_kv_heads, self.method, self.groups, roots)
 
 
@@ -157,41 +171,41 @@ def share_heads(
 ) -> Changed:
     """The model with n_kv_heads key/value heads in each layer; `model` itself is left alone.
 
-    roots  for each layer, from `moments`; a method of `BLIND` on adjacent groups needs none
+    roots  for each layer, from `moments`; the mean of adjacent groups needs none
     """
-    Sharing(n_kv_heads, method, groups).check(model)
     n_heads, before, _ = head_counts(model)
-    neighbours = adjacent(before, n_kv_heads)
-    # `pooled` fills these in layer by layer, when `with_layers` asks for its weights.
+    sharing = Sharing(n_kv_heads, method, groups)
+    sharing.check_sizes(0, n_heads, before)
+    sharing.check(model)
+    pool, neighbours = POOLS[method], adjacent(before, n_kv_heads)
     chosen = []  # for each layer the key/value heads of the parent that share, in the new order
     origins = []  # of each layer the query heads of the parent in the child's order
     # What alignment of the keys is exact, and who shares: a dict keeps each note once, in order.
     notes: dict[str, None] = {}
 
-    def pooled(weights: AttentionWeights, root: Tensor) -> AttentionWeights:
-        weights = weights.widened()
-        sharing = (
-            neighbours if groups == "adjacent" else best(weights, root, n_kv_heads, POOLS[method])
-        )
-        order, r = list(itertools.chain(*sharing)), weights.group_size
-        chosen.append(sharing)
-        # head g * r + i reads key/value head g
-        origins.append([g * r + i for g in order for i in range(r)])
-        if method in ALIGNING:
-            notes[key_rule(weights).note] = None
-        if sharing != neighbours:
-            weights = weights.permuted(order)  # a pool takes neighbours
-        return POOLS[method](weights, root, n_kv_heads)
+    # `with_layers` takes the layers one by one, as they come.
+    def layers() -> Iterator[AttentionWeights]:
+        all_roots = itertools.chain(roots, itertools.repeat(torch.empty(0)))
+        for weights, root in zip(layers_in_turn(model), all_roots, strict=False):
+            weights = weights.widened()
+            shared = neighbours if groups == "adjacent" else best(weights, root, n_kv_heads, pool)
+            order, r = list(itertools.chain(*shared)), weights.group_size
+            chosen.append(shared)
+            # head g * r + i reads key/value head g
+            origins.append([g * r + i for g in order for i in range(r)])
+            if method != "mean":
+                notes[key_rule(weights).note] = None
+            if shared != neighbours:
+                weights = weights.permuted(order)  # a pool takes neighbours
+            yield pool(weights, root, n_kv_heads)
 
-    # one for each layer: a method of BLIND does not look at it
-    roots = roots or itertools.repeat(torch.empty(0))
-    pairs = zip(layers_in_turn(model), roots, strict=False)  # not strict: `repeat` never ends
-    child = with_layers(model, itertools.starmap(pooled, pairs), n_kv_heads=n_kv_heads)
+    child = with_layers(model, layers(), n_kv_heads=n_kv_heads)
     if set(chosen) != {neighbours}:  # in some layer others than neighbours share
-        for layer, sharing in enumerate(chosen):
-            row = " | ".join(" ".join(map(str, group)) for group in sharing)
+        for layer, shared in enumerate(chosen):
+            row = " | ".join(" ".join(map(str, group)) for group in shared)
             notes[f"layer {layer}, key/value heads that share: {row}"] = None
-    what = f"{n_kv_heads} key/value {'head' if n_kv_heads == 1 else 'heads'} for {n_heads} query heads, {before} before"
+    heads = "head" if n_kv_heads == 1 else "heads"
+    what = f"{n_kv_heads} key/value {heads} for {n_heads} query heads, {before} before"
     return Changed(child, what, {"shared": tuple(chosen)}, origins, tuple(notes))
 
 
@@ -395,5 +409,4 @@ POOLS: dict[str, Pool] = {
     "aligned": _aligned_mean,
     "aligned+norm": partial(_aligned_mean, with_norms=True),
 }
-BLIND = ("mean",)  # methods that need no text
-ALIGNING = ("aligned", "aligned+norm")  # methods that may change a head's basis
+GROUPS = ("adjacent", "best")
