@@ -270,11 +270,12 @@ def prune_heads(model: nn.Module, heads: Gone, uniform: bool = False) -> Changed
     reason, names = obstacle(model, heads, uniform), _names(heads)
     kept, kv_kept = _remaining(model, heads)
     n_heads, notes = head_counts(model)[0], [f"gone: {', '.join(names)}"]
+    silent: Gone = ()
     if reason is None:
         chosen = map(AttentionWeights.selected, layers_in_turn(model), kept, kv_kept)
         # all layers keep as many: `_reason`
         child = with_layers(model, chosen, len(kept[0]), len(kv_kept[0]))
-        done, silent = "out of the weights", ()
+        done = "out of the weights"
     else:
         child = with_layers(model, map(silenced, layers_in_turn(model), heads))
         kept = [list(range(n_heads)) for _ in heads]
