@@ -30,7 +30,7 @@ from headwise.cli import run as run_module
 from headwise.cli.train import run_settings
 from headwise.gpt.presets import PRESETS
 from headwise.gpt.run import Settings
-from headwise.models.generate import generate
+from headwise.models.open import generate
 
 TINY = ("--layers", "1", "--width", "8", "--heads", "2", "--context", "8", "--steps", "3")
 TEXT = "the cat sat on the mat.\nel niño comió ñoquis.\n" * 7

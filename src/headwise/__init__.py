@@ -45,10 +45,9 @@ if TYPE_CHECKING:
     from headwise.layer.latent import MultiHeadLatentAttention
     from headwise.layer.layer import MultiHeadAttention
     from headwise.layer.replacing import Replaced, replace
-    from headwise.models.generate import generate
-    from headwise.models.locate import price
+    from headwise.models import price
+    from headwise.models.open import generate, train
     from headwise.models.open import open_model as open
-    from headwise.models.train import train
     from headwise.reshape.heal import Damage
     from headwise.reshape.job import Reshaped
     from headwise.reshape.prune import prune
@@ -86,8 +85,7 @@ _LAZY = {
         "layer.head": "Head Heads",
         "layer.convert": "from_torch", "layer.replacing": "Replaced replace",
         "layer.latent": "MultiHeadLatentAttention", "layer.layer": "MultiHeadAttention",
-        "models.generate": "generate",
-        "models.locate": "price", "models.open": "open", "models.train": "train",
+        "models": "price", "models.open": "generate open train",
         "reshape.prune": "prune",
         "reshape.heal": "Damage", "reshape.job": "Reshaped", "reshape.share": "share", "backends.cache": "KVCache",
         "story": "Story", "checker.check": "check", "checker.bugs": "Verdict", "view.look": "look",

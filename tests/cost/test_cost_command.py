@@ -11,7 +11,7 @@ from real_models import GEMMA, TABLES
 
 from headwise.cost import PRESETS, TABLE
 from headwise.errors import HeadwiseError
-from headwise.models.locate import price
+from headwise.models import price
 
 TWO = ("llama-2-70b", "--context", "4096", "--dtype", "bf16")
 

@@ -19,7 +19,7 @@ from headwise.cost.build import REQUIRED
 from headwise.errors import HeadwiseError
 from headwise.families import Family
 from headwise.gpt.gpt import GPTConfig
-from headwise.models.locate import price
+from headwise.models import price
 
 CONFIG: dict[str, Any] = {"model_type": "llama", **WIDE}
 OWN = {"vocab_size": 7, "context": 8, "n_layers": 1, "n_heads": 2, "d_model": 4}

@@ -11,7 +11,7 @@ from headwise.cost.shape import FeedForward, experts_read
 from headwise.gpt.checkpoint import hf_config
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import PRESETS
-from headwise.models.locate import price
+from headwise.models import price
 from headwise.spec import LatentSpec
 
 

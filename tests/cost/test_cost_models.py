@@ -10,8 +10,8 @@ from real_models import BATCH, CASES, TABLES, TOKENS, build, cache_bytes, inputs
 from small_models import past
 
 from headwise.cost import PRESETS, Price, cache_bytes_per_token
+from headwise.models import price
 from headwise.models.ask import cache_in
-from headwise.models.locate import price
 
 ENCODERS = ("bert", "roberta")
 DECODING = [case for case in CASES if not case.startswith(ENCODERS)]

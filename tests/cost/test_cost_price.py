@@ -18,7 +18,7 @@ import headwise as hw
 from headwise.cost import PRESETS, make_setting, model_shape, read_shape, variants
 from headwise.cost.shape import ModelShape, longest_context
 from headwise.masks import BroadcastGrid
-from headwise.models.locate import price
+from headwise.models import price
 
 CONFIG = {"model_type": "llama", **WIDE}
 SETTING: dict[str, Any] = {"context": 23, "batch": 3, "dtype": "fp32"}

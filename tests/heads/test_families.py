@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 import headwise as hw
 from headwise.heads.documents import listening
-from headwise.models import hf, hook
+from headwise.models import hook
 from headwise.models.sites import sites_of
 
 OFFSETS = (2, 5)
@@ -44,7 +44,7 @@ def state(model: nn.Module) -> list[Any]:
         [(key, parameter.requires_grad, parameter._version) for key, parameter in model.named_parameters()],
         len(hook._blocks),
         len(hook._tokens.get()),
-        hf.AttentionInterface.get_interface,
+        tf.AttentionInterface.get_interface,
         torch.get_num_threads(),
         torch.is_grad_enabled(),
     ]

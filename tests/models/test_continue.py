@@ -15,8 +15,7 @@ from headwise.corpus.tokens import Tokens
 from headwise.gpt.checkpoint import save_model
 from headwise.gpt.generate import generate as generate_ours
 from headwise.models.ask import predicts
-from headwise.models.generate import generate
-from headwise.models.open import described, open_model
+from headwise.models.open import described, generate, open_model
 
 LINES = ["he works = él trabaja", "I work = yo trabajo"]
 PROMPT = [3, 1, 4, 1, 5]

@@ -11,9 +11,7 @@ from torch import nn
 import headwise as hw
 from headwise import HeadwiseError
 from headwise.gpt.run import read_run
-from headwise.models.generate import generate
-from headwise.models.open import described, open_model
-from headwise.models.train import train
+from headwise.models.open import described, generate, open_model, train
 
 TEXT = "the cat sat on the mat\n" * 19
 SHAPE = {"n_layers": 1, "n_heads": 2, "d_model": 8, "context": 7}

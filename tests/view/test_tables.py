@@ -16,7 +16,7 @@ from terminals import printed
 from headwise import cost
 from headwise.cli.reshape import print_curve, print_damage, print_reshaped
 from headwise.cost import PRESETS
-from headwise.models.locate import price
+from headwise.models import price
 from headwise.reshape.heal import Damage, HealPoint, Pair, Speed
 from headwise.reshape.job import Reshaped
 from headwise.table import Markup, Table, say

@@ -126,7 +126,7 @@ def named_path(name: str) -> Path:
 
 def model_path(name: str) -> Path:
     """The folder of a model, which may also be a GGUF file or a name on the hub."""
-    from headwise.models.locate import located
+    from headwise.models import located
 
     return located(named_path(name))
 

@@ -35,7 +35,7 @@ def cost(
     compare.
     """  # its options: [cost] in commands.toml
     from headwise import cost as pricing  # this function has its name
-    from headwise.models.locate import shape_of
+    from headwise.models import shape_of
     from headwise.view.cost import print_price, print_variants
 
     if model is None:
@@ -61,7 +61,7 @@ def cost(
 
 
 def _show_models(names: Iterable[str], dtype: str) -> None:
-    from headwise.models.locate import price
+    from headwise.models import price
     from headwise.view.cost import print_models
 
     prices = [price(name, dtype=dtype) for name in names]

@@ -32,8 +32,7 @@ def generate(
     )
     with needs_torch():
         from headwise.corpus.tokens import require_tokens
-        from headwise.models.generate import generate, prompt_ids
-        from headwise.models.open import open_folder
+        from headwise.models.open import generate, open_folder, prompt_ids
     folder = open_folder(model, device=device)
     decode = require_tokens(folder).decode
     ids = prompt_ids(folder.model, prompt)

@@ -28,6 +28,7 @@ Calls of other threads do not count. Attentions of the third column are called f
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -39,22 +40,22 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
 from headwise.errors import HeadwiseError
 from headwise.layer.layer import MultiHeadAttention
 from headwise.masks import all_of
 from headwise.models import softmax
-from headwise.models.native import as_native
 from headwise.models.reading import Asked, read_call
 from headwise.models.sites import Site, is_attention, is_watchable, remember
 from headwise.records import Call, Watchable
 from headwise.spec import Options
 
 Handler = Callable[[Call], Tensor | None]
-# a module's way to register one, and what it calls
-Hook = tuple[Callable[..., RemovableHandle], Callable[..., Any]]
+Hook = tuple[
+    Callable[..., Any], Callable[..., Any]
+]  # a module's way to register one, and what it calls
+NO_W_O = "its W_O is not known, so its heads are read where they leave the attention, no norm"
 
 # The blocks that are open in this context, each by an object of its own.
 _tokens: ContextVar[frozenset[object]] = ContextVar("headwise_blocks", default=frozenset())
@@ -138,30 +139,25 @@ def attach(handlers: Mapping[Site, Handler], early: bool = False) -> Iterator[No
     reached = set()  # sites of which a call came
     refused = []  # why others came to none
 
-    def handler_of(site: Site) -> Handler:
-        def handle(call: Call) -> Tensor | None:
-            if len(call.out):
-                reached.add(site)
-            else:  # a call of no documents: see `Tap.refuse`
-                refused.append(
-                    call.note or f"{site.name} was given a batch without a text; pass at least one"
-                )
-            # a handler may compute attention itself, in the middle of the model's
-            with softmax.unheard():
-                return handlers[site](call)
-
-        return handle
+    def handle(site: Site, call: Call) -> Tensor | None:
+        if len(call.out):
+            reached.add(site)
+        else:  # a call of no documents: see `Tap.refuse`
+            refused.append(
+                call.note or f"{site.name} was given a batch without a text; pass at least one"
+            )
+        # a handler may compute attention itself, in the middle of the model's
+        with softmax.unheard():
+            return handlers[site](call)
 
     with ExitStack() as stack:
         taps: dict[nn.Module, Tap] = {}
         for site in handlers:
             module: Any = site.module
             if is_watchable(module):
-                stack.enter_context(observe(module, handler_of(site)))
+                stack.enter_context(observe(module, partial(handle, site)))
             else:
-                tap = taps[module] = (ListTap if site.members else Tap)(site, handler_of(site))
-                if early and not site.free:
-                    tap.projection = None
+                taps[module] = Tap(site, partial(handle, site), early)
         free = {module: tap for module, tap in taps.items() if tap.site.free}
         # The hooks at W_O, the attention interface, the functions of torch.
         if taps:
@@ -174,13 +170,12 @@ def attach(handlers: Mapping[Site, Handler], early: bool = False) -> Iterator[No
         for tap in taps.values():
             tap.end()
     if handlers and not reached:
-        if refused:
-            raise HeadwiseError(refused[0])
         names = [site.name for site in handlers]
-        raise HeadwiseError(
+        refused.append(
             f"no head of {', '.join(names[:3])}{', ...' if names[3:] else ''} was reached inside this block; call the "
             f"model in it, in the thread that opened it, and not a form of it that was exported or traced before"
         )
+        raise HeadwiseError(refused[0])
 
 
 # Attentions of others
@@ -192,30 +187,35 @@ class Tap:
     Between the attention function and W_O some families gate, norm or rotate what the heads gave. What a head gives is
     what W_O reads of it: so a call waits until W_O is called, and is handed to the handler then. That the projection of
     a free attention is its W_O is only a guess by its name: it is, if what it reads are the heads, number by number.
+
+    Heads that are modules of a list (`site.members`) make a call together. What they give is changed where the module
+    around the list has joined it: before its W_O, or where it leaves that module.
     """
 
-    def __init__(self, site: Site, handler: Handler) -> None:
+    def __init__(self, site: Site, handler: Handler, early: bool = False) -> None:
         self.site, self.handler = site, handler
         # W_O; None: not known
-        self.projection = None if site.module in _elsewhere else site.projection
+        is_left = early and not site.free
+        self.projection = None if is_left or site.module in _elsewhere else site.projection
         self.waiting: list[Call] = []  # calls whose heads have not entered W_O yet
+        self.given: list[Call] = []  # of a list, by the heads that have run so far
         self.mixed = ""  # the norm between attention and W_O that reads several heads at once
         self.sure = True  # is it known in which order the heads of the calls that wait lie?
         self.heard = False  # did its functions give a call, or a reason against one?
 
     def hooks(self) -> list[Hook]:
         """What listens from where the module is called to W_O."""
-        if self.projection is None:
+        module, projection = self.site.module, self.projection
+        if projection is None and not self.site.members:
             return []
-        module = self.site.module
         # A call of the module ends the one before, if that never came to W_O.
-        acts = [(module, self.end), (self.projection, self.at_w_o)]
-        acts += [
-            (child, self.at_norm)
-            for child in module.children()
-            if "norm" in type(child).__name__.lower()
-        ]
-        return [(part.register_forward_pre_hook, act) for part, act in acts]
+        hooks: list[Hook] = [(module.register_forward_pre_hook, self.end)]
+        for child in module.children():
+            if "norm" in type(child).__name__.lower():
+                hooks.append((child.register_forward_pre_hook, self.at_norm))
+        if projection is None:
+            return [*hooks, (module.register_forward_hook, self.at_output)]
+        return [*hooks, (projection.register_forward_pre_hook, self.at_w_o)]
 
     def at_interface(self, asked: Asked, out: Tensor) -> Tensor | None:
         """The attention function of transformers has given `out` (B,H,T,E); give what takes its place, None: nothing.
@@ -257,23 +257,29 @@ class Tap:
             return self.wait(call)
         # No module of W_O will be called: the handler gets the call here. Is the matrix the one that the site names?
         is_of_site = site.w_o is not None and w_o.data_ptr() == site.w_o.data_ptr()
-        return self.hand(call) if is_of_site else self.without_w_o(call)
+        return self.hand(call, "" if is_of_site else NO_W_O, at_w_o=is_of_site)
+
+    def of_list(self, number: int, call: Call | str, *more: Any) -> None:
+        """The head of this number in a list has given its call: see `attended`."""
+        if isinstance(call, Call):
+            if call.out.shape[1] == 1 and number == len(self.given):
+                self.given.append(call)
+            if len(self.given) < len(self.site.members):
+                return
+            call = _side_by_side(self.site.module, self.given)
+        self.given = []
+        self.attended(call, sure=True, w_o=None)
 
     def wait(self, call: Call) -> Tensor | None:
         """Keep a call until W_O is called, and give None. Where W_O is not known, the handler gets it at once."""
-        if self.projection is None:
-            return self.without_w_o(call)
+        if self.projection is None and not self.site.members:
+            return self.hand(call, NO_W_O, at_w_o=False)
         # DiffLlama lays the same maps over other values in a second call: these are the same heads. Calls whose maps
         # were read off their weights have a q and a k of their own each, which are empty.
         last = self.waiting[-1] if self.waiting else None
         if last is None or last.q is not call.q or last.k is not call.k:
             self.waiting.append(call)
         return None
-
-    def without_w_o(self, call: Call) -> Tensor | None:
-        """Hand on a call whose W_O cannot be listened at."""
-        note = f"{self.site.name}: its W_O is not known, so its heads are read where they leave the attention, no norm"
-        return self.hand(call, note, at_w_o=False)
 
     def at_norm(self, module: nn.Module, args: Any) -> None:
         """A norm of the attention is called: one of a row wider than a head's mixes several heads."""
@@ -293,22 +299,21 @@ class Tap:
         if rows is None:  # what W_O reads are not the heads of the calls that wait
             return self.end()
         calls, self.waiting = self.waiting, []
-        note = ""
+        note = "" if self.projection is not None else NO_W_O
         if self.mixed:
-            note = f"{self.site.name}: {self.mixed} norms several heads at once before W_O: what one gives hangs on all"
-        counts = [len(call.out) * call.n_queries for call in calls]  # rows of each call: B*T
-        parts, changed = [], False
-        for call, part in zip(
-            calls, torch.split(rows.reshape(-1, rows.shape[-1]), counts), strict=True
-        ):
-            B, H, T, _ = call.out.shape
-            result = self.hand(call, note, out=part.view(B, T, H, -1).transpose(1, 2))
-            changed = changed or result is not None
-            parts.append(
-                part
-                if result is None
-                else result.to(part.dtype).transpose(1, 2).reshape(part.shape)
+            note = (
+                f"{self.mixed} norms several heads at once before W_O: what one gives hangs on all"
             )
+        counts = [len(call.out) * call.n_queries for call in calls]  # rows of each call: B*T
+        parts = [*torch.split(rows.reshape(-1, rows.shape[-1]), counts)]
+        changed = False
+        for place, (call, part) in enumerate(zip(calls, parts, strict=True)):
+            B, H, T, _ = call.out.shape
+            out = part.view(B, T, H, -1).transpose(1, 2)
+            result = self.hand(call, note, out=out, at_w_o=self.projection is not None)
+            if result is not None:
+                changed = True
+                parts[place] = result.to(part.dtype).transpose(1, 2).reshape(part.shape)
         if not changed:
             return None
         replaced = torch.cat(parts).reshape(rows.shape)
@@ -318,6 +323,11 @@ class Tap:
         # earlier block has changed `joined` itself, what stood there first is handed on.
         _before[replaced] = _before.get(joined, joined)
         return (replaced, *args[1:])
+
+    def at_output(self, module: nn.Module, args: Any, out: Any) -> Any:
+        """A forward hook of the module around a list whose W_O is not known."""
+        replaced = self.at_w_o(module, (out,)) if isinstance(out, Tensor) else None
+        return None if replaced is None else replaced[0]
 
     def stacked(self, joined: Tensor) -> Tensor | None:
         """What W_O reads, where that is as many rows as the heads of the calls that wait have; else None.
@@ -342,11 +352,11 @@ class Tap:
         if joined.ndim == 3:
             layouts.append((joined.transpose(0, 1), before.transpose(0, 1)))
         for rows, rows_before in layouts:
-            heads = rows_before.reshape(B, T, H, E).transpose(1, 2)
-            with torch.no_grad():  # a comparison would leave its numbers for a backward pass
-                # The very bits; torch.equal takes NaN for another number than NaN.
-                if torch.allclose(heads, out.to(heads.dtype), rtol=0, atol=0, equal_nan=True):
-                    return rows
+            heads = rows_before.detach().reshape(B, T, H, E).transpose(1, 2)
+            # The very bits; torch.equal takes NaN for another number than NaN.
+            gave = out.detach().to(heads.dtype)
+            if torch.allclose(heads, gave, rtol=0, atol=0, equal_nan=True):
+                return rows
         return None
 
     def end(self, *args: Any) -> None:
@@ -354,41 +364,30 @@ class Tap:
 
         Also a forward pre-hook of the attention, whose arguments (`args`) are not needed.
         """
-        calls, self.waiting = self.waiting, []
-        if calls and self.site.free:
+        site, kind = self.site, type(self.site.module).__name__
+        calls, self.waiting, self.given = self.waiting, [], []
+        sure, self.sure = self.sure, True
+        again = ""
+        if calls and site.free:
             # the next block reads its calls where they leave the attention
-            _elsewhere.add(self.site.module)
+            _elsewhere.add(site.module)
+            again = "; that is known now: do the same again, and they are replaced before"
         for call in calls:
-            self.hand_on(call)
-        self.sure = True
-
-    def hand_on(self, call: Call) -> None:
-        """Hand a call on as it left the attention."""
-        kind = type(self.site.module).__name__
-        if not self.sure:
-            self.refuse(
-                f"{kind} has heads and texts in one axis, and its W_O does not read them side by side"
-            )
-            return
-        note = f"{self.site.name}: what enters W_O is not its heads side by side; they are read before, no norm"
-        if self.hand(call, note, at_w_o=False) is not None:
-            again = (
-                "; that is known now: do the same again, and they are replaced before"
-                if self.site.free
-                else ""
-            )
-            raise HeadwiseError(
-                f"{self.site.name}: what enters W_O of {kind} is not its heads side by side, so they cannot be "
-                f"replaced there{again}"
-            )
+            if not sure:
+                self.refuse(
+                    f"{kind} has heads and texts in one axis, and its W_O does not read them side by side"
+                )
+                continue
+            note = "what enters W_O is not its heads side by side"
+            if self.hand(call, f"{note}; they are read before, no norm", at_w_o=False) is not None:
+                raise HeadwiseError(f"{site.name}: {note}, so they cannot be replaced there{again}")
 
     def hand(self, call: Call, note: str = "", **changes: Any) -> Tensor | None:
         """Give the handler a call with these fields changed, and a further note behind the one that it has."""
         if self.site.free:  # the module may not say how many heads it has: kept for the next block
             remember(self.site.module, call.out.shape[1])
-        return self.handler(
-            call._replace(note="; ".join(filter(None, [call.note, note])), **changes)
-        )
+        notes = [call.note, note and f"{self.site.name}: {note}"]
+        return self.handler(call._replace(note="; ".join(filter(None, notes)), **changes))
 
     def refuse(self, why: str) -> Tensor | None:
         """Tell the handler, by a call of no documents (B = 0), that what the module does is not read.
@@ -397,94 +396,34 @@ class Tap:
         """
         # calls that wait are parts of what is refused
         note, self.waiting = f"{self.site.name}: {why}, no map", []
-        nothing = torch.empty(0, 1, 0, 0)
-        if (
-            self.handler(
-                Call(self.site.module, nothing, nothing, nothing, Options(), nothing, note=note)
-            )
-            is not None
-        ):
+        none = torch.empty(0, 1, 0, 0)
+        call = Call(self.site.module, none, none, none, Options(), none, note=note)
+        if self.handler(call) is not None:
             raise HeadwiseError(note)
         return None
 
 
-class ListTap(Tap):
-    """An attention whose heads are modules of a list: their calls are joined to one.
-
-    What they give is changed where the module around the list has joined it: before its W_O, or where it leaves that
-    module.
-    """
-
-    def __init__(self, site: Site, handler: Handler) -> None:
-        super().__init__(site, handler)
-        self.given: list[Call] = []  # by the heads that have run so far
-
-    def hooks(self) -> list[Hook]:
-        module = self.site.module
-        return [
-            (module.register_forward_pre_hook, self.begin),
-            *super().hooks(),
-            (module.register_forward_hook, self.at_output),
-        ]
-
-    def begin(self, *args: Any) -> None:
-        """A forward pre-hook of the module around the list."""
-        self.given = []
-
-    def take(self, number: int, call: Call | str, sure: bool, w_o: Tensor | None) -> None:
-        """The head of this number has given its call: see `attended`."""
-        if isinstance(call, Call):
-            if call.out.shape[1] == 1 and number == len(self.given):
-                self.given.append(call)
-            if len(self.given) < len(self.site.members):
-                return
-            call = _side_by_side(self.site.module, self.given)
-        self.given = []
-        self.attended(call, sure=True, w_o=None)
-
-    def wait(self, call: Call) -> None:
-        self.waiting.append(call)
-
-    def at_output(self, module: nn.Module, args: Any, out: Any) -> Any:
-        """A forward hook of the module around the list."""
-        if self.projection is not None or not isinstance(out, Tensor):
-            return None
-        replaced = self.at_w_o(module, (out,))
-        return None if replaced is None else replaced[0]
-
-    def hand(self, call: Call, note: str = "", **changes: Any) -> Tensor | None:
-        if self.projection is None:
-            note = f"{self.site.name}: its W_O is not known, so its heads are read where they leave it, no norm"
-            changes["at_w_o"] = False
-        return super().hand(call, note, **changes)
-
-
 def _side_by_side(module: nn.Module, calls: Sequence[Call]) -> Call | str:
     """The calls of one head each as a call of all of them; or why they are none."""
-    first = calls[0]
-    masks = [() if call.options.mask is None else call.options.mask.parts() for call in calls]
-    kinds = [
-        (call.q.shape, call.v.shape, call.options.scale, *map(type, mask))
-        for call, mask in zip(calls, masks, strict=True)
-    ]
-    if any(kind != kinds[0] for kind in kinds):
+    first, kinds, masks = calls[0], set(), []
+    for call in calls:
+        mask, options = call.options.mask, call.options
+        masks.append(() if mask is None else mask.parts())
+        kinds.add((call.q.shape, call.v.shape, options.scale, *map(type, masks[-1])))
+    if len(kinds) > 1:
         return f"the modules of its list, {type(first.layer).__name__}, have lengths, scales or masks of their own"
-    names = [name for name in ("q", "k", "v", "out", "weights") if getattr(first, name) is not None]
-    joined: dict[str, Any] = {
-        name: torch.cat([getattr(call, name) for call in calls], 1) for name in names
-    }
+    joined: dict[str, Any] = {"layer": module}
+    for name in ("q", "k", "v", "out", "weights"):
+        if getattr(first, name) is not None:
+            joined[name] = torch.cat([getattr(call, name) for call in calls], 1)
     mask = all_of([_of_heads(parts) for parts in zip(*masks, strict=True)])
-    return first._replace(layer=module, options=first.options._replace(mask=mask), **joined)
+    return first._replace(options=first.options._replace(mask=mask), **joined)
 
 
 def _of_heads(parts: Sequence[Any]) -> Any:
     """The same part of the masks of several heads as one: arrays of one head each, or a flag that all have alike."""
     arrays = [part.array for part in parts if hasattr(part, "array")]
-    if not arrays or all(
-        array.shape == arrays[0].shape and torch.equal(array, arrays[0]) for array in arrays
-    ):
-        return parts[0]
-    return type(parts[0])(torch.cat(arrays, 1))
+    return type(parts[0])(torch.cat(arrays, 1)) if arrays else parts[0]
 
 
 # What a block made W_O read -> what W_O was to read before any block changed it.
@@ -496,35 +435,29 @@ _elsewhere: WeakSet[nn.Module] = WeakSet()
 @contextmanager
 def _read(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
     """Inside this block, and in its thread, what attentions make by functions of torch goes to their taps."""
-    takes: dict[nn.Module, tuple[softmax.Take, int]] = {}
+    takes: dict[nn.Module, tuple[Any, int]] = {}
+    # Attentions inside of one another, too: the block asks which is the innermost that runs. Dicts, for their order.
+    parts: dict[nn.Module, None] = {}
+    native: dict[nn.Module, None] = {}
     for module, tap in taps.items():
-        if isinstance(tap, ListTap):
-            takes |= {
-                head: (partial(tap.take, number), 1) for number, head in enumerate(tap.site.members)
-            }
-        else:
+        if not tap.site.members:
             takes[module] = tap.attended, tap.site.n_heads
+        for number, head in enumerate(tap.site.members):
+            takes[head] = partial(tap.of_list, number), 1
+        parts |= {part: None for part in module.modules() if part in taps or is_attention(part)}
+        native |= dict.fromkeys(tap.site.native)
     block = softmax.Block(takes)
-    # Attentions inside of one another, too: the block asks which is the innermost that runs. A dict, for its order.
-    parts = {
-        part: None
-        for module in taps
-        for part in module.modules()
-        if part in taps or is_attention(part)
-    }
-    native = dict.fromkeys(module for tap in taps.values() for module in tap.site.native)
     with (
         hooked([(part.register_forward_pre_hook, block.enter) for part in parts], with_kwargs=True),
         hooked([(part.register_forward_hook, block.leave) for part in parts], always_call=True),
-        hooked(as_native(native, lambda hook: isinstance(hook, Within)), with_kwargs=True),
+        hooked(softmax.as_native(native, lambda hook: isinstance(hook, Within)), with_kwargs=True),
         softmax.opened(block),
     ):
         yield
     # One that ran, and of which nothing was heard, is refused; one around other attentions may leave it to those.
     for module, tap in taps.items():
-        inside = {*module.modules()} - {module, *tap.site.members}
-        has_attentions = any(map(is_attention, inside))
-        if module in block.ran and not tap.heard and not has_attentions:
+        inner = {*module.modules()} - {module, *tap.site.members}
+        if module in block.ran and not tap.heard and not any(map(is_attention, inner)):
             kind = type(module).__name__
             tap.refuse(
                 f"{kind} ran, and no softmax over keys was seen that it multiplies with values"
@@ -562,9 +495,8 @@ def _tapped(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
 
 def _replace_interface() -> None:
     """What the attention interface of transformers hands out is ours until the last block of all threads ends."""
-    from headwise.models.hf import AttentionInterface  # here: other models need no transformers
-
-    interface: Any = AttentionInterface
+    # It is loaded, since a model of it is watched.
+    interface: Any = sys.modules["transformers"].AttentionInterface
     # by itself the class only inherits that: another block has put ours there
     if "__getitem__" in vars(interface):
         return
@@ -588,35 +520,22 @@ def _listened(function: Any, name: str) -> Any:
     if hasattr(function, "headwise"):
         return function
 
+    # the names by which some models pass them
     def listening(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Any = None,
-        **keywords: Any,
+        module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **keywords: Any
     ) -> Any:
         # A copy of the list, for another thread may open or close a block meanwhile.
         tapped = [taps[module] for here, taps in [*_blocks] if module in taps and here()]
-        result = function(module, query, key, value, attention_mask, **keywords)
+        asked = module, query, key, value, attention_mask
+        result = function(*asked, **keywords)
         if not tapped:
             return result
         # result[0] is (B,T,H,E); what follows it, as weights, stays as it is.
-        asked = Asked(
-            module,
-            query,
-            key,
-            value,
-            attention_mask,
-            keywords,
-            name,
-            function,
-            result[0].transpose(1, 2),
-        )
-        out, replaced = asked.out, False
+        gave = result[0].transpose(1, 2)
+        out, replaced = gave, False
         for tap in tapped:
-            changed = tap.at_interface(asked, out)
-            if changed is not None:  # it may be `asked.out` itself, by which a gradient is to pass
+            changed = tap.at_interface(Asked(*asked, keywords, name, function, gave), out)
+            if changed is not None:  # it may be `gave` itself, by which a gradient is to pass
                 out, replaced = changed, True
         return (out.transpose(1, 2).contiguous(), *result[1:]) if replaced else result
 

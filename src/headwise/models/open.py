@@ -1,11 +1,13 @@
-"""Any model folder: a run of headwise, or a model in Hugging Face layout; a GGUF file, or a name on the hub."""
+"""Any model folder: a run of headwise, or a model in Hugging Face layout; and texts that a model continues."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,12 +19,15 @@ from headwise.corpus.tokens import TextTokens, Tokens
 from headwise.cost.pricing import computed_in
 from headwise.errors import HeadwiseError
 from headwise.families import OURS, is_own
-from headwise.files import free_memory
+from headwise.files import free_memory, text_path
 from headwise.gpt.checkpoint import save_model
+from headwise.gpt.film import Film
+from headwise.gpt.generate import continued
 from headwise.gpt.gpt import GPT
-from headwise.gpt.run import load_run
-from headwise.models.ask import context_of, predicts, vocabulary_of
-from headwise.models.locate import located
+from headwise.gpt.own import register
+from headwise.gpt.run import Settings, kept_text, load_run, run_training
+from headwise.models import located
+from headwise.models.ask import context_of, predicts, reader, vocabulary_of
 from headwise.models.weights import cast
 from headwise.table import amount
 
@@ -77,7 +82,7 @@ def open_model(
     its tokenizer and its text.
 
     Args:
-        source: a folder, a GGUF file, or a name on the hub such as "openai-community/gpt2" (`models.locate`)
+        source: a folder, a GGUF file, or a name on the hub such as "openai-community/gpt2" (`models.located`)
         dtype: its number format: "auto", as it is stored, but float32 for bfloat16 on a processor without
             instructions for it, where it is slower and coarser; or "float32", "bfloat16", "float16"
         device: where it computes: "cpu", "cuda", "cuda:1", "mps"; "auto" is device_map="auto"
@@ -216,32 +221,32 @@ def open_folder(
     numbers: Any = computed_in(dtype)  # "auto", or torch's name of the format
     if numbers != "auto":
         numbers = getattr(torch, numbers)
+    tokens: TextTokens | None
     if is_own(path):
-        run, tokens = load_run(path)
-        if isinstance(numbers, torch.dtype):  # not "auto"
-            cast(run, numbers)
-        if place.type != "cpu":
-            run.to(place)
-        return remember(run, path, tokens, OURS)
-    try:
-        from headwise.models.hf import FolderTokens, has_tokenizer, load_folder
-    except ModuleNotFoundError as error:
-        # Another module that transformers or we lack is no matter of this message.
-        if error.name != "transformers":
-            raise
-        raise HeadwiseError(
-            f"{path} is no run of headwise; to read other models: pip install 'headwise[hf]'"
-        ) from None
-    folder_tokens = FolderTokens(path) if has_tokenizer(path) else None
-    check(folder_tokens)
-    if not placing:
-        _require_room(path, place)
-    model = load_folder(path, numbers, placing)
+        model, tokens = load_run(path)
+        if numbers != "auto":
+            cast(model, numbers)
+    else:
+        try:
+            from headwise.models.hf import FolderTokens, has_tokenizer, load_folder
+        except ModuleNotFoundError as error:
+            # Another module that transformers or we lack is no matter of this message.
+            if error.name != "transformers":
+                raise
+            raise HeadwiseError(
+                f"{path} is no run of headwise; to read other models: pip install 'headwise[hf]'"
+            ) from None
+        tokens = FolderTokens(path) if has_tokenizer(path) else None
+        check(tokens)
+        if not placing:
+            _require_room(path, place)
+        model = load_folder(path, numbers, placing)
+        stays = placing or place.type != "cpu" or has_bfloat16()
+        if numbers == "auto" and model.dtype == torch.bfloat16 and not stays:
+            cast(model, torch.float32)
     if place.type != "cpu":
         model.to(place)
-    elif numbers == "auto" and model.dtype == torch.bfloat16 and not placing and not has_bfloat16():
-        cast(model, torch.float32)
-    return remember(model, path, folder_tokens, model.config.model_type)
+    return remember(model, path, tokens, getattr(model.config, "model_type", OURS))
 
 
 def _require_room(path: Path, device: torch.device) -> None:
@@ -293,3 +298,132 @@ def write_folder(folder: Path, model: nn.Module, source: Folder) -> None:
     for name in COPIED:
         if (source.path / name).is_file():
             shutil.copyfile(source.path / name, folder / name)
+
+
+# Texts that go on, and trainings
+
+
+def generate(
+    model: nn.Module | str | Path,
+    prompt: str | Sequence[int],
+    n_tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    seed: int = 0,
+    stop: int | None = None,
+) -> Iterator[int]:
+    """Yield ids that continue a prompt, as they come.
+
+    The model keeps its keys and values between tokens. When the text reaches the model's context, its older half is
+    forgotten and the rest is read again from the start.
+
+    Args:
+        model: a GPT of ours, a model of transformers, or the folder of one
+        prompt: token ids, or a text where the model was read from a folder with a tokenizer
+        n_tokens: so many at most
+        temperature: 0 takes the likeliest token; 1 samples from the model as it is
+        top_k: sample among the k likeliest only
+        seed: the same seed gives the same text
+        stop: the id that ends the text and is not yielded; None takes those that the model's folder names
+
+    Raises:
+        HeadwiseError: for a model that does not predict the next token, and ids that it does not know.
+    """
+    module = open_model(model)
+    if predicts(module) != "next":
+        raise HeadwiseError(
+            f"{type(module).__name__} does not predict the next token, so it cannot continue a text; "
+            f"pass a model with a causal language-model head"
+        )
+    if isinstance(prompt, str):
+        ids = prompt_ids(module, prompt)
+    else:  # no ids at all are refused in `continued`
+        is_empty = isinstance(prompt, Sequence) and not prompt
+        ids = [] if is_empty else row_of(module, prompt)[0].tolist()
+    stops = end_ids(module) if stop is None else {stop}
+    sizes = context_of(module), vocabulary_of(module)
+    return continued(
+        partial(reader, module), ids, n_tokens, temperature, top_k, seed, stops, *sizes
+    )
+
+
+def prompt_ids(model: nn.Module, text: str) -> list[int]:
+    """Ids of a text that the model is to continue; of an empty one, what a text begins with."""
+    folder = described(model)
+    if folder is None or folder.tokens is None:
+        where = (
+            "the model was not read from a folder"
+            if folder is None
+            else f"{folder.path} has no tokenizer"
+        )
+        raise HeadwiseError(
+            f"{where}, so its words are not known; in Python, hw.generate takes token ids"
+        )
+    if isinstance(folder.tokens, Tokens):
+        return folder.tokens.prompt(text) or folder.tokens.opening()
+    # Of a model of transformers, the token that begins a text (bos), the lowest id where it names several.
+    return folder.tokens.prompt(text) or sorted(_special(model, "bos_token_id"))[:1]
+
+
+def end_ids(model: nn.Module) -> set[int]:
+    """The tokens that end a text, as far as the model's folder names them."""
+    folder = described(model)
+    if folder is not None and isinstance(folder.tokens, Tokens):
+        return set(folder.tokens.specials)  # of ours the boundary alone, where there is one
+    return _special(model, "eos_token_id")
+
+
+def _special(model: nn.Module, name: str) -> set[int]:
+    """Ids that a model of transformers names, one or a list, where its own `generate` looks for them."""
+    value = getattr(getattr(model, "generation_config", None), name, None)
+    if value is None:
+        return set()
+    return set(value) if isinstance(value, list) else {value}
+
+
+def train(
+    text: str | Path | Sequence[str | Path] | None = None,
+    preset: str = "verbs",
+    out: str | Path | None = None,
+    steps: int | None = None,
+    seed: int = 0,
+    *,
+    lines: bool | None = None,
+    tokenizer: str | Path | None = None,
+    attention: type[nn.Module] | None = None,
+    **shape: int,
+) -> GPT:
+    """Train a small GPT and return it in eval mode, with its tokenizer known to `generate`, `survey` and the others.
+
+    Args:
+        text: the path of a UTF-8 text, of a folder of them, or several; "tale", a little book; a string with a line
+            break is the text itself; None: the built-in verb corpus
+        preset: verbs, microgpt, nanogpt, fast, book, llama or course
+        out: a new folder for the run, as `headwise train --out` writes it; None keeps nothing on the disk
+        steps: updates of the weights; None takes the preset's
+        seed: of weights, batches and the held-out choice: the same seed gives the same weights on the same
+            machine
+        lines: each line is a document of its own; None takes the preset's way
+        tokenizer: the path of a tokenizer.json; None: characters, or words for the verb corpus
+        attention: a class in place of headwise's attention, built with the width and the number of heads, by the
+            names of its parameters, and called with (B,T,width)
+        **shape: fields of `GPTConfig` that differ from the preset, such as n_heads=8
+
+    Raises:
+        HeadwiseError: for settings that do not fit, a text that is too short, and a folder that is not empty.
+    """
+    with ExitStack() as stack:
+        temporary = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder = temporary / "run" if out is None else Path(out)
+        if isinstance(text, str) and "\n" in text:
+            text = stack.enter_context(kept_text(folder, text))
+        paths = (text,) if isinstance(text, str | Path) else text or ()
+        texts = tuple(str(text_path(path).absolute()) for path in paths)
+        tokenizer_file = None if tokenizer is None else str(tokenizer)
+        name = None if attention is None else register(attention)
+        settings = Settings(preset, texts, tokenizer_file, lines, seed, steps, shape, name)
+        run_training(folder, settings, n_samples=0, film=None if out is None else Film)
+        model, tokens = load_run(folder)
+    # So that `survey(model)` and others find its tokenizer; where nothing is kept, the path is of no use any more.
+    remember(model, folder, tokens, "headwise")
+    return model

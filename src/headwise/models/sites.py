@@ -12,7 +12,6 @@ name, `encoder.L3`. Weights are found by the record of the family, or by names t
 
 from __future__ import annotations
 
-import dis
 import inspect
 import itertools
 import re
@@ -21,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from types import CodeType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -31,8 +29,7 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.families import USUAL, Family, families
 from headwise.layer.layer import MultiHeadAttention
-from headwise.models.native import NATIVE
-from headwise.models.softmax import JOINS, attends
+from headwise.models.softmax import JOINS, NATIVE, attends, codes_of
 from headwise.records import head_name
 
 # a part of a path that is a number: ".3" of "layers.3.attn"
@@ -40,13 +37,16 @@ NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 # the path up to the number of a layer, and is it cross attention? See `_stack`
 Stack = tuple[str, bool]
 Modules = Mapping[str, nn.Module]  # by their paths
+Projections = dict[
+    str, nn.Module | None
+]  # W_Q to W_O by "q" to "o", and "packed", the first three in one
 # in the name of a class: LlamaMLP is Llama, MLP
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*|[a-z0-9]+")
 # by name: models of ours need no transformers
 BASE = ("transformers.modeling_utils", "PreTrainedModel")
 # Names by which modules and configs call the same thing, tried in this order: of the number of heads, and parts of a
 # path that say that an attention is cross attention. They stand in families.toml.
-COUNTS, CROSS = USUAL["counts"], USUAL["cross"]
+COUNTS, CROSS = USUAL["counts"], frozenset(USUAL["cross"])
 # of W_Q to W_O, and of the first three in one
 PROJECTIONS = USUAL["projections"] | {"packed": USUAL["packed"]}
 # Of W_O in classes that people write: whether it reads the heads is seen when it runs.
@@ -122,15 +122,14 @@ def sites_of(model: nn.Module) -> list[Site]:
         if module not in parts and is_watchable(module):
             sites.append(_own_site(f"L{len(sites)}", module))
             parts.update(module.modules())
-    paths = {module: path for path, module in model.named_modules()}
-    for others in (_foreign_sites(model), _free_sites(model, parts)):
+    modules = dict(model.named_modules())
+    paths = {module: path for path, module in modules.items()}
+    for others in (_foreign_sites(model, modules), _free_sites(model, modules, parts)):
         taken = {site.name for site in sites}
         for site in others:
-            layer = site.name.rpartition(".")[2]  # "L3"
             # A name that a site of another kind has gets the module's whole path before it.
-            sites.append(
-                replace(site, name=f"{paths[site.module]}.{layer}") if site.name in taken else site
-            )
+            name = f"{paths[site.module]}.{site.name.rpartition('.')[2]}"
+            sites.append(replace(site, name=name) if site.name in taken else site)
     if not sites:
         kind = getattr(getattr(model, "config", None), "model_type", None)
         raise HeadwiseError(
@@ -140,7 +139,7 @@ def sites_of(model: nn.Module) -> list[Site]:
         )
     # Modules whose weights torch's `fully_shard` gathers while they run: every process has all of their heads then.
     gathered: set[nn.Module] = set()
-    for module in model.modules():
+    for module in modules.values():
         if any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__):
             gathered.update(module.modules())
     # What splits the heads of an attention over processes, here and in transformers, knows none that is free.
@@ -148,29 +147,19 @@ def sites_of(model: nn.Module) -> list[Site]:
 
 
 def _held_here(site: Site) -> Site:
-    """The site with the part of its weights, and of the heads of transformers, that this process holds."""
-    if site.w_o is None:
+    """The site with the part of its weights, and of its heads, that this process holds."""
+    matrix: Any = site.w_o
+    # Parts are a DTensor, whose class takes long to import; it is known by what only it has.
+    if not any(placement.is_shard() for placement in getattr(matrix, "placements", ())):
         return site
-    part, parts = _part_of(site.w_o)
-    if parts == 1:
-        return site
+    mesh = matrix.device_mesh
 
     def local(name: str) -> Tensor | None:
         weights: Any = site.weights(name)
         return weights.to_local() if hasattr(weights, "to_local") else weights
 
-    spec, local_w_o = getattr(site.module, "spec", None), local("o")  # the spec of a layer of ours
-    assert local_w_o is not None
-    n_heads = site.n_heads // parts if spec is None else local_w_o.shape[1] // spec.value_dim
+    part, parts, n_heads = mesh.get_local_rank(), mesh.size(), site.n_heads // mesh.size()
     return replace(site, n_heads=n_heads, weights=local, part=part, parts=parts)
-
-
-def _part_of(matrix: Any) -> tuple[int, int]:
-    """Which part of a matrix this process holds, and of how many; (0, 1) where it is whole."""
-    # Parts are a DTensor, whose class takes long to import; it is known by what only it has.
-    if not any(placement.is_shard() for placement in getattr(matrix, "placements", ())):
-        return 0, 1
-    return matrix.device_mesh.get_local_rank(), matrix.device_mesh.size()
 
 
 def attention_layers(model: nn.Module) -> list[MultiHeadAttention]:
@@ -212,20 +201,15 @@ def uses_interface(module: nn.Module) -> bool:
 # Once for each class, by the names in the bytecode of its methods: nothing is run.
 @cache
 def _calls_interface(kind: type) -> bool:
-    for base in kind.__mro__:
-        # what all models inherit names the interface, but calls nothing of it
-        if base.__module__ == BASE[0]:
-            continue
-        for member in vars(base).values():
-            code = getattr(inspect.unwrap(member), "__code__", None) if callable(member) else None
-            if code is None or "ALL_ATTENTION_FUNCTIONS" not in code.co_names:
-                continue
-            # Kosmos 2.5 asks the interface for an attribute, finds none, and runs a function of its own.
-            names = [
-                step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"
-            ]
-            if ("getattr", "ALL_ATTENTION_FUNCTIONS") not in itertools.pairwise(names):
-                return True
+    # what all models inherit names the interface, but calls nothing of it
+    bases = [base for base in kind.__mro__ if base.__module__ != BASE[0]]
+    for member in itertools.chain(*(vars(base).values() for base in bases)):
+        code = getattr(inspect.unwrap(member), "__code__", None) if callable(member) else None
+        names = () if code is None else code.co_names
+        # Kosmos 2.5 asks the interface for an attribute, finds none, and runs a function of its own.
+        asks_alone = "getattr" in names and "get_interface" not in names
+        if "ALL_ATTENTION_FUNCTIONS" in names and not asks_alone:
+            return True
     return False
 
 
@@ -236,30 +220,34 @@ def _owner(modules: Modules, path: str) -> nn.Module:
     )
 
 
-def _counts(model: nn.Module) -> dict[str, int]:
+def _counts(modules: Modules) -> dict[str, int]:
     """The path of each attention that goes through the interface, and its heads; 0 where it does not say how many."""
-    modules = dict(model.named_modules())
-    paths = [path for path, module in modules.items() if uses_interface(module)]
-    return {path: _count(modules[path], _owner(modules, path)) for path in paths}
+    return {
+        path: _count(module, _owner(modules, path))
+        for path, module in modules.items()
+        if uses_interface(module)
+    }
 
 
-def _foreign_sites(model: nn.Module) -> list[Site]:
+def _foreign_sites(model: nn.Module, modules: Modules) -> Iterator[Site]:
     """The attentions of a transformers model that go through its attention interface, in the order of its modules."""
-    modules, counts = dict(model.named_modules()), _counts(model)
-    sites = []
-    for path, name in _names(model, list(counts)).items():
-        core, n_heads = modules[path], counts[path]
+    counts = _counts(modules)
+    for path, name in _names(model, modules, list(counts)).items():
+        n_heads = counts[path]
         if not n_heads:
             continue
         kind = getattr(getattr(_owner(modules, path), "config", None), "model_type", None)
-        family = next(
-            (record for name, record in families().items() if name == kind and record.prefix), None
-        )
-        parts = _projections(modules, path, family)
-        weights = partial(_weight, parts, n_heads)
-        projection = None if weights("o") is None else parts["o"]
-        sites.append(Site(name, core, n_heads, weights, _is_cross(path), projection))
-    return sites
+        parts = _projections(modules, path, families("reshape").get(kind))
+        yield _site(name, modules[path], n_heads, parts, _is_cross(modules, path))
+
+
+def _site(
+    name: str, module: nn.Module, n_heads: int, parts: Projections, cross: bool, **more: Any
+) -> Site:
+    """The site of a module whose W_O, where it is known, reads the heads side by side."""
+    weights = partial(_weight, parts, n_heads or 1)  # 1 divides the columns of any W_O
+    projection = None if weights("o") is None else parts["o"]
+    return Site(name, module, n_heads, weights, cross, projection, **more)
 
 
 def is_attention(module: nn.Module) -> bool:
@@ -276,71 +264,42 @@ def remember(module: nn.Module, n_heads: int) -> None:
     _ran[module] = n_heads
 
 
-def _free_sites(model: nn.Module, apart: set[nn.Module]) -> list[Site]:
+def _free_sites(model: nn.Module, modules: Modules, apart: set[nn.Module]) -> Iterator[Site]:
     """The attentions that call functions of torch themselves; `n_heads` is 0 where it is known after a run only.
 
     apart  modules that belong to sites of ours
 
     All whose code reads as an attention are named, whether they run or not, so that a run changes no name.
     """
-    modules = {path: module for path, module in model.named_modules() if module not in apart}
+    modules = {path: module for path, module in modules.items() if module not in apart}
     paths = [
         path for path, module in modules.items() if attends(module) and not uses_interface(module)
     ]
-    members = _listed(modules, paths)
-    in_lists = {member for of_parent in members.values() for member in of_parent}
-    paths = [
-        path for path in modules if path in members or (path in paths and path not in in_lists)
-    ]
-    path_of = {}  # the path that a name is made from -> the module's own
-    for path in paths:
-        layer, dot, last = path.rpartition(".")
-        is_decoder = isinstance(modules.get(layer), nn.TransformerDecoderLayer)
-        # In a decoder layer of torch cross attention is called multihead_attn, which does not tell it.
-        path_of[f"{layer}{dot}cross_attn" if is_decoder and last == "multihead_attn" else path] = (
-            path
-        )
+    lists = _listed(modules, paths)
+    heads = set(itertools.chain(*lists.values()))
+    paths = [path for path in modules if path in lists or (path in paths and path not in heads)]
     # An attention that has others inside belongs to none of their layers, and does not change their names.
     innermost = [
-        place
-        for place, path in path_of.items()
-        if not any(_is_inside(other, path) for other in paths)
+        path for path in paths if not any(path != part and _within(part, path) for part in paths)
     ]
-    names = _names(model, innermost)
+    names = _names(model, modules, innermost)
     native = tuple(module for module in model.modules() if isinstance(module, NATIVE))
-    sites = []
-    for place, path in path_of.items():
+    for path in paths:
         # "whole": the model itself, whose path is ""
-        name = names.get(place, f"{place or 'whole'}.L0")
-        core = modules[path]
-        of_list = members.get(path, ())
-        n_heads = (
-            len(of_list) or _ran.get(core) or _told_count(core, getattr(core, "config", None)) or 0
-        )
-        if isinstance(core, nn.MultiheadAttention):
-            weights, projection = partial(_packed_weight, core), None
-        else:
-            parts = _projections(modules, path, None, OWN_OUTPUTS)
-            parts["packed"] = None  # in which order its rows lie is not known here
-            weights = partial(_weight, parts, n_heads or 1)  # 1 divides the columns of any W_O
-            if of_list:
-                each = [_projections(modules, member, None) for member in of_list]
-                weights = partial(_listed_weight, each, parts, n_heads)
-            projection = None if weights("o") is None else parts["o"]
-        heads = tuple(modules[member] for member in of_list)
-        site = Site(
-            name,
-            core,
-            n_heads,
-            weights,
-            _is_cross(place),
-            projection,
-            free=True,
-            native=native,
-            members=heads,
-        )
-        sites.append(site)
-    return sites
+        name, module = names.get(path, f"{path or 'whole'}.L0"), modules[path]
+        members = [modules[member] for member in lists.get(path, ())]
+        counted = len(members) or _ran.get(module)
+        n_heads = counted or _told_count(module, getattr(module, "config", None)) or 0
+        parts = _projections(modules, path, None, OWN_OUTPUTS)
+        parts["packed"] = None  # in which order its rows lie is not known here
+        more = {"free": True, "native": native, "members": tuple(members)}
+        site = _site(name, module, n_heads, parts, _is_cross(modules, path), **more)
+        if isinstance(module, nn.MultiheadAttention):
+            site = replace(site, weights=partial(_packed_weight, module), projection=None)
+        elif members:
+            each = [_projections(modules, member, None) for member in lists[path]]
+            site = replace(site, weights=partial(_listed_weight, each, site.weights))
+        yield site
 
 
 def _listed(modules: Modules, paths: Sequence[str]) -> dict[str, list[str]]:
@@ -348,36 +307,26 @@ def _listed(modules: Modules, paths: Sequence[str]) -> dict[str, list[str]]:
     lists = {}
     for path, module in modules.items():
         parent, _, name = path.rpartition(".")
-        members = (
-            [f"{path}.{number}" for number in range(len(module))]
-            if isinstance(module, nn.ModuleList)
-            else []
-        )
-        if len(members) < 2 or parent in paths or not set(members) <= {*paths}:
+        if not isinstance(module, nn.ModuleList) or len(module) < 2 or parent in paths:
             continue
+        members = [f"{path}.{number}" for number in range(len(module))]
         # One with several heads, or a W_O of its own, is a layer.
-        if any(
-            _told_count(modules[member]) not in (None, 1)
-            or _projections(modules, member, None, OWN_OUTPUTS)["o"]
+        are_heads = all(
+            member in paths
+            and _told_count(modules[member]) in (None, 1)
+            and not _projections(modules, member, None, OWN_OUTPUTS)["o"]
             for member in members
-        ):
-            continue
-        if name in (names := _names_of(type(modules[parent]).forward)) and names & JOINS:
+        )
+        code = codes_of(type(modules[parent]).forward)
+        names = set(itertools.chain(*(part.co_names for part in code)))
+        if are_heads and name in names and names & JOINS:
             lists[parent] = members
     return lists
 
 
-def _names_of(function: Callable[..., Any]) -> set[str]:
-    """The names in the code of a function, those of its comprehensions included."""
-    codes = [getattr(inspect.unwrap(function), "__code__", None)]
-    for code in filter(None, codes):
-        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    return {name for code in codes if code is not None for name in code.co_names}
-
-
-def _is_inside(path: str, outer: str) -> bool:
-    """Does a module lie inside another one? The model's own path is ""."""
-    return path != outer and (not outer or path.startswith(f"{outer}."))
+def _within(path: str, outer: str) -> bool:
+    """Is a module another one, or inside of it? The model's own path is ""."""
+    return not outer or f"{path}.".startswith(f"{outer}.")
 
 
 def _packed_weight(module: nn.MultiheadAttention, name: str) -> Tensor | None:
@@ -407,14 +356,13 @@ def layers_of(model: nn.Module) -> list[Layer]:
     paths = {module: path for path, module in model.named_modules()}
     layers = []
     for site in sites_of(model):
-        above = _upwards(paths[site.module])
         # The innermost path that ends in a number, for what stands there adds to the residual stream: "model.layers.3"
         # of "model.layers.3.self_attn"; in T5 "block.0.layer.0", one half of a layer.
+        above = _upwards(paths[site.module])
         path = next((path for path in above if path.rpartition(".")[2].isdigit()), "")
-        block = model.get_submodule(path)
-        projection = site.projection or next(
-            (part for part in block.modules() if _holds(part, site.w_o)), None
-        )
+        # as a layer of ours and torch's own attention call it
+        names = (getattr(site.module, name, None) for name in ("o_proj", "out_proj"))
+        projection = site.projection or next(filter(None, names), None)
         if not path or projection is None:
             raise HeadwiseError(
                 f"{site.name} of {type(model).__name__}: where its output projection lies is not known"
@@ -422,17 +370,8 @@ def layers_of(model: nn.Module) -> list[Layer]:
         # "model", which has the list of layers
         body = model.get_submodule(path.rpartition(".")[0].rpartition(".")[0])
         around = tuple(child for child in body.children() if not isinstance(child, nn.ModuleList))
-        layers.append(Layer(site, block, projection, around))
+        layers.append(Layer(site, model.get_submodule(path), projection, around))
     return layers
-
-
-def _holds(module: nn.Module, weights: Tensor | None) -> bool:
-    """Are these the weights of the module, perhaps another view of them?"""
-    weight = getattr(module, "weight", None)
-    if not isinstance(weight, Tensor) or weights is None:
-        return False
-    # On the meta device all weights have the address 0.
-    return weight is weights or (not weight.is_meta and weight.data_ptr() == weights.data_ptr())
 
 
 def missing(model: nn.Module) -> list[str]:
@@ -443,8 +382,7 @@ def missing(model: nn.Module) -> list[str]:
     modules = dict(model.named_modules())
     lines = []
     if any(map(is_hf, modules.values())):
-        counts = _counts(model)
-        counted = [path for path, n_heads in counts.items() if n_heads]
+        counts = _counts(modules)
         uncounted = [path for path, n_heads in counts.items() if not n_heads]
         covered = set(counts)  # the paths of modules of which something is said
         if uncounted:
@@ -452,45 +390,43 @@ def missing(model: nn.Module) -> list[str]:
             lines.append(
                 f"{uncounted[0]} and its kin: {kind} says how many heads it has by none of {', '.join(COUNTS)}, no map"
             )
-        for place in dict.fromkeys(_stack(path)[0] for path in counted):
+        counted = [path for path in counts if path not in uncounted]
+        for place in dict.fromkeys(_stack(modules, path)[0] for path in counted):
             lines += _layers_without(model, modules, place, counted, covered)
         covered.update(path for path, module in modules.items() if attends(module))
         lines += _attentions_outside(modules, covered)
-    return lines + _native_paths(model, modules)
+    native = [path for path, module in modules.items() if isinstance(module, nn.MultiheadAttention)]
+    if native and not model.training:  # in training torch does not take it
+        lines.append(
+            f"{native[0]} and its kin leave torch's native fast path here: in evaluation answers may differ from it "
+            f"by rounding"
+        )
+    return lines
 
 
 def _layers_without(
     model: nn.Module, modules: Modules, place: str, attentions: Sequence[str], covered: set[str]
 ) -> list[str]:
     """Layers of a stack that have no heads, by their first module of a kind that those with heads do not have."""
-    layers = {
-        path: module
-        for path, module in modules.items()
-        if re.fullmatch(re.escape(place) + r"\.\d+", path)
-    }
-    # Layers that hold an attention, or are one.
-    with_heads = [
-        path
-        for path in layers
-        if any(path == other or _is_inside(other, path) for other in attentions)
-    ]
-    usual = {type(part) for path in with_heads for part in modules[path].modules()}
-    kinds: dict[str, list[int]] = {}
-    for path in (path for path in layers if path not in with_heads):
-        others = (type(part) for part in layers[path].modules())
+    layers = [path for path in modules if re.fullmatch(re.escape(place) + r"\.\d+", path)]
+    without = [path for path in layers if not any(_within(other, path) for other in attentions)]
+    usual: set[type] = set()
+    for path in set(layers) - set(without):
+        usual.update(map(type, modules[path].modules()))
+    numbers: dict[str, list[str]] = {}
+    for path in without:
         # What stands in the place of the attention: not the layer itself, and no norm or feed-forward that all have.
-        unusual = next(
-            (kind for kind in others if kind not in usual and kind is not type(layers[path])), None
-        )
-        kind = "no attention" if unusual is None else _words(unusual, model)
-        kinds.setdefault(kind, []).append(int(path.rpartition(".")[2]))
-        covered.add(path)
+        kinds = [type(part) for part in modules[path].modules() if part is not modules[path]]
+        unusual = [_words(kind, model) for kind in kinds if kind not in usual]
+        kind = unusual[0] if unusual else "no attention"
+        numbers.setdefault(kind, []).append(path.rpartition(".")[2])
+    covered.update(without)
     stack = place, False
     prefix = _stack_names(model, [stack])[stack]
     lines = []
-    for kind, numbers in kinds.items():
-        more = f" and {len(numbers) - 1} more" if numbers[1:] else ""
-        lines.append(f"{prefix}L{numbers[0]}{more}: {kind}, no map")
+    for kind, (first, *others) in numbers.items():
+        more = f" and {len(others)} more" if others else ""
+        lines.append(f"{prefix}L{first}{more}: {kind}, no map")
     return lines
 
 
@@ -499,41 +435,17 @@ def _attentions_outside(modules: Modules, covered: set[str]) -> list[str]:
     lines: dict[str, str] = {}  # by class
     for path, module in modules.items():
         kind = type(module).__name__
-        if "attention" not in kind.lower() or next(module.parameters(), None) is None:
-            continue
-        if any(
-            path == other or _is_inside(path, other) or _is_inside(other, path) for other in covered
-        ):
-            continue
-        covered.add(path)
-        lines.setdefault(
-            kind, f"{path} and its kin: {kind} is outside the attention interface, no map"
-        )
-    return list(lines.values())
-
-
-def _native_paths(model: nn.Module, modules: Modules) -> list[str]:
-    """Lines that say where torch's native fast path, one fused call for a whole layer, is left for the Python code."""
-    if model.training:  # there torch does not take it
-        return []
-    lines = []
-    native = [path for path, module in modules.items() if isinstance(module, nn.MultiheadAttention)]
-    if native:
-        lines.append(
-            f"{native[0]} and its kin leave torch's native fast path here: in evaluation answers may differ from it "
-            f"by rounding"
-        )
-    for path, module in modules.items():
-        inner = getattr(module, "self_attn", None)
+        is_covered = any(_within(path, other) or _within(other, path) for other in covered)
         if (
-            isinstance(module, nn.TransformerEncoderLayer)
-            and type(inner) is not nn.MultiheadAttention
+            "attention" in kind.lower()
+            and any(True for _ in module.parameters())
+            and not is_covered
         ):
-            kind = type(inner).__name__
-            lines.append(
-                f"{path}: torch's native fast path passes by its {kind}, which runs here: answers may differ"
+            covered.add(path)
+            lines.setdefault(
+                kind, f"{path} and its kin: {kind} is outside the attention interface, no map"
             )
-    return lines
+    return list(lines.values())
 
 
 def _words(kind: type, model: nn.Module) -> str:
@@ -546,20 +458,20 @@ def _words(kind: type, model: nn.Module) -> str:
     return " ".join(words[len(list(shared)) :] or words).lower()
 
 
-def _names(model: nn.Module, attentions: Sequence[str]) -> dict[str, str]:
+def _names(model: nn.Module, modules: Modules, paths: Sequence[str]) -> dict[str, str]:
     """For each attention a name, "encoder.L3"; those that would share one get what tells their paths apart."""
-    stacks = {path: _stack(path) for path in attentions}
+    stacks = {path: _stack(modules, path) for path in paths}
     prefixes = _stack_names(model, list(dict.fromkeys(stacks.values())))
     orders: Counter[Stack] = Counter()  # attentions of a stack so far
-    names, numbers = {}, {}
+    layers, names = {}, {}
     for path, stack in stacks.items():
         # The first number of a path is its layer's. A path without one counts the attentions of its stack.
         number = NUMBER.search(path)
-        numbers[path] = orders[stack] if number is None else int(number[1])
-        names[path] = f"{prefixes[stack]}L{numbers[path]}"
+        layers[path] = f"L{orders[stack] if number is None else number[1]}"
+        names[path] = prefixes[stack] + layers[path]
         orders[stack] += 1
     for name in _several_times(names):
-        parts_of = {path: _parts(path) for path in attentions if names[path] == name}
+        parts_of = {path: _parts(path) for path in paths if names[path] == name}
         # what all of them have tells none from another
         shared = set.intersection(*map(set, parts_of.values()))
         for path, parts in parts_of.items():
@@ -567,12 +479,11 @@ def _names(model: nn.Module, attentions: Sequence[str]) -> dict[str, str]:
             telling = [part for part in parts if part not in shared] or parts
             prefix = name.rpartition(".")[0]  # "encoder" of "encoder.L3", "" of "L3"
             before = [prefix] if prefix and prefix not in telling else []
-            names[path] = ".".join([*before, *telling, f"L{numbers[path]}"])
+            names[path] = ".".join([*before, *telling, layers[path]])
     twice = _several_times(names)  # still: then the whole path is a part of the name
-    for path, name in names.items():
-        if name in twice:
-            names[path] = f"{path}.L{numbers[path]}"
-    return names
+    return {
+        path: f"{path}.{layers[path]}" if name in twice else name for path, name in names.items()
+    }
 
 
 # The names that several paths have.
@@ -586,14 +497,17 @@ def _parts(path: str) -> list[str]:
     return NUMBER.sub(r"\1", without_layer).strip(".").split(".")
 
 
-def _is_cross(path: str) -> bool:
-    return any(part.lower() in CROSS for part in path.split("."))
+def _is_cross(modules: Modules, path: str) -> bool:
+    """Is it cross attention, as its path tells? In a decoder layer of torch that is called multihead_attn."""
+    parent, _, name = path.rpartition(".")
+    is_torchs = isinstance(modules.get(parent), nn.TransformerDecoderLayer)
+    return not CROSS.isdisjoint(path.lower().split(".")) or (is_torchs and name == "multihead_attn")
 
 
-def _stack(path: str) -> Stack:
+def _stack(modules: Modules, path: str) -> Stack:
     """The stack of layers that a module belongs to: its path up to the number, and whether it is cross attention."""
     before = itertools.takewhile(lambda part: not part.isdigit(), path.split("."))
-    return ".".join(before), _is_cross(path)
+    return ".".join(before), _is_cross(modules, path)
 
 
 def _stack_names(model: nn.Module, stacks: Sequence[Stack]) -> dict[Stack, str]:
@@ -629,90 +543,72 @@ def _upwards(path: str) -> Iterator[str]:
 
 def _told_count(*holders: Any) -> int | None:
     """How many heads the first of these says that there are, a module or a config."""
-    for holder in holders:
-        for name in COUNTS:
-            value = getattr(holder, name, None)
-            # A bool is an int in Python.
-            if isinstance(value, int) and not isinstance(value, bool):
-                return value
+    for holder, name in itertools.product(holders, COUNTS):
+        value = getattr(holder, name, None)
+        # A bool is an int in Python.
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
     return None
 
 
 # How many heads a module of transformers has, by itself, its config, that of its model, or W_Q; 0 where none says it.
-def _count(module: nn.Module, owner: nn.Module) -> int:
+def _count(module: Any, owner: nn.Module) -> int:
     told = _told_count(module, getattr(module, "config", None), getattr(owner, "config", None))
-    if told is not None:
-        return told
-    width, rows = (
-        getattr(module, "head_dim", None),
-        getattr(getattr(module, "q_proj", None), "weight", None),
-    )
-    if isinstance(width, int) and isinstance(rows, Tensor) and width and len(rows) % width == 0:
-        return len(rows) // width  # a call with another number is refused (`Tap.at_interface`)
-    return 0
+    if told is None and hasattr(module, "head_dim") and hasattr(module, "q_proj"):
+        # a call with another number is refused (`Tap.at_interface`)
+        return len(module.q_proj.weight) // int(module.head_dim)
+    return told or 0
 
 
 def _projections(
     modules: Modules, path: str, family: Family | None, outputs: Sequence[str] = ()
-) -> dict[str, nn.Module | None]:
+) -> Projections:
     """The modules of W_Q to W_O, "q" to "o", or of the first three in one, "packed": by the record or usual names.
 
     family   the record; None: there is none
     outputs  further names of W_O
     """
-    recorded = {}
+    recorded: dict[str, str] = {}
     if family is not None:
-        recorded["o"] = family.o
+        recorded = {name: getattr(family, name) for name in "qkvo"}
         if family.packed:
-            recorded["packed"] = family.q
-        else:
-            recorded |= {"q": family.q, "k": family.k, "v": family.v}
+            recorded = {"o": family.o, "packed": family.q}
     # The record's attention may lie around the one that calls the interface, and W_O may stand beside it.
     around = [path, path.rpartition(".")[0]]
-    parts = {}
+    parts: Projections = {}
     for part, usual in PROJECTIONS.items():
+        places = around if part == "o" or part in recorded else [path]
         names = [recorded[part], *usual] if part in recorded else usual
-        parts[part] = _first_matrix(
-            modules, around if part == "o" or part in recorded else [path], names
-        )
+        parts[part] = _first_matrix(modules, places, names)
     parts["o"] = parts["o"] or _first_matrix(modules, around, outputs)
     # Where values have a matrix of their own, what has a packed name is something else.
     return parts if parts["v"] is None else parts | {"packed": None}
 
 
-def _weight(parts: Mapping[str, nn.Module | None], n_heads: int, name: str) -> Tensor | None:
+def _weight(parts: Projections, n_heads: int, name: str) -> Tensor | None:
     """W_Q, W_K, W_V or W_O, of the name "q" to "o", as rows, y = W x."""
-    w_o, rows = _plain_rows(parts["o"]), _plain_rows(parts[name])
+    w_o, packed = _plain_rows(parts["o"]), _plain_rows(parts["packed"])
     if name == "o":
         # Columns that the heads do not divide are no heads side by side.
         return None if w_o is None or w_o.shape[1] % n_heads else w_o
-    packed = _plain_rows(parts["packed"])
-    if packed is None:
-        return rows
-    # Queries have as many rows as W_O has columns; keys and values have half of the rest each.
-    n_queries = packed.shape[0] // 3 if w_o is None else w_o.shape[1]
-    n_keys, left = divmod(packed.shape[0] - n_queries, 2)
-    if n_keys <= 0 or left:  # then it is not packed like this
-        return rows
-    # One after the other, as in GPT-2, whose is the usual packed name; a record says so of its family.
-    return torch.split(packed, [n_queries, n_keys, n_keys])["qkv".index(name)]
+    if packed is not None:
+        # Queries have as many rows as W_O has columns; keys and values have half of the rest each.
+        n_queries = packed.shape[0] // 3 if w_o is None else w_o.shape[1]
+        n_keys, left = divmod(packed.shape[0] - n_queries, 2)
+        if n_keys > 0 and not left:  # else it is not packed like this
+            # One after the other, as in GPT-2, whose is the usual packed name; a record says so of its family.
+            return torch.split(packed, [n_queries, n_keys, n_keys])["qkv".index(name)]
+    return _plain_rows(parts[name])
 
 
 def _listed_weight(
-    members: Sequence[Mapping[str, nn.Module | None]],
-    parts: Mapping[str, nn.Module | None],
-    n_heads: int,
-    name: str,
+    members: Sequence[Projections], of_list: Callable[[str], Tensor | None], name: str
 ) -> Tensor | None:
     """W_Q to W_O as `_weight` gives them, of heads that are modules of one list."""
-    if name == "o":
-        return _weight(parts, n_heads, "o")
     rows = [_plain_rows(member[name]) for member in members]
-    return (
-        None
-        if any(part is None for part in rows)
-        else torch.cat([part.detach() for part in rows if part is not None])
-    )
+    if name == "o" or any(part is None for part in rows):
+        return of_list(name)
+    return torch.cat([part.detach() for part in rows if part is not None])
 
 
 def _plain_rows(module: nn.Module | None) -> Tensor | None:

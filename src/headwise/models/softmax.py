@@ -21,10 +21,10 @@ import dis
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from string import ascii_uppercase
 from threading import local
 from typing import Any, NamedTuple
@@ -40,10 +40,6 @@ from headwise.models.reading import check, for_documents, joined_mask, probed_ro
 from headwise.records import Call
 from headwise.spec import Options
 
-# Who takes a call: as it was read, or why it was not; whether the order of its heads is sure; and W_O where it is told.
-Take = Callable[[Call | str, bool, Tensor | None], Tensor | None]
-Reading = tuple[Call, bool]  # a call as it was read, and is the order of its heads sure?
-
 FUSED, PACKED = F.scaled_dot_product_attention, F.multi_head_attention_forward
 # The second function with a `has_torch_function` that says no. So it does not hand itself to us as one call: what it
 # calls comes here, one by one.
@@ -54,11 +50,9 @@ SPELLED_OUT = types.FunctionType(
 )
 SIGNATURE = inspect.signature(PACKED)  # gives its arguments their names, however they are passed
 SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
-# `a @ b` calls Tensor.matmul.
-PRODUCTS = {torch.matmul, Tensor.matmul, torch.bmm, Tensor.bmm, torch.mm, Tensor.mm, torch.einsum}
-# to the first argument: the product of the second with the third
-PRODUCT_ADDED = {torch.baddbmm, Tensor.baddbmm}
-# Functions are told by their names, which those of torch and of Tensor share; `x.T` and `x.mT` are called `__get__`.
+# Functions are told by their names, which those of torch and of Tensor share. `x.T` and `x.mT` are called `__get__`.
+# The last one adds to its first argument the product of the others.
+PRODUCTS = {"matmul", "bmm", "mm", "einsum", "baddbmm"}
 # another order of axes
 TRANSPOSES = {"transpose", "permute", "__get__", "movedim", "swapaxes", "t"}
 # After these a row of weights still sums to 1, though it may lie along another axis.
@@ -69,16 +63,8 @@ KEEPS_ROWS = {
 JOINS = {"cat", "concat", "concatenate", "stack", "hstack"}  # these are given a list of tensors
 # What these give is no form of their input any more: its trail ends.
 MAKES_NEW = {
-    "linear",
-    "addmm",
-    "layer_norm",
-    "rms_norm",
-    "group_norm",
-    "batch_norm",
-    "conv1d",
-    "conv2d",
-    "embedding",
-}
+    "linear", "addmm", "layer_norm", "rms_norm", "group_norm", "batch_norm", "conv1d", "conv2d", "embedding",
+}  # fmt: skip
 # The note of a call of a module that does not make its queries and keys itself.
 HANDED = "it is handed queries and keys, perhaps of two texts: there are no distances"
 # `@` and `@=` in bytecode, each as the byte of its operation and the byte of its argument. To let `dis` take every line
@@ -88,15 +74,8 @@ MATMULS = {(step.opcode, step.arg) for step in PRODUCT_LINES if step.opname == "
 LIBRARIES = {"torch", "numpy", "einops", "transformers"}  # whose functions are no part of a class
 # Arguments that hold another sequence, of which keys are made.
 CONTEXT = {
-    "key",
-    "k",
-    "context",
-    "memory",
-    "encoder_hidden_states",
-    "key_value_states",
-    "enc_output",
-    "encoder_output",
-}
+    "key", "k", "context", "memory", "encoder_hidden_states", "key_value_states", "enc_output", "encoder_output",
+}  # fmt: skip
 
 
 def attends(module: nn.Module) -> bool:
@@ -118,11 +97,11 @@ def _names_in(kind: type[nn.Module]) -> tuple[bool, bool, bool]:
     names: set[str] = set()
     read = set()
     waiting: list[Any] = []  # functions, and other things, None too, which the loop passes by
+    homes = set()  # torch's own attentions (nn.TransformerEncoderLayer) are read like a user's
     for base in kind.__mro__:
         waiting += [vars(base).get("forward"), vars(base).get("__init__")]
-    # torch's own attentions (nn.TransformerEncoderLayer) are read like a user's, as are models of transformers. Other
-    # functions of libraries are not: what they call is no part of the class.
-    homes = {base.__module__ for base in kind.__mro__ if base.__module__.startswith("torch.nn")}
+        if base.__module__.startswith("torch.nn"):
+            homes.add(base.__module__)
     while waiting:
         function = inspect.unwrap(waiting.pop())
         if not isinstance(function, types.FunctionType) or function in read:
@@ -131,23 +110,15 @@ def _names_in(kind: type[nn.Module]) -> tuple[bool, bool, bool]:
         # None of one that `exec` made, as torch.fx makes `forward`
         home = function.__module__ or ""
         package = home.partition(".")[0]
-        of_library = (
-            package in LIBRARIES
-            and home not in homes
-            and not home.startswith("transformers.models")
-        )
-        if of_library or package in sys.stdlib_module_names:
+        # Of libraries, models of transformers are read. What other functions of theirs call is no part of the class.
+        is_read = home in homes or home.startswith("transformers.models")
+        if package in sys.stdlib_module_names or (package in LIBRARIES and not is_read):
             continue
-        codes = [function.__code__]
-        for code in codes:  # the list grows in the loop, by functions inside of functions
-            codes += [
-                constant for constant in code.co_consts if isinstance(constant, types.CodeType)
-            ]
+        for code in codes_of(function):
             names.update(code.co_names)
             # Bytecode is pairs of bytes, operation and argument: 0, 2, 4, ... are operations, 1, 3, 5, ... arguments.
             # What CPython keeps room for behind an instruction takes whole pairs, too, so none is read askew.
-            operations, arguments = code.co_code[::2], code.co_code[1::2]
-            if MATMULS & set(zip(operations, arguments, strict=True)):
+            if MATMULS & set(zip(code.co_code[::2], code.co_code[1::2], strict=True)):
                 names.add("@")
             # What a name stands for: a global of the function's file, a method, or a function of a module named here.
             named = [function.__globals__.get(name) for name in code.co_names]
@@ -156,10 +127,17 @@ def _names_in(kind: type[nn.Module]) -> tuple[bool, bool, bool]:
             # Any name that the code mentions may be that of a method or of a module's function: all are tried.
             waiting += [getattr(place, name, None) for place in places for name in code.co_names]
     fused = not names.isdisjoint({"scaled_dot_product_attention", "multi_head_attention_forward"})
-    product = "@" in names or any(
-        "matmul" in name or name in ("bmm", "mm", "einsum", "baddbmm") for name in names
-    )
+    product = not names.isdisjoint(PRODUCTS | {"@"}) or any("matmul" in name for name in names)
     return fused, product, any(name.lower().endswith("softmax") for name in names)
+
+
+def codes_of(function: Any) -> list[types.CodeType]:
+    """The code of a function, and that of the functions and comprehensions inside of it."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    codes = [] if code is None else [code]
+    for code in codes:  # the list grows in the loop
+        codes += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
+    return codes
 
 
 # What tensors come from
@@ -186,54 +164,50 @@ class Product(NamedTuple):
     back: Callable[[Tensor], Tensor]  # a tensor like `out` in the form in which the model has it
 
 
-def _product(
-    func: Any, args: Sequence[Any], operands: Sequence[Tensor], result: Tensor, side: int
-) -> Product | None:
-    """The product of which operand number `side` is the weights; None where it has another form than attention.
+def _product(args: Sequence[Any], pair: Sequence[Tensor], out: Tensor, side: int) -> Product | None:
+    """The product `out` of a pair whose number `side` is the weights; None where it has another form than attention.
 
-    func  the function, `args` and `operands` its arguments and the two tensors among them, `result` what it gave
+    args  of the function: an einsum has its equation there
     """
-    weights, v = operands[side], operands[1 - side]
-    if func is torch.einsum:
-        return _einsum(args[0], operands, result, side)
+    if isinstance(args[0], str):
+        return _einsum(args[0], pair, out, side)
+    weights, v = pair[side], pair[1 - side]
     if v.ndim < 2 or weights.ndim < 2:
         return None
     if side == 0:
-        return Product(weights, v, result, -1, lambda out: out)
+        return Product(weights, v, out, -1, lambda out: out)
     # v times weights, so the transpose
-    return Product(weights.mT, v.mT, result.mT, -2, lambda out: out.mT)
+    return Product(weights.mT, v.mT, out.mT, -2, lambda out: out.mT)
 
 
-def _einsum(equation: str, operands: Sequence[Tensor], result: Tensor, side: int) -> Product | None:
+def _einsum(equation: str, pair: Sequence[Tensor], result: Tensor, side: int) -> Product | None:
     """The product of an equation such as "bhts,bshe->bthe", told by which letters its three parts share."""
     inputs, arrow, out = equation.replace(" ", "").partition("->")
     parts = inputs.split(",")
     if not arrow or len(parts) != 2:
         return None
-    free = "".join(letter for letter in ascii_uppercase if letter not in equation)
 
     def spelled_out(letters: str, x: Tensor) -> str:
-        """With letters for "...", the same in all tensors: its axes broadcast, so they are counted from the last.
+        """With capitals for "...", the same in all tensors: its axes broadcast, so they are counted from the last.
 
-        With free letters A, B, ...: "...ts" is "BAts" of a tensor of 4 axes, and "Ats" of one of 3.
+        "...ts" is "BAts" of a tensor of 4 axes, and "Ats" of one of 3.
         """
         n_hidden = x.ndim - len(letters.replace("...", ""))  # axes that "..." stands for
-        return letters.replace("...", free[:n_hidden][::-1])
+        return letters.replace("...", ascii_uppercase[:n_hidden][::-1])
 
-    v = operands[1 - side]
-    weights, values = spelled_out(parts[side], operands[side]), spelled_out(parts[1 - side], v)
+    p, v = pair[side], pair[1 - side]
+    weights, values = spelled_out(parts[side], p), spelled_out(parts[1 - side], v)
     out = spelled_out(out, result)
-    in_weights, in_values, in_out = set(weights), set(values), set(out)
+    w, x, y = set(weights), set(values), set(out)
     # Keys are summed over; queries stand in the weights and in the output, features in the values and in the output.
-    keys = (in_weights & in_values) - in_out
-    queries, features = (in_weights & in_out) - in_values, (in_values & in_out) - in_weights
+    keys, queries, features = w & x - y, w & y - x, x & y - w
     # The second: an axis that the weights alone have, over which they would be summed before they meet the values.
-    if len(keys) != 1 or in_weights - in_out - in_values:
+    if len(keys) != 1 or w - x - y:
         return None
-    key = keys.pop()
+    (key,) = keys
     # heads that share values are such axes, too; queries are the one that is as long as the keys
     if len(queries) > 1:
-        sizes = dict(zip(weights, operands[side].shape, strict=True))
+        sizes = dict(zip(weights, p.shape, strict=True))
         queries = {letter for letter in queries if sizes[letter] == sizes[key]}
     if not len(queries) == len(features) == 1:
         return None
@@ -244,7 +218,7 @@ def _einsum(equation: str, operands: Sequence[Tensor], result: Tensor, side: int
     # is summed up.
     single = v.new_ones([1] * len(lead))
     return Product(
-        torch.einsum(f"{weights}->{lead}{query}{key}", operands[side]),
+        torch.einsum(f"{weights}->{lead}{query}{key}", p),
         torch.einsum(f"{values},{lead}->{lead}{key}{feature}", v, single),
         torch.einsum(f"{out}->{ours}", result),
         weights.index(key) - len(weights),
@@ -264,8 +238,9 @@ class Running:
     """An attention that runs."""
 
     module: nn.Module
-    # who takes its calls; None where it is a part of an attention, which hands its calls on itself
-    take: Take | None
+    # Takes what was read of a call, or why it was not; whether the order of its heads is sure; and W_O if it is told.
+    # None: it is a part of an attention, which hands its calls on itself.
+    take: Callable[[Call | str, bool, Tensor | None], Tensor | None] | None
     n_heads: int  # as the module says; 0 where it does not
     cross: bool = False  # is it given another sequence for its keys?
     # what it is given beside the sequence of its queries, and looks like one
@@ -275,14 +250,17 @@ class Running:
     gets_heads: bool = False  # is it handed queries and keys that another module has made?
     # the arguments of PACKED, while it runs
     packed: Mapping[str, Any] = field(default_factory=dict)
-    made: list[Tensor] = field(default_factory=list)  # what linear layers have given in it so far
     refused: bool = False  # was a call of it refused? Then its others are not handed on
+
+    @property
+    def kind(self) -> str:
+        return type(self.module).__name__
 
 
 class Block:
     """The attentions that one block of the hook listens to, and which of its modules runs."""
 
-    def __init__(self, takes: Mapping[nn.Module, tuple[Take, int]]) -> None:
+    def __init__(self, takes: Mapping[nn.Module, tuple[Any, int]]) -> None:
         self.takes = takes  # module -> who takes its calls, and how many heads it says it has, or 0
         self.running: list[Running] = []  # the outermost first
         self.ran: set[nn.Module] = set()
@@ -294,14 +272,14 @@ class Block:
         self.ran.add(module)
         names = inspect.signature(module.forward).parameters
         inputs = dict(zip(names, args, strict=False)) | keywords
-        tensors = {
+        others = {
             name: x for name, x in inputs.items() if isinstance(x, Tensor) and x.is_floating_point()
         }
-        if not tensors:
+        if not others:
             return
         # by custom the sequence of the queries, or the queries
-        first = next(iter(tensors.values()))
-        others = {name: x for name, x in tensors.items() if x is not first}
+        first = next(iter(others.values()))
+        others = {name: x for name, x in others.items() if x is not first}
         running.cross = not CONTEXT.isdisjoint(others)
         # An argument called `key` alone tells it: DETR passes x + positions as query and key, and x as value, which is
         # another tensor and no other sequence.
@@ -346,50 +324,41 @@ class Listener(TorchFunctionMode):
                     return SPELLED_OUT(*args, **keywords)
             finally:
                 self.packed = {}
-        undropped = None  # weights that a dropout is about to change
-        if func is F.dropout and args and self._is_weights(args[0]):
-            undropped = _before_dropout(self._undropped(args[0]), *args[1:], **keywords)
         result = func(*args, **keywords)
         if func is FUSED:
-            return self._hand(lambda running: _fused(running, result, *args, **keywords), result)
-        inputs = [*args, *keywords.values()]
-        if func in PRODUCTS or func in PRODUCT_ADDED:
-            return self._multiplied(func, inputs, result)
+            return self._hand(partial(_fused, result, args, keywords), result)
+        name, inputs = getattr(func, "__name__", ""), [*args, *keywords.values()]
+        if name in PRODUCTS:
+            return self._multiplied(name, inputs, result)
         if func is F.linear:
             for running in self.running:
                 # Who multiplies another sequence makes keys of it.
                 running.cross |= any(x is y for y in inputs for x in running.others)
-                running.made.append(result)
-        # chunk and split give several
-        for part in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(part, Tensor) and part.is_floating_point():
-                self._follow(func, args, keywords, part, undropped)
+        if name not in MAKES_NEW:
+            # chunk and split give several
+            for part in result if isinstance(result, tuple | list) else [result]:
+                if isinstance(part, Tensor) and part.is_floating_point():
+                    self._follow(func, args, keywords, part)
         return result
 
     def _trail(self, x: Any) -> Trail | None:
         return self.trails.get(x) if isinstance(x, Tensor) else None
-
-    def _is_weights(self, x: Any) -> bool:
-        trail = self._trail(x)
-        return trail is not None and trail.weights
 
     def _undropped(self, x: Any) -> Any:
         """Weights without dropout; anything else as it is."""
         trail = self._trail(x)
         return x if trail is None or trail.undropped is None else trail.undropped
 
-    def _follow(
-        self, func: Any, args: Any, keywords: Any, result: Tensor, undropped: Tensor | None
-    ) -> None:
+    def _follow(self, func: Any, args: Any, keywords: Any, result: Tensor) -> None:
         """What is made of a tensor with a trail has one, too."""
         name = getattr(func, "__name__", "")
         operands = [*args, *keywords.values()]
         if name in JOINS:
-            operands = args[0] if args else keywords["tensors"]
+            operands = [x for x in tree_leaves(operands) if isinstance(x, Tensor)]
         # the first operand that has a trail
-        source = next((x for x in operands if self._trail(x) is not None), None)
+        source = next((x for x in operands if self._trail(x)), None)
         trail = self._trail(source)
-        if source is None or trail is None or name in MAKES_NEW:
+        if source is None or trail is None:
             return
         if func in SOFTMAX:
             # nn.Softmax may leave it None: then it is unknown
@@ -401,12 +370,13 @@ class Listener(TorchFunctionMode):
             # One more column of scores, of a sink, leaves them those of one product.
             is_sink = len(operands) == 2 and source.shape[-1] + 1 == result.shape[-1]
             trail = trail._replace(joined=trail.joined or not is_sink)
-        elif undropped is not None:  # this call is the dropout itself
-            trail = trail._replace(undropped=undropped)
         elif trail.weights:
-            # After a dropout there are two forms of the weights. What is done to the dropped one (a view, a cast) is
-            # done to the other one, too, so that both keep the same shape.
-            if trail.undropped is not None:
+            undropped = trail.undropped
+            if func is F.dropout:
+                undropped = None if result is source else self._undropped(source)
+            elif undropped is not None:
+                # After a dropout there are two forms of the weights. What is done to the dropped one (a view, a cast)
+                # is done to the other one, too, so that both keep the same shape.
                 again = func(*map(self._undropped, args), **keywords)
                 undropped = again if isinstance(again, Tensor) else None
             # Heads may be folded into documents, or taken out: the last axis is the last one all the same.
@@ -417,73 +387,62 @@ class Listener(TorchFunctionMode):
             trail = Trail(True, axis, trail.whole and name in KEEPS_ROWS, undropped, trail.joined)
         self.trails[result] = trail
 
-    def _multiplied(self, func: Any, args: Any, result: Tensor) -> Tensor:
+    def _multiplied(self, name: str, inputs: Any, result: Tensor) -> Tensor:
         """A product: of scores, or of weights with values."""
         # an einsum may have them in a list
-        operands = [x for x in tree_leaves(args) if isinstance(x, Tensor)]
-        if func in PRODUCT_ADDED:
+        operands = [x for x in tree_leaves(inputs) if isinstance(x, Tensor)]
+        if name == "baddbmm":
             del operands[0]  # what the product is added to
         if len(operands) != 2:
             return result
         trails = [self._trail(x) for x in operands]
         # 0: the left operand, 1: the right
-        sides = [side for side, x in enumerate(operands) if self._is_weights(x)]
+        sides = [side for side, trail in enumerate(trails) if trail and trail.weights]
         has_parameter = any(isinstance(x, nn.Parameter) for x in operands)
         # Two tensors that were computed make scores; and scores times a matrix are still some.
         if not sides and (not has_parameter or trails != [None, None]):
             self.trails[result] = Trail()
         if not sides or has_parameter:  # with a parameter, weights of a codebook
             return result
+        side = sides[0]
+        trail = trails[side] or Trail()
+        why, product = "", None
         if len(sides) == 2:
             why = "multiplies the weights of one softmax with those of another, as attention through landmarks does"
-            return self._refuse(why, result)
-        side = sides[0]
-        trail = trails[side]
-        assert trail is not None
-        if trail.joined:
+        elif trail.joined:
             why = "joins the scores of several products before its softmax: its map lies in pieces, as of chunks"
-            return self._refuse(why, result)
-        product = _product(func, args, operands, result, side)
-        if product is None:
-            return result
-        # Weights by distance, shifted after the softmax, times embeddings of distances (Shaw et al. 2018): no attention
-        # to tokens. These are told by this, that all documents and heads share them.
-        same_values = all(n == 1 for n in product.v.shape[:-2])
-        if same_values and any(n > 1 for n in product.out.shape[:-2]) and not trail.whole:
-            return result
-        if trail.axis not in (None, product.axis):
-            why = "its softmax is over another axis than the one along which it is multiplied with values"
-            return self._refuse(why, result)
-        shown = product  # what a watcher sees: the weights before dropout
+        else:
+            product = _product(inputs, operands, result, side)
+            if product is None:
+                return result
+            # Weights by distance, shifted after the softmax, times embeddings of distances (Shaw et al. 2018): no
+            # attention to tokens. These are told by this, that all documents and heads share them.
+            same_values = all(n == 1 for n in product.v.shape[:-2])
+            if same_values and any(n > 1 for n in product.out.shape[:-2]) and not trail.whole:
+                return result
+            if trail.axis not in (None, product.axis):
+                why = "its softmax is over another axis than the one along which it is multiplied with values"
+        if why or product is None:
+            return self._hand(partial(_refused, why), result)
+        shown = product.weights  # what a watcher sees: the weights before dropout
         if trail.undropped is not None:
-            # `or` is for the type checker: the axes are those of `product`, which is there.
-            shown = _product(func, args, [*map(self._undropped, operands)], result, side) or product
-        return self._hand(
-            lambda running: _mapped(running, product, shown.weights, trail.whole), result, product
-        )
+            undropped = _product(inputs, [*map(self._undropped, operands)], result, side)
+            shown = undropped.weights if undropped else shown
+        return self._hand(partial(_mapped, product, shown, trail.whole), result, product)
 
-    # Hand on, in the place of a call, why it is not read.
-    def _refuse(self, why: str, result: Tensor) -> Tensor:
-        def read(running: Running) -> Reading:
-            raise UnreadError(why)
-
-        return self._hand(read, result)
-
-    def _hand(
-        self, read: Callable[[Running], Reading], result: Tensor, product: Product | None = None
-    ) -> Tensor:
+    def _hand(self, read: Any, result: Tensor, product: Product | None = None) -> Tensor:
         """Hand a call to every block whose attention runs, and give what the model goes on with.
 
-        read     makes the call of one of them, or raises UnreadError
+        read     makes the call of one that runs, and says whether the order of its heads is sure; or raises UnreadError
         result   what torch has given
         product  how the heads lie in it; None: as they are
         """
         gave: Tensor | None = None  # what the blocks so far have put in the place of the heads
-        for running in self.running:
-            if running.take is None or running.refused:
-                continue
-            running.packed = self.packed
-            with self.silence():
+        with self.silence():
+            for running in self.running:
+                if running.take is None or running.refused:
+                    continue
+                running.packed = self.packed
                 try:
                     call, sure = read(running)
                 except UnreadError as why:
@@ -493,10 +452,9 @@ class Listener(TorchFunctionMode):
                 if gave is not None:
                     call = call._replace(out=gave)
                 changed = running.take(call, sure, self.packed.get("out_proj_weight"))
-            gave = gave if changed is None else changed
-        if gave is None:
-            return result
-        with self.silence():
+                gave = gave if changed is None else changed
+            if gave is None:
+                return result
             if product is None:
                 return gave.reshape(result.shape).to(result.dtype)
             # A plain product is contiguous, so that the model may call `.view` on it; what `back` turned is not.
@@ -510,15 +468,6 @@ class Listener(TorchFunctionMode):
             yield
         finally:
             self.quiet = before
-
-
-def _before_dropout(
-    weights: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
-) -> Tensor | None:
-    """Weights as they are before such a call of `F.dropout`, whose arguments these are; None where it drops nothing."""
-    if not training or not p:
-        return None
-    return weights.clone() if inplace else weights
 
 
 class Thread(local):
@@ -568,39 +517,34 @@ def _heads(x: Tensor, n_heads: int) -> Tensor:
 
 def _n_heads(running: Running, shape: Sequence[int]) -> tuple[int, bool]:
     """How many heads a call of weights of this shape has, and is their order sure? Raises UnreadError where unknown."""
-    name, n_stated = type(running.module).__name__, running.n_heads
+    stated, (*lead, _, _) = running.n_heads, shape
     # (B,G,r,T,S): query heads by the key/value head they read
-    if len(shape) == 5 and n_stated == shape[1] * shape[2]:
-        return n_stated, True
-    if len(shape) > 4:
-        raise UnreadError(
-            f"{name} makes maps of {tuple(shape)}: which axis has the heads cannot be told; put windows or chunks "
-            f"among the documents"
-        )
-    if len(shape) != 3:  # (T,S) is one head; (B,H,T,S)
-        return (1 if len(shape) == 2 else shape[-3]), True
-    N = shape[0]  # documents, heads, or both in one axis
-    if running.packed:  # torch's own: (B*H,T,S), the heads of a document side by side
-        return running.packed["num_heads"], True
-    # What is left is (N,T,S) of a module that is not torch's own.
-    if n_stated <= 1:  # (B,T,S), if one of the axes of its input is as long
-        if N in running.sizes:
+    if len(lead) == 3 and stated == lead[1] * lead[2]:
+        return stated, True
+    if len(lead) in (0, 2):  # (T,S) is one head; (B,H,T,S)
+        return (lead[1] if lead else 1), True
+    if len(lead) == 1:
+        N = lead[0]  # documents, heads, or both in one axis
+        if running.packed:  # torch's own: (B*H,T,S), the heads of a document side by side
+            return running.packed["num_heads"], True
+        if stated <= 1 and N in running.sizes:  # (B,T,S): one of the axes of its input is as long
             return 1, True
-        raise UnreadError(
-            f"{name} makes maps of {tuple(shape)} and does not say how many heads are in the first axis; set the "
-            f"attribute n_heads of the module"
-        )
-    # An N that is no size does not count documents alone: heads are in it, and windows perhaps, as in (B*W*H,T,S).
-    is_documents_times_heads = any(size * n_stated == N for size in running.sizes)
-    if N % n_stated == 0 and (is_documents_times_heads or N not in running.sizes):
-        # the heads of a document may lie side by side, or the documents of a head
-        return n_stated, False
+        # An N that is no size does not count documents alone: heads are in it, and windows perhaps, as in (B*W*H,T,S).
+        has_heads = N not in running.sizes or N in [size * stated for size in running.sizes]
+        if stated > 1 and N % stated == 0 and has_heads:
+            # the heads of a document may lie side by side, or the documents of a head
+            return stated, False
     raise UnreadError(
-        f"{name} says that it has {n_stated} heads, and makes maps of {tuple(shape)}: their heads cannot be told apart"
+        f"{running.kind} makes maps of {tuple(shape)}, and says that it has {stated or 'no number of'} heads: which "
+        f"axis has the heads cannot be told; set its attribute n_heads, and put windows among the documents"
     )
 
 
-def _mapped(running: Running, product: Product, weights: Tensor, whole: bool) -> Reading:
+def _refused(why: str, running: Running) -> Any:
+    raise UnreadError(why)
+
+
+def _mapped(product: Product, weights: Tensor, whole: bool, running: Running) -> tuple[Call, bool]:
     """A softmax over keys times values. Raises UnreadError where that is no attention, or is not what the model did.
 
     It is tried on a few rows: are they distributions over keys, and do they times the values give the output?
@@ -617,7 +561,6 @@ def _mapped(running: Running, product: Product, weights: Tensor, whole: bool) ->
     v = v.expand(lead[0], -1, -1, -1) if len(lead) == 2 else v.expand(*lead, -1, -1)
     p, used, v, out = (_heads(x, H) for x in (p, used, v, out))
     B, _, T, S = p.shape
-    sure = sure or any(_side_by_side(v, made) for made in running.made)
     rows = probed_rows(T)
     wide = torch.promote_types(out.dtype, torch.float32)
     probed = p[:, :, rows].to(wide)
@@ -625,75 +568,54 @@ def _mapped(running: Running, product: Product, weights: Tensor, whole: bool) ->
     # for which 8 are allowed.
     sums, close = probed.sum(-1), max(1e-3, 8 * torch.finfo(weights.dtype).eps)
     # A row that may attend nothing sums to 0, or is NaN; weights changed after the softmax may sum to less than 1.
-    as_weights = ((sums - 1).abs() <= close) | (sums.abs() <= close) | ~sums.isfinite()
-    if not whole:
-        as_weights |= sums <= 1 + close
-    as_weights &= ~(probed < -close).any(-1)
-    name = type(running.module).__name__
+    as_weights = (sums <= 1 + close) & ~(probed < -close).any(-1) | ~sums.isfinite()
+    if whole:
+        as_weights &= ~((sums > close) & (sums < 1 - close))
     if not as_weights.all():
         raise UnreadError(
-            f"what {name} multiplies with values is no distribution over keys: a row of {S} weights sums to "
+            f"what {running.kind} multiplies with values is no distribution over keys: a row of {S} weights sums to "
             f"{float(sums[~as_weights][0]):.5g}, and the least weight is {float(probed.min()):.5g}"
         )
-    values = v.detach()
-    difference = (
-        used[:, :, rows].to(wide) @ values.to(wide) - out.detach()[:, :, rows].to(wide)
-    ).abs()
+    values, theirs = v.detach(), out.detach()[:, :, rows].to(wide)
+    difference = (used[:, :, rows].to(wide) @ values.to(wide) - theirs).abs()
     most = float(difference.nan_to_num().max()) if difference.numel() else 0.0
     # A wrong reading is off by about the size of the values. Sums in another order are off by some roundings of it; 64
     # of them, a round number, lie far from either. A rounding counts as 1e-6 at least, in float32 and float64, too.
     rounding = max(torch.finfo(out.dtype).eps, 1e-6)
     if most > 64 * rounding * max(1.0, float(values.abs().max())):
         raise UnreadError(
-            f"in {name} weights times values differ from what it goes on with by {most:.3g}"
+            f"in {running.kind} weights times values differ from what it goes on with by {most:.3g}"
         )
     # not known; the weights stand for them
     q, k = p.new_empty(B, H, T, 0), p.new_empty(B, v.shape[1], S, 0)
-    sees_ahead = bool(p.triu(1).any()) if running.gets_heads else False
-    return _call(running, q, k, v, Options(), out, not sees_ahead)._replace(weights=p), sure
+    causal = running.gets_heads and not p.triu(1).any()
+    return _call(running, q, k, v, Options(), out, bool(causal))._replace(weights=p), sure
 
 
-def _side_by_side(v: Tensor, made: Tensor) -> bool:
-    """Are values (B,H,S,E) the heads, side by side, of what a linear layer gave, documents first or (S,B,H*E)?"""
-    if made.numel() != v.numel() or made.ndim != 3:
-        return False
-    B, H, S, E = v.shape
-    layouts = (made, made.transpose(0, 1))
-    return any(torch.equal(v, rows.reshape(B, S, H, E).transpose(1, 2)) for rows in layouts)
+FUSED_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
-def _fused(
-    running: Running,
-    result: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    **more: Any,
-) -> Reading:
-    """A call of the fused function, by its own arguments. Raises UnreadError where its axes cannot be told.
+def _fused(result: Tensor, args: Any, keywords: Any, running: Running) -> tuple[Call, bool]:
+    """A call of the fused function, by its arguments. Raises UnreadError where its axes cannot be told.
 
-    more  arguments that change no number here, as enable_gqa, which lets q have more heads than k
+    enable_gqa, which lets q have more heads than k, changes no number here.
     """
-    if query.is_nested or key.is_nested:
-        raise UnreadError(
-            f"{type(running.module).__name__} gives its attention nested tensors; pad them"
-        )
-    lead, T, S = query.shape[:-2], query.shape[-2], key.shape[-2]
+    asked = dict(zip(FUSED_NAMES, args, strict=False)) | keywords
+    q, k, v, mask = (asked.get(name) for name in FUSED_NAMES[:4])
+    dropout, causal = asked.get("dropout_p", 0.0), asked.get("is_causal", False)
+    if q.is_nested or k.is_nested:
+        raise UnreadError(f"{running.kind} gives its attention nested tensors; pad them")
+    lead, T, S = q.shape[:-2], q.shape[-2], k.shape[-2]
     H, sure = _n_heads(running, (*lead, T, S))
-    q, k, v, mask = query, key, value, attn_mask
     if len(lead) != 2:  # documents and heads are not two axes
         q, k, v = (_heads(x.expand(*lead, *x.shape[-2:]), H) for x in (q, k, v))
         if mask is not None and mask.ndim > 2:
             mask = _heads(mask.expand(*lead, T, S), H)
     out = _heads(result, H)
     q, k, v = for_documents(len(out), q, k, v)
-    options = Options(mask=joined_mask(is_causal, mask), scale=scale, dropout=dropout_p)
-    call = _call(running, q, k, v, options, out, is_causal)
-    if not dropout_p:  # what it has dropped is not known
+    options = Options(mask=joined_mask(causal, mask), scale=asked.get("scale"), dropout=dropout)
+    call = _call(running, q, k, v, options, out, causal)
+    if not dropout:  # what it has dropped is not known
         check(call, eager=False)
     return call, sure
 
@@ -706,15 +628,131 @@ def _call(
     Where as many queries as keys look at none behind themselves (`causal`), they are taken for one text's. A single
     query and key cannot look behind themselves, so these tell nothing.
     """
-    T, S = q.shape[2], k.shape[2]
-    cross = running.cross and not (running.gets_heads and T == S > 1 and causal)
-    return Call(
-        running.module,
-        q,
-        k,
-        v,
-        options,
-        out,
-        cross,
-        note=HANDED if running.gets_heads and cross else "",
+    is_one_text = running.gets_heads and q.shape[2] == k.shape[2] > 1 and causal
+    cross = running.cross and not is_one_text
+    note = HANDED if running.gets_heads and cross else ""
+    return Call(running.module, q, k, v, options, out, cross, note=note)
+
+
+# Torch's native path. In evaluation without gradients torch runs a whole `nn.TransformerEncoderLayer` as one fused
+# call, and watching leaves that path. These hooks make the Python code answer as the fused call does, but for rounding:
+#
+#     an encoder packs its documents    what it gives at padding is 0
+#     a mask of numbers                 every number but 0 hides a key
+#     a row that may attend nothing     is NaN
+
+NATIVE = nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention
+# how the native paths of an attention and of a layer call their input, their mask and their padding
+OF_ATTENTION = ("query", "attn_mask", "key_padding_mask")
+OF_LAYER = ("src", "src_mask", "src_key_padding_mask")
+
+
+def as_native(modules: Iterable[nn.Module], is_ours: Any) -> Iterator[tuple[Any, Any]]:
+    """The hooks of all that has a native path in a model: how each is registered, and what it does.
+
+    is_ours  says of a hook whether we have put it there: others keep torch from its native path
+    """
+    encoders: list[Any] = []
+    for module in modules:
+        forward = type(module).forward
+        if forward is nn.TransformerEncoder.forward:
+            encoders.append(module)
+        elif forward is nn.MultiheadAttention.forward:
+            yield module.register_forward_hook, partial(_blinded, is_ours)
+        elif forward is nn.TransformerEncoderLayer.forward:
+            yield module.register_forward_pre_hook, partial(_with_flags, is_ours)
+            yield module.register_forward_hook, partial(_blinded, is_ours)
+    for encoder in encoders:  # behind their layers: 0 takes the place of NaN
+        padding: list[Tensor] = []  # of the call that runs, (B,T)
+        yield encoder.register_forward_pre_hook, partial(_note_padding, padding)
+        yield encoder.layers[-1].register_forward_hook, partial(_zero_padding, padding)
+
+
+def _arguments(module: nn.Module, args: Any, keywords: Any) -> dict[str, Any]:
+    bound = inspect.signature(module.forward).bind(*args, **keywords)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def _is_fast(module: nn.Module, x: Tensor) -> bool:
+    """What the encoder, its layers and their attention all ask before they take the native path."""
+    wants_slopes = torch.is_grad_enabled() and any(
+        y.requires_grad for y in (x, *module.parameters())
     )
+    enabled = torch.backends.mha.get_fastpath_enabled() and not torch.is_autocast_enabled()
+    return enabled and not module.training and x.ndim == 3 and not x.is_nested and not wants_slopes
+
+
+def _fast_call(module: Any, arguments: Mapping[str, Any], is_ours: Any) -> bool:
+    """Would torch run this call of a layer, or of an attention, on its native path?"""
+    attention, x = module, arguments.get("src")
+    if x is not None:
+        attention = module.self_attn
+        hooks = []
+        for part in module.modules():
+            hooks += [*part._forward_hooks.values(), *part._forward_pre_hooks.values()]
+        is_plain = module.activation_relu_or_gelu and module.norm1.eps == module.norm2.eps
+        is_plain = is_plain and all(map(is_ours, hooks))
+    else:
+        x = arguments["query"]
+        masks = arguments["attn_mask"], arguments["key_padding_mask"]
+        has_numbers = any(mask is not None and mask.is_floating_point() for mask in masks)
+        is_plain = x is arguments["key"] and x is arguments["value"] and not has_numbers
+    return bool(
+        is_plain
+        and isinstance(attention, nn.MultiheadAttention)
+        and attention.batch_first
+        and attention._qkv_same_embed_dim
+        and attention.in_proj_bias is not None
+        and attention.num_heads % 2 == 0
+        and attention.bias_k is None
+        and not attention.add_zero_attn
+        and _is_fast(module, x)
+    )
+
+
+def _with_flags(is_ours: Any, layer: nn.Module, args: Any, keywords: Any) -> Any:
+    arguments = _arguments(layer, args, keywords)
+    if not _fast_call(layer, arguments, is_ours):
+        return None
+    for name in OF_LAYER[1:]:
+        if arguments[name] is not None:
+            arguments[name] = arguments[name].bool()
+    return (), arguments
+
+
+def _blinded(is_ours: Any, module: Any, args: Any, keywords: Any, out: Any) -> Any:
+    """What a layer or an attention gives, with NaN for queries of which some head may attend nothing."""
+    arguments = _arguments(module, args, keywords)
+    if not _fast_call(module, arguments, is_ours):
+        return None
+    is_layer = "src" in arguments
+    x, mask, padding = (arguments[name] for name in (OF_LAYER if is_layer else OF_ATTENTION))
+    B, T, _ = x.shape
+    hidden = torch.zeros(1, 1, 1, T, dtype=torch.bool, device=x.device)
+    if mask is not None:
+        n_heads = (module.self_attn if is_layer else module).num_heads
+        hidden = hidden | mask.bool().view(-1, n_heads if mask.ndim == 3 else 1, T, T)
+    if padding is not None:
+        hidden = hidden | padding.bool()[:, None, None]
+    blind = hidden.all(-1).any(1).expand(B, T)[..., None]
+    if not blind.any():
+        return None
+    if is_layer:
+        return out.masked_fill(blind, torch.nan)
+    return (out[0].masked_fill(blind, torch.nan), *out[1:])
+
+
+def _note_padding(padding: list[Tensor], encoder: Any, args: Any, keywords: Any) -> None:
+    arguments = _arguments(encoder, args, keywords)
+    padding.clear()
+    x, hidden = arguments["src"], arguments["src_key_padding_mask"]
+    if hidden is None or arguments["mask"] is not None or not encoder.use_nested_tensor:
+        return
+    hidden = hidden.bool()
+    if _is_fast(encoder.layers[0], x) and torch._nested_tensor_from_mask_left_aligned(x, ~hidden):
+        padding.append(hidden)
+
+
+def _zero_padding(padding: list[Tensor], layer: Any, args: Any, keywords: Any, out: Any) -> Any:
+    return out.masked_fill(padding.pop()[..., None], 0) if padding else None

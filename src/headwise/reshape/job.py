@@ -41,8 +41,8 @@ from headwise.files import read_text, sync_folder, text_path, write_whole
 from headwise.gpt.checkpoint import load_model
 from headwise.gpt.presets import find_preset
 from headwise.gpt.run import read_run
+from headwise.models import located
 from headwise.models.ask import answers, context_of, evaluating, predicts, vocabulary_of
-from headwise.models.locate import located
 from headwise.models.open import Folder, described, open_folder, write_folder
 from headwise.models.sites import require_held
 from headwise.models.weights import (
