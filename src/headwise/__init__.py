@@ -39,12 +39,11 @@ if TYPE_CHECKING:
     from headwise.heads.table import HeadProfile, Survey
     from headwise.heads.watch import Seen, SeenHead, watch
     from headwise.heads.why import why
-    from headwise.layer.convert import from_torch
+    from headwise.layer.convert import Replaced, from_torch, replace
     from headwise.layer.explain import Explanation, explain
     from headwise.layer.head import Head, Heads
     from headwise.layer.latent import MultiHeadLatentAttention
     from headwise.layer.layer import MultiHeadAttention
-    from headwise.layer.replacing import Replaced, replace
     from headwise.models import price
     from headwise.models.open import generate, train
     from headwise.models.open import open_model as open
@@ -83,7 +82,7 @@ _LAZY = {
         "heads.watch": "Seen SeenHead watch", "heads.why": "why",
         "layer.explain": "Explanation explain",
         "layer.head": "Head Heads",
-        "layer.convert": "from_torch", "layer.replacing": "Replaced replace",
+        "layer.convert": "from_torch Replaced replace",
         "layer.latent": "MultiHeadLatentAttention", "layer.layer": "MultiHeadAttention",
         "models": "price", "models.open": "generate open train",
         "reshape.prune": "prune",

@@ -9,7 +9,7 @@ from cases import every, refuses
 from torch import Tensor, nn
 
 import headwise as hw
-from headwise.layer.replacing import TorchAttention
+from headwise.layer.convert import TorchAttention
 
 B, T, S, WIDTH, HEADS = 2, 5, 7, 15, 3
 RNG = torch.Generator().manual_seed(0)

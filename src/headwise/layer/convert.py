@@ -1,21 +1,31 @@
-"""torch.nn.MultiheadAttention and the courses' class made into layers of ours, each tried against the original."""
+"""torch.nn.MultiheadAttention and the courses' class made into layers of ours, each tried against the original.
+
+`from_torch` converts one; `replace` converts all of a model, which is called as before.
+"""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
+from headwise.backends.torch_ import trace
 from headwise.errors import HeadwiseError
 from headwise.layer.layer import MultiHeadAttention
 from headwise.layer.projections import shapes_alone
-from headwise.masks import Causal, Lengths
+from headwise.masks import Allowed, Bias, Causal, Lengths, Mask, all_of
 from headwise.spec import AttentionSpec
 
 # Linears, beside `num_heads` and a causal `mask`
 COURSE = ("W_query", "W_key", "W_value", "out_proj")
+RENAMED = {}  # what names of theirs begin with -> that of ours; with kdim or vdim torch has q_proj_weight
+for _ours, _course in zip("qkvo", COURSE, strict=True):
+    RENAMED |= {f"{_course}.": f"{_ours}_proj.", f"{_ours}_proj_": f"{_ours}_proj."}
 N_TEXTS, N_TOKENS, N_KEYS = 3, 13, 11  # that both are run on: small, and different primes
 
 
@@ -58,9 +68,7 @@ def converted(module: nn.Module) -> tuple[MultiHeadAttention, float]:
             f"{kind} is not known; from_torch takes nn.MultiheadAttention, and modules with {', '.join(COURSE)}, "
             f"num_heads and a mask. Of others copy the weights into a MultiHeadAttention"
         )
-    if isinstance(module, nn.MultiheadAttention) and (
-        module.add_zero_attn or module.bias_k is not None
-    ):
+    if getattr(module, "add_zero_attn", False) or getattr(module, "bias_k", None) is not None:
         raise HeadwiseError(
             "add_bias_kv and add_zero_attn append a key and value to each text, and a layer has none; build without"
         )
@@ -74,27 +82,20 @@ def parts(module: nn.Module) -> dict[str, tuple[Tensor, nn.Parameter]]:
     for name, parameter in module.named_parameters():
         kind = name.removeprefix("in_proj_")
         if kind != name:  # the rows of all three, stacked
-            chunks = parameter.detach().chunk(3)
-            of_module |= {
-                f"{ours}_proj.{kind}": (rows, parameter)
-                for ours, rows in zip("qkv", chunks, strict=True)
-            }
+            for ours, rows in zip("qkv", parameter.detach().chunk(3), strict=True):
+                of_module[f"{ours}_proj.{kind}"] = rows, parameter
             continue
-        for ours, course in zip("qkvo", COURSE, strict=True):
-            # with kdim or vdim torch has q_proj_weight
-            for theirs in (f"{course}.", f"{ours}_proj_"):
-                if name.startswith(theirs):
-                    name = f"{ours}_proj.{name.removeprefix(theirs)}"
+        for theirs, ours in RENAMED.items():
+            if name.startswith(theirs):
+                name = ours + name.removeprefix(theirs)
         of_module[name] = parameter.detach(), parameter
     return of_module
 
 
 def _layer(module: nn.Module, n_heads: int, mask: Causal | None) -> MultiHeadAttention:
     """The layer with copies of the module's weights."""
-    kind, weights = (
-        type(module).__name__,
-        {name: numbers for name, (numbers, _) in parts(module).items()},
-    )
+    kind = type(module).__name__
+    weights = {name: numbers for name, (numbers, _) in parts(module).items()}
     stored = {f"{x.dtype} on {x.device}" for x in weights.values()}
     q, k, v, o = (weights.get(f"{name}_proj.weight") for name in "qkvo")
     if q is None or k is None or v is None or o is None:
@@ -127,21 +128,18 @@ def _layer(module: nn.Module, n_heads: int, mask: Causal | None) -> MultiHeadAtt
         # else first weights would be drawn, and the caller's random numbers change
         with shapes_alone():
             layer = MultiHeadAttention.from_spec(spec)
-        shapes, wanted = (
-            {name: tuple(x.shape) for name, x in w.items()} for w in (weights, layer.state_dict())
-        )
+        shapes = {name: tuple(x.shape) for name, x in weights.items()}
+        wanted = {name: tuple(x.shape) for name, x in layer.state_dict().items()}
         if wrong := sorted(dict(shapes.items() ^ wanted.items())):
             has = ", ".join(f"{name} {shapes.get(name, 'missing')}" for name in wrong)
             raise HeadwiseError(
                 f"{kind} is no layer of {n_heads} heads: {has}; merge adapters into the weights first"
             )
-        copies = {
-            name: x.clone(memory_format=torch.contiguous_format)
-            for name, x in weights.items()
-            # a plain clone of a transposed matrix would stay transposed, and safetensors writes none such
-        }
+        # a plain clone of a transposed matrix would stay transposed, and safetensors writes none such
+        for name, x in weights.items():
+            weights[name] = x.clone(memory_format=torch.contiguous_format)
         # assigned: a parameter without numbers cannot be written to
-        layer.load_state_dict(copies, assign=True)
+        layer.load_state_dict(weights, assign=True)
     return layer.train(module.training)
 
 
@@ -154,7 +152,11 @@ def _difference(layer: MultiHeadAttention, module: Any) -> float:
     def drawn(length: int, width: int) -> Tensor:
         return torch.randn(N_TEXTS, length, width, generator=generator, device="cpu").to(like)
 
-    pairs = []  # of what both give
+    measured = []  # of each run: the largest difference, and the largest output
+
+    def compare(ours: Tensor, theirs: Tensor) -> None:
+        measured.append(torch.stack([(ours - theirs).abs().max(), theirs.abs().max()]))
+
     # The original may make tensors of its own: where the weights are.
     with (
         torch.no_grad(),
@@ -164,25 +166,19 @@ def _difference(layer: MultiHeadAttention, module: Any) -> float:
         # a course's, which takes no mask, and no longer text than its own
         if spec.mask is not None:
             x = drawn(min(N_TOKENS, module.mask.shape[-1]), spec.d_in)
-            pairs.append((layer(x), module(x)))
+            compare(layer(x), module(x))
         else:
             module.batch_first = True
-            x, keys, values = (
-                drawn(N_TOKENS, spec.d_in),
-                drawn(N_KEYS, spec.d_context),
-                drawn(N_KEYS, spec.d_values),
-            )
+            x, keys = drawn(N_TOKENS, spec.d_in), drawn(N_KEYS, spec.d_context)
+            values = drawn(N_KEYS, spec.d_values)
             # a whole text, a good half, a single key
             lengths = torch.tensor([N_KEYS, N_KEYS // 2 + 1, 1])
             padding = torch.arange(N_KEYS) >= lengths[:, None]
             ours = layer(x, keys, values, mask=Lengths(lengths))
-            pairs.append((ours, module(x, keys, values, key_padding_mask=padding)[0]))
+            compare(ours, module(x, keys, values, key_padding_mask=padding)[0])
             if spec.d_in == spec.d_context == spec.d_values:
                 later = torch.ones(N_TOKENS, N_TOKENS, dtype=torch.bool).triu(1)
-                pairs.append((layer(x, mask=Causal()), module(x, x, x, attn_mask=later)[0]))
-        measured = [
-            torch.stack([(ours - theirs).abs().max(), theirs.abs().max()]) for ours, theirs in pairs
-        ]
+                compare(layer(x, mask=Causal()), module(x, x, x, attn_mask=later)[0])
     largest, reached = torch.stack(measured).amax(0).tolist()  # of all runs; NaN in one stays NaN
     # A thousandth of the largest output is a round choice: far above rounding in float32, far below what a wrong rule
     # changes. `not <=` refuses NaN, too.
@@ -192,3 +188,166 @@ def _difference(layer: MultiHeadAttention, module: Any) -> float:
             f"its forward is not what its weights and name say, so it is not converted"
         )
     return float(largest)
+
+
+class TorchAttention(nn.Module):
+    """A `MultiHeadAttention`, as `.layer`, that is called as nn.MultiheadAttention is and has its attributes.
+
+    A query that may attend to nothing gives 0, with weights of 0; torch gives NaN. Weights are those before dropout.
+    """
+
+    # so that nn.TransformerEncoderLayer calls this module, and not a kernel with its weights
+    in_proj_bias = None
+    # Read before `in_proj_bias` where nn.TransformerEncoder is built of such a layer: without it that fails.
+    _qkv_same_embed_dim = False
+
+    def __init__(self, layer: MultiHeadAttention, batch_first: bool) -> None:
+        super().__init__()
+        self.layer, self.batch_first = layer, batch_first
+        self.embed_dim, self.num_heads = layer.spec.d_in, layer.spec.n_heads
+        self.head_dim = layer.spec.head_dim
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Masks mean what they mean in torch: True may not be attended to, numbers are added to the scores."""
+        is_one_document = query.ndim == 2
+        tokens_first = not is_one_document and not self.batch_first
+        # Self attention by one source, as three would be cross attention to the layer.
+        sources = [query] if key is query and value is query else [query, key, value]
+        if tokens_first:
+            sources = [source.transpose(0, 1) for source in sources]
+        out, call = self.layer.attended(
+            *sources, mask=self._mask(key_padding_mask, attn_mask, is_causal)
+        )
+        out = out.transpose(0, 1) if tokens_first else out
+        if not need_weights:
+            return out, None
+        # the steps of the call again, (B,H,T,S)
+        maps = trace(call.q, call.k, call.v, call.options).weights
+        maps = maps.mean(1) if average_attn_weights else maps
+        return out, (maps[0] if is_one_document else maps).to(out.dtype)
+
+    def _mask(
+        self, padding: Tensor | None, attn_mask: Tensor | None, is_causal: bool
+    ) -> Mask | None:
+        masks: list[Mask] = []
+        if is_causal:
+            # torch counts from the first key, also where there are more keys
+            masks.append(Causal(offset=0))
+        if attn_mask is not None and attn_mask.ndim == 3:  # (B*H,T,S)
+            attn_mask = attn_mask.reshape(-1, self.num_heads, *attn_mask.shape[1:])
+        # torch's layers pass a causal mask and the flag: where both say the same, Causal alone is the faster one.
+        # Code that is traced cannot look at the numbers of a mask: there both are kept, which is right, too.
+        if is_causal and attn_mask is not None and not torch.compiler.is_compiling():
+            later = torch.ones_like(attn_mask, dtype=torch.bool).triu(1)
+            says_more = attn_mask if attn_mask.dtype == torch.bool else attn_mask != 0
+            attn_mask = attn_mask if says_more[~later].any() else None
+        if padding is not None:  # (B,S), or (S,) of one document
+            padding = padding[..., None, None, :]
+        for hidden in (attn_mask, padding):  # in bools of torch True may not be attended to
+            if hidden is not None:
+                masks.append(Allowed(~hidden) if hidden.dtype == torch.bool else Bias(hidden))
+        return all_of(masks)
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """A copy of a model whose nn.MultiheadAttention are layers of ours.
+
+    Attributes:
+        model: the copy; the model that was passed is as it was
+        layers: the path of each module that was replaced -> its layer
+        differences: and the largest difference between the two on random texts
+        difference: largest absolute difference of both models' outputs on `inputs`; None without them
+    """
+
+    model: nn.Module
+    layers: dict[str, MultiHeadAttention]
+    differences: dict[str, float]
+    difference: float | None = None
+
+    def __str__(self) -> str:
+        worst = max(self.differences.values())
+        line = f"{len(self.layers)} nn.MultiheadAttention replaced, each within {worst:.2g}: {', '.join(self.layers)}"
+        return (
+            line if self.difference is None else f"{line}\nthe model within {self.difference:.2g}"
+        )
+
+
+def replace(model: nn.Module, inputs: Tensor | Sequence[Any] | None = None) -> Replaced:
+    """A copy of a model in which a `MultiHeadAttention` answers where an nn.MultiheadAttention did, with certificates.
+
+        done = hw.replace(model)                     # layers, and how far each is from what it replaces
+        done = hw.replace(model, inputs=(src, tgt))  # also how far both models are apart on these
+        with hw.watch(done.model) as seen: done.model(src, tgt)
+
+    The call stays: query, key, value, key_padding_mask, attn_mask, need_weights, average_attn_weights, is_causal, with
+    batch_first or without. In evaluation nn.TransformerEncoder has a kernel of its own, which is not used any more:
+    with padding it gives 0 where the copy gives a number for the padded token.
+
+    Args:
+        model: any torch module; it is left alone
+        inputs: what it is called with, to compare both models on it
+
+    Raises:
+        HeadwiseError: with the name of every module that cannot be replaced, and then nothing is.
+    """
+    layers, differences, refused = {}, {}, []
+    ours: dict[int, Any] = {}  # by the id of a module what stands for it in the copy
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.MultiheadAttention):
+            continue
+        path = name or "the model itself"
+        try:
+            if type(module) is not nn.MultiheadAttention:
+                raise HeadwiseError(
+                    f"it is a {type(module).__name__}, whose forward may be another"
+                )
+            kinds = ("forward", "forward_pre", "backward", "backward_pre")
+            if any(getattr(module, f"_{kind}_hooks") for kind in kinds):
+                raise HeadwiseError("it has hooks, which would be lost; remove them first")
+            layers[path], differences[path] = converted(module)
+        except HeadwiseError as error:
+            refused.append(f"{path}: {error}")
+            continue
+        # what is not trained there is not trained here
+        for part, (_, parameter) in parts(module).items():
+            layers[path].get_parameter(part).requires_grad_(parameter.requires_grad)
+        ours[id(module)] = TorchAttention(layers[path], module.batch_first).train(module.training)
+    if refused:
+        raise HeadwiseError(
+            f"{len(refused)} of {len(refused) + len(layers)} cannot be replaced. {' '.join(refused)}"
+        )
+    if not layers:
+        raise HeadwiseError(
+            f"{type(model).__name__} has no nn.MultiheadAttention inside; from_torch takes a course's class"
+        )
+    copied = copy.deepcopy(model, ours)  # which takes what is in `ours` for a copy that it has made
+    for module in copied.modules():
+        if isinstance(module, nn.TransformerEncoder):
+            # which hands the weights of its first layer to a kernel
+            module.use_nested_tensor = False
+    if inputs is None:
+        return Replaced(copied, layers, differences)
+    if model.training:
+        raise HeadwiseError(
+            "inputs= compares both models, and dropout makes them differ; call model.eval() first"
+        )
+    largest = 0.0
+    with torch.no_grad():
+        inputs = (inputs,) if isinstance(inputs, Tensor) else inputs
+        # The tensors of whatever they give, tuples or dicts; of a mask and of ids, too, floats say whether they differ.
+        outputs = (tree_leaves(run(*inputs)) for run in (model, copied))
+        for x, y in zip(*outputs, strict=True):
+            if isinstance(x, Tensor) and x.numel():
+                largest = max(largest, float((x.double() - y.double()).abs().max()))
+    return Replaced(copied, layers, differences, largest)
