@@ -23,7 +23,9 @@ from headwise.spec import AttentionSpec
 
 # Linears, beside `num_heads` and a causal `mask`
 COURSE = ("W_query", "W_key", "W_value", "out_proj")
-RENAMED = {}  # what names of theirs begin with -> that of ours; with kdim or vdim torch has q_proj_weight
+RENAMED: dict[
+    str, str
+] = {}  # what names of theirs begin with -> that of ours; with kdim or vdim torch has q_proj_weight
 for _ours, _course in zip("qkvo", COURSE, strict=True):
     RENAMED |= {f"{_course}.": f"{_ours}_proj.", f"{_ours}_proj_": f"{_ours}_proj."}
 N_TEXTS, N_TOKENS, N_KEYS = 3, 13, 11  # that both are run on: small, and different primes

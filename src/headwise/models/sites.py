@@ -237,7 +237,7 @@ def _foreign_sites(model: nn.Module, modules: Modules) -> Iterator[Site]:
         if not n_heads:
             continue
         kind = getattr(getattr(_owner(modules, path), "config", None), "model_type", None)
-        parts = _projections(modules, path, families("reshape").get(kind))
+        parts = _projections(modules, path, families("reshape").get(str(kind)))
         yield _site(name, modules[path], n_heads, parts, _is_cross(modules, path))
 
 
