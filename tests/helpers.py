@@ -112,13 +112,6 @@ def mask_cases(n: Sizes, seed: int = 0) -> dict[str, MaskCase]:
         "window offsets": MaskCase(
             lambda w: hw.Window(1, 1, offset=w(shifts)), lambda b, h, i, j: i + shifts[b] - 1 <= j <= i + shifts[b] + 1
         ),
-        "streaming": MaskCase(
-            lambda w: hw.Streaming(1, 2), lambda b, h, i, j: j <= i + end and (j < 1 or j > i + end - 2)
-        ),
-        "streaming offsets": MaskCase(
-            lambda w: hw.Streaming(2, 1, offset=w(shifts)),
-            lambda b, h, i, j: j <= i + shifts[b] and (j < 2 or j > i + shifts[b] - 1),
-        ),
         "lengths": MaskCase(lambda w: hw.Lengths(w(lengths)), lambda b, h, i, j: j < lengths[b]),
         "segments": MaskCase(
             lambda w: hw.Segments(w(q_ids), w(kv_ids)), lambda b, h, i, j: q_ids[b, i] == kv_ids[b, j]

@@ -86,7 +86,6 @@ def test_positions_reach_to_two_to_the_sixty() -> None:
     assert hw.Causal(offset=-most).band(2, 3) == (None, -most)
     assert hw.Window(most, most).band(2, 3) == (1 - most, 1 + most)
     hw.Causal(offset=[most]).check(grid)
-    hw.Streaming(most, most).check(grid)
     refuses_table("positions", globals() | {"most": most, "grid": grid})
 
 

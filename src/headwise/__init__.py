@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from headwise.backends import attend, trace
 from headwise.errors import HeadwiseError, MissingError
 from headwise.intervals import Interval
-from headwise.masks import Alibi, Allowed, Bias, Causal, Lengths, Mask, Segments, Streaming, Window
+from headwise.masks import Alibi, Allowed, Bias, Causal, Lengths, Mask, Segments, Window
 from headwise.positions import RoPE
 from headwise.records import Trace
 from headwise.spec import AttentionSpec
@@ -62,7 +62,7 @@ __all__ = [
     "GPT", "Alibi", "Allowed", "AttentionSpec", "Attribution", "Bias", "Causal", "Damage",
     "Explanation", "GPTConfig", "Head", "HeadProfile", "Heads", "HeadwiseError", "Interval",
     "KVCache", "Lengths", "Mask", "MultiHeadAttention", "MultiHeadLatentAttention", "Patching", "Price",
-    "Replaced", "Reshaped", "RoPE", "Seen", "SeenHead", "Segments", "Story", "Streaming", "Survey", "Trace", "Verdict",
+    "Replaced", "Reshaped", "RoPE", "Seen", "SeenHead", "Segments", "Story", "Survey", "Trace", "Verdict",
     "Window", "ablate", "attend", "attention", "attribute", "check", "composition",
     "explain", "from_torch", "generate", "look",
     "open", "overlay", "patch", "price", "prune", "replace", "share", "steer", "story_page",

@@ -144,8 +144,7 @@ class Mask:
     def counts_from_first(self) -> bool:
         """Does it count positions from the first key? A rolling cache, which drops that key, cannot serve it.
 
-        Not the opposite of `aligned`, which is about queries: `Streaming` may have its queries at the end of the keys,
-        and yet asks for the first keys; a mask that is an array does neither.
+        Not the opposite of `aligned`, which is about queries: a mask that is an array is neither.
         """
         return True
 
@@ -456,9 +455,19 @@ class Window(Shifted):
     alike = True
 
     def __post_init__(self) -> None:
+        if isinstance(
+            self.offset, bool
+        ):  # as a number, True would show each query the key after it
+            raise HeadwiseError(
+                f"{type(self).__name__} offset={self.offset} is no position; Causal() is causal as it is"
+            )
         for name, value in (("left", self.left), ("right", self.right)):
             if value is None:
                 continue
+            if isinstance(value, bool):
+                raise HeadwiseError(
+                    f"Window {name}={value} is no number of keys; pass one, or None"
+                )
             if value < 0:
                 raise HeadwiseError(
                     f"Window {name}={value} is negative; pass 0 or more, or None for an open side"
@@ -488,35 +497,6 @@ class Causal(Window):
     # A window without end to the left that stops at the query; `init=False`: Causal(2) is Causal(offset=2).
     left: int | None = field(default=None, init=False, repr=False)
     right: int | None = field(default=0, init=False, repr=False)
-
-
-@dataclass(frozen=True)
-class Streaming(Shifted):
-    """Query i sees the first `sinks` keys and the last `window`, its own counted: none that come after it.
-
-    Xiao et al. 2023 (arXiv 2309.17453). Offset as in `Shifted`.
-    """
-
-    sinks: int
-    window: int
-    offset: int | Sequence[int] | Any = None
-    alike = True
-
-    def __post_init__(self) -> None:
-        for name, value in (("sinks", self.sinks), ("window", self.window)):
-            if kind_of(value) != "int" or shape_of(value) or not 0 <= value <= LARGEST_POSITION:
-                raise HeadwiseError(f"Streaming {name}={value}: pass whole numbers from 0 on")
-        if not self.sinks and not self.window:
-            raise HeadwiseError(
-                "Streaming with sinks=0 and window=0: a query sees nothing; pass 1 or more in one"
-            )
-
-    def counts_from_first(self) -> bool:
-        return True  # whatever the offset: sinks are the first keys
-
-    def allowed(self, grid: Grid) -> Any:
-        centre = self.centre(grid)
-        return (grid.j <= centre) & ((grid.j < self.sinks) | (grid.j > centre - self.window))
 
 
 @dataclass(frozen=True)

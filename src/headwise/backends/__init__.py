@@ -40,7 +40,7 @@ def attend(
         q: (B,H,T,D); nested lists, numpy.ndarray or torch.Tensor, and k and v of the same kind
         k: (B,G,S,D), never repeated to H heads; on nested lists the axis B may be left out of all three
         v: (B,G,S,E)
-        mask: Causal, Window, Streaming, Lengths, Segments, Allowed, Bias, Alibi, one of your own, or several with &
+        mask: Causal, Window, Lengths, Segments, Allowed, Bias, Alibi, one of your own, or several with &
         scale: multiplies the scores; default 1/sqrt(D)
         softcap: c of c*tanh(score/c), before mask and bias (Gemma 2)
         sink: (H,) one extra logit a head, which takes its share of the softmax and gives nothing (gpt-oss)
