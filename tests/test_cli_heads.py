@@ -12,7 +12,7 @@ import pytest
 import torch
 from invoking import Invoke, assert_refused
 
-from headwise.corpus.documents import bench
+from headwise.corpus.documents import read_relations
 from headwise.corpus.tokens import Tokens
 from headwise.gpt.checkpoint import save_model
 from headwise.gpt.gpt import GPT, GPTConfig
@@ -151,7 +151,7 @@ def check_the_tables_of_the_benches(model: Path) -> None:
     assert folder.tokens is not None
     scores = {}
     for name, count in (("grammar", 100), ("meaning", 58)):
-        sentences = bench(folder, name)
+        sentences = read_relations(folder, name)
         assert len(sentences.documents) == count
         scores |= follow(folder.model, sentences, folder.tokens.shown)
     page = (Path(__file__).parent.parent / "studies" / "real-models.md").read_text(encoding="utf-8")

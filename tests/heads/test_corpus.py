@@ -9,8 +9,7 @@ from helpers import watch_call
 import headwise as hw
 from headwise.corpus.documents import Text
 from headwise.gpt.gpt import GPT
-from headwise.heads import tally
-from headwise.heads.survey import survey
+from headwise.heads.survey import EXAMPLES, survey
 from headwise.heads.table import Survey
 from headwise.table import Table
 
@@ -37,7 +36,7 @@ def test_what_is_gleaned_is_what_the_maps_say(model: GPT, text: Text, found: Sur
                 best[h] += [max(rows)] if rows else []
         for h in range(3):
             head = found[f"L{layer}.H{h}"]
-            expected = sorted(best[h], reverse=True)[: tally.EXAMPLES]
+            expected = sorted(best[h], reverse=True)[:EXAMPLES]
             got = [(example.weight, example.document, example.row, example.key) for example in head.examples]
             assert [each[1:] for each in got] == [each[1:] for each in expected]
             assert [each[0] for each in got] == pytest.approx([each[0] for each in expected], abs=1e-6)

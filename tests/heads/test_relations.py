@@ -66,9 +66,8 @@ def test_examples_and_offsets() -> None:
         assert _followed("a", plans, numbers, shown, first)[0].example[0] == example, (here, there, first)
 
 
-def test_every_number_is_that_of_the_whole_map(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spans of several tokens, a document without pairs, rows in pieces; the map comes from the backend."""
-    monkeypatch.setattr("headwise.heads.relations.ROWS", 5)
+def test_every_number_is_that_of_the_whole_map() -> None:
+    """Spans of several tokens, a document without pairs; the map comes from the backend."""
     torch.manual_seed(3)
     model = GPT(GPTConfig(vocab_size=31, context=23, n_layers=2, n_heads=3, d_model=42, init_std=0.5))
     texts = [torch.randint(31, (n,)).tolist() for n in (23, 19, 11)]

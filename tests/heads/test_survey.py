@@ -16,9 +16,8 @@ from headwise.corpus.tokens import Tokens
 from headwise.gpt.checkpoint import save_model
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.heads.statistics import all_statistics
-from headwise.heads.survey import fresh_model, survey
+from headwise.heads.survey import copying, fresh_model, survey, vocabulary_product
 from headwise.heads.table import Survey
-from headwise.heads.tally import copying, vocabulary_product
 from headwise.intervals import interval_of
 from headwise.models.open import open_folder
 from headwise.models.sites import sites_of

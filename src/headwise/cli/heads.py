@@ -64,7 +64,7 @@ def heads(
     check_reads_tokens(model)
     _check_text(model, text, ids, tokens, labels)
     with needs_torch():
-        from headwise.heads.tally import join_ranks
+        from headwise.heads.survey import join_ranks
     if is_one_of_many():
         join_ranks()
     survey, maps = surveyed(
@@ -139,8 +139,7 @@ def surveyed(
     """
     with needs_torch():
         from headwise.corpus.documents import read_ids
-        from headwise.heads.survey import survey
-        from headwise.heads.texts import read_texts
+        from headwise.heads.survey import read_texts, survey
         from headwise.heads.watch import example_maps
         from headwise.models.open import open_folder
     folder = open_folder(model, device=device)

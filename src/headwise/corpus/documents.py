@@ -1,7 +1,7 @@
 """Texts as documents of ids that fit a model: files and folders of text, a text given in full, or ids.
 
 Everything that reads a text for a model that is there goes through `read_documents` or `encoded`; what a model is
-trained on is read in `training`. A text is read once, and its documents of ids lie in memory (`Documents`).
+trained on is read in `training`. A text is read once, and its documents of ids lie in memory (`Text`).
 
 Of some texts it is known what belongs together (`Relations`): of the verb corpus, of a file, of a bench. A relation is
 a set of pairs of spans of tokens, those that look and those that they should look at: a verb and its pronoun, a noun
@@ -13,8 +13,8 @@ from __future__ import annotations
 import itertools
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -69,12 +69,11 @@ class Text:
         self.counts = Counter(itertools.chain.from_iterable(self.documents))
         ids = list(self.counts)
         # Besides the special tokens what has no letter and no digit: commas, brackets, line ends.
-        marks = {
-            i
-            for i, text in zip(ids, self.shown(ids), strict=True)
-            if not any(map(str.isalnum, text))
-        }
-        self.delimiters = torch.tensor(sorted(self.specials | marks), dtype=torch.long)
+        delimiters = {*self.specials}
+        for i, text in zip(ids, self.shown(ids), strict=True):
+            if not any(map(str.isalnum, text)):
+                delimiters.add(i)
+        self._delimiters = torch.tensor(sorted(delimiters), dtype=torch.long)
         self._specials = torch.tensor(sorted(self.specials), dtype=torch.long)
         # `counts` again, for indexing with a tensor of ids.
         self._counts = torch.zeros(max(ids) + 1, dtype=torch.long)
@@ -86,7 +85,7 @@ class Text:
         Rare are those that the text has no oftener than the tenth of the document's keys that it has least often.
         """
         ids = ids.cpu()
-        delimiter = torch.isin(ids, self.delimiters)
+        delimiter = torch.isin(ids, self._delimiters)
         # heads that look at nothing rest on the first token; the statistic "first" counts that
         delimiter[:1] = False
         counts = self._counts[ids]
@@ -119,8 +118,7 @@ def read_documents(
     `about` says what was cut, and what is unknown. Raises HeadwiseError when a text has no tokens, or holds what the
     vocabulary lacks and has no token for.
     """
-    tokenizer = require_tokens(reader)
-    before, after = tokenizer.frame
+    before, after = require_tokens(reader).frame
     in_frame, context = len(before) + len(after), reader.context
     if tokens is not None and context is not None and tokens > context:
         raise HeadwiseError(
@@ -130,31 +128,29 @@ def read_documents(
     if room < in_frame + 2:  # a token, and the one that follows it
         raise HeadwiseError(f"tokens {room} leaves no room for text; pass {in_frame + 2} or more")
     paths, typed = contents(sources)
-    files = Sources(paths, progress=progress)
-    # texts that were cut; unknown characters, and all
-    facts = {"cut": 0, "unknown": 0, "characters": 0}
-
-    def documents() -> Iterator[list[int]]:
-        for whole in itertools.chain(files, typed):
-            parts = cut((encoded(reader, piece, facts) for piece in pieces(whole)), room - in_frame)
-            # Two are drawn at once: its second part shows that a text is cut, even where `most` ends at its first.
-            first = list(itertools.islice(parts, 2))
-            if tokens is None and len(first) == 2:  # with `tokens` it was asked for
-                facts["cut"] += 1
-            for ids in itertools.chain(first, parts):
-                yield [*before, *ids, *after]
-
-    text = text_of(reader, list(itertools.islice(documents(), most)), sources)
-    if facts["cut"]:
-        text.about = (
-            Note.of("note.cut", count=facts["cut"], context=f"{context:,}", model=reader.name),
-        )
-    text.about += unknown_note(tokenizer, facts["unknown"], facts["characters"])
+    documents: list[list[int]] = []
+    facts, n_cut = Counter[str](), 0
+    for whole in itertools.chain(Sources(paths, progress), typed):
+        ids_of_pieces = (encoded(reader, piece, facts) for piece in pieces(whole))
+        for n, ids in enumerate(cut(ids_of_pieces, room - in_frame)):
+            if n == 1 and tokens is None:  # with `tokens` it was asked for
+                n_cut += 1
+            # only now: the second part shows that a text is cut
+            if len(documents) == most:
+                break
+            documents.append([*before, *ids, *after])
+        if len(documents) == most:
+            break
+    text = text_of(reader, documents, sources)
+    if n_cut:
+        limits = {"context": f"{context:,}", "model": reader.name}
+        text.about = (Note.of("note.cut", count=n_cut, **limits),)
+    text.about += unknown_note(reader.tokens, facts)
     return text
 
 
-def encoded(reader: Reader, text: str, facts: dict[str, int]) -> list[int]:
-    """The ids of a text, without the frame; its characters, and those that are unknown, are counted in `facts`."""
+def encoded(reader: Reader, text: str, facts: Counter[str]) -> list[int]:
+    """The ids of a text, without the frame; its "characters", and those that are "unknown", are counted in `facts`."""
     tokens = require_tokens(reader)
     ids = tokens.encode(text)
     if reader.vocab_size is not None and max(ids, default=0) >= reader.vocab_size:
@@ -182,38 +178,31 @@ def cut(pieces: Iterable[Ids], size: int) -> Iterator[list[int]]:
 
 def read_ids(reader: Reader, path: Path, most: int | None) -> Text:
     """Documents given as ids: whole numbers separated by spaces or commas, a document a line; the first `most`."""
-    documents = {}
+    documents: list[list[int]] = []
     for number, line in enumerate(read_text(path).splitlines(), 1):
-        name = f"{path}, line {number}"
-        try:
-            ids = [int(word) for word in line.replace(",", " ").split()]
-        except ValueError:
-            raise HeadwiseError(
-                f"{name}: token ids are whole numbers separated by spaces, a document a line"
-            ) from None
-        if ids:
-            documents[name] = ids
-    return check_ids(reader, dict(itertools.islice(documents.items(), most)), [str(path)])
+        words, name = line.replace(",", " ").split(), f"{path}, line {number}"
+        if words and len(documents) != most:
+            try:
+                documents.append(list(map(int, words)))
+            except ValueError:
+                raise HeadwiseError(
+                    f"{name}: token ids are whole numbers separated by spaces, a document a line"
+                ) from None
+            check_ids(reader, name, documents[-1])
+    return text_of(reader, documents, [str(path)])
 
 
-def check_ids(reader: Reader, documents: dict[str, list[int]], sources: Sequence[str] = ()) -> Text:
-    """The text of documents of ids, by the names that errors give them. Raises HeadwiseError for what is no token of
-    the model, and for what is longer than its context."""
-    for name, ids in documents.items():
-        for i in ids:
-            if not 0 <= i < (reader.vocab_size or LARGEST_ID):
-                size = (
-                    f"of {reader.vocab_size}"
-                    if reader.vocab_size
-                    else f"of any size below {LARGEST_ID:,}"
-                )
-                raise HeadwiseError(f"{name}: {i} is no token of a vocabulary {size}")
-        if reader.context is not None and len(ids) > reader.context:
-            raise HeadwiseError(
-                f"{name} has {len(ids):,} tokens and {reader.name} takes {reader.context:,} at a time; "
-                f"cut it into several documents"
-            )
-    return text_of(reader, list(documents.values()), sources)
+def check_ids(reader: Reader, name: str, ids: Ids) -> None:
+    """Raise HeadwiseError for what is no token of the model, and for a document longer than its context."""
+    size = reader.vocab_size or LARGEST_ID
+    for i in ids:
+        if not 0 <= i < size:
+            raise HeadwiseError(f"{name}: {i} is no token of a vocabulary of {size:,}")
+    if reader.context is not None and len(ids) > reader.context:
+        raise HeadwiseError(
+            f"{name} has {len(ids):,} tokens and {reader.name} takes {reader.context:,} at a time; "
+            f"cut it into several documents"
+        )
 
 
 def batches(
@@ -247,25 +236,25 @@ class Labelled:
     pairs: dict[str, list[Pair]]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Relations:
     """Labelled documents, and what each relation means, in a line; without a meaning its name stands for it."""
 
     documents: Sequence[Labelled]
-    meanings: dict[str, str] = field(default_factory=dict)  # name of a relation -> meaning
-    source: str = ""  # what they come from, as a reader should see it
+    meanings: dict[str, str] = field(
+        default_factory=dict
+    )  # name of a relation that has pairs -> meaning
+    source: str = "the relations"  # what they come from, as a reader should see it
 
     def __post_init__(self) -> None:
-        # a set in order
         used = dict.fromkeys(name for document in self.documents for name in document.pairs)
         if not used:
-            source = self.source or "the relations"
-            raise HeadwiseError(f"{source}: there is no pair in {len(self.documents)} documents")
-        known = {name: meaning for name, meaning in self.meanings.items() if name in used}
-        # A frozen record has no assignment. Only relations that are used are left.
-        object.__setattr__(
-            self, "meanings", known | {name: name for name in used if name not in known}
-        )
+            raise HeadwiseError(
+                f"{self.source}: there is no pair in {len(self.documents)} documents"
+            )
+        # those with a meaning come first
+        names = [*(name for name in self.meanings if name in used), *used]
+        self.meanings = {name: self.meanings.get(name, name) for name in names}
 
 
 def verb_relations(tokens: TextTokens, lines: Iterable[str]) -> Relations:
@@ -281,86 +270,69 @@ def verb_relations(tokens: TextTokens, lines: Iterable[str]) -> Relations:
     return Relations(documents, verbs.RELATIONS, verbs.NAME)
 
 
-def bench(reader: Reader, name: str) -> Relations:
-    """Labelled sentences of the package: "grammar" has 60 in English and 40 in Spanish, "meaning" 40 and 18.
-
-    A relation of Spanish sentences has a Spanish name. What stands later looks back at what stands earlier.
-    """
-    if name not in BENCHES:
-        raise HeadwiseError(f"there is no bench {name!r}; there is {', '.join(BENCHES)}")
-    return replace(read_relations(reader, BENCHES[name]), source=f"the bench {name}")
-
-
-def read_relations(reader: Reader, path: Path) -> Relations:
-    """Labelled documents from a JSON file; docs/watching.md has an example.
+def read_relations(reader: Reader, source: str | Path) -> Relations:
+    """Labelled documents of a JSON file, or the sentences of a bench; docs/watching.md has an example.
 
     {"documents": [{"text": "The keys are lost.", "pairs": [{"name": "subject", "from": "are", "to": "keys"}]}],
      "relations": {"subject": "from a verb to its subject"}}
 
     A document is a `text` or `ids`. "from" is the span that looks, "to" the one looked at. A span is a piece of the
     text that stands there once; or it is [start, end), counted in characters of a text and in tokens of ids; with
-    `"unit": "tokens"` beside the text in its tokens, too, those that the model expects before it included. Raises
-    HeadwiseError that names the document, the pair and what does not fit.
+    `"unit": "tokens"` beside the text in its tokens, too, those that the model expects before it included.
+
+    The bench "grammar" has 60 sentences in English and 40 in Spanish, "meaning" 40 and 18. A relation of Spanish
+    sentences has a Spanish name. What stands later looks back at what stands earlier.
+
+    Raises HeadwiseError that names the document, the pair and what does not fit.
     """
-    content = read_json(path)
+    name = str(source)
+    if isinstance(source, str):
+        if source not in BENCHES:
+            raise HeadwiseError(f"there is no bench {source!r}; there is {', '.join(BENCHES)}")
+        name, source = f"the bench {source}", BENCHES[source]
+    content = read_json(source)
     listed = content.get("documents") if isinstance(content, dict) else None
     if not isinstance(listed, list) or not listed:
-        raise HeadwiseError(f'{path} has no list "documents"; docs/watching.md shows the format')
+        raise HeadwiseError(f'{name} has no list "documents"; docs/watching.md shows the format')
     meanings = content.get("relations", {})
-    if not isinstance(meanings, dict) or not all(
-        isinstance(meaning, str) for meaning in meanings.values()
-    ):
+    if not isinstance(meanings, dict) or not all(isinstance(x, str) for x in meanings.values()):
         shape = '"relations" must give each name its meaning, as {"subject": "from a verb to it"}'
-        raise HeadwiseError(f"{path}: {shape}")
-    documents = [_document(reader, item, f"{path}, document {n}") for n, item in enumerate(listed)]
-    return Relations(documents, meanings, str(path))
+        raise HeadwiseError(f"{name}: {shape}")
+    documents = [_labelled(reader, item, f"{name}, document {n}") for n, item in enumerate(listed)]
+    return Relations(documents, meanings, name)
 
 
-def _document(reader: Reader, item: Any, where: str) -> Labelled:
+def _labelled(reader: Reader, item: Any, where: str) -> Labelled:
     """Read a document and its pairs of positions; `where` names it in what is refused."""
-    if not isinstance(item, Mapping) or ("text" in item) == ("ids" in item):
+    if not isinstance(item, dict) or ("text" in item) == ("ids" in item):
         raise HeadwiseError(f'{where}: pass either "text" or "ids"')
-    ids, size = item.get("ids"), reader.vocab_size or LARGEST_ID
-    # of a text: for each id its characters, (-1, -1) for what the model expects around the text
-    places = []
-    if "ids" in item:
-        # `type`: True is an int, too.
-        if not (
-            isinstance(ids, list) and ids and all(type(i) is int and 0 <= i < size for i in ids)
-        ):
-            below = f"the vocabulary of {size}" if reader.vocab_size else f"{size:,}"
-            raise HeadwiseError(
-                f'{where}: "ids" must be a list of whole numbers, each below {below}'
-            )
-    elif reader.tokens is None:
-        raise HeadwiseError(
-            f'{where}: {reader.name} has no tokenizer; pass "ids" in place of "text"'
-        )
-    elif not isinstance(item["text"], str) or not item["text"].strip():
-        raise HeadwiseError(f'{where}: "text" must be some words')
+    text, ids = item.get("text"), item.get("ids")
+    # for each id its characters in the text, (-1, -1) for what the model expects around it
+    places: list[tuple[int, int]] = []
+    if "text" in item:
+        if not isinstance(text, str) or not text.strip():
+            raise HeadwiseError(f'{where}: "text" must be some words')
+        tokens = require_tokens(reader)
+        before, after = tokens.frame
+        ids = [*before, *tokens.encode(text), *after]
+        places = [*[(-1, -1)] * len(before), *tokens.places(text), *[(-1, -1)] * len(after)]
+    # `type`: True is an int, too.
+    elif not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
+        raise HeadwiseError(f'{where}: "ids" must be a list of whole numbers')
     else:
-        before, after = reader.tokens.frame
-        ids = [*before, *reader.tokens.encode(item["text"]), *after]
-        places = (
-            [(-1, -1)] * len(before) + reader.tokens.places(item["text"]) + [(-1, -1)] * len(after)
-        )
-    if reader.context is not None and len(ids) > reader.context:
-        raise HeadwiseError(
-            f"{where} has {len(ids)} tokens and {reader.name} takes {reader.context}; shorten it"
-        )
-    pairs: dict[str, list[Pair]] = {}
+        places = [(-1, -1)] * len(ids)
+    check_ids(reader, where, ids)
     listed = item.get("pairs", [])
     if not isinstance(listed, list):
         raise HeadwiseError(f'{where}: "pairs" must be a list')
+    in_tokens = text is None or item.get("unit") == "tokens"
+    pairs: dict[str, list[Pair]] = {}
     for n, pair in enumerate(listed):
         match pair:
-            case {"name": str(name), "from": _, "to": _}:
-                sides = ("from", "to")
-                spans = (
-                    _positions(pair[side], item, ids, places, f"{where}, pair {n}, {side}")
-                    for side in sides
-                )
-                looking, looked_at = spans
+            case {"name": str(name), "from": start, "to": end}:
+                at = f"{where}, pair {n}"
+                looking = _positions(start, text, in_tokens, places, f"{at}, from")
+                looked_at = _positions(end, text, in_tokens, places, f"{at}, to")
                 pairs.setdefault(name, []).append((looking, looked_at))
             case _:
                 raise HeadwiseError(f'{where}, pair {n}: a pair has "name", "from" and "to"')
@@ -368,35 +340,35 @@ def _document(reader: Reader, item: Any, where: str) -> Labelled:
 
 
 def _positions(
-    span: Any, item: Mapping[str, Any], ids: Ids, places: Sequence[tuple[int, int]], where: str
+    span: Any, text: str | None, in_tokens: bool, places: Sequence[tuple[int, int]], where: str
 ) -> tuple[int, ...]:
     """The positions of the tokens of a span, at least one.
 
-    `item` is the document as the file has it, `ids` and `places` are its tokens and their characters, and `where`
-    names the span in what is refused.
+    in_tokens  does a span of numbers count tokens?
+    places     for each token its characters in the text
+    where      names the span in what is refused
     """
-    text: Any = item.get("text")
-    # Words are found in the text, whatever the unit of numbers is. Any unit but "tokens" is that of characters.
-    in_tokens = text is None or (item.get("unit") == "tokens" and not isinstance(span, str))
-    length = len(ids if in_tokens else text)
-    if isinstance(span, str) and text is not None:
+    if isinstance(span, str) and text is not None:  # whatever the unit of numbers is
         if text.count(span) != 1 or not span:
             raise HeadwiseError(
                 f"{where}: {span!r} stands {text.count(span)} times in {text!r}; pass [start, end)"
             )
-        span = [text.index(span), text.index(span) + len(span)]
+        span, in_tokens = [text.index(span), text.index(span) + len(span)], False
+    length, unit = (
+        (len(places), "tokens") if text is None or in_tokens else (len(text), "characters")
+    )
     whole = isinstance(span, list) and len(span) == 2 and all(type(x) is int for x in span)
     if not whole or not 0 <= span[0] < span[1] <= length:
-        unit = "tokens" if in_tokens else "characters"
         raise HeadwiseError(
             f"{where}: {span!r} must be [start, end) within the {length} {unit} of the document"
         )
-    if in_tokens:
+    if unit == "tokens":
         return tuple(range(*span))
     # All that overlap with it: a token may begin before the span, with a space.
-    positions = tuple(
-        n for n, (start, end) in enumerate(places) if start < span[1] and end > span[0]
-    )
+    positions = []
+    for n, (start, end) in enumerate(places):
+        if start < span[1] and end > span[0]:
+            positions.append(n)
     if not positions:
-        raise HeadwiseError(f"{where}: no token stands for {text[slice(*span)]!r}")
-    return positions
+        raise HeadwiseError(f"{where}: no token stands for {str(text)[slice(*span)]!r}")
+    return tuple(positions)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -90,13 +91,12 @@ def unknown_characters(tokens: TextTokens, text: str, ids: Ids) -> int:
     return sum(end - start for start, end in spans if text[start:end] != sign)
 
 
-def unknown_note(tokens: TextTokens | None, unknown: int, characters: int) -> tuple[str, ...]:
-    """The note that so many of the characters of a text are unknown, in a tuple; () where there are none."""
-    if tokens is None or tokens.unknown is None or not unknown:
+def unknown_note(tokens: TextTokens | None, facts: Counter[str]) -> tuple[str, ...]:
+    """The note that so many "characters" of a text are "unknown", in a tuple; () where there are none."""
+    if tokens is None or tokens.unknown is None or not facts["unknown"]:
         return ()
-    sign = tokens.shown([tokens.unknown])[0]
-    counts = {"unknown": f"{unknown:,}", "characters": f"{characters:,}"}
-    return (Note.of("note.unknown", **counts, sign=repr(sign)),)
+    counts = {name: f"{facts[name]:,}" for name in ("unknown", "characters")}
+    return (Note.of("note.unknown", **counts, sign=repr(tokens.shown([tokens.unknown])[0])),)
 
 
 @contextmanager

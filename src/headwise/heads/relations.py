@@ -28,9 +28,7 @@ from headwise.records import Call
 # Tokens of a document that tell what a head does at the same distances elsewhere: of T tokens every (T // 64)th, which
 # is 64 to 127 of them, or all where there are fewer. A round choice: more take longer.
 OTHERS = 64
-ROWS = 256  # rows of a map whose weights are held at once: a round choice, more take more memory
 
-Cells = Sequence[tuple[int, int, float]]  # of a map: row, key, and what the weight there counts for
 Scores = dict[str, dict[str, Followed]]  # relation -> head -> how well it follows
 
 
@@ -105,10 +103,10 @@ def described(relations: Relations) -> tuple[Relation, ...]:
 
 
 class PairCells:
-    """Which cells of a document's map count for which pair: row, key, and what the weight there is multiplied with.
+    """Which cells of a document's map count for which pair, and how the weight there is counted.
 
-    `right` has the cells of each pair, `elsewhere` those at the same distances from other tokens; `rows` are all rows
-    that either needs.
+    `rows` are all rows that some pair needs. `right` has the cells of the pairs, `elsewhere` those at the same
+    distances from other tokens: number of the pair, place among the rows, key, and what the weight is multiplied with.
     """
 
     def __init__(self, document: Labelled) -> None:
@@ -126,68 +124,45 @@ class PairCells:
                 looking[name].update(queries)
         others = set(range(0, T, max(1, T // OTHERS)))  # evenly spread over the document
         self.rows = sorted(others.union(*looking.values()))
-        right, elsewhere = [], []  # of each pair its cells
-        for name, queries, keys in self.pairs:
+        place = {row: n for n, row in enumerate(self.rows)}
+        right, elsewhere, without = [], [], []
+        for n, (name, queries, keys) in enumerate(self.pairs):
             # A pair may have several rows, of a word in pieces: their sums are averaged, each counting 1 / rows.
-            right.append([(query, key, 1 / len(queries)) for query in queries for key in keys])
+            right += [(n, place[row], key, 1 / len(queries)) for row in queries for key in keys]
+            # A row that looks 3 back is moved to each of the others, with its keys, unless one falls off the document.
             # Rows that look in the same relation are no control of it.
-            elsewhere.append(_same_distances(queries, keys, others - looking[name], T))
-        self.right, self.elsewhere = _table(right), _table(elsewhere)
-        self.without = torch.tensor([not cells for cells in elsewhere], dtype=torch.bool)
+            moved = []
+            for query in queries:
+                for row in sorted(others - looking[name]):
+                    keys_there = [row - query + key for key in keys]
+                    if min(keys_there) >= 0 and max(keys_there) < T:
+                        moved.append((row, keys_there))
+            for row, keys_there in moved:
+                elsewhere += [(n, place[row], key, 1 / len(moved)) for key in keys_there]
+            without.append(not moved)
+        # float64 holds such whole numbers exactly
+        self.right, self.elsewhere = (
+            torch.tensor(cells, dtype=torch.float64).reshape(-1, 4).T
+            for cells in (right, elsewhere)
+        )
+        self.without = torch.tensor(without, dtype=torch.bool)
 
     def measure(self, call: Call, b: int) -> Tensor:
         """Mass, accuracy and mass elsewhere of each pair, of each head and last of even attention, (H+1, 3, pairs)."""
-        # `uniform` is a call of one head
-        return torch.cat([self._numbers(call, b), self._numbers(uniform(call), b)])
-
-    def _numbers(self, call: Call, b: int) -> Tensor:
-        # Of document b of the call, (H, 3, pairs): the sums over a part of the rows are added to those before.
-        numbers = torch.zeros(call.q.shape[1], 3, len(self.pairs), dtype=torch.float64)
-        for start in range(0, len(self.rows), ROWS):
-            rows = self.rows[start : start + ROWS]
-            weights = row_weights(call, b, rows).cpu().double()
-            # 1 at the strongest key of each row, 0 elsewhere.
-            hits = torch.zeros_like(weights).scatter_(-1, weights.argmax(-1, keepdim=True), 1)
-            _add(numbers[:, 0], self.right, weights, rows)
-            _add(numbers[:, 1], self.right, hits, rows)
-            _add(numbers[:, 2], self.elsewhere, weights, rows)
+        of_calls = [
+            row_weights(each, b, self.rows).cpu().double() for each in (call, uniform(call))
+        ]
+        weights = torch.cat(of_calls)  # (H+1, rows, S): `uniform` is a call of one head
+        # 1 at the strongest key of each row, 0 elsewhere
+        hits = torch.zeros_like(weights).scatter_(-1, weights.argmax(-1, keepdim=True), 1)
+        numbers = torch.zeros(len(weights), 3, len(self.pairs), dtype=torch.float64)
+        kinds = (self.right, weights), (self.right, hits), (self.elsewhere, weights)
+        for of_kind, (cells, values) in zip(numbers.unbind(1), kinds, strict=True):
+            pair, row, key = cells[:3].long()
+            of_kind.index_add_(1, pair, values[:, row, key] * cells[3])
         # no other token has a key at these distances
         numbers[:, 2].masked_fill_(self.without, math.nan)
         return numbers
-
-
-def _same_distances(
-    queries: Sequence[int], keys: Sequence[int], others: set[int], T: int
-) -> list[tuple[int, int, float]]:
-    """The cells at the distances of a pair, seen from other rows: (row, key, 1 / number of such rows).
-
-    A row that looks 3 back in the pair is moved to each of `others`, with its keys, unless one falls off the document
-    of T tokens.
-    """
-    moved = []  # a row, and its keys
-    for query in queries:
-        for row in sorted(others):
-            places = [row - query + key for key in keys]
-            if all(0 <= place < T for place in places):
-                moved.append((row, places))
-    return [(row, place, 1 / len(moved)) for row, places in moved for place in places]
-
-
-def _table(sums: Sequence[Cells]) -> Tensor:
-    """All cells in one table of four rows: the number of the sum, and row, key and share of the cell."""
-    cells = [(n, *cell) for n, cells in enumerate(sums) for cell in cells]
-    # float64 holds such whole numbers exactly
-    return torch.tensor(cells, dtype=torch.float64).reshape(-1, 4).T
-
-
-def _add(sums: Tensor, table: Tensor, weights: Tensor, rows: Sequence[int]) -> None:
-    """Add to the sums (H, sums) what lies in these rows, in ascending order, of weights (H, rows, S)."""
-    number, row, key = table[:3].long()
-    numbers = torch.tensor(rows)
-    # Of each cell the place of its row among these; a row that is not among them gets any place, and share 0.
-    place = torch.searchsorted(numbers, row.contiguous()).clamp(max=len(rows) - 1)
-    share = table[3] * (numbers[place] == row)
-    sums.index_add_(1, number, weights[:, place, key] * share)
 
 
 def _followed(

@@ -130,7 +130,7 @@ class Statistics(ABC, Generic[V]):
         "share of the rows with a key at one fixed offset that look hardest at it, -1 to 1 left out",
         even="confidence",
     )  # Voita et al. 2019, section 5.1
-    # Measured by `headwise.heads.tally`, but for the norm.
+    # Measured by `headwise.heads.survey`, but for the norm.
     duplicate = Statistic(
         "mass on the earlier copy, in random tokens repeated", repeated="same_token"
     )

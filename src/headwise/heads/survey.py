@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -19,17 +21,33 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from headwise.corpus.documents import Relations, Text, batches
-from headwise.corpus.tokens import Ids, TextTokens
+from headwise.corpus.documents import (
+    Relations,
+    Text,
+    batches,
+    check_ids,
+    read_documents,
+    read_relations,
+    text_of,
+    verb_relations,
+)
+from headwise.corpus.sources import Progress
+from headwise.corpus.tokens import Ids, TextTokens, require_tokens
+from headwise.corpus.verbs import HALF_LINES
 from headwise.errors import HeadwiseError
+from headwise.families import require_run
 from headwise.gpt.presets import check_seed
+from headwise.gpt.run import held_out_documents, read_run
+from headwise.gpt.train import one_thread
 from headwise.heads.ablate import ablation, importance
-from headwise.heads.documents import run_documents
-from headwise.heads.relations import Scores, follow
-from headwise.heads.relations import described as described_relations
+from headwise.heads.blocks import Factors, Measured, measure, top_keys, uniform
+from headwise.heads.documents import Document, Marker, run_documents
+from headwise.heads.relations import described, follow
 from headwise.heads.statistics import all_statistics
 from headwise.heads.table import (
     ROLES,
@@ -41,31 +59,37 @@ from headwise.heads.table import (
     Survey,
     relation_role,
 )
-from headwise.heads.tally import CONTROLS, PASSAGE, Tally, read, vocabulary_product
-from headwise.heads.texts import Texts, read_texts
-from headwise.intervals import Interval
+from headwise.intervals import Interval, interval_from
 from headwise.models import ask
 from headwise.models.open import Folder, folder_of, open_model
-from headwise.models.sites import loaded, missing, sites_of
+from headwise.models.sites import Site, loaded, missing, sites_of
 from headwise.models.weights import blocks, has_record
-from headwise.records import parse_head
+from headwise.records import Call, parse_head
+from headwise.shapes import shape_of
 from headwise.words import Note
 
-# Round choices, all of them. Of the first two larger ones take more time, and smaller ones make wider intervals.
-# tokens that heads are ablated on, in whole documents; two of them at least, for an interval
-EFFECTS = 4096
-# texts of repeated random tokens, and the most tokens of one before it is repeated
-PROBES, PROBE = 4, 64
+# Round choices, all of them: larger ones take more time, or more room in the page; smaller ones make wider intervals.
+HELD_OUT = 4096  # tokens of what a run held out
+EFFECTS = 4096  # tokens that heads are ablated on, in whole documents; two of them at least, for an interval
+CONTROLS = 32  # documents that the controls are measured on: they vary little
+PROBES, PROBE = (
+    4,
+    64,
+)  # texts of repeated random tokens, and the most tokens of one before it is repeated
+REACH = 32  # "positional" counts the offsets -REACH to REACH between a query and the key that it looks hardest at
+PASSAGE, TOP = 128, 8  # tokens of the first document whose top keys are kept, and how many keys
+EXAMPLES = 5  # of each head
 # A model of more parameters than the first gets an untrained control of so many layers: a whole one takes its memory
 # a second time.
 WHOLE, SAMPLE = 200_000_000, 2
-# parameters; a larger model is ablated when asked for: it takes a pass for each head
-ABLATE_UP_TO = 10_000_000
-# Of the loss of an even guess over the vocabulary. A note says of a loss above it that it is no better than the guess.
-GUESS = 0.98
+ABLATE_UP_TO = 10_000_000  # parameters; a larger model is ablated when asked for: it takes a pass for each head
+# Of `vocabulary_product`: multiplications at most, so that all tokens of GPT-2 small count; tokens widened at a time.
+PRODUCTS, ROWS = 2**38, 4096
+GUESS = 0.98  # of the loss of an even guess: a note says of a loss above it that it is no better
 ABLATIONS = ("auto", "zero", "mean", "none")
 
-Progress = Callable[[str, int, int], None]  # what is being done, done so far, in all
+Texts = str | Path | Sequence[str | Path] | Sequence[Sequence[int]]
+Means = dict[str, NDArray[np.float64]]  # of a document: statistic -> its mean over the rows, (H,)
 
 
 def survey(
@@ -119,11 +143,311 @@ def survey(
         raise HeadwiseError(f"{type(folder.model).__name__} reads no tokens; {remedy}")
     text = read_texts(folder, texts, tokens, documents, relations=relations)
     if ablate == "auto":
-        size = sum(parameter.numel() for parameter in folder.model.parameters())
-        ablate = "zero" if size <= ABLATE_UP_TO else "none"
-    return _survey(
-        folder, text, controls, ablate, seed, progress or (lambda *counts: None), distributed
-    )
+        ablate = "zero" if _size(folder.model) <= ABLATE_UP_TO else "none"
+    step = progress or (lambda *counts: None)
+    return _survey(folder, text, controls, ablate, seed, step, distributed)
+
+
+def read_texts(
+    folder: Folder,
+    texts: Texts | Text | None,
+    tokens: int | None = None,
+    documents: int | None = None,
+    progress: Progress | None = None,
+    relations: Relations | str | Path | None = None,
+) -> Text:
+    """The text of a survey, with its relations.
+
+    texts, tokens, documents, relations  as in `survey`
+    progress                             is called while large files are read
+
+    Raises HeadwiseError where the arguments do not go together, or a text does not fit the model.
+    """
+    for name, value in (("tokens", tokens), ("documents", documents)):
+        if value is not None and value < 1:
+            raise HeadwiseError(f"{name} {value} must be at least 1")
+    if isinstance(relations, str | Path):
+        relations = read_relations(folder, relations)
+    if texts is None and relations is not None:
+        texts = [document.ids for document in relations.documents]
+    sources: list[Any] = []
+    if texts is not None and not isinstance(texts, Text):
+        sources = [texts] if isinstance(texts, str | Path) else list(texts)
+    words = [str(source) for source in sources if isinstance(source, str | Path)]
+    if tokens is not None and not words:
+        raise HeadwiseError(f"tokens {tokens} cuts a text into documents; pass a text with it")
+    if isinstance(texts, Text):
+        text = copy.copy(texts)  # the caller's keeps its relations
+        text.documents = text.documents[:documents]
+    elif texts is None:
+        text = _held_out(folder, documents)
+    elif words and len(words) < len(sources):
+        raise HeadwiseError(
+            f"{len(words)} of {len(sources)} documents are texts and the others ids; pass either"
+        )
+    elif words:
+        text = read_documents(folder, words, tokens, documents, progress)
+    else:
+        if sources and shape_of(sources[0]) == ():  # numbers: the ids of a single document
+            sources = [sources]
+        lists = [[int(i) for i in source] for source in sources[:documents]]
+        for n, ids in enumerate(lists):
+            check_ids(folder, f"document {n}", ids)
+        text = text_of(folder, lists)
+    text.relations = relations or text.relations
+    return text
+
+
+def _held_out(folder: Folder, documents: int | None) -> Text:
+    """What the run that a model comes from held out; of a run of verbs with their relations."""
+    origin = require_run(folder.path)
+    record = read_run(origin)
+    assert record is not None  # `require_run` has found it
+    tokens = require_tokens(folder)
+    ids = held_out_documents(origin, HELD_OUT)[:documents]
+    text = text_of(folder, ids, [Note.of("source.held_out")])
+    if record.example:
+        before, after = tokens.frame
+        text.example = [*before, *tokens.encode(record.example), *after]
+    if not record.settings.text:  # the verb corpus, whose lines are like "he works = él trabaja"
+        text.note = HALF_LINES
+        text.scored_after = tokens.encode("=")[0]  # the answer of a line stands behind it
+        text.end = tuple(tokens.frame[0])  # the boundary stands between lines
+        # The line that the run's pages show comes first, for False is less than True: examples of relations are taken
+        # from the first document. The others stay in their order.
+        lines = sorted(map(tokens.decode, ids), key=lambda line: line != record.example)
+        text.relations = verb_relations(tokens, lines)
+    return text
+
+
+# The documents, one after another.
+
+
+class Running:
+    """Mean and spread of arrays that come one after another, cell by cell, NaNs left out (Welford 1962)."""
+
+    def __init__(self) -> None:
+        # Of each cell: how many values, their mean, the sum of their squared distances from it. Until the first `add`
+        # it is one 0, which broadcasts to any shape.
+        self.n = self.mean = self.squares = np.zeros(())
+
+    def add(self, values: NDArray[np.float64]) -> None:
+        is_number = ~np.isnan(values)
+        self.n = self.n + is_number
+        off_old_mean = np.where(is_number, values - self.mean, 0.0)
+        self.mean = self.mean + off_old_mean / np.maximum(self.n, 1)
+        off_new_mean = np.where(is_number, values - self.mean, 0.0)
+        self.squares = self.squares + off_old_mean * off_new_mean
+
+    def join(self, other: Running) -> None:
+        """Add what another one has seen (Chan, Golub & LeVeque 1979, formula 2.1)."""
+        total = self.n + other.n
+        apart = other.mean - self.mean
+        fraction = other.n / np.maximum(total, 1)  # what of all is the other's
+        self.squares = self.squares + other.squares + apart**2 * self.n * fraction
+        self.mean = self.mean + apart * fraction
+        self.n = total
+
+    def interval(self, *cell: int) -> Interval:
+        # `cell` is its index on each axis.
+        return interval_from(int(self.n[cell]), float(self.mean[cell]), float(self.squares[cell]))
+
+
+class Tally:
+    """What is summed up of the documents of a corpus, head by head, and what is kept of the first one.
+
+    is_control  of an untrained model: it has no examples and pictures, and even attention is that of the model itself
+    """
+
+    def __init__(self, model: nn.Module, is_control: bool = False) -> None:
+        self.model, self.is_control = model, is_control
+        self.sites: dict[str, Site] = {}
+        # (kind, site) -> statistic -> its values so far. Kinds: "scores" (H,), "uniform" (1,) of even attention, and
+        # "offsets" (H, 2 REACH + 1): its only statistic "all" is what `_offset_fractions` gives.
+        self.running: dict[tuple[str, str], dict[str, Running]] = defaultdict(
+            partial(defaultdict, Running)
+        )
+        # Head -> -weight, document, row and key of its best examples: so they sort.
+        self.examples: dict[str, list[tuple[float, int, int, int]]] = defaultdict(list)
+        # site -> pictures of the first document, (H,...)
+        self.first: dict[str, dict[str, NDArray[Any]]] = {}
+        # what calls say of their numbers, each once: a set that keeps its order
+        self.notes: dict[str, None] = {}
+        self.factors = Factors()
+        self.evens: dict[object, Means] = {}  # what `_even` has measured
+
+    def take(self, number: int, site: Site, call: Call, b: int, document: Document) -> None:
+        """Tally document `number`, which is document b of a call."""
+        self.sites.setdefault(site.name, site)
+        if call.note:
+            self.notes.setdefault(call.note)
+        measured = measure(call, b, document, w_o=self.factors.of(site, call))
+        self._add("scores", site, _means(measured))
+        if document.start is not None:
+            fractions = _offset_fractions(measured, document.start, call.n_keys)
+            self._add("offsets", site, {"all": fractions.numpy()})
+        if self.is_control:
+            return
+        if document.start is not None and len(measured.places):
+            self._add_examples(number, site, measured, document.start)
+        if number < CONTROLS:
+            self._add("uniform", site, self._even(number, site, call, b, document))
+        if number == 0:
+            keys, weights = top_keys(call, b, range(min(PASSAGE, call.n_queries)), TOP)
+            # cut to as many keys as `keys` has queries
+            received = measured.received[:, : keys.shape[1]] / max(1, len(measured.places))
+            self.first[site.name] = {
+                "thumbnail": measured.thumbnail.float().cpu().numpy(),
+                "first_key": measured.first_key.float().cpu().numpy(),
+                "received": received.float().cpu().numpy(),
+                "top_keys": keys.cpu().numpy(),
+                "top_weights": weights.float().cpu().numpy(),
+            }
+
+    def take_repeated(
+        self, second_half: int, number: int, site: Site, call: Call, b: int, document: Document
+    ) -> None:
+        """Tally a text of random tokens that are repeated from row `second_half` on.
+
+        What is measured here goes by another name, since texts have it, too: "after_same" is "induction" of a survey.
+        """
+        document = replace(document, real_rows=torch.arange(call.n_queries) >= second_half)
+        kinds = {"scores": _means(measure(call, b, document, top=False))}
+        if not self.is_control:
+            kinds["uniform"] = self._even(f"repeated {number}", site, call, b, document)
+        names = {item.repeated: key for key, item in all_statistics().items() if item.repeated}
+        for kind, means in kinds.items():
+            repeated = {names[name]: values for name, values in means.items() if name in names}
+            self._add(kind, site, repeated)
+
+    def _add_examples(self, number: int, site: Site, measured: Measured, start: int) -> None:
+        """Of each head the row with the largest weight on another token than the first and itself."""
+        rows, argmax = (measured.places + start).cpu(), measured.argmax.cpu()
+        is_trivial = (argmax == 0) | (argmax == rows)  # there most heads rest
+        weights, at = measured.rows["confidence"].cpu().double().masked_fill(is_trivial, -1).max(1)
+        keys = argmax.gather(1, at[:, None])[:, 0]
+        found = zip(weights.tolist(), rows[at].tolist(), keys.tolist(), strict=True)
+        for head, (weight, row, key) in zip(site.heads, found, strict=True):
+            if weight >= 0:
+                best = [*self.examples[head], (-weight, number, row, key)]
+                self.examples[head] = sorted(best)[:EXAMPLES]
+
+    def _even(self, text: int | str, site: Site, call: Call, b: int, document: Document) -> Means:
+        """The statistics of even attention on a document, (1,) each.
+
+        They hang on the mask and the document alone. So they are measured once for all layers whose masks are the same
+        band, which is the least and the largest distance from query to key, None without such a bound.
+        """
+        T, S = call.n_queries, call.n_keys
+        # A mask that is no band answers None.
+        band = (None, None) if call.options.mask is None else call.options.mask.band(T, S)
+        key: object = text, parse_head(site.head(0))[0], T, S, band, document.start
+        # what another layer may attend is not known to be the same
+        if band is None or call.weights is not None:
+            key = object()  # equal to no other key
+        if key not in self.evens:
+            self.evens[key] = _means(measure(uniform(call), b, document))
+        return self.evens[key]
+
+    def _add(self, kind: str, site: Site, means: Means) -> None:
+        for key, values in means.items():
+            self.running[kind, site.name][key].add(values)
+
+    def scores(self, site: Site, vocabulary: Tensor | None) -> list[dict[str, Interval]]:
+        """Of each head every score with its interval over documents."""
+        of_heads = []
+        copied = copying(site, vocabulary)
+        for h in range(site.n_heads):
+            scores = {
+                key: running.interval(h)
+                for key, running in self.running["scores", site.name].items()
+            }
+            # none in cross attention, else those of "all"
+            for offsets in self.running["offsets", site.name].values():
+                fractions = offsets.mean[h].copy()
+                # offsets -1, 0 and 1 have statistics of their own
+                fractions[REACH - 1 : REACH + 2] = 0
+                scores["positional"] = offsets.interval(h, int(fractions.argmax()))
+            if copied is not None:  # it comes of the weights alone: one number, without an interval
+                scores["copying"] = Interval(copied[h], copied[h], copied[h], 1)
+            of_heads.append({key: scores[key] for key in all_statistics() if key in scores})
+        return of_heads
+
+    def even(self, site: Site) -> dict[str, float]:
+        """The control: the same statistics of attention that is spread evenly."""
+        running = self.running["uniform", site.name]
+        values = {key: float(of_key.mean[0]) for key, of_key in running.items()}
+        for key, item in all_statistics().items():
+            if item.even in values:
+                values[key] = values[item.even]
+        return values
+
+
+def _means(measured: Measured) -> Means:
+    return {key: rows.cpu().double().mean(1).numpy() for key, rows in measured.rows.items()}
+
+
+def _offset_fractions(measured: Measured, start: int, n_keys: int) -> Tensor:
+    """For each offset the fraction, of the rows that have a key there, that look hardest at it: (H, 2 REACH + 1).
+
+    An offset that less than half of the rows have says too little, and counts as none. Column REACH + 3 is offset 3:
+    the key three tokens before the query.
+    """
+    at = measured.places.cpu() + start  # (n,) the key at which each query stands
+    key = at[:, None] - torch.arange(-REACH, REACH + 1)  # (n,offsets) the one at each offset
+    able = ((key >= 0) & (key < n_keys)).sum(0)  # rows that have it
+    # (H,n) the offset at which each row looks, from 1 on; the first and the last bin have what lies beyond reach.
+    bins = (at - measured.argmax.cpu() + REACH + 1).clamp(0, 2 * REACH + 2)
+    counts = torch.zeros(len(bins), 2 * REACH + 3, dtype=torch.float64)
+    counts.scatter_add_(1, bins, counts.new_ones(bins.shape))
+    within = counts[:, 1:-1]
+    return torch.where(2 * able >= len(at), within / able.clamp(min=1), 0)
+
+
+def tallied(
+    model: nn.Module,
+    documents: Sequence[Ids],
+    marks: Marker,
+    progress: Callable[[int, int], None],
+    is_control: bool,
+    distributed: bool,
+) -> Tally:
+    """The tally of the documents; of torch.distributed each rank reads a part of them, and gets what all have seen."""
+    tally = Tally(model, is_control)
+    if not distributed:
+        run_documents(model, documents, tally.take, marks, progress)
+        return tally
+    import torch.distributed as dist
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    begin, end = (len(documents) * part // world for part in (rank, rank + 1))
+    run_documents(model, documents[begin:end], tally.take, marks, progress, begin)
+    parts: list[Any] = [None] * world
+    dist.all_gather_object(parts, (tally.running, tally.examples, tally.first, tally.notes))
+    whole = Tally(model)
+    for running, examples, first, notes in parts:
+        for place, by_name in running.items():
+            for key, values in by_name.items():
+                whole.running[place][key].join(values)
+        for head, more in examples.items():
+            whole.examples[head] = sorted([*whole.examples[head], *more])[:EXAMPLES]
+        whole.first |= first
+        whole.notes |= notes
+    names = {site for _, site in whole.running}
+    whole.sites = {site.name: site for site in sites_of(model) if site.name in names}
+    return whole
+
+
+def join_ranks() -> None:
+    """Join the processes that torchrun has started; each takes the GPU of its number on this host, if there is one."""
+    import torch.distributed as dist  # here: it is a third of the time that torch takes to import
+
+    dist.init_process_group("gloo")
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+
+
+# What is made of it.
 
 
 def _survey(
@@ -136,21 +460,31 @@ def _survey(
     distributed: bool,
 ) -> Survey:
     model, documents = folder.model, text.documents
-    relations = () if text.relations is None else described_relations(text.relations)
+    relations = () if text.relations is None else described(text.relations)
     roles = (*map(relation_role, relations), *ROLES)
-
-    # 1. The documents, and random tokens that are repeated.
     probes, second_half = repeated_tokens(text, folder.context, seed)
+
+    def passes(
+        model: nn.Module, stages: Sequence[str], is_control: bool
+    ) -> tuple[Tally, dict[str, dict[str, Followed]]]:
+        """All that is read of a model: documents, repeated tokens, and how heads follow relations."""
+        first, second, third = (partial(progress, stage) for stage in stages)
+        some = documents[:CONTROLS] if is_control else documents
+        in_ranks = distributed and not is_control
+        tally = tallied(model, some, text.marks, first, is_control, in_ranks)
+        run_documents(model, probes, partial(tally.take_repeated, second_half), None, second)
+        if text.relations is None:
+            return tally, {}
+        return tally, follow(model, text.relations, text.shown, third)
+
+    # 1. The model, and what a reader of its numbers must know.
+    tally, followed = passes(model, ("running the model", "repeated tokens", "relations"), False)
     vocabulary = vocabulary_product(model)
-    tally = Tally(model, CONTROLS, second_half, True, vocabulary)
-    tally = read(tally, documents, text.marks, partial(progress, "running the model"), distributed)
-    run_documents(model, probes, tally.take_repeated, None, partial(progress, "repeated tokens"))
     notes = [*text.about, *(f"{line}." for line in [*missing(model), *tally.notes])]
     # MLA: values come out of a latent, so no matrix of the head's own tells what it copies. Without W_O, as where heads
     # are spread over processes, or without embeddings no head has it, and there is nothing to say.
-    latent = [
-        site.name for site in tally.sites.values() if site.w_v is None and site.w_o is not None
-    ]
+    sites = tally.sites.values()
+    latent = [site.name for site in sites if site.w_v is None and site.w_o is not None]
     if latent and ask.embeddings(model) is not None:
         notes.append(Note.of("note.compressed", sites=", ".join(latent)))
     if not probes:
@@ -158,53 +492,41 @@ def _survey(
     if len(documents) == 1:
         notes.append(Note.of("note.one_document"))
 
-    # 2. What needs further passes: relations, the untrained control, effects.
-    followed = _follow(model, text, partial(progress, "relations"))
-    untrained = None
-    # the record of a family says where its layers lie
-    if controls and is_sampled(model) and not has_record(model):
+    # 2. The same with fresh weights: statistic -> the largest score of any head.
+    untrained: dict[str, float] | None = None
+    if controls and is_sampled(model) and not has_record(model):  # which says where its layers lie
         notes.append(Note.of("note.no_record", most=f"{WHOLE:,}", family=folder.family))
     elif controls:
         if is_sampled(model):
             notes.append(Note.of("note.sampled", layers=SAMPLE, most=f"{WHOLE:,}"))
-        untrained = _untrained(model, text, probes, second_half, vocabulary, seed, progress)
-    loss, weight, changes = _effects(folder, text, how, progress, notes)
+        fresh, untrained = fresh_model(model, seed), {}
+        control, by_relation = passes(fresh, 3 * ("untrained control",), True)
+        # a sample has the model's own embeddings
+        product = vocabulary if is_sampled(model) else vocabulary_product(fresh)
+        for site in control.sites.values():
+            for scores in control.scores(site, product):
+                for key, score in scores.items():
+                    untrained[key] = max(score.mean, untrained.get(key, -math.inf))
+        for name, by_head in by_relation.items():
+            untrained[name] = max(score.mass.mean for score in by_head.values())
 
-    # 3. A profile of each head, with the roles that it earns.
-    profiles = []
-    for site in tally.sites.values():
-        even = tally.even(site)
-        for name, scores in zip(site.heads, tally.scores(site), strict=True):
-            related = {
-                relation: by_head[name] for relation, by_head in followed.items() if name in by_head
-            }
-            effects = {"importance": weight.get(name), "ablation": changes.get(name)}
-            pictures = {
-                key: of_site[parse_head(name)[2]].numpy()
-                for key, of_site in tally.first[site.name].items()
-            }
-            examples = []
-            for minus, document, row, key in tally.examples[name]:
-                looks, at = text.shown([documents[document][place] for place in (row, key)])
-                examples.append(Example(document, row, key, looks, at, -minus))
-            more = {**effects, **pictures, "examples": tuple(examples)}
-            profiles.append(_profile(name, scores, even, untrained or {}, related, roles, more))
+    # 3. What changes without a head, and a profile of each, with the roles that it earns.
+    effects = _effects(folder, text, how, progress, notes)
+    loss, _, _ = effects
+    profiles = _profiles(tally, vocabulary, text, followed, untrained or {}, roles, effects)
     # Such as heads whose part of W_O `headwise prune` has set to 0: they add nothing to the residual stream.
     silent = [profile.name for profile in profiles if profile.means.get("norm") == 0]
     if silent:
         notes.append(Note.of("note.silent", heads=", ".join(silent)))
     if text.note and loss is not None:  # it is about the loss on this text
         notes.append(text.note)
-    present: set[str] = set().union(*(profile.scores for profile in profiles))
+    meanings = {key: item.meaning for key, item in all_statistics().items()}
+    for relation in relations:
+        meanings[relation.name] = f"mass on the right tokens: {relation.meaning}"
+    present = {key for profile in profiles for key in profile.scores}
     # A mask may hide all keys of a role from all heads: even attention has 0 there. Then the role is left out of those
     # that were looked for, and no reader takes it for missing. A statistic without a control counts as 1.
-    possible = {
-        key for key in present if any(profile.uniform.get(key, 1.0) > 0 for profile in profiles)
-    }
-    statistics = {key: item.meaning for key, item in all_statistics().items() if key in present}
-    statistics |= {
-        relation.name: f"mass on the right tokens: {relation.meaning}" for relation in relations
-    }
+    possible = {key for profile in profiles for key in present if profile.uniform.get(key, 1.0) > 0}
     return Survey(
         model=folder.name,
         family=folder.family,
@@ -212,7 +534,7 @@ def _survey(
         n_documents=len(documents),
         n_tokens=sum(map(len, documents)),
         longest=max(map(len, documents)),
-        statistics=statistics,
+        statistics={key: meaning for key, meaning in meanings.items() if key in present},
         roles=tuple(role for role in roles if role.score in possible),
         untrained=untrained,
         loss=loss,
@@ -225,42 +547,55 @@ def _survey(
     )
 
 
-def _untrained(
-    model: nn.Module,
-    text: Text,
-    probes: Sequence[Ids],
-    second_half: int,
+def _profiles(
+    tally: Tally,
     vocabulary: Tensor | None,
-    seed: int,
-    progress: Progress,
-) -> dict[str, float]:
-    """Statistic -> the largest score of any head of the same model with fresh weights.
-
-    vocabulary  `vocabulary_product` of the model, for a sample, which has the model's own embeddings
-    """
-    fresh, step = fresh_model(model, seed), partial(progress, "untrained control")
-    # On 0 documents even attention is measured: that of the model itself is the same.
-    tally = Tally(
-        fresh,
-        0,
-        second_half,
-        vocabulary=vocabulary if is_sampled(model) else vocabulary_product(fresh),
-    )
-    read(tally, text.documents[:CONTROLS], text.marks, step)
-    run_documents(fresh, probes, tally.take_repeated, None, step)
-    largest: dict[str, float] = {}
+    text: Text,
+    followed: Mapping[str, Mapping[str, Followed]],
+    untrained: Mapping[str, float],
+    roles: Sequence[Role],
+    effects: tuple[float | None, Mapping[str, float], Mapping[str, Interval]],
+) -> list[HeadProfile]:
+    """Of each head its numbers, what they are held against, and the roles that it earns by that."""
+    profiles = []
+    _, importances, changes = effects
     for site in tally.sites.values():
-        for scores in tally.scores(site):
-            for key, score in scores.items():
-                largest[key] = max(score.mean, largest.get(key, -math.inf))
-    for relation, by_head in _follow(fresh, text, step).items():
-        largest[relation] = max(score.mass.mean for score in by_head.values())
-    return largest
-
-
-def _follow(model: nn.Module, text: Text, progress: Callable[[int, int], None]) -> Scores:
-    """How the heads follow what is known to belong together: relation -> head -> scores; {} where none is known."""
-    return {} if text.relations is None else follow(model, text.relations, text.shown, progress)
+        for name, scores in zip(site.heads, tally.scores(site, vocabulary), strict=True):
+            part, layer, head = parse_head(name)
+            even, elsewhere, relations = tally.even(site), {}, {}
+            for relation, by_head in followed.items():
+                if name not in by_head:  # cross attention follows none
+                    continue
+                score = replace(by_head[name], untrained=untrained.get(relation, math.nan))
+                relations[relation] = score
+                scores[relation], even[relation] = score.mass, score.even
+                # Where no other token has a key at these distances there is no third control.
+                if math.isfinite(score.elsewhere):
+                    elsewhere[relation] = score.elsewhere
+            earned = [
+                role.name for role in roles if role.earned(scores, even, untrained, elsewhere)
+            ]
+            examples = []
+            for minus, document, row, key in tally.examples[name]:
+                looks, at = text.shown([text.documents[document][place] for place in (row, key)])
+                examples.append(Example(document, row, key, looks, at, -minus))
+            pictures = {key: of_site[head] for key, of_site in tally.first[site.name].items()}
+            profile = HeadProfile(
+                name=name,
+                part=part,
+                layer=layer,
+                head=head,
+                scores=scores,
+                uniform={key: even[key] for key in scores if key in even},
+                roles=tuple(earned),
+                importance=importances.get(name),
+                ablation=changes.get(name),
+                relations=relations,
+                examples=tuple(examples),
+                **pictures,
+            )
+            profiles.append(profile)
+    return profiles
 
 
 def _effects(
@@ -277,8 +612,8 @@ def _effects(
     # documents that fit into EFFECTS tokens
     count = bisect_right(list(accumulate(map(len, text.documents))), EFFECTS)
     # With the token that ends a line, where the text has one: a model of lines predicts it, too.
-    ended = [[*ids, *text.end] for ids in text.documents[: max(2, count)]]
-    groups = list(batches([ids[: folder.context] for ids in ended]))
+    ended = [[*ids, *text.end][: folder.context] for ids in text.documents[: max(2, count)]]
+    groups = list(batches(ended))
     progress("importance", 0, 1)
     weight = importance(model, groups, after)
     progress("importance", 1, 1)
@@ -288,50 +623,9 @@ def _effects(
         losses = [ask.next_token_losses(model, ids, after) for ids in groups]
     loss = float(torch.cat(losses).mean())  # the mean over documents
     if size is not None and loss > GUESS * math.log(size):  # log V is the loss of an even guess
-        notes.append(
-            Note.of(
-                "note.guess", loss=f"{loss:.2f}", size=f"{size:,}", guess=f"{math.log(size):.2f}"
-            )
-        )
+        guess = f"{math.log(size):.2f}"
+        notes.append(Note.of("note.guess", loss=f"{loss:.2f}", size=f"{size:,}", guess=guess))
     return loss, weight, ablation(model, groups, how, partial(progress, "ablation"), after, losses)
-
-
-def _profile(
-    name: str,
-    scores: dict[str, Interval],
-    even: Mapping[str, float],
-    untrained: Mapping[str, float],
-    related: Mapping[str, Followed],
-    roles: Sequence[Role],
-    more: Mapping[str, Any],
-) -> HeadProfile:
-    """The row of a head: its numbers, what they are held against, and the roles that it earns by that.
-
-    related  relation -> how the head follows it
-    more   the other fields of the profile
-    """
-    relations = {
-        key: replace(score, untrained=untrained.get(key, math.nan))
-        for key, score in related.items()
-    }
-    scores = scores | {key: score.mass for key, score in relations.items()}
-    even = {**even, **{key: score.even for key, score in relations.items()}}
-    # Where no other token has a key at these distances there is no third control.
-    elsewhere = {
-        key: score.elsewhere for key, score in relations.items() if math.isfinite(score.elsewhere)
-    }
-    part, layer, head = parse_head(name)
-    return HeadProfile(
-        name=name,
-        part=part,
-        layer=layer,
-        head=head,
-        scores=scores,
-        uniform={key: even[key] for key in scores if key in even},
-        roles=tuple(role.name for role in roles if role.earned(scores, even, untrained, elsewhere)),
-        relations=relations,
-        **more,
-    )
 
 
 def repeated_tokens(text: Text, context: int | None, seed: int) -> tuple[list[list[int]], int]:
@@ -351,11 +645,67 @@ def repeated_tokens(text: Text, context: int | None, seed: int) -> tuple[list[li
     generator = torch.Generator().manual_seed(seed)
     texts = []
     for _ in range(PROBES):
-        drawn = [
-            candidates[i] for i in torch.randperm(len(candidates), generator=generator)[:length]
-        ]
+        places = torch.randperm(len(candidates), generator=generator)[:length]
+        drawn = [candidates[place] for place in places]
         texts.append([*before, *drawn, *drawn, *after])
     return texts, len(before) + length
+
+
+# What weights alone tell, and fresh ones.
+
+
+@torch.no_grad()
+def vocabulary_product(model: nn.Module) -> Tensor | None:
+    """W_E' W_U (C,C), the sum over tokens of embedding times unembedding, in float32 or wider; `copying` needs it.
+
+    Of at most PRODUCTS / C^2 tokens, spread evenly over the vocabulary. None where the model has no two such matrices
+    of one shape (V,C).
+    """
+    pair = ask.embeddings(model)
+    if pair is None or pair[0].shape != pair[1].shape:
+        return None
+    V, C = pair[0].shape
+    step = math.ceil(V * C * C / PRODUCTS)  # every step-th token
+    embed, unembed = (weights[::step] for weights in pair)
+    wide = torch.promote_types(embed.dtype, torch.float32)
+    total = torch.zeros(C, C, dtype=wide, device=embed.device)
+    # no wide copy of the whole
+    for first, second in zip(torch.split(embed, ROWS), torch.split(unembed, ROWS), strict=True):
+        total.addmm_(first.to(wide).T, second.to(wide))
+    return total
+
+
+@torch.no_grad()
+def copying(site: Site, vocabulary: Tensor | None) -> list[float] | None:
+    """For each head the sum of the eigenvalues of W_U W_O W_V W_E over the sum of their moduli, -1 to 1.
+
+    Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", section on copying: 1 raises the logit of
+    every token that the head looks at. The product is V x V. With its first factors moved to the end, W_V W_E W_U W_O,
+    it is E x E and has the same non-zero eigenvalues; W_E W_U is `vocabulary`, of `vocabulary_product`. Norms between
+    the matrices are left out. None where the widths do not fit.
+    """
+    with loaded(*filter(None, [site.module, site.projection])):
+        H, w_o, w_v = site.n_heads, site.w_o, site.w_v
+    writes_logits = not site.cross and not site.name.startswith("encoder.")  # beside a decoder
+    if vocabulary is None or w_o is None or w_v is None or not writes_logits:
+        return None
+    C = len(vocabulary)
+    if w_o.shape[0] != C or w_v.shape[1] != C or w_o.shape[1] % H:  # (C,H*E) and (G*E,C)
+        return None
+    E = w_o.shape[1] // H
+    G = w_v.shape[0] // E
+    if w_v.shape[0] % E or H % G:
+        return None
+    # (H,E,C)
+    read = (w_v.to(vocabulary) @ vocabulary).reshape(G, E, C).repeat_interleave(H // G, 0)
+    through = read @ w_o.to(vocabulary).reshape(C, H, E).transpose(0, 1)  # (H,E,E)
+    # in matrices as small as these threads wait for each other: two take ten times as long
+    with one_thread():
+        values = torch.linalg.eigvals(through)
+    # a silent head, whose eigenvalues are all 0, gets 0 / tiny
+    tiny = torch.finfo(values.real.dtype).tiny
+    ratios: list[float] = (values.sum(-1).real / values.abs().sum(-1).clamp(min=tiny)).tolist()
+    return ratios
 
 
 def is_sampled(model: nn.Module) -> bool:
@@ -363,34 +713,30 @@ def is_sampled(model: nn.Module) -> bool:
 
     Only models of transformers, whose configs have `num_hidden_layers`, can be built with fewer layers.
     """
-    size = sum(parameter.numel() for parameter in model.parameters())
-    return size > WHOLE and hasattr(getattr(model, "config", None), "num_hidden_layers")
+    return _size(model) > WHOLE and hasattr(getattr(model, "config", None), "num_hidden_layers")
 
 
-def fresh_model(model: nn.Module, seed: int) -> nn.Module:
+def _size(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def fresh_model(model: Any, seed: int) -> nn.Module:
     """The same architecture with newly drawn weights; torch's own random state is left as it was.
 
-    A model of over WHOLE parameters has SAMPLE layers drawn, one at a time, between its own embeddings and head.
+    A model of over WHOLE parameters has SAMPLE layers drawn, between its own embeddings and output matrix.
     """
-    if is_sampled(model):
-        return _shallow(model, seed)
+    config = model.config
     # without devices it keeps the state of the CPU's generator alone
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        build: Any = type(model)
-        fresh: nn.Module = build(model.config)
-    return fresh.to(next(model.parameters())).eval()
-
-
-def _shallow(model: Any, seed: int) -> nn.Module:
-    """The first SAMPLE layers untrained, between the model's own embeddings and output matrix."""
-    config = copy.deepcopy(model.config)
-    config.num_hidden_layers = SAMPLE
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:SAMPLE]
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        fresh: nn.Module = type(model)._from_config(config, dtype=model.dtype)
+        if not is_sampled(model):
+            fresh: nn.Module = type(model)(config)
+            return fresh.to(next(model.parameters())).eval()
+        config = copy.deepcopy(config)
+        config.num_hidden_layers = SAMPLE
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[:SAMPLE]
+        fresh = type(model)._from_config(config, dtype=model.dtype)
     inside = {part for block in blocks(fresh) for part in block.modules()}
     for path, module in model.named_modules(remove_duplicate=False):
         with suppress(AttributeError), loaded(module):  # it has layers that the control has not

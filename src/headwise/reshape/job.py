@@ -536,7 +536,7 @@ def calibrate(
             f"{name} has the token id {min(smallest, 0) or largest} and the model knows "
             f"{folder.vocab_size or 'no negative'} tokens: they do not belong together"
         )
-    about = unknown_note(folder.tokens, facts["unknown"], facts["characters"])
+    about = unknown_note(folder.tokens, facts)
     return Calibration(train, held_out, length, vocab_size, most, about, name)
 
 
