@@ -8,11 +8,12 @@ import torch
 from browser_types import Page
 from browsing import Opener, faults, width_beyond
 from report_browsing import rgba
+from surveys import survey_of
 
 from headwise.gpt.film import Film, read_film
 from headwise.gpt.gpt import GPT
 from headwise.gpt.run import Settings
-from headwise.view.page import json_block, package_text, page
+from headwise.view.report import write_report
 
 pytestmark = pytest.mark.browser
 
@@ -43,10 +44,7 @@ def film(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture
 def path(film: dict[str, Any], tmp_path: Path) -> Path:
-    body = f'<header><h1>x</h1></header><main id="main">{package_text("film.html")}</main>'
-    data = {"film-data": json_block(film)}
-    html = page("x", body, title="x", styles=("film.css",), script="film.js", data=data, words=("film",))
-    (tmp_path / "film.html").write_text(html)
+    write_report(tmp_path / "film.html", survey_of(1, 2), film=film)
     return tmp_path / "film.html"
 
 

@@ -22,7 +22,7 @@ from headwise.view.page import json_block, page
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
 
-SCRIPT = "page/model.js"
+SCRIPT = "model.js"
 TEXT = "el gato escribe\nshe writes, don't stop! élan vital  twice  日本 🙂 naïve 12 34th\n"
 EXACTLY = 1e-4  # the bound, of logits and weights in float32
 

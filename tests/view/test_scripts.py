@@ -3,25 +3,56 @@
 import re
 from pathlib import Path
 
+import pytest
+
 import headwise.view
+from headwise.view import page
 from headwise.view.page import module_script, modules
 
-ENTRIES = ("report_start.js", "look.js", "page/walk.js", "why.js")
-FOLDER = Path(headwise.view.__file__).parent
-SEAMS = ("page/base.js", "page/model.js", "report_state.js")
+ENTRIES = ("report.js", "look.js", "walk.js", "why.js")
+FOLDER = Path(headwise.view.__file__).parent / "page"
+LINES = 4500
+
+
+def circle(texts: dict[str, str]) -> list[str]:
+    """Modules that import one another in a circle, from the first back to it; none where there is no circle."""
+
+    def follow(name: str, path: list[str]) -> list[str]:
+        if name in path:
+            return [*path[path.index(name) :], name]
+        for target in re.findall(r"^import [^;]*?'\./(\w+\.js)';", texts[name], re.MULTILINE):
+            if ring := follow(target, [*path, name]):
+                return ring
+        return []
+
+    for name in texts:
+        if ring := follow(name, []):
+            return ring
+    return []
 
 
 def test_scripts() -> None:
+    texts = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.js")}
+    assert circle(texts) == []
+    assert circle({"a.js": "import { b } from './b.js';", "b.js": "import './a.js';"}) == ["a.js", "b.js", "a.js"]
+    assert {name for entry in ENTRIES for name in modules(entry)} == set(texts)
+    assert sum(len(text.splitlines()) for text in texts.values()) <= LINES
+    assert [path for path in FOLDER.parents[1].rglob("*.js") if path.parent != FOLDER] == []
     for entry in ENTRIES:
-        script = module_script(entry)
-        assert "function byId" in script and not re.search(r"^(import|export)\b", script, re.MULTILINE), entry
-    names = list(modules("report_start.js"))
-    assert names[0] == "page/base.js" and names[-1] == "report_start.js"
-    reached = {name for entry in ENTRIES for name in modules(entry)}
-    assert {path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.js")} == reached
-    # What many modules take from one says the types of its parameters.
-    for file in SEAMS:
-        text = (FOLDER / file).read_text(encoding="utf-8")
-        typed = {name: types for types, name in re.findall(r"(@(?:(?!\*/).)*)\*/\nexport \w+ (\w+)", text, re.DOTALL)}
-        for name, parameters in re.findall(r"^export function (\w+)\(([^)]*)", text, re.MULTILINE):
-            assert name in typed and (not parameters or "@param" in typed[name]), f"{file}: {name}"
+        script, names = module_script(entry), list(modules(entry))
+        assert names[0] == "base.js" and names[-1] == entry
+        assert not re.search(r"^(import|export)\b", script, re.MULTILINE), entry
+        # All share one scope: what a module takes it imports, and no name stands for two things.
+        declared = re.findall(r"^(?:async )?(?:function\*?|const|let) (\w+)", script, re.MULTILINE)
+        assert sorted(declared) == sorted(set(declared)), entry
+        for name in names:
+            for taken, target in re.findall(r"^import \{([^}]*)\} from '\./(\w+\.js)';", texts[name], re.MULTILINE):
+                for taking in re.split(r",\s*", taken.strip()):
+                    assert re.search(rf"^export .*\b{taking}\b", texts[target], re.MULTILINE), (name, taking)
+                    assert len(re.findall(rf"\b{taking}\b", texts[name])) > 1, f"{name} has no use for {taking}"
+
+
+def test_a_script_runs_behind_those_that_it_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = {"page/a.js": "import './b.js';\nA;\n", "page/b.js": "import { x } from './c.js';\nB;\n", "page/c.js": "C;\n"}
+    monkeypatch.setattr(page, "package_text", texts.__getitem__)
+    assert module_script("a.js") == "C;\nB;\nA;\n"

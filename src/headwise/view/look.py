@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from headwise.errors import HeadwiseError
 from headwise.table import escaped
-from headwise.view.page import frame, json_block, page, word
+from headwise.view.page import frame, json_block, large_view, page, word
 from headwise.view.report import quantised
 from headwise.words import LANGUAGES, Facts, sent
 
@@ -96,8 +96,9 @@ class _Handler(BaseHTTPRequestHandler):
         if not secrets.compare_digest(path[: len(base)].encode(), base.encode()):
             self._answer(404, "there is nothing here; open the whole address that was printed")
             return None
-        # "" where the last slash is missing: from there a page would ask beside the secret
-        return path[len(base) :]
+        # "" where the last slash is missing: from there a page would ask beside the secret. Behind "?" stands the
+        # language that its reader chose.
+        return path[len(base) :].split("?")[0]
 
     def _answer(self, code: int, text: str, kind: str = "text/plain") -> None:
         content = text.encode()
@@ -116,7 +117,6 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing is logged: the terminal is the user's."""
 
 
-STYLES = ("report_look.css", "report_heads.css", "report_head.css", "report_roles.css", "look.css")
 # The text that a page opens with, by what the model predicts: the next token, the one at a mask, none. In the first a
 # name comes again, which heads that look for repeated tokens find.
 EXAMPLES = {
@@ -137,18 +137,18 @@ def look_html(about: Facts, example: str | None = None, lang: str = "en") -> str
     layers = {(head["part"], head["layer"]) for head in heads}
     facts = {"family": about["family"], "heads": len(heads), "layers": len(layers)}
     body = frame(
-        "look.html",
+        "page/look.html",
         heading=escaped(about["model"]),
         lede=word("look.lede", "p", 'class="lede"', **facts),
+        large=large_view(),
     )
     return page(
         "report",  # the frame: the look of the report
         body,
         title=word("look.title", "title", name=about["model"]),
         script="look.js",
-        styles=STYLES,
-        # The scripts that it shares with the report read roles and tokens: a page without a survey has none of them.
-        data={"data": json_block({**about, "example": example, "roles": [], "tokens": []})},
+        styles=("page/heads.css", "page/look.css"),
+        data={"data": json_block({**about, "example": example, "served": True})},
         words=("look", "report", "role"),
         lang=lang,
         served=True,

@@ -15,7 +15,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -37,7 +36,7 @@ _EMPTY = re.compile(
 )
 _ATTRIBUTE = re.compile(r' data-word-(?P<name>[a-z-]+)="(?P<key>[\w.]+)"')
 # import { ask } from './ask.js';
-_IMPORT = re.compile(r"^import (?:\{[^}]*\} from )?'([\w./]+)';\n", re.MULTILINE)
+_IMPORT = re.compile(r"^import (?:\{[^}]*\} from )?'\./(\w+\.js)';\n", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=\w)", re.MULTILINE)  # that word alone, of "export function"
 _VALUES = re.compile(r'data-values="([^"]*)"')
 
@@ -53,24 +52,21 @@ def frame(name: str, /, **parts: str) -> str:
     return Template(package_text(name)).substitute(parts)
 
 
-def modules(entry: str) -> dict[str, str]:
-    """The ES modules that a page's script is made of, by name, in the order in which a browser would run them.
+def large_view() -> str:
+    """The HTML of an enlarged head, which report and `look` share: two maps can stand side by side."""
+    return frame("page/large.html", panes=2 * package_text("page/pane.html"))
 
-    A module comes after those that it imports, as the standard has it (ECMA-262, section 16.2.1.6); where two import
-    one another, the one that is come to first runs last, so that neither may use the other before all are there.
-    """
-    # in the order in which they run: a module is added once all that it imports are there
-    texts = {}
-    begun = set()  # so that a circle of imports ends
+
+def modules(entry: str) -> dict[str, str]:
+    """The ES modules of a page by name, each behind those that it imports; none of them import in a circle."""
+    texts: dict[str, str] = {}
 
     def add(name: str) -> None:
-        if name in begun:
-            return
-        begun.add(name)
-        text = package_text(name)
-        for target in _IMPORT.findall(text):
-            add(posixpath.normpath(posixpath.join(posixpath.dirname(name), target)))
-        texts[name] = text
+        if name not in texts:
+            text = package_text(f"page/{name}")
+            for target in _IMPORT.findall(text):
+                add(target)
+            texts[name] = text
 
     add(entry)
     return texts
@@ -91,7 +87,7 @@ def page(
     body: str,
     *,
     title: str,
-    script: str = "page/base.js",
+    script: str = "base.js",
     styles: Sequence[str] = (),
     data: Mapping[str, str] | None = None,
     words: Sequence[str] = (),
@@ -103,7 +99,7 @@ def page(
     name     the class of the body, by which style sheets tell pages apart
     body     HTML, its texts escaped already: header and main, and what a page needs besides
     title    plain text, or the element `word(key, "title", ...)`
-    script   the module of the package `view` that begins; it brings what it imports
+    script   the module of `page/` that begins; it brings what it imports
     styles   files of that package, after the base's own, in this order one sheet
     data     blocks of JSON by id, each from `json_block`; scripts read them with `readData(id)`
     words    sections of words.toml that the page uses, besides `page`
@@ -245,7 +241,7 @@ def walk_html(
         body,
         title=word("walk.title", "title", name=name),
         styles=("page/walk.css",),
-        script="page/walk.js",
+        script="walk.js",
         data={"model": json_block(model), "start": json_block(start)},
         words=("walk",),
         lang=lang,
@@ -276,9 +272,9 @@ def story_page(path: str | Path, story: Story, lang: str = "en") -> None:
     answer = story.answer.strip() or story.answer  # a token may be spaces alone
     document = page(
         "why",
-        frame("why.html", heading=word("why.title", "h1", answer=answer)),
+        frame("page/why.html", heading=word("why.title", "h1", answer=answer)),
         title=word("why.title", "title", answer=answer),
-        styles=("why.css",),
+        styles=("page/why.css",),
         script="why.js",
         data={"story": json_block(data)},
         words=("why",),

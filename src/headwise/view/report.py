@@ -1,7 +1,6 @@
 """One HTML file in which a person touches the heads of a model: a sentence, every head's map of it, and all numbers.
 
-Python brings the data and the frame; the scripts of the page (`report_*.js`, each one subject) make everything that is
-seen. Whatever a model or a text brings is data: the scripts put it in the page as text. The data is small, and
+Python brings the data and the frame; the scripts in `page/` make everything that is seen. Whatever a model or a text brings is data: the scripts put it in the page as text. The data is small, and
 independent of the length of the text: numbers of heads are JSON; pictures, weights and key numbers are base64 of
 little-endian whole numbers.
 """
@@ -22,7 +21,7 @@ from headwise.heads.table import TOKENS, HeadProfile, Survey
 from headwise.intervals import Interval
 from headwise.records import HeadMaps, RunSummary, plain_data
 from headwise.table import escaped
-from headwise.view.page import frame, json_block, package_text, page, word
+from headwise.view.page import frame, json_block, large_view, page, word
 from headwise.view.survey import (
     Column,
     badges_of,
@@ -229,15 +228,7 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
 
 
-# What the page is put together of: style sheets, and the sections of words.toml whose phrases it says.
-STYLES = (
-    "report_look.css",
-    "report_heads.css",
-    "report_head.css",
-    "report_table.css",
-    "report_roles.css",
-    "report_run.css",
-)
+# The sections of words.toml whose phrases the page says.
 WORDS = (
     "report",
     "sentence",
@@ -250,6 +241,8 @@ WORDS = (
     "note",
     "fact",
     "kept",
+    "film",
+    "look",
 )
 
 
@@ -276,23 +269,16 @@ def report_html(
     film     where the heads looked while the model trained, from `gpt.film.read_film`
     walk     the file beside this one that has the walk through a head, from `page.walk_html`
     """
-    pane = package_text("report_pane.html")
-    blocks, shown, styles, words = {}, "", [*STYLES], [*WORDS]  # without a film
-    if film is not None:
-        blocks["film-data"] = json_block(film)
-        shown = package_text("film.html")
-        styles.append("film.css")
-        words.append("film")
-    # two heads side by side
-    body = frame("report.html", model=escaped(survey.model), film=shown, panes=2 * pane)
+    body = frame("page/report.html", model=escaped(survey.model), large=large_view())
+    blocks = {} if film is None else {"film-data": json_block(film)}
     data = survey_data(survey, maps, summary, walk)
     return page(
         "report",
         body,
         title=word("report.title", "title", model=survey.model),
-        styles=styles,
-        script="report_start.js",
+        styles=("page/heads.css", "page/report.css"),
+        script="report.js",
         data={"data": json_block(plain_data(data)), "model": json_block(model), **blocks},
-        words=words,
+        words=WORDS,
         lang=lang,
     )

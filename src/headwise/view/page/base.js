@@ -1,30 +1,19 @@
-// --- What every page has: elements, blocks of data, words in two languages ---
+// --- What every page has: elements, blocks of data, events, words in two languages ---
 //
 // A page carries the phrases that it uses, of words.toml, in every language. An element that follows the language
 // names its phrase, <p data-word="report.hint">, and the values in it as JSON in data-values;
 // `setLanguage` fills it in.
 
 const NAMES_OF_LANGUAGES = { en: 'English', es: 'Español' };
-/** @type {Object<string, Object<string, string>>} language -> key -> phrase */
-export const PHRASES = readData('words');
+export const PHRASES = readData('words'); // language -> key -> phrase
 // A place in a phrase: "{count}" for a value, "{count:head|heads}" for one word where the value is 1, else the other.
 const PLACE = /\{(\w+)(?::([^|{}]*)\|([^|{}]*))?\}/g;
 // Marks in a phrase, in this order: "*strong*", "`key`" of a keyboard, "k_j" for k with an index.
 const MARKS = /\*([^*]+)\*|`([^`]+)`|\b([A-Za-z])_([A-Za-z]+)/;
 
-/**
- * @param {string} id
- * @returns {HTMLElement|null}
- */
 export function byId(id) { return document.getElementById(id); }
 
-/**
- * A new element.
- * @param {string} tag
- * @param {string} [className]  one class or several, '' for none
- * @param {string} [text]
- * @returns {HTMLElement}
- */
+// A new element; `className` may be several classes, or '' for none.
 export function element(tag, className, text) {
   const made = document.createElement(tag);
   if (className) made.className = className;
@@ -32,13 +21,14 @@ export function element(tag, className, text) {
   return made;
 }
 
-/**
- * A new element of a drawing.
- * @param {string} tag  of SVG, such as line
- * @param {Object<string, string|number>} attributes
- * @param {string} [text]
- * @returns {SVGElement}
- */
+export function makeButton(className, text, act) {
+  const button = element('button', className, text);
+  button.type = 'button';
+  if (act) button.addEventListener('click', act);
+  return button;
+}
+
+// A new element of a drawing, such as line; attributes by name.
 export function svg(tag, attributes, text) {
   const made = document.createElementNS('http://www.w3.org/2000/svg', tag);
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
@@ -46,34 +36,26 @@ export function svg(tag, attributes, text) {
   return made;
 }
 
-/**
- * What a block of JSON in this file holds, <script type="application/json" id="...">;
- * null where there is no such block.
- * @param {string} id
- * @returns {any}
- */
+// What a block of JSON in this file holds, <script type="application/json" id="...">; null where there is none.
 export function readData(id) {
   const block = document.getElementById(id);
   return block && JSON.parse(block.textContent);
 }
 
-/** @returns {string} en or es */
-export function language() { return document.documentElement.lang; }
+// The bytes that a text in base64 stands for; `atob` gives them as characters of the codes 0 to 255.
+export function bytesOf(base64) { return Uint8Array.from(atob(base64), (character) => character.charCodeAt(0)); }
 
-/**
- * A phrase of the table in the language of the page, with its values in their places.
- * @param {string} key of words.toml, such as report.lede
- * @param {Object<string, string|number>} [values]
- * @returns {string}
- */
+// --- Events: a script that changes something emits one, and those above it that show it listen ---
+
+export function on(names, act) { for (const name of names.split(' ')) document.addEventListener(name, act); }
+export function emit(name, detail) { document.dispatchEvent(new CustomEvent(name, { detail })); }
+
+// --- Words ---
+
+export function language() { return document.documentElement.lang; } // en or es
+// A phrase of words.toml in the language of the page, with its values in their places.
 export function say(key, values = {}) { return placed(PHRASES[language()][key], values); }
-
-/**
- * The text of what Python sent: the key of a phrase with its values, or words of the user's own,
- * which stay as they are.
- * @param {string|[string, Object]} sent
- * @returns {string}
- */
+// The text of what Python sent: [key of a phrase, values], or words of the user's own, which stay as they are.
 export function told(sent) { return typeof sent === 'string' ? sent : say(...sent); }
 
 // A phrase with its values in its places.
@@ -82,12 +64,7 @@ function placed(text, values) {
     single === undefined ? String(values[name]) : Number(values[name]) === 1 ? single : several);
 }
 
-/**
- * A phrase as the content of an element, its marks as elements. Only the table has marks: values are text.
- * @param {Element} target
- * @param {string} key
- * @param {Object<string, string|number>} [values]
- */
+// A phrase as the content of an element, its marks as elements. Only the table has marks: values are text.
 export function putWords(target, key, values = {}) {
   target.replaceChildren();
   let rest = PHRASES[language()][key];
@@ -105,34 +82,20 @@ export function putWords(target, key, values = {}) {
   target.append(plain(rest)); // what stands behind the last mark
 }
 
-/**
- * A new element with a phrase that follows the language.
- * @param {string} tag
- * @param {string} className
- * @param {string} key
- * @param {Object<string, string|number>} [values]
- * @returns {HTMLElement}
- */
+// A new element with a phrase that follows the language.
 export function worded(tag, className, key, values = {}) {
   const made = element(tag, className);
   setWord(made, key, values);
   return made;
 }
 
-/**
- * Gives an element a phrase that follows the language.
- * @param {HTMLElement} target
- * @param {string} key
- * @param {Object<string, string|number>} [values]
- */
 export function setWord(target, key, values = {}) {
   target.dataset.word = key;
   target.dataset.values = JSON.stringify(values);
   putWords(target, key, values);
 }
 
-// Fills in all that names a phrase, and tells the page's scripts by the event `language`: what they have put into
-// words they make anew.
+// Fills in all that names a phrase; what scripts have put into words they make anew at the event `language`.
 function setLanguage(lang) {
   document.documentElement.lang = lang;
   for (const target of document.querySelectorAll('[data-word]')) {
@@ -144,7 +107,7 @@ function setLanguage(lang) {
     }
   }
   for (const button of byId('languages').children) button.setAttribute('aria-pressed', String(button.lang === lang));
-  document.dispatchEvent(new Event('language'));
+  emit('language');
 }
 
 // The language in the address; else the one that was asked for when the page was written; else the browser's.
@@ -167,42 +130,46 @@ function chooseLanguage(lang) {
 // The switch: a button for each language. It is hidden in the HTML, since without this script it would do nothing.
 function makeLanguages() {
   for (const lang of Object.keys(PHRASES)) {
-    const button = element('button', '', NAMES_OF_LANGUAGES[lang]);
-    button.type = 'button';
+    const button = makeButton('', NAMES_OF_LANGUAGES[lang], () => chooseLanguage(lang));
     button.lang = lang;
     button.setAttribute('aria-pressed', String(lang === language()));
-    button.addEventListener('click', () => chooseLanguage(lang));
     byId('languages').append(button);
   }
   byId('languages').hidden = false;
 }
 
-/**
- * A frame that scrolls sideways is shaded at the edge behind which there is more.
- * @param {HTMLElement} frame
- */
+// --- Frames and keys ---
+
+// A frame that scrolls sideways is shaded at the edge behind which there is more.
 export function shadeEdge(frame) {
   // More than 2 pixels: with fractions of pixels a frame at its end may seem to have one more.
   const look = () => frame.classList.toggle('goes-on', frame.scrollWidth - frame.clientWidth - frame.scrollLeft > 2);
-  // The observer also calls at once, for the first time.
-  const sizes = new ResizeObserver(look);
+  const sizes = new ResizeObserver(look); // it also calls at once
   for (const part of [frame, ...frame.children]) sizes.observe(part);
   frame.addEventListener('scroll', look);
 }
 
-/**
- * Is a key pressed together with one that makes a shortcut of the browser or the system?
- * @param {KeyboardEvent} event
- * @returns {boolean}
- */
+// Is a key pressed together with one that makes a shortcut of the browser or the system?
 export function isShortcut(event) { return event.altKey || event.ctrlKey || event.metaKey; }
 
-/**
- * The bytes that a text in base64 stands for; `atob` gives them as characters of the codes 0 to 255.
- * @param {string} base64
- * @returns {Uint8Array}
- */
-export function bytesOf(base64) { return Uint8Array.from(atob(base64), (character) => character.charCodeAt(0)); }
+// Where an arrow key leads, as [rows, columns]; nothing for other keys and for shortcuts.
+export function arrowOf(event) {
+  const steps = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
+  return isShortcut(event) ? undefined : steps[event.key];
+}
+
+// Gives an element new children; the one of the same `data-key` gets the focus that the old one had.
+export function remake(box, key, children) {
+  const held = box.contains(document.activeElement) && document.activeElement.dataset[key];
+  box.replaceChildren(...children);
+  if (held) box.querySelector(`[data-${key}="${held}"]`)?.focus();
+}
+
+// Makes an element the one at which Tab stops among all of these.
+export function stopAt(elements, chosen) {
+  for (const stop of elements) if (stop.tabIndex === 0) stop.tabIndex = -1;
+  if (chosen) chosen.tabIndex = 0;
+}
 
 makeLanguages();
 if (firstLanguage() !== language()) setLanguage(firstLanguage());

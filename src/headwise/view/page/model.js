@@ -1,8 +1,7 @@
 // The fourth backend, that is implementation of attention: our GPT in plain JavaScript. It is the same function as
 // gpt/gpt.py with the layer of backends/torch_.py, and a test holds it against them.
 //
-// For scripts and tests: await window.headwise.run(text, {silence, scale}) -> {tokens, ids, logits, maps,
-// heads, unknown}.
+// For scripts: await window.headwise.run(text, {silence, scale}) -> {tokens, ids, logits, maps, heads, unknown}.
 //
 // A vector is a Float32Array, a sequence a list of vectors, one for each token. n is a layer, t the position of a
 // query, s that of a key, h a head, g a key/value head, c a feature of the model, e one of a head's values. Sums are
@@ -11,34 +10,14 @@
 import { bytesOf } from './base.js';
 import { encode, readTokens } from './tokens.js';
 
-/**
- * @typedef {Object} Model  what `readModel` makes of a block of `models/pack.py`
- * @property {Object} config  the fields of GPTConfig
- * @property {Object} tokens  the tokenizer, of `readTokens`
- * @property {Object[]} layers  the weights of each
- *
- * @typedef {Object} Changes
- * @property {string[]} [silence]  names of heads that add nothing
- * @property {Object<string, number>} [scale]  name of a head -> the factor on what it adds; 0 silences it, too
- *
- * @typedef {Object} Run
- * @property {Float32Array[]} logits  at each position, for every token of the vocabulary
- * @property {Object<string, Float32Array[]>} maps  name of a head -> its weights [t][s], 0 for keys behind the query
- * @property {Object<string, Float32Array[]>} heads  name of a head -> what it adds to
- *   the residual stream at each position
- * @property {Object[]} layers  of each its steps: x, what comes in; `read`, x normalised; `heads`, of `attend`;
- *   `out`, what they add together; `middle`, x with that; `fed`, what the feed-forward adds to it
- * @property {Float32Array[]} final  what the last matrix reads
- */
+// Changes: `silence`, names of heads that add nothing; `scale`, name of a head -> the factor on what it adds.
+// A Run: `logits` at each position; `maps`, name of a head -> its weights [t][s]; `heads`, name -> what it adds to the
+// residual stream; `layers`, of each x, what comes in, `read`, x normalised, `heads` (`attend`), `out`, what they add,
+// `middle`, x with that, and `fed`, what the feed-forward adds; `final`, what the last matrix reads.
 
 // --- Reading ---
 
-/**
- * Unpacks a model. Its weights are one run of little-endian numbers, in the order of `block.tensors`,
- * each [name, shape].
- * @param {Object} block  of `pack_model`
- * @returns {Model}
- */
+// Unpacks a block of `pack_model`: one run of little-endian numbers, in the order of `tensors`, each [name, shape].
 export function readModel(block) {
   const numbers = unpackedWeights(bytesOf(block.weights), block.dtype);
   const tensors = {};
@@ -58,10 +37,7 @@ export function readModel(block) {
   const layerOf = (n) => ({
     window: config.windows?.[n] ?? Infinity, // the latest tokens that a query sees, its own included
     attentionNorm: normOf(`blocks.${n}.attention_norm`),
-    q: linearOf(`blocks.${n}.attention.q_proj`),
-    k: linearOf(`blocks.${n}.attention.k_proj`),
-    v: linearOf(`blocks.${n}.attention.v_proj`),
-    o: linearOf(`blocks.${n}.attention.o_proj`),
+    ...Object.fromEntries([...'qkvo'].map((name) => [name, linearOf(`blocks.${n}.attention.${name}_proj`)])),
     qNorm: config.qk_norm && normOf(`blocks.${n}.attention.q_norm`, 'rms', config.qk_norm_eps),
     kNorm: config.qk_norm && normOf(`blocks.${n}.attention.k_norm`, 'rms', config.qk_norm_eps),
     feedForwardNorm: normOf(`blocks.${n}.feed_forward_norm`),
@@ -89,9 +65,7 @@ function unpackedWeights(bytes, dtype) {
   return Float32Array.from(new Uint16Array(bytes.buffer), ofHalf);
 }
 
-// The number that 16 bits stand for in IEEE 754 half precision: one bit of sign, five of the exponent, ten of the
-// fraction. Exponent 0 is for numbers nearest to 0, which have no leading 1.
-// Exponent 31 is for inf and NaN, which no packed weight is.
+// The number of 16 bits in IEEE 754 half precision: sign, five bits of exponent (0: no leading 1), ten of fraction.
 function ofHalf(bits) {
   const sign = bits & 0x8000 ? -1 : 1, exponent = (bits >> 10) & 31, fraction = bits & 1023;
   return sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction / 1024) : 2 ** -14 * (fraction / 1024));
@@ -108,8 +82,7 @@ const ACTIVATIONS = { // by their names in GPTConfig
   silu: (x) => x / (1 + Math.exp(-x)),
 };
 
-// The error function, which JavaScript lacks: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26; at
-// most 1.5e-7 off, about as far as single precision rounds.
+// The error function: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26; at most 1.5e-7 off.
 function erf(x) {
   const t = 1 / (1 + 0.3275911 * Math.abs(x));
   const series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))));
@@ -129,11 +102,6 @@ function linear({ weight: { numbers, rows, columns }, bias }, x) {
 
 function plus(a, b) { return a.map((value, i) => value + b[i]); }
 
-/**
- * @param {ArrayLike<number>} a
- * @param {ArrayLike<number>} b
- * @returns {number}
- */
 export function dot(a, b) {
   let sum = 0;
   for (let i = 0; i < a.length; i++) sum += a[i] * b[i];
@@ -158,8 +126,7 @@ function rotated(model, x, position) {
   return y;
 }
 
-// The cosine and sine of each pair's angle at a position, made once.
-// All heads are of one width, so `half` is always the same.
+// The cosine and sine of each pair's angle at a position, made once: all heads are of one width.
 function rotationAt(model, position, half) {
   if (!model.rotations[position]) {
     const angles = Array.from({ length: half }, (_, m) => position * model.config.rope_theta ** (-m / half));
@@ -177,14 +144,7 @@ function softmax(scores) {
 
 // --- The model ---
 
-/**
- * Runs the model on ids: logits of the next token at each position, and every step on the way.
- * @param {Model} model
- * @param {number[]} ids  1 to config.context of them
- * @param {Changes} [changes]
- * @returns {Run}
- * @throws {Error} where there are no ids or too many, and for an id or a head that the model lacks
- */
+// Runs the model on 1 to config.context ids; an error for other lengths, ids and heads.
 export function forward(model, ids, { silence = [], scale = {} } = {}) {
   checkRun(model, ids, silence, scale);
   const { config } = model, maps = {}, heads = {}, layers = [];
@@ -218,8 +178,7 @@ function embedding(model, id, position) {
   return model.embeddingNorm ? normalised(model.embeddingNorm, x) : x;
 }
 
-// One layer of attention over `read`, the normalised x: every head, and what they add together. `factors` has for
-// each head how much of its output counts.
+// One layer of attention over `read`, the normalised x; `factors` has for each head how much of its output counts.
 function attention(model, layer, read, factors) {
   const { n_heads: nHeads, n_kv_heads: nKvHeads } = model.config;
   // Of each of `count` heads its queries, or its keys, stage by stage (`prepared`).
@@ -248,9 +207,7 @@ function headPart(x, h, count) {
   return x.subarray(h * width, (h + 1) * width);
 }
 
-// Queries or keys of one head, from their projection on: [{kind, rows}], with a vector in `rows` for each token.
-// Kinds are "projected", then "normed" (qk-norm) and "rotated" (RoPE) in a model that has them;
-// the last meets in q·k.
+// Queries or keys of one head as [{kind, rows}]: "projected", then "normed" and "rotated"; the last meets in q·k.
 function prepared(model, rows, norm) {
   const stages = [{ kind: 'projected', rows }];
   if (norm) stages.push({ kind: 'normed', rows: rows.map((x) => normalised(norm, x)) });
@@ -284,8 +241,7 @@ function weighted(weights, values, count, factor) {
   return Float32Array.from(sum, (value) => value * factor);
 }
 
-// A head's output times its columns of W_O, from `first` on: what the head adds to the residual stream. The bias of
-// W_O belongs to no head; `attention` adds it once.
+// What a head adds: its output times its columns of W_O, from `first` on. The bias belongs to no head.
 function throughOutput({ numbers, rows, columns }, out, first) {
   const added = new Float32Array(rows);
   for (let row = 0; row < rows; row++) {
@@ -306,30 +262,17 @@ function feedForward(config, layer, x) {
 
 // Without these checks a wrong id or name would show as NaN, or as nothing at all.
 function checkRun(model, ids, silence, scale) {
-  const { context, vocab_size: size } = model.config, names = new Set(headNames(model));
+  const { context, vocab_size: size } = model.config, names = headNames(model);
+  const wrong = ids.find((id) => !(Number.isInteger(id) && id >= 0 && id < size));
+  const unknown = [...silence, ...Object.keys(scale)].find((name) => !names.includes(name));
   if (!ids.length) throw new Error('the text has no tokens');
   if (ids.length > context) throw new Error(`${ids.length} tokens exceed the model's context of ${context}`);
-  for (const id of ids) {
-    if (!(Number.isInteger(id) && id >= 0 && id < size)) throw new Error(
-      `token id ${id} lies outside 0 to ${size - 1}`,
-    );
-  }
-  for (const name of [...silence, ...Object.keys(scale)]) {
-    if (!names.has(name)) throw new Error(`there is no head ${name}; the model has ${[...names].join(', ')}`);
-  }
+  if (wrong !== undefined) throw new Error(`token id ${wrong} lies outside 0 to ${size - 1}`);
+  if (unknown) throw new Error(`there is no head ${unknown}; the model has ${names.join(', ')}`);
 }
 
-/**
- * @param {number} layer
- * @param {number} head
- * @returns {string} such as L0.H3
- */
 export function headName(layer, head) { return `L${layer}.H${head}`; }
 
-/**
- * @param {Model} model
- * @returns {string[]}
- */
 export function headNames(model) {
   const { n_layers: nLayers, n_heads: nHeads } = model.config;
   return Array.from({ length: nLayers * nHeads }, (_, i) => headName(Math.floor(i / nHeads), i % nHeads));
@@ -337,26 +280,17 @@ export function headNames(model) {
 
 // --- What comes next ---
 
-/**
- * The probability of each token of the vocabulary.
- * @param {ArrayLike<number>} logits
- * @param {number} [temperature]  above 0; below 1 likely tokens become likelier, above 1 all become more alike
- * @returns {Float32Array}
- */
+// The probability of each token of the vocabulary.
 export function probabilities(logits, temperature = 1) {
   return softmax(Array.from(logits, (logit) => logit / temperature));
 }
 
-/**
- * @param {number[]|Float32Array} chances  of each token
- * @returns {number} the id of the likeliest, of equal ones the first
- */
+// The id of the likeliest token, of equal ones the first.
 export function likeliest(chances) {
   return chances.reduce((best, chance, id) => (chance > chances[best] ? id : best), 0);
 }
 
-// An id drawn by its probability. The chances lie one behind the other on a line from 0 to 1; `random`, from 0 to
-// below 1, is a point on it, and the id is the one in whose piece the point lies.
+// An id drawn by its probability: that of the piece of the line from 0 to 1 in which the point `random` lies.
 function sample(chances, random = Math.random()) {
   let left = random;
   for (let id = 0; id < chances.length; id++) {
@@ -366,15 +300,8 @@ function sample(chances, random = Math.random()) {
   return likeliest(chances); // rounded chances may add up to a little less than 1, and the point lies behind them
 }
 
-/**
- * One token more. A text longer than the context loses its older half first, as in gpt/generate.py.
- * @param {Model} model
- * @param {number[]} ids
- * @param {Changes & {temperature?: number, random?: number}} [options]  at temperature 0 the likeliest token is
- *   taken, else one is drawn by its probability; `random`, 0 to below 1, decides which, so that a test can repeat it
- * @returns {{ids: number[], id: number, chances: Float32Array}} the text with the new token, what of it was kept; the
- *   token; the chances of all tokens
- */
+// One token more: the likeliest at temperature 0, else one drawn by its probability, which `random`, 0 to below 1,
+// decides. A text longer than the context loses its older half first, as in gpt/generate.py.
 export function step(model, ids, { temperature = 0, random = Math.random(), ...changes } = {}) {
   const { context } = model.config;
   const kept = ids.length > context ? ids.slice(-Math.max(1, context >> 1)) : ids; // >> 1: half, rounded down
@@ -384,14 +311,7 @@ export function step(model, ids, { temperature = 0, random = Math.random(), ...c
   return { ids: [...kept, id], id, chances };
 }
 
-/**
- * A text as the model sees it: the token that begins a text, where there is one, then the text's own.
- * @param {Model} model
- * @param {string} text
- * @returns {{ids: number[], tokens: string[], pieces: {id: number, text: string, known: boolean}[]}} of each token
- *   its id, how the vocabulary writes it, and its piece: of a word that the vocabulary lacks (`known` is false) the
- *   id is that of the token that stands for it, and `text` is the word
- */
+// A text as the model sees it, behind the token that begins a text: ids, tokens of the vocabulary, and pieces.
 export function inputOf(model, text) {
   const { tokens } = model, pieces = encode(tokens, text);
   const begin = tokens.boundary === undefined ? [] : [{ id: tokens.boundary, text: '', known: true }];
@@ -399,12 +319,8 @@ export function inputOf(model, text) {
   return { ids: all.map((piece) => piece.id), tokens: all.map((piece) => tokens.strings[piece.id]), pieces: all };
 }
 
-/**
- * Makes `window.headwise.run`, by which scripts and tests run the model of a page: a text and `Changes` -> what
- * `forward` gives, as plain arrays; and in `unknown` the words that the vocabulary lacks,
- * each {at, text} with its position.
- * @param {Model} model
- */
+// Makes `window.headwise.run`, by which scripts and tests run the model of a page: a text and changes -> what `forward`
+// gives, as plain arrays; and in `unknown` the words that the vocabulary lacks, each {at, text} with its position.
 export function offer(model) {
   window.headwise = {
     run: async (text, changes = {}) => {

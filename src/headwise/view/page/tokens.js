@@ -4,24 +4,15 @@
 // tokenizers that are read here are listed in models/pack.py.
 
 const BOUNDARY = '<|end|>'; // stands before a text
-// How GPT-2 divides a text before it pairs the bytes of each word (Radford et al. 2019): English endings, words,
-// numbers and signs, each with the space before it, and spaces.
-// `\s+(?!\S)` leaves the last of several spaces to the word behind.
+// How GPT-2 divides a text (Radford et al. 2019); `\s+(?!\S)` leaves the last of several spaces to the word behind.
 const BYTE_WORDS = /'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+/gu;
 // What the pre-tokenizer "Whitespace" calls a word, in Rust's regular expressions `\w+|[^\w\s]+`: letters, marks,
 // digits, connectors such as `_` and joiners, which shape letters; or signs, several of which stand together.
 const WORDS_AND_SIGNS =
   /[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}]+|[^\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}\s]+/gu;
 
-/**
- * @param {Object} layout  the content of tokenizer.json
- * @param {string[]} [shown]  the tokens as a reader sees them, by id;
- *   left out where that is as the vocabulary has them
- * @returns {Object} a tokenizer, for the functions below: `ids` is token -> id and `strings` the tokens by id;
- *   `boundary` is the id of BOUNDARY, undefined where there is none; `unknown` the id that stands for what the
- *   vocabulary lacks; `ranks` pair -> its place among the pairs that are joined; `byteNames` the name of each byte,
- *   null where tokens are made of characters
- */
+// A tokenizer of tokenizer.json and, where they differ, the tokens as a reader sees them: `ids` by token, `strings` and
+// `shown` by id; the ids of BOUNDARY and of what is `unknown`; `ranks` of pairs that are joined; `byteNames`, or null.
 export function readTokens(layout, shown) {
   const { model } = layout, ids = new Map(Object.entries(model.vocab));
   for (const added of layout.added_tokens ?? []) ids.set(added.content, added.id);
@@ -39,12 +30,7 @@ export function readTokens(layout, shown) {
   };
 }
 
-/**
- * @param {Object} tokens  of `readTokens`
- * @param {string} text
- * @returns {{id: number, text: string, known: boolean}[]} a piece for each token; where the vocabulary lacks it,
- *   `known` is false and the id is the one that stands for unknown words
- */
+// A piece {id, text, known} for each token; a word that the vocabulary lacks is read as the unknown one.
 export function encode(tokens, text) {
   const words = divided(tokens, tokens.layout.pre_tokenizer, [normalText(tokens.layout.normalizer, text)]);
   // Without byte-pair encoding ("WordLevel") a word is one token.
@@ -65,13 +51,7 @@ function wholeToken(tokens, word) {
 const NEAR = 0.5; // edits for each letter of the longer word, at most
 const OFFERED = 2; // words, at most
 
-/**
- * @param {Object} tokens  of `readTokens`
- * @param {string} word  which the vocabulary lacks
- * @param {Map<number, number>} [chances]  id -> its probability at this place of the text
- * @returns {string[]} the tokens most like the word, at most OFFERED;
- *   of two that are as near the likelier comes first
- */
+// The tokens most like a word that the vocabulary lacks; of two as near, the one of the larger of `chances`, by id.
 export function nearest(tokens, word, chances = new Map()) {
   const chance = (name) => chances.get(tokens.ids.get(name)) ?? 0;
   const known = [...tokens.ids.keys()].filter((name) => tokens.ids.get(name) !== tokens.boundary);
@@ -82,14 +62,11 @@ export function nearest(tokens, word, chances = new Map()) {
   return near.sort((a, b) => apart.get(a) - apart.get(b) || chance(b) - chance(a)).slice(0, OFFERED);
 }
 
-// The letters of a word without capitals and accents: `ella` is nearer to `él` than the letters say. NFD writes an
-// accent as a mark of its own (`\p{M}`).
+// The letters of a word without capitals and accents, which NFD writes as marks of their own.
 function bare(word) { return [...word.toLowerCase().normalize('NFD').replace(/\p{M}/gu, '')]; }
 
-// How many letters must be put in, taken out or changed to make one word of the other (Levenshtein 1966). It is
-// worked out in a table, a row for each letter of `from` and a column for each of `to`. `row` has the edits from the
-// letters of `from` read so far to each beginning of `to`. For a new entry three neighbours count: `left` of it,
-// `above` it in the row before, and `corner`, above and to the left.
+// How many letters must be put in, taken out or changed to make one word of the other (Levenshtein 1966). `row` has the
+// edits from the letters of `from` read so far to each beginning of `to`; a new entry comes from three neighbours.
 function edits(from, to) {
   let row = to.map((_, at) => at + 1); // from nothing: each letter is put in
   from.forEach((letter, n) => {
@@ -132,8 +109,7 @@ function divided(tokens, rule, words) {
   }
 }
 
-// What matches the pattern becomes a piece of its own ("Isolated") or goes ("Removed");
-// what lies between is always a piece.
+// What matches becomes a piece ("Isolated") or goes ("Removed"); what lies between is always a piece.
 function splitAt(rule, word) {
   const { Regex: regex, String: string } = rule.pattern; // one of the two; in a string no sign has a meaning of its own
   const pattern = new RegExp(regex ?? string.replace(/[\\^$.*+?()[\]{}|/]/g, '\\$&'), 'gu');
@@ -159,8 +135,7 @@ function usesBytes(rule) {
   return rule?.type === 'ByteLevel' || (rule?.type === 'Sequence' && rule.pretokenizers.some(usesBytes));
 }
 
-// GPT-2's names of the 256 bytes: those that are a visible character of Latin-1 are called by it, the others by the
-// characters from U+0100 on, in order, so that a space is "Ġ".
+// GPT-2's names of the 256 bytes: visible characters of Latin-1 as they are, the others from U+0100 on ("Ġ": space).
 function namesOfBytes() {
   let next = 256; // U+0100
   const plain = (byte) => (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
@@ -169,8 +144,7 @@ function namesOfBytes() {
 
 // --- Byte-pair encoding (Sennrich, Haddow and Birch 2016) ---
 
-// The tokens of a word: of the pairs beside each other the one that was learned first is joined, again and again,
-// until none of the word's pairs has been learned.
+// Of the pairs beside each other the one that was learned first is joined, until none of them has been learned.
 function joined(tokens, word) {
   const { model } = tokens.layout;
   // Some tokenizers, such as that of Llama 3, take a word that is a token as it is, whatever its pairs.

@@ -5,8 +5,7 @@
 
 import { element, say, worded } from './base.js';
 import { dot, forward, headName, probabilities } from './model.js';
-import { MOST_FEATURES, MOST_KEYS, joinedSlices, lengthOf, shown, stripTable } from './walk_tables.js';
-import { visible, walk } from './walk.js';
+import { MOST_FEATURES, MOST_KEYS, joinedSlices, lengthOf, shown, stripTable, visible, walk } from './walk_tables.js';
 
 const LIKELIEST = 4; // tokens that are shown of those that are expected with the head, and as many without it
 
@@ -40,10 +39,12 @@ function keysShown() {
   return { kept, others, note };
 }
 
-// The row of a table that belongs to the key at position s: ("k", 3) makes `k3`.
+// The row of a table that belongs to the key at position s: ("k", 3) makes `k3`; and that of the query.
 function keyRow(name, s, values, more = {}) {
   return { id: `${name}${s}`, label: `${name}${s}`, token: tokenAt(s), values, ...more };
 }
+
+function queryRow(values, more) { return { id: 'q', label: 'q', token: tokenAt(walk.at), values, ...more }; }
 
 // Step 1: what the layer reads at the token, x, and x normalised.
 function drawText() {
@@ -51,26 +52,18 @@ function drawText() {
   const rows = [];
   if (walk.layer === 0) { // here x is made of embeddings; later the layers before have made it
     const row = ({ numbers, columns }, n) => numbers.slice(n * columns, (n + 1) * columns);
-    rows.push({
-      id: 'token', label: say('walk.embedding'), token: tokenAt(at), values: row(model.tokenEmbedding, walk.ids[at]),
-    });
-    if (model.positionEmbedding) {
-      rows.push({ id: 'place', label: say('walk.position', { at }), values: row(model.positionEmbedding, at) });
-    }
+    const values = row(model.tokenEmbedding, walk.ids[at]), places = model.positionEmbedding;
+    rows.push({ id: 'token', label: say('walk.embedding'), token: tokenAt(at), values });
+    if (places) rows.push({ id: 'place', label: say('walk.position', { at }), values: row(places, at) });
   }
   // Is x the sum of the two rows above it, number by number? A norm over the embeddings would change all numbers.
   const sum = rows.length === 2 && !model.embeddingNorm;
-  rows.push({
-    id: 'x', label: 'x', values: layer.x[at],
-    origin: sum
-      ? (i) => from('sum_of_two', { a: rows[0].values[i], b: rows[1].values[i] }, [`token:${i}`, `place:${i}`])
-      : null,
-  });
+  const [a, b] = rows.map((row) => row.values);
+  const summed = (i) => from('sum_of_two', { a: a[i], b: b[i] }, [`token:${i}`, `place:${i}`]);
   const norm = model.config.norm === 'rms' ? 'normed' : 'centred';
-  rows.push({
-    id: 'read', label: say('walk.read'), values: layer.read[at],
-    origin: (i) => from(norm, { a: layer.x[at][i] }, [`x:${i}`]),
-  });
+  const read = (i) => from(norm, { a: layer.x[at][i] }, [`x:${i}`]);
+  rows.push({ id: 'x', label: 'x', values: layer.x[at], origin: sum ? summed : null },
+    { id: 'read', label: say('walk.read'), values: layer.read[at], origin: read });
   // Positions are in x already where they are learned; else they come in at the next step, where q and k are rotated.
   const key = walk.layer ? 'text_later' : model.positionEmbedding ? 'text_learned' : 'text_first';
   return [
@@ -95,7 +88,7 @@ function drawVectors() {
   for (let stage = 0; stage < last; stage++) nodes.push(stageTable(stage, kept));
   if (last) nodes.push(telling(`stage_${head.queries[last].kind}`, { width }));
   return [...nodes, ...note, stripTable(say('walk.vectors'), [
-    { id: 'q', label: 'q', token: tokenAt(at), values: q, origin: (i) => vectorOrigin('q', i), strong: true },
+    queryRow(q, { origin: (i) => vectorOrigin('q', i), strong: true }),
     ...kept.map((s) => keyRow('k', s, k[s], { origin: (i) => vectorOrigin(`k${s}`, i) })),
   ])];
 }
@@ -104,7 +97,7 @@ function drawVectors() {
 function stageTable(stage, kept) {
   const { head, at, width } = facts(), { kind } = head.queries[stage], group = element('div');
   group.append(telling(`stage_${kind}`, { width }), stripTable(say('walk.vectors'), [
-    { id: `${kind} q`, label: 'q', token: tokenAt(at), values: head.queries[stage].rows[at] },
+    queryRow(head.queries[stage].rows[at], { id: `${kind} q` }),
     ...kept.map((s) => ({ ...keyRow('k', s, head.keys[stage].rows[s]), id: `${kind} k${s}` })),
   ]));
   return group;
@@ -125,7 +118,7 @@ function vectorOrigin(name, i) {
 
 // Step 3: the query times each key, feature by feature.
 function drawProducts() {
-  const { at, q, k, width } = facts(), { kept, note } = keysShown();
+  const { q, k, width } = facts(), { kept, note } = keysShown();
   // The products, feature by feature, and behind them, as the tail of the row, their sum q·k.
   const products = kept.map((s) => keyRow('qk', s, Array.from(q, (value, i) => value * k[s][i]), {
     label: `q k${s}`,
@@ -137,8 +130,7 @@ function drawProducts() {
     },
   }));
   return [telling('products_are', {}), ...note,
-    stripTable(say('walk.vectors'), [{ id: 'q', label: 'q', token: tokenAt(at), values: q, strong: true },
-      ...kept.map((s) => keyRow('k', s, k[s]))]),
+    stripTable(say('walk.vectors'), [queryRow(q, { strong: true }), ...kept.map((s) => keyRow('k', s, k[s]))]),
     stripTable(say('walk.products'), products, { tail: 'q·k' })];
 }
 
@@ -147,11 +139,9 @@ function drawScale() {
   const { head, at, width, q, k } = facts(), { kept, note } = keysShown(), root = Math.sqrt(width);
   // Two columns: q·k, which the step before has explained, and the score.
   const rows = kept.map((s) => keyRow('k', s, [dot(q, k[s]), head.scores[at][s]], {
-    origin: (i) => {
-      if (i === 0) return from('dot_of', { s }, []);
-      const isSeen = head.scores[at][s] > -Infinity;
-      return isSeen ? from('quotient', { a: dot(q, k[s]), b: root }, [`k${s}:0`]) : from('unseen', { s }, []);
-    },
+    origin: (i) => (i === 0 ? from('dot_of', { s }, [])
+      : head.scores[at][s] === -Infinity ? from('unseen', { s }, [])
+        : from('quotient', { a: dot(q, k[s]), b: root }, [`k${s}:0`])),
   }));
   return [telling('scale_is', { width, root: Number(root.toFixed(3)) }), ...note,
     stripTable(say('walk.scale'), rows, { columns: ['q·k', say('walk.score')], figures: true })];
@@ -218,8 +208,7 @@ function drawValues() {
 // Step 7: what the head adds to the residual stream, its output through W_O, beside what the other heads add.
 function drawOutput() {
   const { layer, head, at, width } = facts(), out = head.out[at], { weight } = walk.model.layers[walk.layer].o;
-  // e is a feature of the head's output, c one of the model. W_O has the columns of all heads side by side: feature e
-  // of head h meets column h * width + e.
+  // W_O has the columns of all heads side by side: feature e of head h meets column h * width + e.
   const column = (e) =>
     Float32Array.from({ length: weight.rows }, (_, c) => weight.numbers[c * weight.columns + walk.head * width + e]);
   const order = Array.from(out, (_, e) => e).sort((a, b) => Math.abs(out[b]) - Math.abs(out[a]));
@@ -281,24 +270,23 @@ function drawLikelier() {
       ? from(i ? 'chance_without' : 'chance_with', { head: name }, [])
       : from('difference', { a: whole[id], b: without[id] }, [`p${id}:0`, `p${id}:1`]),
   }));
-  const nodes = [
+  const columns = [say('walk.with'), say('walk.without'), say('walk.change')];
+  const before = shown(without[rise], 3), after = shown(whole[rise], 3);
+  return [
     telling('likelier_is', { head: name, token: tokenAt(at) }), // at: what follows this token is predicted
-    stripTable(say('walk.likelier'), rows, {
-      columns: [say('walk.with'), say('walk.without'), say('walk.change')], figures: true,
-    }),
+    stripTable(say('walk.likelier'), rows, { columns, figures: true }),
+    change(rise) < 0.0005 // it would show as 0.000
+      ? telling('no_change', { head: name })
+      : telling('rises', { token: word(rise), before, after, head: name }),
   ];
-  if (change(rise) >= 0.0005) { // a smaller change would show as 0.000
-    nodes.push(telling('rises', {
-      token: word(rise), before: shown(without[rise], 3), after: shown(whole[rise], 3), head: name,
-    }));
-  } else nodes.push(telling('no_change', { head: name }));
-  return nodes;
 }
 
 // Where a number came from: the key of a sentence, the values in it, and the cells to mark. Numbers are rounded;
 // whole ones are counts and positions, which stay as they are.
 function from(key, values, cells) {
-  const rounded = Object.fromEntries(Object.entries(values).map(([name, value]) =>
-    [name, typeof value === 'number' && !Number.isInteger(value) ? shown(value) : value]));
+  const rounded = { ...values };
+  for (const [name, value] of Object.entries(values)) {
+    if (typeof value === 'number' && !Number.isInteger(value)) rounded[name] = shown(value);
+  }
   return { key: `walk.from_${key}`, values: rounded, cells };
 }

@@ -2,9 +2,31 @@
 //
 // A cell is called `ROW:COLUMN`, such as `q:0`; the cell behind the numbers of a row, such as their sum, `ROW:tail`.
 
-import { byId, element, putWords } from './base.js';
-import { dot } from './model.js';
-import { chooseHead, walk } from './walk.js';
+import { arrowOf, byId, element, emit, makeButton, putWords, readData } from './base.js';
+import { dot, readModel } from './model.js';
+
+// What is shown now.
+export const walk = {
+  model: readModel(readData('model')),
+  layer: 0, head: 0, at: 0, // the head that is walked through, and the token that asks
+  step: 0, // place in STEPS
+  numbers: false, // does each cell of a table show its number?
+  timer: 0, // of the walk that plays by itself; 0 while it stands
+  ids: [], pieces: [], run: null, // the text's tokens, and what the model makes of them, as model.js has them
+};
+const SIGNS = { '\n': '⏎', '\t': '⇥', ' ': '␣', '\r': '␍' };
+
+// A token as it is written, with signs for spaces and the like. Of a word that the vocabulary lacks, the word itself.
+export function visible(piece) { // of `inputOf`; or {text} alone, which is written
+  const text = piece.known === false || piece.id === undefined ? piece.text : walk.model.tokens.shown[piece.id];
+  return text.replace(/[\n\t\r ]/g, (sign) => SIGNS[sign]);
+}
+
+// Goes on with another head, at the same step and token.
+export function chooseHead(layer, head) {
+  Object.assign(walk, { layer, head });
+  emit('head');
+}
 
 // Round choices: what fits on a screen without scrolling.
 export const MOST_KEYS = 12; // keys that are shown, those with the largest weights
@@ -15,16 +37,9 @@ const FEW = 16; // numbers of a vector up to which its cells are large
 // key of a phrase, the values in it, and the names of the cells that it speaks of.
 export const origins = new Map();
 
-/**
- * A table of vectors, one a row, for instance a query and under it the keys.
- * @param {string} title
- * @param {Object[]} rows  each {id, label, token, values, origin, tail, bar, strong}, of which id, label and values
- *   are always there: `token` is written behind the label, `origin(i)` says where number i came from, `tail` {value,
- *   origin} is one number more, `bar` a part of 1, or two parts, drawn as bars, and a `strong` row stands out
- * @param {Object} [options]  `columns` are headings of the cells, `tail` that of the tail; without `tail` no row has
- *   one. With `figures` cells have numbers and no colour, whatever the reader chose
- * @returns {HTMLElement}
- */
+// A table of vectors, one a row: {id, label, values}, and maybe a `token` behind the label, `origin(i)`, where number i
+// came from, a `tail` {value, origin}, one number more, a `bar`, one or two parts of 1; a `strong` row stands out.
+// `columns` and `tail` are headings; with `figures` cells have numbers and no colour, whatever the reader chose.
 export function stripTable(title, rows, { columns = null, tail = '', figures = false } = {}) {
   const frame = element('div', 'frame');
   const table = element('table', figures || walk.numbers ? 'strips numbers' : 'strips');
@@ -57,8 +72,7 @@ function headLine(names) {
 // A vector as a row: its label, a cell for each number, the tail, and the bar.
 function stripRow(row, place, { top, decimals, figures, tail }) {
   const line = element('tr', row.strong ? 'strong arriving' : 'arriving'), label = element('th', '', row.label);
-  // The rows arrive one after the other, those from the 20th on together,
-  // so that nobody waits longer than two seconds.
+  // The rows arrive one after the other, those from the 20th on together.
   line.style.animationDelay = `${Math.min(place, 20) * 90}ms`;
   label.scope = 'row';
   if (row.token !== undefined) label.append(' ', element('bdi', '', row.token));
@@ -98,8 +112,7 @@ function shade(cell, value, top) {
   if (!walk.numbers) cell.replaceChildren(element('span', 'unseen', cell.textContent));
 }
 
-// One bar, or of a list a bar each, to compare; each a part of 1. The number beside it says the same, so a screen
-// reader skips the bar.
+// A bar for each part of 1; the number beside it says the same, so a screen reader skips it.
 function barOf(parts) {
   const cell = element('td', 'bar-cell');
   cell.setAttribute('aria-hidden', 'true');
@@ -111,23 +124,16 @@ function barOf(parts) {
   return cell;
 }
 
-/**
- * The vectors of all heads side by side, as one. The slice of a head is labelled `q[4:8]`, as Python writes it;
- * slices come in one after the other, and a click chooses a slice's head.
- * @param {string} title
- * @param {string} name  of the whole vector, such as q
- * @param {Float32Array[]} parts  one for each head
- * @param {number} chosen  the head of the walk
- * @returns {HTMLElement}
- */
+// The vectors of all heads side by side, as one, `name`. The slice of a head is labelled `q[4:8]`, as Python writes it;
+// slices come in one after the other, and a click chooses a slice's head.
 export function joinedSlices(title, name, parts, chosen) {
   const group = element('div', 'slices'), top = largest(parts);
   const decimals = decimalsFor(parts.flatMap((values) => Array.from(values)));
   group.setAttribute('role', 'group');
   group.setAttribute('aria-label', title);
   parts.forEach((values, h) => {
-    const slice = element('button', h === chosen ? 'slice chosen' : 'slice'), strip = element('span', 'mini');
-    slice.type = 'button';
+    const strip = element('span', 'mini');
+    const slice = makeButton(h === chosen ? 'slice chosen' : 'slice', undefined, () => chooseHead(walk.layer, h));
     slice.style.animationDelay = `${h * 350}ms`; // slow enough to be followed slice by slice
     slice.setAttribute('aria-pressed', String(h === chosen));
     for (const value of values) {
@@ -139,7 +145,6 @@ export function joinedSlices(title, name, parts, chosen) {
     const width = values.length;
     slice.append(element('code', '', `${name}[${h * width}:${(h + 1) * width}]`), strip,
       element('span', 'name', `H${h}`));
-    slice.addEventListener('click', () => chooseHead(walk.layer, h));
     group.append(slice);
   });
   return group;
@@ -166,24 +171,18 @@ function listenToCells(table) {
 
 // The arrow keys move the focus to the cell beside, above or below.
 function walkCells(event) {
-  const cell = event.target.closest('.cell'), line = cell?.parentElement;
-  const column = cell && [...line.querySelectorAll('.cell')].indexOf(cell);
-  const beside = { // [row, column]
-    ArrowLeft: [line, column - 1], ArrowRight: [line, column + 1],
-    ArrowUp: [line?.previousElementSibling, column], ArrowDown: [line?.nextElementSibling, column],
-  }[event.key];
-  if (!beside) return;
+  const cell = event.target.closest('.cell'), line = cell?.parentElement, [down, right] = arrowOf(event) ?? [];
+  if (!cell || down === undefined) return;
   event.preventDefault();
   event.stopPropagation(); // the same arrows would go on to the next step of the walk
-  const cells = beside[0] ? [...beside[0].querySelectorAll('.cell')] : [];
+  const column = [...line.querySelectorAll('.cell')].indexOf(cell) + right;
+  const there = down ? (down > 0 ? line.nextElementSibling : line.previousElementSibling) : line;
+  const cells = there ? [...there.querySelectorAll('.cell')] : [];
   // Up and down into a row without a tail: its last cell. To the right of the last cell there is none: nothing moves.
-  cells[Math.min(beside[1], beside[0] === line ? Infinity : cells.length - 1)]?.focus();
+  cells[down ? Math.min(column, cells.length - 1) : column]?.focus();
 }
 
-/**
- * Says where a number came from, in the readout below, and marks the numbers it came from.
- * @param {HTMLElement|null} [cell]  without one the readout has a hint
- */
+// Says where the number of a cell came from, and marks those numbers; without a cell there is a hint.
 export function tellOf(cell) {
   for (const marked of document.querySelectorAll('.from, .pointed')) marked.classList.remove('from', 'pointed');
   const readout = byId('readout');
@@ -209,22 +208,11 @@ function decimalsFor(values) {
   return top > 0 ? Math.min(8, Math.max(2, Math.ceil(2 - Math.log10(top)))) : 2;
 }
 
-/**
- * A number as text, without the sign of a zero (-0.0001 -> 0.00 with 2 decimals), and with a minus sign (U+2212) in
- * place of the hyphen.
- * @param {number} value
- * @param {number} [decimals]
- * @returns {string}
- */
+// A number as text; no zero has a sign, and a minus is U+2212.
 export function shown(value, decimals = 4) {
   if (value === -Infinity) return '−∞'; // the score of a key that may not be seen
   const text = value.toFixed(decimals);
   return (/[1-9]/.test(text) ? text : text.replace('-', '')).replace('-', '−');
 }
 
-/**
- * The Euclidean length.
- * @param {Float32Array} vector
- * @returns {number}
- */
 export function lengthOf(vector) { return Math.sqrt(dot(vector, vector)); }

@@ -1,0 +1,78 @@
+// --- The address, so that a link shows what its sender saw; and the link to the walk, which takes it along ---
+//
+// #L0.H3/5 is a head, enlarged, and the token that is looked at; a sentence of the reader's own comes third. Parts
+// may be empty: #/5 is a token alone.
+
+import { byId, emit, language, on, say } from './base.js';
+import { hasModel } from './engine.js';
+import { beginHead, openHead } from './head.js';
+import { typed } from './local.js';
+import { opening, setOwn } from './own.js';
+import { data, heads, numberOf, view } from './state.js';
+
+let opened = false; // was the enlarged head opened by a click here, so that Back closes it? Not, if a link led to it
+
+// The address of what is shown now; '' where nothing is chosen.
+function addressNow() {
+  const isOpen = view.open >= 0, hasPlace = view.pinned || isOpen; // a token at which the pointer rests is not kept
+  const parts = [isOpen ? heads[view.open].name : '', hasPlace ? String(Math.max(0, view.at)) : ''];
+  if (typed.whole && typed.text !== opening) parts.push(typed.text);
+  while (parts.length && parts[parts.length - 1] === '') parts.pop(); // empty parts at the end
+  return parts.length ? '#' + parts.map(encodeURIComponent).join('/') : '';
+}
+
+// Opening a head is a step that Back takes again; everything else changes the address in place.
+function changeAddress(step) {
+  const address = addressNow();
+  if (address === location.hash) return;
+  if (step) opened = true;
+  // Without a part, the address of the page; '' would leave the old part there.
+  history[step ? 'pushState' : 'replaceState'](null, '', address || location.href.split('#')[0]);
+}
+
+// The enlarged head was closed: the step in the history that opened it is taken back, unless Back itself did so.
+function leaveAddress() {
+  if (!opened) changeAddress(false);
+  else if (location.hash !== addressNow()) history.back();
+  opened = false;
+}
+
+// Shows what the address says; what it cannot show it takes out of the address.
+export function readAddress() {
+  let parts = [];
+  try {
+    parts = location.hash.slice(1).split('/').map(decodeURIComponent);
+  } catch { /* an address that nobody made here */ }
+  const [name, token, text] = parts;
+  if (text && hasModel() && text !== typed.text) setOwn(text);
+  const number = numberOf.get(name) ?? -1; // the head to be enlarged, -1: none
+  if (token !== undefined && token !== '' && Number(token) >= 0 && Number(token) < view.shown.tokens.length) {
+    view.at = Number(token);
+    view.pinned = true;
+    emit('point');
+  }
+  if (number < 0 && view.open >= 0) { // Back from an enlarged head; closing goes no step further back
+    opened = false;
+    byId('large').close();
+  } else if (number >= 0 && view.open < 0) openHead(number, false);
+  else if (number >= 0 && number !== view.open) {
+    view.open = number;
+    beginHead();
+  }
+  changeAddress(false);
+}
+
+// The links lead to the enlarged head, else to the one looked through last; hidden without such a page or sentence.
+function showWalk() {
+  const { name } = heads[view.open >= 0 ? view.open : view.latest], place = [name, Math.max(0, view.at), typed.text];
+  for (const link of document.querySelectorAll('.to-walk')) {
+    link.hidden = !data.walk || !typed.whole;
+    link.textContent = say('report.to_walk', { name });
+    link.href = `${data.walk}?lang=${language()}#${place.map(encodeURIComponent).join('/')}`;
+  }
+}
+
+window.addEventListener('popstate', readAddress); // Back and Forward
+on('address', ({ detail: step }) => changeAddress(Boolean(step)));
+on('closed', leaveAddress);
+on('point through large closed language', showWalk);

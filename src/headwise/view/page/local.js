@@ -1,0 +1,100 @@
+// --- The engine in the page: a small model of ours lies in the file and is run by model.js ---
+
+import { readData, say } from './base.js';
+import { engine, lazily, mapOf } from './engine.js';
+import { forward, inputOf, likeliest, offer, probabilities, readModel, step } from './model.js';
+import { count, distinct, heads, view, visible } from './state.js';
+
+const modelBlock = readData('model'); // null where nobody asked for one; `reason` says why there is none
+export const model = modelBlock && !modelBlock.reason ? readModel(modelBlock) : null;
+
+const LISTED = 5, LEAST_LISTED = 0.001; // likeliest tokens of each run that are listed, and the least chance of one
+// The text that was read, with its pieces (`encode` in tokens.js). whole, less: the `Run` of the model as it is, and
+// with the changed heads; the same where none is changed, and null before the first.
+export const typed = { text: '', ids: [], pieces: [], whole: null, less: null };
+
+function think(ids, changes) { return forward(model, ids, { scale: Object.fromEntries(changes) }); }
+// All ids, the likeliest first.
+export function ordered(chances) { return Array.from(chances.keys()).sort((a, b) => chances[b] - chances[a]); }
+export function nameOf(id) { return visible(model.tokens.shown[id]); }
+
+const local = {
+  tokens: (text) => ({ text, ...inputOf(model, text) }),
+
+  run({ text, ids, pieces }) {
+    // Another text, or only other heads that are changed?
+    if (ids !== typed.ids) Object.assign(typed, { text, ids, pieces, whole: think(ids, []) });
+    typed.less = view.changes.size ? think(ids, view.changes) : typed.whole;
+    const run = typed.less, size = ids.length;
+    engine.maps = lazily((name) => name in run.maps,
+      (name) => mapOf(Float32Array.from(run.maps[name].flatMap((row) => [...row])), size, size));
+  },
+
+  // Behind the token that is looked at, else the last one. What is followed is the token that the reader chose, else
+  // the one that the text goes on with (`truth`, -1 at its end), else the likeliest.
+  next(at) {
+    if (!typed.whole || !view.shown.typed) return null; // another text than the reader's may be shown
+    const place = at < 0 ? lastPlace() : at, changed = view.changes.size > 0;
+    const [before, after] = [typed.whole, typed.less].map((run) => probabilities(run.logits[place]));
+    const truth = place + 1 < typed.ids.length ? typed.ids[place + 1] : -1;
+    const [best, bestNow] = [ordered(before), ordered(after)];
+    const follow = view.follow >= 0 ? view.follow : truth >= 0 ? truth : best[0];
+    const ids = distinct([...best.slice(0, LISTED), ...(changed ? bestNow.slice(0, LISTED) : []), follow]);
+    const most = (id) => Math.max(before[id], after[id]), kept = [follow, best[0], bestNow[0]];
+    const rows = ids.sort((a, b) => most(b) - most(a))
+      .filter((id) => kept.includes(id) || most(id) >= LEAST_LISTED)
+      .map((id) => [id, nameOf(id), before[id], after[id]]);
+    return { text: typed.text, place, after: view.shown.tokens[place], rows, follow, truth };
+  },
+
+  async* each({ place, follow }) {
+    for (const [number, { name }] of heads.entries()) {
+      const chances = probabilities(think(typed.ids, [[name, 0]]).logits[place]);
+      yield [[name, chances[follow], nameOf(likeliest(chances))]];
+      // After every fourth head the page may answer; more heads in between would let the reader wait longer.
+      if (number % 4 === 3) await new Promise((resolve) => { setTimeout(resolve, 0); });
+    }
+  },
+};
+
+// The end of the text that may grow into a word that the model knows; '' behind a space and behind a whole word.
+export function growing() {
+  const last = typed.pieces.at(-1);
+  if (!last || last.known || /\s$/.test(typed.text)) return '';
+  return model.tokens.shown.some((name) => name.startsWith(last.text)) ? last.text : '';
+}
+
+// The place of the last token that is whole. What follows a word that is still being typed is of no interest.
+export function lastPlace() { return Math.max(0, typed.ids.length - (growing() ? 2 : 1)); }
+
+// A text as it is typed, one token longer.
+export function longer(text, id) {
+  if (id === model.tokens.boundary) return text; // the sign that begins a text is not written
+  // Are tokens words between spaces? Then one is put between, while tokens of other models bring their spaces along.
+  const areWords = JSON.stringify(model.tokens.layout.pre_tokenizer).includes('WhitespaceSplit');
+  const gap = areWords && text && !/\s$/.test(text) ? ' ' : '';
+  return text + gap + model.tokens.shown[id];
+}
+
+// What `tokens` gives, of the text one token longer: the likeliest at temperature 0, else drawn by its probability.
+export function goOn(temperature) {
+  const { ids, id } = step(model, typed.ids, { temperature, scale: Object.fromEntries(view.changes) });
+  if (ids.length > model.config.context) { // the page reads the new token, too: the older half makes room for it
+    return local.tokens(ids.slice(-Math.max(1, model.config.context >> 1)).reduce(longer, ''));
+  }
+  const pieces = [...typed.pieces, { id, text: model.tokens.shown[id], known: true }];
+  return { text: longer(typed.text, id), ids, pieces };
+}
+
+// Why there is no model to run, in words; empty where there is one.
+export function modelMissing() {
+  if (model) return '';
+  const { reason, part, parameters = 0, most = 0 } = modelBlock ?? { reason: 'none' };
+  const why = say(`report.no_model_${reason}`, { part, parameters: count(parameters), most: count(most) });
+  return reason === 'none' ? why : `${why} ${say('report.open_live')}`;
+}
+
+if (model) {
+  Object.assign(engine, local);
+  offer(model);
+}

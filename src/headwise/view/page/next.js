@@ -1,0 +1,142 @@
+// --- What comes next, what becomes of it with changed heads, and which head matters for it ---
+//
+// `engine.next` says what is found: rows of tokens with their chances; of a model that predicts none, {state}, how far
+// what it gives has moved, as a cosine. Each head's silence is ranked alone, whatever is changed.
+
+import { byId, element, emit, makeButton, on, putWords, remake, say } from './base.js';
+import { engine } from './engine.js';
+import { bar, changedNames, data, factorOf, heads, moved, numberOf, percent, points, quoted, scoped, setText,
+  toggleSilence, view } from './state.js';
+
+// The latest ranking: `key`, the text, place and token that were followed, its chance `before`, and in `rows` of each
+// head [name, chance or cosine without it, the likeliest token then].
+let ranking = null;
+
+function placeOf({ text, place, follow }) { return `${place} ${follow} ${text}`; }
+
+// The panel: the tokens or the moved vector, the verdict, the ranking.
+function showNext() {
+  const found = engine.next(view.at), changed = view.changes.size > 0;
+  byId('next-panel').hidden = byId('verdict').hidden = !found;
+  if (!found) return;
+  if (!data.served) setText('next-title', 'report.next_after', { token: quoted(found.after) });
+  const [key, facts, turned] = found.state ? stateWords(found.state, changed) : tokenWords(found, changed);
+  if (found.state) byId('next').replaceChildren();
+  else showTokens(found, changed);
+  // The verdict stands under the sentence, below the heads, and in the large view; another answer stands out.
+  for (const id of ['verdict', 'verdict-below', 'large-verdict']) {
+    setText(id, key, facts);
+    byId(id).classList.toggle('turned', turned);
+  }
+  byId('verdict-below').hidden = !changed;
+  byId('large-verdict').hidden = false;
+  byId('wake').hidden = !changed;
+  showRanking(found);
+}
+
+function showTokens({ rows, follow, truth }, changed) {
+  const second = rows[0].length > 4; // where no word is hidden in a second text nothing is filled in there
+  const head = element('tr'), keys = ['report.next_token', 'report.as_it_is'];
+  if (changed) keys.push('report.as_changed', 'report.change');
+  if (second) keys.push('look.in_second', 'report.change');
+  head.append(...keys.map((key) => scoped('col', say(key))));
+  byId('next').classList.toggle('both', changed || second);
+  remake(byId('next'), 'id', [head, ...rows.map((row) => tokenRow(row, changed, second, follow, truth))]);
+}
+
+// A token, whose button makes it the one that is followed, and its chances as bars.
+function tokenRow([id, token, before, now, other], changed, second, follow, truth) {
+  const row = element('tr', id === follow ? 'chosen' : ''), name = scoped('row', '');
+  const button = makeButton('token', undefined, () => {
+    view.follow = id;
+    showNext();
+  });
+  button.dataset.id = id;
+  button.setAttribute('aria-pressed', String(id === follow));
+  button.append(element('bdi', '', token));
+  if (id === truth) button.title = say('report.in_text');
+  name.append(button);
+  row.append(name, bar(before, 'ours'));
+  const change = (from, to) => element('td', moved(to - from), points(to - from));
+  if (changed) row.append(bar(now, 'theirs'), change(before, now));
+  if (second) row.append(bar(other, 'theirs'), change(now, other));
+  return row;
+}
+
+// What the changed heads have changed; without any, what the model expects. [phrase, facts, is it another answer?]
+function tokenWords({ rows, follow, after }, changed) {
+  const best = (column) => rows.reduce((most, row) => (row[column] > most[column] ? row : most)); // the likeliest row
+  const first = best(2), now = best(3), name = (row) => quoted(row[1]);
+  const followed = rows.find(([id]) => id === follow) ?? first;
+  if (!changed) {
+    const key = after ? 'report.expects_after' : 'report.expects';
+    return [key, { place: quoted(after), token: name(first), part: percent(first[2]) }, false];
+  }
+  const facts = { heads: changedNames(), first: name(first), now: name(now), part: percent(now[3]),
+    token: name(followed), before: percent(followed[2]), after: percent(followed[3]) };
+  return [first === now ? 'report.still' : 'report.now_says', facts, first !== now];
+}
+
+// Of a model that predicts no word here. kept: the cosine of the vectors without and with the changes. alike: those of
+// the vectors of both texts, without the changes and with them; undefined where there is one text.
+function stateWords({ kept, alike }, changed) {
+  const facts = { heads: changedNames(), cosine: kept.toFixed(4), mask: data.mask };
+  if (!alike) return [changed ? 'look.moved' : data.mask ? 'look.nothing_hidden' : 'look.output_how', facts, false];
+  [facts.before, facts.after] = alike.map((cosine) => cosine.toFixed(4));
+  return [changed ? 'look.alike_changed' : 'look.alike', facts, false];
+}
+
+// --- Each head in turn ---
+
+// Runs the model once without each head alone. The page answers in between, and what has changed by then ends it.
+export async function silenceEach() {
+  const found = engine.next(view.at), key = placeOf(found), rows = [];
+  const followed = found.rows.find(([id]) => id === found.follow);
+  for await (const part of engine.each(found)) {
+    const now = engine.next(view.at);
+    if (!now || placeOf(now) !== key) return;
+    rows.push(...part);
+    setText('ranking-note', 'report.ranking_at_work', { done: rows.length, all: heads.length });
+  }
+  if (rows.length < heads.length) return; // nobody answers any more
+  // The cosine of what has not moved is 1; the head that is missed most comes first.
+  ranking = { key, before: followed ? followed[2] : 1, token: followed?.[1], rows: rows.sort((a, b) => a[1] - b[1]) };
+  showRanking(found);
+}
+
+function showRanking(found) {
+  const list = byId('ranking'), fits = ranking?.key === placeOf(found);
+  list.hidden = !fits;
+  if (!fits) setText('ranking-note', 'report.ranking_offer');
+  else if (found.state) setText('ranking-note', 'look.ranking_output');
+  else setText('ranking-note', 'report.ranking', { token: quoted(ranking.token), part: percent(ranking.before) });
+  remake(list, 'name', (fits ? ranking.rows : []).map((row) => rankingRow(row, !found.state)));
+  emit('ranking', fits && !found.state ? ranking : null);
+}
+
+// A line of the ranking: the head's button, and the chance without it, or of a vector what the cosine lacks to 1.
+function rankingRow([name, part, then], isToken) {
+  const item = element('li'), words = element('span', 'then'), silent = factorOf(numberOf.get(name)) === 0;
+  const button = makeButton('token', name, () => toggleSilence(numberOf.get(name)));
+  button.dataset.name = name;
+  button.setAttribute('aria-pressed', String(silent));
+  button.setAttribute('aria-label', say(silent ? 'report.wake' : 'report.silence', { name }));
+  const becomes = { fall: 'report.falls_to', rise: 'report.rises_to' }[moved(part - ranking.before)];
+  if (isToken) putWords(words, becomes ?? 'report.stays_at', { token: quoted(then) });
+  else words.textContent = part.toFixed(4);
+  item.append(button, bar(isToken ? part : Math.max(0, 1 - part), 'theirs', 'span'), words);
+  return item;
+}
+
+// Takes all factors back; the button that did so and had the focus is hidden then.
+function wakeAll() {
+  view.changes.clear();
+  emit('changes');
+  byId('own-text').focus();
+}
+
+byId('each').addEventListener('click', silenceEach);
+byId('wake').addEventListener('click', wakeAll);
+// The ranking was of another text; of a live model the words are new after every reading.
+on('words', () => { if (!data.served) ranking = null; });
+on(data.served ? 'read language' : 'point language', showNext);

@@ -1,0 +1,167 @@
+// --- The reader's own sentence: typed, run through the model in the page, and continued token by token ---
+
+import { byId, element, emit, makeButton, on, say } from './base.js';
+import { engine } from './engine.js';
+import { goOn, growing, lastPlace, longer, model, modelMissing, nameOf, ordered, typed } from './local.js';
+import { probabilities } from './model.js';
+import { passage, sentence, showText } from './shown.js';
+import { count, distinct, percent, quoted, setText, view, visible } from './state.js';
+import { nearest } from './tokens.js';
+
+// Round choices, all at most but for the chance: larger counts show more, and a longer wait lets the page lag.
+const WAIT_MS = 60; // after a key, before the model runs, so that it does not run for each key of a fast typist
+const FOLLOWING = 6, LEAST_CHANCE = 0.001; // words offered as the next, and the least chance of one
+const INSTEAD = 2; // words offered in place of one that the model lacks, where none is like it
+const KNOWN = 1500; // words in the list of those that the model knows
+const FIRST = 48; // tokens of a passage that the page begins with
+let typing = 0; // the timer that runs while a key may follow
+export let opening = ''; // the text that the page opens with
+
+// Listens to the panel and puts the first sentence there; hides the panel where there is no model in the page.
+export function startOwn() {
+  const why = modelMissing(); // in words, '' where there is one
+  byId('own').hidden = byId('next-panel').hidden = byId('workbench').hidden = Boolean(why);
+  if (why) return showOwn();
+  byId('own-text').addEventListener('input', () => {
+    clearTimeout(typing);
+    typing = setTimeout(() => setOwn(byId('own-text').value), WAIT_MS);
+  });
+  byId('likeliest').addEventListener('click', () => takeOwn(goOn(0), lastPlace));
+  byId('sampled').addEventListener('click', () => takeOwn(goOn(1), lastPlace));
+  byId('again').addEventListener('click', () => setOwn(opening, restingPlace));
+  byId('vocabulary').addEventListener('toggle', showVocabulary);
+  on('changes', runChanged);
+  on('language', () => { if (typed.whole) sayUnknown(); });
+  begin();
+}
+
+// The text that the page opens with is put together from the tokens of its maps, which are written as a reader sees
+// them: those that the vocabulary has, one after the other.
+function begin() {
+  const ids = new Map(model.tokens.shown.map((_, id) => [nameOf(id), id]));
+  const tokens = sentence ? sentence.tokens : passage.tokens.slice(0, FIRST);
+  // `longer` appends one id after the other.
+  opening = tokens.filter((token) => ids.has(token)).map((token) => ids.get(token)).reduce(longer, '');
+  setOwn(opening, restingPlace);
+}
+
+// Where the page begins to look: at the token before the last. There the last one is predicted, and the truth known.
+export function restingPlace() { return Math.max(0, typed.ids.length - 2); }
+// Takes another sentence; `placed` says at which token the page looks then.
+export function setOwn(text, placed = lastPlace) { takeOwn(engine.tokens(text), placed); }
+
+// The same of a sentence whose ids are known. A sentence that the model cannot read leaves the last one in place.
+function takeOwn(input, placed) {
+  const tokens = input.ids.length, longest = model.config.context;
+  // Only where it differs: a field that is written to loses its cursor.
+  if (byId('own-text').value !== input.text) byId('own-text').value = input.text;
+  if (!tokens || tokens > longest) {
+    byId('own-trouble').textContent = say(tokens ? 'look.beyond_context' : 'look.empty', { tokens, longest });
+    return;
+  }
+  engine.run(input);
+  view.pinned = false;
+  view.at = placed();
+  view.follow = -1; // what was chosen was of the sentence before
+  showOwn();
+  emit('address');
+}
+
+function runChanged() {
+  if (!typed.whole) return;
+  engine.run(typed);
+  showOwn();
+}
+
+// Shows the sentence with the maps of the changed heads.
+export function showOwn() {
+  if (!typed.whole) return showText(sentence || passage);
+  const tokens = typed.pieces.map(({ id, text, known }) => (known ? nameOf(id) : visible(text)));
+  showText({ tokens, exact: true, typed: true, maps: engine.maps, unknown: strange(typed.pieces) });
+  sayUnknown();
+}
+
+// --- What can stand next, and what stands for a word that the model lacks ---
+
+// Of each piece: does the model lack it? A word that is still being typed does not count.
+function strange(pieces) {
+  const ends = growing() ? pieces.length - 1 : pieces.length;
+  return pieces.map((piece, at) => !piece.known && at < ends);
+}
+
+// [id, chance] of all tokens at a place of the text, the likeliest first; in their own order, with a chance of 0,
+// where nothing stands before it. The two signs that stand for no word are left out.
+function likelyAt(place) {
+  const chances = place < 0 ? new Float32Array(model.tokens.shown.length) : probabilities(typed.whole.logits[place]);
+  return ordered(chances).filter((id) => id !== model.tokens.boundary && id !== model.tokens.unknown)
+    .map((id) => [id, chances[id]]);
+}
+
+// Offers words as buttons: while a word is typed those that it can become, else those that the model expects.
+function showFollowing() {
+  const begun = growing(), fits = ([id, chance]) =>
+    (begun ? model.tokens.shown[id].startsWith(begun) : chance >= LEAST_CHANCE);
+  const offers = likelyAt(lastPlace()).filter(fits).slice(0, FOLLOWING);
+  byId('offers').hidden = !offers.length;
+  setText('offers-title', begun ? 'report.can_become' : 'report.can_follow', { word: quoted(begun) });
+  byId('offers-list').replaceChildren(...offers.map(([id, chance]) => {
+    // The word replaces its own beginning.
+    const before = begun ? typed.text.slice(0, -begun.length) : typed.text;
+    const button = wordButton(nameOf(id), () => longer(before, id));
+    if (chance >= LEAST_CHANCE) button.append(' ', element('span', 'part', percent(chance)));
+    return button;
+  }));
+}
+
+// A button that puts another sentence there, and the cursor behind it: the next key goes on typing.
+function wordButton(name, changed) {
+  return makeButton('known', name, () => {
+    const text = byId('own-text');
+    setOwn(changed());
+    text.focus();
+    text.setSelectionRange(text.value.length, text.value.length);
+  });
+}
+
+// Names the words that the model lacks, and offers others in their place.
+function sayUnknown() {
+  const wrong = strange(typed.pieces), places = new Map(); // word that the model lacks -> where it stands first
+  typed.pieces.forEach(({ text }, at) => { if (wrong[at] && !places.has(text)) places.set(text, at); });
+  byId('own-trouble').textContent = '';
+  if (places.size) {
+    const words = distinct([...places.keys()].map((word) => quoted(visible(word)))).join(', ');
+    // What the model reads for the first of them, and so for each.
+    const sign = quoted(nameOf(typed.pieces[[...places.values()][0]].id));
+    const offers = [...places].flatMap(([word, at]) => instead(word, at).map((near) => replacement(word, near)));
+    byId('own-trouble').textContent = say('report.unknown_words', { words, sign });
+    if (offers.length) byId('own-trouble').append(' ', say('report.near'), ...offers);
+  }
+  showFollowing();
+}
+
+// Words to offer for one that the model lacks: those most like it, else what the model expects at this place.
+function instead(word, at) {
+  const likely = likelyAt(at - 1), near = nearest(model.tokens, word, new Map(likely));
+  return near.length ? near : likely.slice(0, INSTEAD).map(([id]) => model.tokens.shown[id]);
+}
+
+// A button that puts a word that the model knows in the place of one that it does not.
+function replacement(word, near) {
+  return wordButton(near, () => {
+    const parts = typed.text.split(/(\s+)/); // words, and in brackets, so that they stay, the spaces between
+    // As a whole word where the text has it as one, so that "a" is not replaced in "cat"; else wherever it stands.
+    return parts.includes(word)
+      ? parts.map((part) => (part === word ? near : part)).join('')
+      : typed.text.replaceAll(word, near);
+  });
+}
+
+// The words that the model knows, made when the list is first opened; a click adds one.
+function showVocabulary() {
+  const list = byId('vocabulary-words');
+  if (!byId('vocabulary').open || list.childElementCount) return;
+  const known = model.tokens.shown.map((_, id) => [nameOf(id), id]).filter(([, id]) => id !== model.tokens.boundary);
+  known.sort(([a], [b]) => a.localeCompare(b));
+  list.append(...known.slice(0, KNOWN).map(([name, id]) => wordButton(name, () => longer(typed.text, id))));
+  if (known.length > KNOWN) list.append(say('report.and_more', { count: count(known.length - KNOWN) }));
+}

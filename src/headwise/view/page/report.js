@@ -1,0 +1,112 @@
+// --- The whole page of a report: its words, its switches, its question, and how it begins ---
+
+import { byId, element, emit, isShortcut, on, say, told } from './base.js';
+import { hasModel } from './engine.js';
+import { modelMissing, typed } from './local.js';
+import { readAddress } from './address.js';
+import { makeGrid } from './grid.js';
+import { silenceEach } from './next.js';
+import { opening, restingPlace, setOwn, showOwn, startOwn } from './own.js';
+import { invite } from './sentence.js';
+import { passage, sentence, showText } from './shown.js';
+import { columnMeaning, columnName, count, data, heads, matches, pin, sayOr, setText, toggleSilence,
+  view } from './state.js';
+import './roles.js';
+import './table.js';
+import './training.js';
+
+// What was looked at, at the top of the page, and how it was measured, at its end.
+function showTop() {
+  const { family, n_heads, n_layers, n_documents, n_tokens, longest } = data.extent;
+  const parts = [family, say('report.extent', { heads: n_heads, layers: n_layers })].filter(Boolean);
+  byId('lede').textContent = parts.join(' · ');
+  const facts = [say('report.measured_on', { tokens: count(n_tokens), documents: n_documents })];
+  if (n_documents > 1) facts.push(say('report.longest', { tokens: count(longest) }));
+  if (data.texts.length) facts.push(say('report.text_from', { texts: data.texts.map(told).join(', ') }));
+  if (Number.isFinite(data.loss)) facts.push(say('report.mean_loss', { loss: data.loss.toFixed(3) }));
+  if (data.ablated !== null) facts.push(sayOr(`report.ablated_${data.ablated}`, data.ablated));
+  byId('measured').textContent = facts.join(' ');
+  byId('notes').hidden = !data.notes.length;
+  byId('notes').replaceChildren(...data.notes.map((note) => element('li', '', told(note))));
+  // The passage is offered beside the sentence where it shows more text.
+  byId('text-choice').hidden = !sentence || !passage.tokens.length || data.tokens.length <= sentence.tokens.length;
+  byId('no-model').textContent = modelMissing();
+  byId('no-model').hidden = hasModel();
+  byId('question').hidden = !hasModel();
+  byId('meanings').replaceChildren(...data.columns.flatMap((column) => [
+    element('dt', '', columnName(column)), element('dd', '', columnMeaning(column))]));
+}
+
+// --- The filter ---
+
+function sayFilter() {
+  const kept = heads.filter((_, number) => matches(number)).length;
+  const all = kept === heads.length && !view.roles.size && !view.words.length;
+  for (const place of document.querySelectorAll('.matches')) {
+    place.textContent = all ? '' : say('report.matches', { count: count(kept), all: count(heads.length) });
+  }
+  byId('all-heads').hidden = all;
+}
+
+// Filters by the words that are typed.
+function search() {
+  view.words = byId('find').value.toLowerCase().split(/\s+/).filter(Boolean);
+  emit('filter');
+}
+
+function showAll() {
+  view.roles.clear();
+  byId('find').value = '';
+  search();
+  byId('find').focus(); // the button that had the focus is hidden now
+}
+
+// --- The suggested question: which head carries the prediction? ---
+
+// The button that leads to a question about the heads and, once it is asked, to the answer.
+function sayQuestion() {
+  setText('question', byId('think').hidden ? `report.question_${data.question}` : 'report.question_answer');
+}
+
+// The first press leads to the place and leaves time to think, the second tries every head.
+function askQuestion() {
+  // Was the button pressed once, and is the reader still at the place of the question?
+  const again = !byId('think').hidden && typed.text === opening && view.at === restingPlace();
+  if (typed.text !== opening) setOwn(opening);
+  view.pinned = false;
+  pin(restingPlace());
+  if (again) silenceEach();
+  byId('think').hidden = again;
+  sayQuestion();
+}
+
+// Escape lets a pinned token go; s silences the head through which the sentence is seen.
+function keysOnPage(event) {
+  if (isShortcut(event) || event.target.matches('input:not([type="checkbox"]), textarea, select')) return;
+  if (event.key === 'Escape' && view.open < 0) pin(-1);
+  if (event.key === 's' && view.through >= 0 && hasModel()) toggleSilence(view.through);
+}
+
+byId('find').addEventListener('input', search);
+byId('all-heads').addEventListener('click', showAll);
+byId('question').addEventListener('click', askQuestion);
+for (const radio of document.querySelectorAll('[name="text"]')) {
+  radio.addEventListener('change', () => {
+    if (radio.value === 'passage') showText(passage);
+    else showOwn();
+  });
+}
+document.addEventListener('keydown', keysOnPage);
+on('language', () => { showTop(); sayQuestion(); });
+on('filter language', sayFilter);
+
+byId('heads').hidden = byId('look').hidden = false;
+makeGrid();
+// The token before the last: from there the last one is predicted.
+if (sentence) view.at = Math.max(0, sentence.tokens.length - 2);
+const asked = location.hash; // the opening sentence makes an address of its own
+startOwn();
+emit('language');
+if (asked) history.replaceState(null, '', asked);
+readAddress();
+invite();

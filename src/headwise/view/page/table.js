@@ -1,0 +1,221 @@
+// --- The table of all heads: sorted by any column, walked over with the arrow keys ---
+//
+// A row is a head, a column a statistic of `data.columns`. Before them stand the name, the roles, and a column that
+// follows the sentence above the table.
+
+import { byId, element, isShortcut, makeButton, on, say, setWord, shadeEdge, stopAt } from './base.js';
+import { openHead } from './head.js';
+import { looksOf } from './shown.js';
+import { ROUNDS_TO_0, badge, columnName, cut, data, figure, heads, intervalIn, inWords, matches, quoted, scoped,
+  view } from './state.js';
+
+const NOW = 2; // place of the column that follows the sentence, behind name and roles
+const table = byId('table'), frame = table.parentElement;
+let rowsInOrder = []; // the rows in the order of `heads`, however they are sorted now
+let sorted = []; // the headings by which rows can be sorted, in the order of the cells of a row
+
+function makeTable() {
+  const head = element('thead'), body = element('tbody'), top = element('tr');
+  const first = [['name', 'report.head'], ['roles', 'report.roles'], ['now', 'report.looks_now']]; // [sort, phrase]
+  top.append(...first.map(([sort, key]) => heading(sort, say(key), sort)));
+  // 'extra' is the class of columns that the style sheet shows on demand.
+  top.append(...data.columns.map((column, at) => heading(at, columnName(column), column.main ? '' : 'extra')));
+  head.append(top);
+  rowsInOrder = heads.map(tableRow);
+  body.append(...rowsInOrder);
+  table.replaceChildren(head, body);
+  table.setAttribute('role', 'grid');
+  sorted = [...table.querySelectorAll('th[data-sort]')];
+  byId('all-columns').parentElement.hidden = data.columns.every((column) => column.main);
+}
+
+// A button leads on to the columns out of sight, and back from the last. Fractions of pixels are rounded: hence 2.
+function showOverflow() {
+  const beyond = frame.scrollWidth - frame.clientWidth;
+  const ends = frame.scrollLeft >= beyond - 2; // is the last column in sight?
+  byId('more-columns').hidden = beyond <= 2;
+  setWord(byId('more-columns'), ends ? 'report.first_columns' : 'report.more_columns');
+}
+
+// What the button does. It scrolls by less than a whole frame, so that some columns stay in sight.
+function turnColumns() {
+  const ends = frame.scrollLeft >= frame.scrollWidth - frame.clientWidth - 2;
+  frame.scrollTo({ left: ends ? 0 : frame.scrollLeft + 0.7 * frame.clientWidth });
+}
+
+// A heading whose button sorts the rows by 'name', 'roles', 'now', or the place of a statistic in `data.columns`.
+function heading(sort, text, className) {
+  const cell = scoped('col', ''), button = makeButton('sort', text, () => sortBy(cell));
+  cell.className = className;
+  cell.dataset.sort = sort;
+  cell.setAttribute('aria-sort', 'none');
+  cell.append(button);
+  return cell;
+}
+
+// The row of a head.
+function tableRow(head, number) {
+  const row = element('tr'), roles = element('td', 'roles'), name = scoped('row', head.name);
+  name.className = 'name';
+  row.dataset.number = number;
+  head.roles.forEach((role) => roles.append(badge(role), ' '));
+  row.append(name, roles, element('td', 'now'));
+  data.columns.forEach((column, at) => {
+    row.append(element('td', column.main ? '' : 'extra', figure(head.values[at]?.[0], column)));
+  });
+  for (const cell of row.cells) cell.tabIndex = -1; // one cell of the table is a stop for Tab: `stopAtFirstRow`
+  return row;
+}
+
+// The column that follows the sentence: what each head looks at most from the token that is looked at.
+function showNow() {
+  if (!sorted.length) return;
+  const button = sorted[NOW].firstChild;
+  button.textContent = view.at < 0
+    ? say('report.looks_now')
+    : say('report.looks_from', { token: quoted(cut(view.shown.tokens[view.at])) });
+  rowsInOrder.forEach((row, number) => { row.cells[NOW].textContent = view.at < 0 ? '–' : strongestWords(number); });
+}
+
+// The key on which the head has most weight: its name, and whether it lies beyond the text that is shown.
+function strongestLook(number) {
+  const { inside, outside } = looksOf(number, view.at);
+  let key = 0;
+  inside.forEach((weight, at) => { if (weight > inside[key]) key = at; });
+  const far = outside[0]; // they come strongest first
+  if (!(far && far.weight > inside[key])) return { weight: inside[key] ?? 0, name: view.shown.tokens[key] };
+  const name = heads[number].cross ? say('report.key', { key: far.key }) : data.tokens[far.key] ?? String(far.key);
+  return { weight: far.weight, name, far: true };
+}
+
+// "write 0.970", and an arrow where it lies beyond the text; a dash where all weights would round to 0.000.
+function strongestWords(number) {
+  const { weight, name, far } = strongestLook(number);
+  return weight < ROUNDS_TO_0 ? '–' : `${cut(name)} ${inWords(weight)}${far ? ' ↗' : ''}`;
+}
+
+// What a row is ordered by, the largest first; null for what is not there.
+function sortKey(number, sort) {
+  const head = heads[number];
+  if (sort === 'name') return -number; // largest of the first head: the order of the model
+  // More roles first; heads with as many by the place of their first role, of which there are less than a hundred.
+  if (sort === 'roles') return head.roles.length ? 100 * head.roles.length - head.roles[0] : null;
+  if (sort === 'now') return view.at < 0 ? null : strongestLook(number).weight;
+  return head.values[sort]?.[0] ?? null;
+}
+
+// The largest first, then the other way round; a name first comes in the order of the model. What is missing is last.
+function sortBy(cell) {
+  const { sort } = cell.dataset, before = cell.getAttribute('aria-sort');
+  // In the words of aria-sort, how a column is sorted at the first click and at the next.
+  const [fresh, reversed] = sort === 'name' ? ['ascending', 'descending'] : ['descending', 'ascending'];
+  const order = before === fresh ? reversed : fresh, sign = order === fresh ? 1 : -1;
+  for (const other of sorted) other.setAttribute('aria-sort', 'none');
+  cell.setAttribute('aria-sort', order);
+  const keyed = rowsInOrder.map((row, number) => [row, sortKey(number, sort)]);
+  const compare = (a, b) => ( // true - false is 1: null comes behind a number, whatever the sign
+    a[1] === null || b[1] === null ? (a[1] === null) - (b[1] === null) : sign * (b[1] - a[1])
+  );
+  table.tBodies[0].append(...keyed.sort(compare).map(([row]) => row));
+  stopAtFirstRow();
+}
+
+// --- By keyboard and by pointer ---
+
+// Tab stops at one cell of the table: after sorting and filtering at the first cell of the first row that is left.
+function stopAtFirstRow() {
+  const first = [...table.tBodies[0].rows].find((row) => !row.hidden);
+  stopAt(table.tBodies[0].querySelectorAll('[tabindex="0"]'), first?.cells[0]);
+}
+
+// Hides what the filter does not leave.
+function filterRows() {
+  for (const row of table.tBodies[0].rows) row.hidden = !matches(Number(row.dataset.number));
+  stopAtFirstRow();
+}
+
+function cellOf(event) { return event.target.closest('tbody td, tbody th'); }
+
+// Enter and the space bar enlarge the head of a row; the arrow keys, Home and End go from cell to cell.
+function walkTable(event) {
+  const cell = cellOf(event);
+  if (!cell || isShortcut(event)) return;
+  if (event.key === 'Enter' || event.key === ' ') {
+    event.preventDefault();
+    openHead(Number(cell.parentElement.dataset.number));
+    return;
+  }
+  const next = nextCell(cell, event.key);
+  if (!next) return;
+  event.preventDefault();
+  stopAt(table.tBodies[0].querySelectorAll('[tabindex="0"]'), next);
+  next.focus();
+}
+
+// The cell to which a key leads; null or undefined where there is none.
+function nextCell(cell, key) {
+  // A cell that the style sheet hides has no offsetParent.
+  const row = cell.parentElement, cells = [...row.cells].filter((other) => other.offsetParent);
+  if (key === 'Home') return cells[0];
+  if (key === 'End') return cells[cells.length - 1];
+  if (key === 'ArrowLeft' || key === 'ArrowRight') return cells[cells.indexOf(cell) + (key === 'ArrowLeft' ? -1 : 1)];
+  if (key !== 'ArrowUp' && key !== 'ArrowDown') return null;
+  let next = row; // rows that the filter hides are passed over
+  do next = key === 'ArrowUp' ? next.previousElementSibling : next.nextElementSibling; while (next?.hidden);
+  return next?.cells[cell.cellIndex];
+}
+
+// --- The note beside a cell: interval and controls ---
+
+// Shows the note where there is one to say: on a statistic, and not on the name, the roles and the like.
+function showTip(cell) {
+  const row = cell?.parentElement, over = row && sorted[cell.cellIndex]; // the heading above the cell
+  if (!over || !Number.isInteger(Number(over.dataset.sort))) return hideTip();
+  const head = heads[row.dataset.number], at = Number(over.dataset.sort);
+  const lines = tipLines(head, at), tip = byId('tip');
+  tip.replaceChildren(
+    element('b', '', `${head.name}, ${columnName(data.columns[at])}`),
+    ...lines.map((line) => element('span', '', line)),
+  );
+  tip.hidden = false; // first, for what is hidden has no size
+  // Above the cell with its right edge on the cell's, 8 pixels inside the window; where there is no room, below.
+  const box = cell.getBoundingClientRect(), size = tip.getBoundingClientRect(), above = box.top - size.height - 6;
+  tip.style.left = `${Math.max(8, Math.min(innerWidth - size.width - 8, box.right - size.width))}px`;
+  tip.style.top = `${above > 8 ? above : box.bottom + 6}px`;
+}
+
+// The lines of the note: the interval over documents, and the controls.
+function tipLines(head, at) {
+  const value = head.values[at], column = data.columns[at]; // an `Interval`: mean, low, high, number of documents
+  if (!value) return [say('report.undefined')];
+  const lines = [];
+  if (value[3]) { // 0 of importance, whose interval nobody knows
+    const documents = value[3] > 1 ? say('report.over_documents', { count: value[3] }) : '';
+    lines.push(`${say('report.interval')}: ${intervalIn(value, column)}${documents}`);
+  }
+  if (head.uniform[at] !== null) lines.push(`${say('report.even_attention')}: ${figure(head.uniform[at], column)}`);
+  if (data.untrained[at] !== null) lines.push(`${say('report.best_untrained')}: ${figure(data.untrained[at], column)}`);
+  return lines.length ? lines : [say('report.no_interval')];
+}
+
+function hideTip() { byId('tip').hidden = true; }
+
+table.addEventListener('keydown', walkTable);
+table.addEventListener('click', (event) => {
+  if (cellOf(event)) openHead(Number(cellOf(event).parentElement.dataset.number));
+});
+for (const name of ['mouseover', 'focusin']) table.addEventListener(name, (event) => showTip(cellOf(event)));
+for (const name of ['mouseleave', 'focusout']) table.addEventListener(name, hideTip);
+frame.addEventListener('scroll', () => { hideTip(); showOverflow(); });
+byId('more-columns').addEventListener('click', turnColumns);
+byId('all-columns').addEventListener('change', (event) => table.classList.toggle('all', event.target.checked));
+document.addEventListener('keydown', (event) => { if (event.key === 'Escape') hideTip(); });
+window.addEventListener('resize', hideTip);
+shadeEdge(frame);
+// The table may grow with its columns, and its frame with the window.
+const sizes = new ResizeObserver(showOverflow);
+[table, frame].forEach((part) => sizes.observe(part));
+on('language', () => { makeTable(); showNow(); });
+on('point', showNow);
+on('large', hideTip);
+on('filter language', filterRows);

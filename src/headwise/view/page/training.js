@@ -1,0 +1,218 @@
+// --- The training run of the model: facts, held-out loss against a baseline, the curve, samples; and its frames ---
+//
+// The baseline is an n-gram model of the same text. Losses are in nats for each token; null where one was not finite.
+
+import { byId, bytesOf, element, on, putWords, readData, say, svg, told } from './base.js';
+import { paint } from './colours.js';
+import { count, data, quoted, sayOr, scoped, visible } from './state.js';
+
+// Size of the curve's drawing, and margins for the numbers and words of its axes.
+const CURVE = { width: 640, height: 320, left: 78, right: 34, top: 14, bottom: 62 };
+
+function finite(value) { return Number.isFinite(value); } // neither null nor NaN
+function loss(value) { return finite(value) ? value.toFixed(3) : '–'; }
+
+// Fills in the section; it is hidden where the report knows of no training.
+function makeRun() {
+  byId('run').hidden = !data.run;
+  if (!data.run) return;
+  byId('facts').replaceChildren(...data.run.facts.flatMap(([name, value]) => [
+    element('dt', '', sayOr(`fact.${name.replaceAll(/\W+/g, '_')}`, name)), element('dd', '', told(value))]));
+  byId('losses').replaceChildren(...comparison(data.run));
+  byId('curve').replaceChildren(...curveFigure(data.run));
+  byId('samples').replaceChildren(...data.run.samples.map((sample) => {
+    const item = element('li'), text = element('pre', '', sample);
+    text.dir = 'auto';
+    item.append(text);
+    return item;
+  }));
+  byId('samples-title').hidden = !data.run.samples.length;
+}
+
+// The held-out loss and the baseline as two bars from zero on one scale, and the difference in words.
+function comparison({ held_out_loss: heldOut, baseline_loss: baseline }) {
+  const longest = Math.max(...[heldOut, baseline].filter(finite), 0) || 1; // the loss whose bar is whole; never 0
+  const parts = [measure(say('report.this_model'), heldOut, longest, 'ours')];
+  if (data.run.has_baseline) parts.push(measure(baselineName(), baseline, longest, 'theirs'));
+  const verdict = element('p', 'verdict'), gain = baseline - heldOut;
+  const key = !data.run.has_baseline ? 'report.no_baseline'
+    : !finite(baseline) || !finite(heldOut) ? 'report.not_compared'
+      : Math.abs(gain) < 0.0005 ? 'report.same_loss' // three decimals would show 0.000
+        : gain > 0 ? 'report.better' : 'report.worse';
+  putWords(verdict, key, { gain: Math.abs(gain).toFixed(3) });
+  return [...parts, verdict, element('p', 'unit', say(data.run.has_baseline ? 'report.unit_both' : 'report.unit'))];
+}
+
+function baselineName() {
+  return data.run.baseline_name
+    ? say('report.baseline_named', { name: told(data.run.baseline_name) })
+    : say('report.baseline');
+}
+
+// One of the two bars, with its name and its loss.
+function measure(label, value, longest, kind) {
+  const box = element('div', 'measure'), drawing = svg('svg', { 'aria-hidden': 'true' });
+  const wide = finite(value) ? (100 * Math.max(0, value)) / longest : 0;
+  drawing.append(svg('rect', { class: 'track', width: '100%', height: '100%' }));
+  drawing.append(svg('rect', { class: kind, width: `${wide.toFixed(2)}%`, height: '100%' }));
+  box.append(element('span', '', label), element('span', 'value', loss(value)), drawing);
+  return box;
+}
+
+// The losses over the training: what each line stands for, the drawing, and the same as a table. `curve` has for each
+// evaluation {step, train_loss, held_out_loss}.
+function curveFigure({ curve, baseline_loss: baseline }) {
+  if (!curve.length) return [];
+  const points = [...curve].sort((a, b) => a.step - b.step), key = element('div', 'key');
+  const lines = [['train', say('report.training')], ['held-out', say('report.held_out')]];
+  if (finite(baseline)) lines.push(['baseline', baselineName()]);
+  for (const [kind, name] of lines) {
+    const item = element('span'), sign = svg('svg', { 'aria-hidden': 'true' });
+    sign.append(svg('line', { class: kind, x1: 0, x2: '100%', y1: 2, y2: 2 }));
+    item.append(sign, name);
+    key.append(item);
+  }
+  return [key, curveDrawing(points, baseline), curveNumbers(points)];
+}
+
+// Both losses over the steps, the baseline as a line across, and axes with round numbers.
+function curveDrawing(points, baseline) {
+  const losses = points.flatMap((point) => [point.train_loss, point.held_out_loss]).filter(finite);
+  if (!losses.length) return element('p', 'notice', say('report.no_curve'));
+  const { width, height, left, right, top, bottom } = CURVE;
+  const ends = [...losses, ...(finite(baseline) ? [baseline] : [])]; // all that the axis of losses has to reach
+  const [first, last] = [points[0].step, points[points.length - 1].step];
+  const ticks = roundSteps(Math.min(...ends), Math.max(...ends));
+  const steps = roundSteps(first, last, true).filter((step) => step >= first && step <= last);
+  const x = scaleOf(first, last, left, width - right);
+  const y = scaleOf(ticks[0], ticks[ticks.length - 1], height - bottom, top); // a larger loss is higher up
+  const drawing = svg('svg', {
+    class: 'curve', viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-label': curveWords(points, baseline),
+  });
+  const label = (at, up, text, anchor, more = {}) => {
+    return svg('text', { x: at.toFixed(1), y: up.toFixed(1), 'text-anchor': anchor, ...more }, text);
+  };
+  for (const tick of ticks) {
+    drawing.append(svg('line', { class: 'grid-line', x1: left, x2: width - right, y1: y(tick), y2: y(tick) }));
+    drawing.append(label(left - 8, y(tick) + 5, String(tick), 'end'));
+  }
+  drawing.append(...steps.map((step) => label(x(step), height - bottom + 24, count(step), 'middle')));
+  drawing.append(label((left + width - right) / 2, height - 10, say('report.step'), 'middle'));
+  const upright = { transform: `translate(18 ${((top + height - bottom) / 2).toFixed(0)}) rotate(-90)` };
+  drawing.append(label(0, 0, say('report.loss_unit'), 'middle', upright));
+  const across = { class: 'baseline', x1: left, x2: width - right, y1: y(baseline), y2: y(baseline) };
+  if (finite(baseline)) drawing.append(svg('line', across));
+  for (const [kind, name] of [['train', 'train_loss'], ['held-out', 'held_out_loss']]) { // [class, field of a point]
+    const corners = points
+      .filter((point) => finite(point[name]))
+      .map((point) => `${x(point.step).toFixed(1)} ${y(point[name]).toFixed(1)}`);
+    // A path of one point shows as a dot only where it has a length.
+    const d = `M${corners.join(' L')}${corners.length === 1 ? 'h0.1' : ''}`;
+    if (corners.length) drawing.append(svg('path', { class: kind, d, 'stroke-linecap': 'round' }));
+  }
+  return drawing;
+}
+
+// The curve for those who do not see it: where both losses begin and end.
+function curveWords(points, baseline) {
+  const [first, last] = [points[0], points[points.length - 1]];
+  const words = say('report.curve_words', {
+    from: count(first.step), to: count(last.step),
+    train: loss(first.train_loss), train_end: loss(last.train_loss),
+    held: loss(first.held_out_loss), held_end: loss(last.held_out_loss),
+  });
+  return finite(baseline) ? `${words} ${say('report.curve_baseline', { value: loss(baseline) })}` : words;
+}
+
+// The losses as a table, which opens on demand.
+function curveNumbers(points) {
+  const details = element('details'), scroll = element('div', 'scroll'), list = element('table'), head = element('tr');
+  const title = say('report.curve_numbers');
+  scroll.tabIndex = 0; // so that it can be scrolled by keyboard
+  scroll.setAttribute('role', 'region');
+  scroll.setAttribute('aria-label', title);
+  head.append(...['report.step', 'report.training', 'report.held_out'].map((key) => scoped('col', say(key))));
+  list.append(head);
+  for (const { step, train_loss: train, held_out_loss: held } of points) {
+    const row = list.insertRow();
+    for (const text of [count(step), loss(train), loss(held)]) row.insertCell().textContent = text;
+  }
+  scroll.append(list);
+  details.append(element('summary', '', title), scroll);
+  return details;
+}
+
+// The straight map that takes low to start and high to stop; a range of no width goes to the middle.
+function scaleOf(low, high, start, stop) {
+  return high === low ? () => (start + stop) / 2 : (value) => start + ((value - low) / (high - low)) * (stop - start);
+}
+
+// About five round numbers from `low` or below to `high` or above; steps of a training (`whole`) are 1 apart at least.
+function roundSteps(low, high, whole = false) {
+  // `low` and `high` may be the same, and both be 0; size: the power of ten at a quarter of the span or below.
+  const span = high - low || Math.max(Math.abs(low), 1), size = 10 ** Math.floor(Math.log10(span / 4));
+  const fits = (wide) => wide >= span / 4 && (!whole || Number.isInteger(wide));
+  const step = [1, 2, 2.5, 5, 10].map((factor) => factor * size).find(fits) ?? 1; // a span of few whole steps has none
+  const first = Math.floor(low / step), last = Math.max(Math.ceil(high / step), first + 1);
+  // Rounded to 10 digits, since 3 * 0.1 is 0.30000000000000004.
+  return Array.from({ length: last - first + 1 }, (_, place) => Number(((first + place) * step).toPrecision(10)));
+}
+
+// --- The frames: where the heads looked on one line, at some of the steps while the model trained ---
+//
+// film.json of a run folder (gpt/film.py) has frames {step, maps}; maps are bytes, 255 times each weight, head by head
+// and row by row.
+
+const film = readData('film-data');
+let canvases = []; // of all heads
+
+// One pixel a cell; above the diagonal, where a causal head sees nothing, it is transparent.
+function drawFrame() {
+  const slider = byId('film-at'), frame = film.frames[slider.value], size = film.tokens.length;
+  byId('film-now').textContent = say('film.now', { step: count(frame.step), steps: count(film.steps) });
+  slider.setAttribute('aria-valuetext', byId('film-now').textContent);
+  frame.bytes ??= bytesOf(frame.maps); // unpacked once
+  canvases.forEach((canvas, head) => {
+    const levels = frame.bytes.subarray(head * size * size, (head + 1) * size * size);
+    paint(canvas, { rows: size, columns: size, drawn: levels, top: 255 });
+    const pen = canvas.getContext('2d');
+    for (let row = 0; row < size; row++) pen.clearRect(row + 1, row, size, 1);
+  });
+}
+
+// The weight under the pointer, in words below the pictures.
+function sayCell(event, head) {
+  const size = film.tokens.length, box = event.target.getBoundingClientRect();
+  const inside = (part) => Math.min(size - 1, Math.max(0, Math.floor(part * size)));
+  const row = inside((event.clientY - box.top) / box.height), column = inside((event.clientX - box.left) / box.width);
+  const [from, to] = [row, column].map((place) => quoted(visible(film.tokens[place])));
+  const value = (film.frames[byId('film-at').value].bytes[(head * size + row) * size + column] / 255).toFixed(2);
+  byId('film-said').textContent = `${film.heads[head]}: ${say('report.looks_at', { from, to, value })}`;
+}
+
+function makeFilm() {
+  if (!film?.frames.length) return;
+  const tokens = film.tokens.map(visible), slider = byId('film-at');
+  byId('film-line').textContent = tokens.join(film.tokens.every((token) => token.length < 2) ? '' : ' ');
+  const layers = new Set(film.heads.map((name) => name.split('.H')[0])).size; // "L0.H3" -> "L0"
+  byId('film-heads').style.setProperty('--across', Math.min(8, Math.max(2, film.heads.length / layers)));
+  byId('film-heads').replaceChildren(...film.heads.map((name, head) => {
+    const figure = element('figure'), canvas = element('canvas');
+    figure.setAttribute('role', 'listitem');
+    canvas.setAttribute('role', 'img');
+    canvas.setAttribute('aria-label', name);
+    canvas.addEventListener('pointermove', (event) => sayCell(event, head));
+    figure.append(canvas, element('figcaption', '', name));
+    canvases.push(canvas);
+    return figure;
+  }));
+  byId('film').hidden = false;
+  slider.max = String(film.frames.length - 1);
+  slider.value = slider.max;
+  slider.addEventListener('input', drawFrame);
+  on('language switches', drawFrame);
+  drawFrame();
+}
+
+makeFilm();
+on('language', makeRun);
