@@ -53,6 +53,10 @@ def test_scripts() -> None:
 
 
 def test_a_script_runs_behind_those_that_it_imports(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = {"page/a.js": "import './b.js';\nA;\n", "page/b.js": "import { x } from './c.js';\nB;\n", "page/c.js": "C;\n"}
+    texts = {
+        "page/a.js": "import './b.js';\nA;\n",
+        "page/b.js": "import { x } from './c.js';\nB;\n",
+        "page/c.js": "C;\n",
+    }
     monkeypatch.setattr(page, "package_text", texts.__getitem__)
     assert module_script("a.js") == "C;\nB;\nA;\n"

@@ -1,8 +1,8 @@
 """One HTML file in which a person touches the heads of a model: a sentence, every head's map of it, and all numbers.
 
-Python brings the data and the frame; the scripts in `page/` make everything that is seen. Whatever a model or a text brings is data: the scripts put it in the page as text. The data is small, and
-independent of the length of the text: numbers of heads are JSON; pictures, weights and key numbers are base64 of
-little-endian whole numbers.
+Python brings the data and the frame; the scripts in `page/` make everything that is seen. Whatever a model or a text
+brings is data: the scripts put it in the page as text. The data is small, and independent of the length of the text:
+numbers of heads are JSON; pictures, weights and key numbers are base64 of little-endian whole numbers.
 """
 
 from __future__ import annotations
