@@ -22,11 +22,10 @@ from headwise.checker.bugs import Finding, Verdict
 from headwise.cost import Price, Variant
 from headwise.courses.ladder import Ladder
 from headwise.heads.align import Alignment
-from headwise.heads.table import Survey
+from headwise.heads.table import Story, Survey
 from headwise.learn.exercises import Mark
 from headwise.records import HeadSteps
 from headwise.reshape.job import Reshaped
-from headwise.story import Story
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "schema.json"
 VERSION = 1

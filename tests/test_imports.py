@@ -26,7 +26,7 @@ ORDER = (
 )
 BASE = {
     "spec", "masks", "positions", "shapes", "errors", "families", "files", "intervals",
-    "records", "story", "table", "words",
+    "records", "table", "words",
 }  # fmt: skip
 BASE |= {"cost"}
 APART = {"headwise.backends.loops", "headwise.backends.numpy_", "headwise.backends.torch_"}

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from headwise.heads.patch import Patching, patch
     from headwise.heads.steer import steer
     from headwise.heads.survey import survey
-    from headwise.heads.table import HeadProfile, Survey
+    from headwise.heads.table import HeadProfile, Story, Survey
     from headwise.heads.watch import Seen, SeenHead, watch
     from headwise.heads.why import why
     from headwise.layer.convert import Replaced, from_torch, replace
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from headwise.reshape.job import Reshaped
     from headwise.reshape.prune import prune
     from headwise.reshape.share import share
-    from headwise.story import Story
     from headwise.view.look import look
     from headwise.view.page import story_page
     from headwise.view.pictures import attention, overlay
@@ -78,7 +77,7 @@ _LAZY = {
         "heads.attribute": "Attribution attribute",
         "heads.composition": "composition", "heads.ablate": "ablate", "heads.patch": "Patching patch",
         "heads.steer": "steer",
-        "heads.survey": "survey", "heads.table": "HeadProfile Survey",
+        "heads.survey": "survey", "heads.table": "HeadProfile Story Survey",
         "heads.watch": "Seen SeenHead watch", "heads.why": "why",
         "layer.explain": "Explanation explain",
         "layer.head": "Head Heads",
@@ -87,7 +86,7 @@ _LAZY = {
         "models": "price", "models.open": "generate open train",
         "reshape.prune": "prune",
         "reshape.heal": "Damage", "reshape.job": "Reshaped", "reshape.share": "share", "backends.cache": "KVCache",
-        "story": "Story", "checker.check": "check", "checker.bugs": "Verdict", "view.look": "look",
+        "checker.check": "check", "checker.bugs": "Verdict", "view.look": "look",
         "view.pictures": "attention overlay", "view.page": "story_page",
     }.items()
     for name in names.split()

@@ -109,25 +109,21 @@ def unpacked(call: Call, b: int, document: Document) -> Iterator[tuple[Call, Doc
         rows = slice(start, end)
         mask = call.options.mask
         if mask is not None:
-            allowed, bias = _resolved(call, Part(mask, "t", range(T)[rows], T), b, end - start)
-            of_keys = [
-                None if x is None else x.expand(*x.shape[:3], T)[..., rows] for x in (allowed, bias)
-            ]
-            mask = all_of(
-                [kind(x) for kind, x in zip((Allowed, Bias), of_keys, strict=True) if x is not None]
-            )
+            resolved = _resolved(call, Part(mask, "t", range(start, end), T), b, end - start)
+            parts = []
+            for kind, x in zip((Allowed, Bias), resolved, strict=True):
+                if x is not None:
+                    parts.append(kind(x.expand(*x.shape[:3], T)[..., rows]))
+            mask = all_of(parts)
         q, k, v, out = (x[:, :, rows] for x in (call.q, call.k, call.v, call.out))
         weights = None if call.weights is None else call.weights[:, :, rows, rows]
         options = call.options._replace(mask=mask)
-        yield (
-            call._replace(q=q, k=k, v=v, out=out, options=options, weights=weights),
-            Document(
-                q_ids=None if document.q_ids is None else document.q_ids[rows],
-                k_ids=None if document.k_ids is None else document.k_ids[rows],
-                marks=document.marks
-                and {name: keys[rows] for name, keys in document.marks.items()},
-            ),
+        part = call._replace(q=q, k=k, v=v, out=out, options=options, weights=weights)
+        q_ids, k_ids = (
+            None if ids is None else ids[rows] for ids in (document.q_ids, document.k_ids)
         )
+        marks = {name: keys[rows] for name, keys in (document.marks or {}).items()}
+        yield part, Document(q_ids=q_ids, k_ids=k_ids, marks=marks or None)
 
 
 @contextmanager
@@ -142,13 +138,12 @@ def listening(
     What the listener returns replaces the call's `out`; None leaves it. `marker` names sets of keys by their tokens.
     """
     sites = sites_of(model) if sites is None else sites
-    readers = _readers(model)
-    batch = _Batch()
+    readers, batch = _Readers(), _Batch()
     # a site whose number of heads is only seen in its first call -> the same with it
     counted: dict[Site, Site] = {}
 
     def watcher(site: Site, call: Call) -> Tensor | None:
-        reader = (readers.get(site.module) or _Reader()).at_work()
+        reader = readers.running[-1] if readers.running else _Reader()
         # the same object in each call, as listeners keep their results by site
         if not site.n_heads:
             site = counted.setdefault(site, replace(site, n_heads=call.out.shape[1]))
@@ -163,7 +158,7 @@ def listening(
             call = _noted(call, site, UNPLACED)
         return listener(site, call, documents)
 
-    hooks = [pair for reader in set(readers.values()) for pair in reader.hooks()]
+    hooks = readers.hooks(model)
     free = {site.module for site in sites if site.free}
     for module in model.modules():
         # a caller may run any module around such an attention
@@ -224,35 +219,72 @@ class _Batch:
 
     def __init__(self) -> None:
         self.sizes: set[int] = set()
-        # how many of the modules that have a hook are in a call: one within the other
-        self.running = 0
+        self.depth = 0  # of the modules with a hook that are in a call: one within the other
 
     def hooks(self, module: nn.Module) -> list[Hook]:
-        return [
-            (module.register_forward_pre_hook, self.enter),
-            (partial(module.register_forward_hook, always_call=True), self.leave),
-        ]
+        leave = partial(module.register_forward_hook, always_call=True)
+        return [(module.register_forward_pre_hook, self.enter), (leave, self.leave)]
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.running += 1
-        if self.running == 1:  # the outermost one; what is inside may be given pieces of its texts
-            self.sizes = set()
-            for x in tree_leaves((args, kwargs)):
-                if isinstance(x, Tensor) and x.ndim:
-                    # Of four axes, an image's, only the first can be the batch; else it may be the second, after T.
-                    self.sizes |= {*x.shape[: 1 if x.ndim > 3 else 2]}
-                    # (T,) or (T,C): one text without an axis for a batch
-                    self.sizes |= {1} if x.ndim < 3 else set()
+        self.depth += 1
+        if self.depth > 1:  # what is inside may be given pieces of the texts
+            return
+        self.sizes = set()
+        for x in tree_leaves((args, kwargs)):
+            if isinstance(x, Tensor) and x.ndim:
+                # Of four axes, an image's, only the first can be the batch; else it may be the second, after T.
+                self.sizes |= {*x.shape[: 1 if x.ndim > 3 else 2]}
+                # (T,) or (T,C): one text without an axis for a batch
+                self.sizes |= {1} if x.ndim < 3 else set()
 
     def leave(self, *_: Any) -> None:
-        self.running -= 1
+        self.depth -= 1
 
 
-@dataclass(eq=False)  # each is itself alone, so that readers can be in a set
+class _Readers:
+    """What the models inside a model are given while they run, the innermost last.
+
+    A tower that reads pixels or sound has a sequence of its own: neither the ids nor the padding of a text are its.
+    A layer that is handed the ids beside its hidden states (DeepSeek-V4) reads nothing: when it runs, the layers before
+    it have filled the cache.
+    """
+
+    def __init__(self) -> None:
+        self.running: list[_Reader] = []
+
+    def hooks(self, model: nn.Module) -> list[Hook]:
+        hooks: list[Hook] = []
+        for module in model.modules():
+            names = _inputs(module)
+            reads = {"ids", "input_ids", "inputs_embeds"} & set(names)
+            if reads and not LAYER_INPUTS & set(names[:1]):
+                reader = _Reader(module, names)
+            elif OTHERS & set(names):
+                reader = _Reader()  # one that knows nothing
+            else:
+                continue
+            leave = partial(module.register_forward_hook, always_call=True)
+            hooks.append((module.register_forward_pre_hook, partial(self._enter, module, reader)))
+            hooks.append((leave, partial(self._leave, module, reader)))
+        return hooks
+
+    def _enter(self, owner: nn.Module, reader: _Reader, module: nn.Module, *call: Any) -> None:
+        if module is owner:  # and no copy of it, which has its hooks as well
+            args, kwargs = call
+            reader.read(args, kwargs, self.running[-1] if self.running else None)
+            self.running.append(reader)
+
+    def _leave(self, owner: nn.Module, reader: _Reader, module: nn.Module, *call: Any) -> None:
+        if module is owner and reader in self.running:
+            self.running.remove(reader)
+            reader.remember(*call)
+
+
+@dataclass(eq=False)  # each is itself alone
 class _Reader:
     """The tokens and the padding that a model is given, those that its cache holds included: L so far."""
 
-    # None where no model around is given tokens: then all that follows stays empty
+    # None of one that is given no tokens: then all that follows stays empty
     model: nn.Module | None = None
     parameters: Sequence[str] = ()  # names of the arguments of its `forward`
     ids: Tensor | None = None  # (B,L); None where one of them is not known
@@ -268,98 +300,49 @@ class _Reader:
     cache: tuple[Any, Any] | None = None  # that of the last call, as `_past` tells it
     # "image": (B,L) bool, places that are no tokens of a text
     spans: dict[str, Tensor] = field(default_factory=dict)
-    # of the model around, which may have read the ids and made embeddings of them
-    around: _Reader | None = None
-    running: bool = False  # is the model in a call?
 
-    def hooks(self) -> list[Hook]:
-        """What tells this reader before a call of the model what it is given, and after it how its cache stands."""
-        if self.model is None:
-            return []
-
-        def hook(act: Callable[..., None], module: nn.Module, *call: Any) -> None:
-            if module is self.model:  # and no copy of it, which has its hooks as well
-                act(*call)
-
-        return [
-            (self.model.register_forward_pre_hook, partial(hook, self.read)),
-            (
-                partial(self.model.register_forward_hook, always_call=True),
-                partial(hook, self.remember),
-            ),
-        ]
-
-    def at_work(self) -> _Reader:
-        """This reader, or the next one around it whose model is in a call.
-
-        BridgeTower runs the layers of its text model, and never that model: what was put in, the outer one knows.
-        Where none is in a call, as when a caller runs a layer alone, this one tells what its model was given last.
-        """
-        reader: _Reader | None = self
-        while reader is not None and not reader.running:
-            reader = reader.around
-        return self if reader is None else reader
-
-    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before a call: what the model is given.
+    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any], around: _Reader | None) -> None:
+        """Before a call: what the model is given, and `around`, the model that runs it.
 
         The ids of a cache are not in it. They are known where all earlier calls were watched: then they were kept here.
         """
-        self.running = True
-        arguments = self._arguments(args, kwargs)
-        self.past, cache = _past(arguments)
+        if self.model is None:
+            return
+        given = self._arguments(args, kwargs)
+        self.past, cache = _past(given)
         # `ids` is the name in our GPT, `input_ids` that in transformers.
-        ids = arguments.get("input_ids", arguments.get("ids"))
-        # By `is`: to compare tensors with == would compare their numbers.
-        is_same_cache = (
-            cache is not None and self.cache is not None and all(map(is_, cache, self.cache))
-        )
-        if not isinstance(ids, Tensor) or ids.is_floating_point():
-            self.ids = None
-        elif self.past == 0:
-            self.ids = ids.detach()
-        # Between two calls a cache may have been cropped: then it holds the first tokens alone. Or it ran unwatched,
-        # and holds more than are known here.
-        elif (
-            is_same_cache
-            and self.ids is not None
-            and len(self.ids) == len(ids)
-            and self.past <= self.ids.shape[1]
-        ):
-            # the cache's tokens, then these
-            self.ids = torch.cat([self.ids[:, : self.past], ids.detach()], 1)
-        else:  # tokens that were not watched, or whose documents have changed places
-            self.ids = None
-        # The model around may have read the same tokens, and made embeddings of them. Its `read` came first, so that
-        # `_set_spans` has marked a picture's places there already.
-        embedded = arguments.get("inputs_embeds")
-        if self.ids is None and isinstance(embedded, Tensor) and self.around is not None:
-            outer = self.around.ids
-            # Where it has other tokens, ids stay unknown, and `spans`, which are read beside ids, do not matter.
-            if outer is not None and outer.shape == (len(embedded), self.past + embedded.shape[1]):
-                self.ids, self.spans = outer, self.around.spans
-        else:
+        ids, embedded = given.get("input_ids", given.get("ids")), given.get("inputs_embeds")
+        known, self.ids, self.spans = self.ids, None, {}
+        # It ran unwatched, or its documents have changed places. By `is`: == would compare the numbers of tensors.
+        if cache is None or self.cache is None or not all(map(is_, cache, self.cache)):
+            known = None
+        if isinstance(ids, Tensor) and not ids.is_floating_point():
+            if not self.past:
+                self.ids = ids.detach()
+            # a cache that was cropped between two calls holds the first tokens alone
+            elif known is not None and len(known) == len(ids) and self.past <= known.shape[1]:
+                self.ids = torch.cat([known[:, : self.past], ids.detach()], 1)
             self._set_spans()
+        elif isinstance(embedded, Tensor) and around is not None:
+            # The model around may have read the same tokens, and made embeddings of them.
+            shape = len(embedded), self.past + embedded.shape[1]
+            if around.ids is not None and around.ids.shape == shape:
+                self.ids, self.spans = around.ids, around.spans
         sequence = ids if isinstance(ids, Tensor) else embedded  # (B,T) or (B,T,C)
         self.n_tokens, self.held = None, ()
         if isinstance(sequence, Tensor):
             self.n_tokens = sequence.shape[1]
-            self.held = _held(arguments, self.n_tokens)
-        self.padding = self._real(arguments.get("attention_mask"))
-        positions = arguments.get("position_ids")
-        self.positions = (
-            positions
-            if isinstance(positions, Tensor) and positions.ndim == 2 and not self.past
-            else None
-        )
-        context = arguments.get("encoder_attention_mask")
-        self.context_padding = (
-            context.detach().bool() if isinstance(context, Tensor) and context.ndim == 2 else None
-        )
+            self.held = _held(given, self.n_tokens)
+        self.padding = self._real(given.get("attention_mask"), around)
+        positions, context = given.get("position_ids"), given.get("encoder_attention_mask")
+        self.positions = self.context_padding = None
+        if isinstance(positions, Tensor) and positions.ndim == 2 and not self.past:
+            self.positions = positions
+        if isinstance(context, Tensor) and context.ndim == 2:
+            self.context_padding = context.detach().bool()
 
     def remember(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """After a call: the state of its cache, which it was given, or else has made and gives back."""
-        self.running = False
         cache = _past(self._arguments(args, kwargs))[1]
         self.cache = cache or _past({"cache": cache_in(output)})[1]
 
@@ -402,16 +385,14 @@ class _Reader:
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         return {**dict(zip(self.parameters, args, strict=False)), **kwargs}
 
-    def _real(self, mask: Any) -> Tensor | None:
+    def _real(self, mask: Any, around: _Reader | None) -> Tensor | None:
         """Which of the tokens so far are real, (B,L) bool or None for all, by the `attention_mask` of a call.
 
         That is the padding (B,L), or a map of who may look at whom (B,heads,T,S), or, where transformers generates, a
         dict with such a map for each kind of layer.
         """
         if isinstance(mask, Mapping):  # padding is the same in all of them
-            mask = next(
-                (layer_mask for layer_mask in mask.values() if layer_mask is not None), None
-            )
+            mask = next((of_kind for of_kind in mask.values() if of_kind is not None), None)
         if not isinstance(mask, Tensor):
             return self.padding if self.past else None  # that of the last call holds on
         if mask.ndim == 2:
@@ -420,10 +401,9 @@ class _Reader:
             return None
         # the map does not tell it: a window may hide early tokens, which are real, from these queries
         if self.past:
-            outer = self.around
-            if outer is not None and outer.padding is not None and outer.past == self.past:
-                return outer.padding  # the model around was given the padding itself
-            return self.padding  # what was known holds on
+            # the model around was given the padding itself; else what was known holds on
+            outer = None if around is None or around.past != self.past else around.padding
+            return self.padding if outer is None else outer
         may = mask.detach()
         # what is added to scores: about the least number there is forbids
         if may.dtype != torch.bool:
@@ -445,9 +425,11 @@ def _past(arguments: Mapping[str, Any]) -> tuple[int, tuple[Any, Any] | None]:
     cache = cache_in(arguments)
     if cache is None or not hasattr(cache, "get_seq_length"):
         return 0, None
-    # The cache of an encoder-decoder has one for self attention inside.
-    layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", None) or [None]
-    return int(cache.get_seq_length()), (cache, getattr(layers[0], "keys", None))
+    layers = _layers(cache)
+    return int(cache.get_seq_length()), (
+        cache,
+        getattr(layers[0], "keys", None) if layers else None,
+    )
 
 
 def _held(arguments: Mapping[str, Any], T: int) -> list[tuple[int, int] | None]:
@@ -455,38 +437,15 @@ def _held(arguments: Mapping[str, Any], T: int) -> list[tuple[int, int] | None]:
 
     It says how many keys the call has, and how many earlier tokens have left the layer's window.
     """
-    cache = cache_in(arguments)
+    sizes = []
+    for layer in _layers(cache_in(arguments)):
+        sizes.append(layer.get_mask_sizes(T) if hasattr(layer, "get_mask_sizes") else None)
+    return sizes
+
+
+def _layers(cache: Any) -> Sequence[Any]:
     # The cache of an encoder-decoder has one for self attention inside.
-    layers = getattr(getattr(cache, "self_attention_cache", cache), "layers", None) or []
-    return [
-        layer.get_mask_sizes(T) if hasattr(layer, "get_mask_sizes") else None for layer in layers
-    ]
-
-
-def _readers(model: nn.Module) -> dict[nn.Module, _Reader]:
-    """For each module the reader of the innermost model around it that is given a sequence.
-
-    A tower that reads pixels or sound has a sequence of its own: neither the ids nor the padding of a text are its.
-    A layer that is handed the ids beside its hidden states (DeepSeek-V4) reads nothing: when it runs, the layers before
-    it have filled the cache.
-    """
-    readers = {}
-
-    def walk(module: nn.Module, reader: _Reader | None) -> None:
-        names = _inputs(module)
-        has_text_around = reader is not None and reader.model is not None
-        is_layer = has_text_around and LAYER_INPUTS & set(names[:1])
-        if {"ids", "input_ids", "inputs_embeds"} & set(names) and not is_layer:
-            reader = _Reader(module, names, around=reader)
-        elif OTHERS & set(names):
-            reader = _Reader()  # one that knows nothing
-        if reader is not None:
-            readers[module] = reader
-        for child in module.children():
-            walk(child, reader)
-
-    walk(model, None)
-    return readers
+    return getattr(getattr(cache, "self_attention_cache", cache), "layers", None) or ()
 
 
 def _inputs(module: nn.Module) -> list[str]:
@@ -591,16 +550,10 @@ def _starts(call: Call, b: int, reader: _Reader) -> tuple[int, ...]:
         return (0,)
     starts = (0, *(int(t) + 1 for t in changes))
     for start, end in itertools.pairwise((*starts, T)):
-        rows = [start, end - 1]
-        if call.weights is not None:
-            seen = call.weights[b][:, rows] > 0
-        elif call.options.mask is None:
+        seen = _seen(call, b, [start, end - 1])
+        if seen is None:
             return (0,)
-        else:
-            allowed, _ = _resolved(call, Part(call.options.mask, "t", rows, T), b, 2)
-            if allowed is None:
-                return (0,)
-            seen = allowed[0].expand(-1, -1, T)
+        seen = seen.expand(-1, -1, T)
         if seen[..., :start].any() or seen[..., end:].any():
             return (0,)  # they are not kept apart
     return starts
@@ -608,24 +561,23 @@ def _starts(call: Call, b: int, reader: _Reader) -> tuple[int, ...]:
 
 def _attended(call: Call, b: int) -> Tensor | None:
     """Keys (S,) of document b that some query may attend: the others are padding. None where all are real."""
-    if call.weights is not None:
-        seen = call.weights[b].amax((0, 1)) > 0
-        return None if seen.all() else seen
-    maps = _allowed(call, b)
-    if maps is None:
-        return None
-    # one column stands for all where they are alike
-    real: Tensor = maps.any(0).any(0).expand(call.n_keys)
-    return None if real.all() else real
-
-
-def _allowed(call: Call, b: int) -> Tensor | None:
-    """What the mask of a call allows in document b, (1 or H, 1 or T, 1 or S) bool; None: everything."""
     # without a query, as of x[:, :0], no key is seen at all
-    if call.options.mask is None or not call.n_queries:
+    seen = _seen(call, b, range(call.n_queries)) if call.n_queries else None
+    # one column stands for all where they are alike
+    real = None if seen is None else seen.any(0).any(0).expand(call.n_keys)
+    return None if real is None or real.all() else real
+
+
+def _seen(call: Call, b: int, rows: Sequence[int]) -> Tensor | None:
+    """What these rows of document b may attend, (1 or H, 1 or rows, 1 or S) bool; None: everything."""
+    T, mask = call.n_queries, call.options.mask
+    if call.weights is not None:
+        return (call.weights[b] if len(rows) == T else call.weights[b][:, rows]) > 0
+    if mask is None:
         return None
-    allowed, _ = _resolved(call, call.options.mask, b, call.n_queries)
-    return None if allowed is None else allowed.reshape(-1, *allowed.shape[-2:])
+    some = mask if len(rows) == T else Part(mask, "t", rows, T)
+    allowed, _ = _resolved(call, some, b, len(rows))
+    return None if allowed is None else allowed[0]
 
 
 def _resolved(call: Call, mask: Mask, b: int, T: int) -> tuple[Tensor | None, Tensor | None]:

@@ -7,7 +7,7 @@ keeps the whole map of each head on one short text.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -19,7 +19,7 @@ from headwise.corpus.documents import Text
 from headwise.corpus.tokens import Ids
 from headwise.errors import HeadwiseError, MissingError
 from headwise.heads.blocks import THUMBNAIL, Factors, Measured, measure, row_weights
-from headwise.heads.documents import Document, Marker, listening, some_rows, unpacked
+from headwise.heads.documents import Document, listening, some_rows, unpacked
 from headwise.heads.statistics import Statistics, all_statistics, unknown_head, unknown_statistic
 from headwise.heads.table import Array, HeadRow, HeadTable, Row
 from headwise.intervals import Interval, interval_of
@@ -39,18 +39,11 @@ Shown = Callable[[Ids], Sequence[str]]  # ids as a reader should see them, one b
 
 
 class _SeenSite:
-    """What the heads of one attention did: a number for each statistic, head and row; pictures of the last document.
+    """What the heads of one attention did: numbers row by row, and pictures of the last document."""
 
-    All numbers stand in one array, which is made twice as long when it is full: on average each is then copied twice
-    at most. One large array does not break up the heap, as many small ones do; the part of it that is not written yet
-    takes no memory.
-    """
-
-    def __init__(self, measured: Measured) -> None:
-        # Of the first document, for its statistics and its number of heads; `add` will add its rows.
-        self.names = list(measured.rows)  # the statistics that every document has
-        # (statistics,H,N or more): N rows so far, then room. `received` is (H,S).
-        self.rows = np.empty((len(self.names), len(measured.received), 0), np.float32)
+    def __init__(self, statistics: Iterable[str]) -> None:
+        # statistic that every document has -> its rows (H,n), document by document until they are asked for
+        self.parts: dict[str, list[Array]] = {name: [] for name in statistics}
         self.documents: list[int] = []  # rows of each
         # (H,T,S), or some rows, of the last document that had such rows
         self.maps: Array | None = None
@@ -60,18 +53,10 @@ class _SeenSite:
 
     def add(self, measured: Measured, document: Document) -> None:
         # A statistic that this document lacks is dropped: its mean would be over some documents, and not say so.
-        kept = [name for name in self.names if name in measured.rows]
-        if kept != self.names:
-            self.rows = self.rows[[self.names.index(name) for name in kept]]
-            self.names = kept
-        start, n_rows = self.n_rows, len(measured.places)
-        # it is full: an array of twice the length takes its place
-        if start + n_rows > self.rows.shape[2]:
-            before = self.rows[..., :start]
-            self.rows = np.empty((*before.shape[:2], max(2 * start, start + n_rows)), np.float32)
-            self.rows[..., :start] = before
-        for name, rows in zip(kept, self.rows, strict=True):
-            rows[:, start : start + n_rows] = as_numpy(measured.rows[name])
+        self.parts = {name: parts for name, parts in self.parts.items() if name in measured.rows}
+        for name, parts in self.parts.items():
+            parts.append(as_numpy(measured.rows[name]))
+        n_rows = len(measured.places)
         self.documents.append(n_rows)
         # The mean times its rows: the sum over this document, in float64 since many are added up.
         self.out_sum = self.out_sum + as_numpy(measured.mean_out).astype(np.float64) * n_rows
@@ -80,6 +65,13 @@ class _SeenSite:
         ids = _real(document.q_ids, document.real_rows), _real(document.k_ids, document.real_keys)
         # of the queries and the keys, where the text is short
         self.ids = ids if all(map(len, ids)) else None
+
+    def rows(self, name: str) -> Array:
+        """(H,N), N rows of all documents."""
+        parts = self.parts[name]
+        if len(parts) > 1:
+            parts[:] = [np.concatenate(parts, 1)]
+        return parts[0]
 
     @property
     def n_rows(self) -> int:
@@ -93,16 +85,15 @@ class Rows(Statistics[Array]):
         self._site, self._head = site, head
 
     def __getitem__(self, name: str) -> Array:
-        names = self._site.names
-        if name not in names:
-            raise unknown_statistic(name, names)
-        return np.asarray(self._site.rows[names.index(name), self._head, : self._site.n_rows])
+        if name not in self._site.parts:
+            raise unknown_statistic(name, self._site.parts)
+        return np.asarray(self._site.rows(name)[self._head])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._site.names)
+        return iter(self._site.parts)
 
     def __len__(self) -> int:
-        return len(self._site.names)
+        return len(self._site.parts)
 
 
 class SeenHead(HeadRow[float]):
@@ -207,7 +198,7 @@ class SeenHead(HeadRow[float]):
 class Seen(HeadTable[SeenHead]):
     """Every head that ran, by name: `seen["L3.H5"]`.
 
-    It holds the rows, four bytes for each row, head and statistic, with room for as many again, and little else.
+    It holds the rows, four bytes for each row, head and statistic, and little else.
     `shown` shows ids as text; without it they are shown as numbers.
     """
 
@@ -218,24 +209,20 @@ class Seen(HeadTable[SeenHead]):
         # what has no map, and what a number does not say, in lines
         self.notes: list[str] = list(notes)
         self._sites: dict[str, _SeenSite] = {}
-        # name of a head that ran -> its site, its number there
-        self._places: dict[str, tuple[_SeenSite, int]] = {}
+        self._seen: dict[str, SeenHead] = {}  # those that ran
 
     def add(self, site: Site, measured: Measured, document: Document) -> None:
         """The numbers of one document of a call."""
         if site.name not in self._sites:
+            of_site = self._sites[site.name] = _SeenSite(measured.rows)
             self._heads[site.name] = site.heads
-            of_site = self._sites[site.name] = _SeenSite(measured)
-            self._places |= {name: (of_site, h) for h, name in enumerate(site.heads)}
+            for h, name in enumerate(site.heads):
+                self._seen[name] = SeenHead(name, of_site, h, self._shown)
         # in one of the two sets, not in both
-        only_sometimes = {*self._sites[site.name].names} ^ {*measured.rows}
+        only_sometimes = {*self._sites[site.name].parts} ^ {*measured.rows}
         if only_sometimes:
             self.note(Note.of("note.left_out", names=", ".join(sorted(only_sometimes))))
         self._sites[site.name].add(measured, document)
-
-    @property
-    def _known(self) -> list[str]:  # all heads of the model, also those that have not run
-        return [head for heads in self._heads.values() for head in heads]
 
     def note(self, line: str) -> None:
         """Add a line to `notes`, once."""
@@ -247,9 +234,13 @@ class Seen(HeadTable[SeenHead]):
         of_site = self._sites[site.name]
         of_site.maps, of_site.image = as_numpy(weights), (document.marks or {}).get("image")
 
+    @property
+    def _known(self) -> list[str]:  # all heads of the model, also those that have not run
+        return [head for heads in self._heads.values() for head in heads]
+
     def __getitem__(self, name: str) -> SeenHead:
-        if name in self._places:
-            return SeenHead(name, *self._places[name], self._shown)
+        if name in self._seen:
+            return self._seen[name]
         if name in self._known:
             raise MissingError(
                 f"{name} did not run inside the block; run the model, or the part of it that has {name}"
@@ -257,10 +248,10 @@ class Seen(HeadTable[SeenHead]):
         raise unknown_head(name, self._known)
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in self._known if name in self._places)
+        return (name for name in self._known if name in self._seen)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._seen)
 
     def records(self) -> list[Row]:
         return [{"name": name, "rows": head.n_rows, **head.means} for name, head in self.items()]
@@ -340,38 +331,30 @@ def watch(
     # of each W_O, kept between calls, from which the length of what a head adds is computed
     factors = Factors()
 
-    def note(site: Site, call: Call, documents: Sequence[Document]) -> None:
-        T = call.n_queries
-        seen.note(call.note)  # "", which `seen` drops, where the call's numbers need no word
-        # The rows whose maps are kept: all, those of the list that the text has (-1 is the last one), or none.
-        kept = range(T) if maps is True else [row for row in maps or () if -T <= row < T]
-        for b, document in enumerate(documents):
-            for part, of_part in unpacked(call, b, document):
-                of_part = some_rows(of_part, part.n_queries, rows, seed)
-                # top=False: the strongest key, which no statistic shown here needs, is not looked for.
-                seen.add(
-                    site,
-                    measure(part, b, of_part, offsets, factors.of(site, part), top=False),
-                    of_part,
-                )
-            if kept:
-                seen.add_maps(site, _maps(call, b, kept), document)
-
-    with listening(model, note, _marker(marks) if marks else None, sites):
-        if text is not None:  # else the caller runs the model, in whatever mode it is
-            with torch.no_grad(), evaluating(model):
-                run_body(model, row_of(model, text))
-        yield seen
-
-
-def _marker(marks: Mapping[str, Sequence[int]]) -> Marker:
-    """The function with which `listening` finds the marked tokens: ids of the keys (S,) -> for each set (S,) bool."""
-    sets = {name: torch.tensor(list(tokens)) for name, tokens in marks.items()}
+    sets = {name: torch.tensor(list(ids)) for name, ids in (marks or {}).items()}
 
     def mark(ids: Tensor) -> dict[str, Tensor]:
         return {name: torch.isin(ids, tokens.to(ids.device)) for name, tokens in sets.items()}
 
-    return mark
+    def note(site: Site, call: Call, documents: Sequence[Document]) -> None:
+        T = call.n_queries
+        seen.note(call.note)  # "", which `seen` drops, where the call's numbers need no word
+        # The rows whose maps are kept: all, those of the list that the text has (-1 is the last one), or none.
+        kept = range(T) if maps is True else [row % T for row in maps or () if -T <= row < T]
+        for b, document in enumerate(documents):
+            for part, of_part in unpacked(call, b, document):
+                some = some_rows(of_part, part.n_queries, rows, seed)
+                # top=False: the strongest key, which no statistic shown here needs, is not looked for.
+                measured = measure(part, b, some, offsets, factors.of(site, part), top=False)
+                seen.add(site, measured, some)
+            if kept:
+                seen.add_maps(site, _maps(call, b, kept), document)
+
+    with listening(model, note, mark if sets else None, sites):
+        if text is not None:  # else the caller runs the model, in whatever mode it is
+            with torch.no_grad(), evaluating(model):
+                run_body(model, row_of(model, text))
+        yield seen
 
 
 def _maps(call: Call, b: int, rows: Sequence[int]) -> Tensor:
@@ -383,8 +366,7 @@ def _maps(call: Call, b: int, rows: Sequence[int]) -> Tensor:
             f"{len(rows) * S:,} weights; watch a shorter text, list some rows (maps=[-1]), or leave maps out: the "
             f"statistics are exact at any length"
         )
-    # -1 becomes the number of the last row
-    return row_weights(call, b, [row % call.n_queries for row in rows])
+    return row_weights(call, b, rows)
 
 
 def _check(

@@ -22,11 +22,11 @@ from headwise.families import read_config
 from headwise.heads.attribute import Attribution, Recorder, added
 from headwise.heads.blocks import row_weights
 from headwise.heads.patch import READ, Passes, Reading, Receiver, Study, Variant, alone, place_of
+from headwise.heads.table import Story, StoryHead, StoryKeys, StoryPath
 from headwise.models.ask import answering, evaluating
 from headwise.models.open import folder_of, row_of, tokens_of
 from headwise.models.sites import layers_of
 from headwise.records import Call, head_name
-from headwise.story import Story, StoryHead, StoryKeys, StoryPath
 from headwise.words import Note
 
 Progress = Callable[[str, int, int], None]  # the name of a stage, the steps done, and of all

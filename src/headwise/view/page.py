@@ -26,7 +26,7 @@ from typing import Any
 
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
-from headwise.story import Story
+from headwise.heads.table import Story
 from headwise.table import escaped
 from headwise.words import LANGUAGES, Facts, check_lang, phrase, phrase_html, phrases
 
