@@ -71,7 +71,7 @@ def why(
     from headwise.view.page import story_page
 
     # `open_folder` asks this with the tokenizer, before it reads the weights.
-    check = partial(check_question, model, prompt, corrupt, (answer, other))
+    check = partial(check_question, prompt, corrupt, (answer, other))
     folder = open_folder(model, dtype=dtype, device=device, check=check)
     with Progress("adding up what each head writes") as progress:
         story = story_of(folder.model, prompt, corrupt, answer, other, progress=progress)

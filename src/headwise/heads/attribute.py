@@ -27,7 +27,7 @@ from headwise.heads.patch import Passes, Reading
 from headwise.models.ask import ROWS, evaluating, output_matrix, require_next
 from headwise.models.hook import hooked
 from headwise.models.open import row_of, token_of
-from headwise.models.sites import Layer, as_rows, layers_of, require_held
+from headwise.models.sites import Layer, as_rows, require_held
 from headwise.records import Call
 from headwise.spec import resolve_kv_index
 
@@ -108,16 +108,15 @@ def attribute(
             f"{words[0]!r} is the answer and what it is compared with, so there is no difference to explain; "
             "pass another token"
         )
-    passes = Passes(model, layers_of(model))
-    recorder = Recorder(passes.layers)
-    with evaluating(model), recorder.listening():
+    passes = Passes(model)
+    with evaluating(model), recorded(passes.layers) as rows:
         # The text is cut behind the position, which so becomes the last one: what comes later changes nothing here.
         text = passes.read(row[0, : position + 1])
-    return added(model, recorder, text, answer, position)
+    return added(passes, rows, text, answer, position)
 
 
 def added(
-    model: nn.Module, recorder: Recorder, text: Reading, answer: tuple[int, ...], position: int
+    passes: Passes, rows: Rows, text: Reading, answer: tuple[int, ...], position: int
 ) -> Attribution:
     """What each part of a model adds to a logit. Raises HeadwiseError where the parts do not sum to it.
 
@@ -126,24 +125,30 @@ def added(
     stream, and so of all that parts have written there. Whatever is constant on the way goes to the bias.
 
     Args:
-        recorder: what it heard while the text was read
+        rows: what modules read and gave while the text was read
         text: up to the position
         answer: the token, or the token and the one that its logit is compared with
         position: of the last token of that text
     """
+    model = passes.model
     require_held(model, "what each part adds")
-    rows, kind = recorder.rows, type(model).__name__
+    kind = type(model).__name__
     # CLOSE for this pass: in a coarse number format it is the spacing of its numbers, 2^-7 of bfloat16.
-    close = max(CLOSE, *recorder.digits)
+    close = max([CLOSE, *(row.spacing for row in rows.values())])
     # layers of pictures may not run
-    ran = [layer for layer in recorder.layers if layer.site.name in text.calls]
+    ran = [layer for layer in passes.layers if layer.site.name in text.calls]
     direction, offset = _unembedding(model, answer)
-    _require_stream(kind, ran, rows, len(direction))
+    for layer in ran:
+        row = rows.get(layer.block)  # none of states with more axes than (B,T,C)
+        if row is None or {len(row.read), len(row.gave)} != {len(direction)}:
+            raise HeadwiseError(
+                f"{layer.site.name} of {kind} reads or gives something else than one residual stream of "
+                f"{len(direction)} numbers a token, such as several streams: what its parts add is not known"
+            )
     last = rows[ran[-1].block].gave  # (C,) the residual stream behind the last layer
-    # The last norm is the module that read what the last layer gave, of those that the recorder heard beside the
-    # layers: beside the last one of all, whether it ran or not. A model may have none.
-    candidates = (module for module in recorder.layers[-1].around if module in rows)
-    norm = next((module for module in candidates if rows[module].read.equal(last)), None)
+    # The last norm is the module beside the layers that read what the last layer gave. A model may have none.
+    around = [module for module in passes.layers[-1].around if module in rows]
+    norm = next((module for module in around if rows[module].read.equal(last)), None)
     normed = last if norm is None else rows[norm].gave  # (C,) what the output matrix reads
     scale = _logit_scale(model, normed, text.answer.cpu().double(), close)
     direction, bias = scale * direction, scale * offset
@@ -151,16 +156,16 @@ def added(
     # Products that sum to the logit, or to a part of it. The model has rounded a factor of each.
     rounded = [direction * normed]
     if norm is not None:
-        direction, constant = _Frozen.of(norm, rows[norm]).back(direction)
+        direction, constant = _back(norm, rows[norm], direction)
         bias += constant
     heads, tokens, weights, feed_forwards = {}, {}, {}, {}
     for layer in ran:
-        writer = _writer_of(kind, layer, rows, close)  # W_O, or a norm after it
+        writer, factor = _writer_of(kind, layer, rows, close)  # W_O, or a norm after it
         # (C,) what the logit reads of the writer's output; soon, of W_O's
-        at_w_o = writer.factor * direction
-        rounded.append(at_w_o * rows[writer.module].gave)
-        if writer.module is not layer.projection:  # a norm after W_O: taken back through it
-            at_w_o, constant = _Frozen.of(writer.module, rows[writer.module]).back(at_w_o)
+        at_w_o = factor * direction
+        rounded.append(at_w_o * rows[writer].gave)
+        if writer is not layer.projection:  # a norm after W_O: taken back through it
+            at_w_o, constant = _back(writer, rows[writer], at_w_o)
             bias += constant
             rounded.append(at_w_o * rows[layer.projection].gave)
         of_w_o = getattr(layer.projection, "bias", None)
@@ -171,11 +176,8 @@ def added(
             heads[name], tokens[name], weights[name] = float(share), by_token.numpy(), looks.numpy()
         # The feed-forward gets what is left of the layer, whatever that is. So the sum cannot be wrong by it: the test
         # below says whether heads, norms and biases are right, and nothing of the feed-forwards.
-        rest = (
-            rows[layer.block].gave
-            - rows[layer.block].read
-            - writer.factor * rows[writer.module].gave
-        )
+        block = rows[layer.block]
+        rest = block.gave - block.read - factor * rows[writer].gave
         feed_forwards[layer.site.name] = float(direction @ rest)
     embedding = float(direction @ rows[ran[0].block].read)  # of the token and of its position
     whole = Attribution(
@@ -205,19 +207,6 @@ def _unembedding(model: nn.Module, answer: tuple[int, ...]) -> tuple[Tensor, flo
     return signs @ matrix[tokens].cpu().double(), offset
 
 
-def _require_stream(
-    kind: str, ran: Sequence[Layer], rows: Mapping[nn.Module, _Row], width: int
-) -> None:
-    """Raise HeadwiseError unless each layer reads and gives one residual stream."""
-    for layer in ran:
-        row = rows.get(layer.block)  # none of states with more axes than (B,T,C)
-        if row is None or {len(row.read), len(row.gave)} != {width}:
-            raise HeadwiseError(
-                f"{layer.site.name} of {kind} reads or gives something else than one residual "
-                f"stream of {width} numbers a token, such as several streams: what its parts add is not known"
-            )
-
-
 def _logit_scale(model: nn.Module, normed: Tensor, logits: Tensor, close: float) -> float:
     """The factor that the model puts on its logits after W_U, 1.0 in most; with a softcap on them it is 1.0, too.
 
@@ -225,13 +214,13 @@ def _logit_scale(model: nn.Module, normed: Tensor, logits: Tensor, close: float)
     a softcap explains the logits.
     """
     matrix, bias = output_matrix(model)
-    # Float32 is enough here; a copy of a large vocabulary's matrix is not held as a whole.
-    wide = torch.promote_types(matrix.dtype, torch.float32)
-    narrow = normed.to(matrix.device, wide)
-    products = [rows.to(wide) @ narrow for rows in torch.split(matrix, ROWS)]
-    raw = torch.cat(products).cpu().double()
+    # Some thousand tokens tell it; a float32 copy of a large vocabulary's matrix is not made.
+    some = matrix[:ROWS]
+    wide = torch.promote_types(some.dtype, torch.float32)
+    raw = (some.to(wide) @ normed.to(some.device, wide)).cpu().double()
     if bias is not None:
-        raw = raw + bias.cpu().double()
+        raw = raw + bias[:ROWS].cpu().double()
+    logits = logits[:ROWS]
     # The factor that fits best, by least squares; the clamp keeps 0 / 0 from being NaN.
     scale = float(logits @ raw / (raw @ raw).clamp(min=1e-30))
     if _apart(scale * raw, logits) <= close:
@@ -246,7 +235,7 @@ def _logit_scale(model: nn.Module, normed: Tensor, logits: Tensor, close: float)
     )
 
 
-def _writer_of(kind: str, layer: Layer, rows: Mapping[nn.Module, _Row], close: float) -> _Writer:
+def _writer_of(kind: str, layer: Layer, rows: Rows, close: float) -> tuple[nn.Module, float]:
     """The module whose output the layer adds to the residual stream, and the factor with which it does.
 
     Each candidate says what the stream must be after it: what the layer read, plus what the candidate gave. The right
@@ -254,15 +243,9 @@ def _writer_of(kind: str, layer: Layer, rows: Mapping[nn.Module, _Row], close: f
     """
     gave = rows[layer.projection].gave  # (C,) the output of W_O
     children = [child for child in layer.block.children() if child in rows]
-    # What reads W_O's output and gives it back as it is, a dropout for instance, is no norm.
-    norms = [
-        child
-        for child in children
-        if rows[child].read.equal(gave) and not rows[child].gave.equal(gave)
-    ]
-    before, after = rows[layer.block]  # the residual stream that the layer reads, and gives
+    stream = rows[layer.block]
 
-    def unexplained(writer: _Writer) -> tuple[float, float]:
+    def unexplained(writer: tuple[nn.Module, float]) -> tuple[float, float]:
         # How far the stream after this writer is from what the layer goes on with: two measures, each from 0 to 1.
         #
         # The first takes every number beside its own size, and chooses between writers. What an attention adds is
@@ -270,26 +253,31 @@ def _writer_of(kind: str, layer: Layer, rows: Mapping[nn.Module, _Row], close: f
         # as close as the right one.
         # The second, by the norm, decides whether the chosen one is right: it has a bound, `close`, which rounding
         # keeps to. A single number near 0 may be rounded by more than its size.
-        state = before + writer.factor * rows[writer.module].gave
+        module, factor = writer
+        state = stream.read + factor * rows[module].gave
         by_number, by_norm = [1.0], [1.0]
-        # OPT's `fc1` gives more numbers, and cannot be added. It reads what a norm gave, not the stream.
-        for row in (rows[child] for child in children if rows[child].gave.shape == state.shape):
+        for row in (rows[child] for child in children):
             # Which child goes on with the stream is not known, so the best fit counts. Either a child reads the
             # stream, as the norm of a feed-forward does; or what a child gives is added to it and makes the layer's
             # output, as of a feed-forward that runs beside the attention.
-            for x, y in ((row.read, state), (state + row.gave, after)):
+            pairs = [(row.read, state)]
+            if row.gave.shape == state.shape:  # OPT's `fc1` gives more numbers
+                pairs.append((state + row.gave, stream.gave))
+            for x, y in pairs:
                 if x.shape == y.shape:
-                    by_number.append(
-                        float(((x - y).abs() / (x.abs() + y.abs()).clamp(min=1e-30)).mean())
-                    )
+                    apart = (x - y).abs() / (x.abs() + y.abs()).clamp(min=1e-30)
+                    by_number.append(float(apart.mean()))
                     by_norm.append(_apart(x, y))
         return min(by_number), min(by_norm)
 
-    # Of equally good ones `min` takes the first: W_O as it is. No norm is tried with the factor: Granite, which has it,
-    # has no norm after W_O.
-    factor = getattr(layer.block, "residual_multiplier", 1.0)
-    writers = [_Writer(layer.projection, 1.0), *(_Writer(norm, 1.0) for norm in norms)]
-    writer = min([*writers, _Writer(layer.projection, factor)], key=unexplained)
+    # Of equally good ones `min` takes the first: W_O as it is. Granite has a factor, and no norm after W_O.
+    writers = [(layer.projection, 1.0)]
+    for child in children:
+        # What reads W_O's output and gives it back as it is, a dropout for instance, is no norm.
+        if rows[child].read.equal(gave) and not rows[child].gave.equal(gave):
+            writers.append((child, 1.0))
+    writers.append((layer.projection, getattr(layer.block, "residual_multiplier", 1.0)))
+    writer = min(writers, key=unexplained)
     if unexplained(writer)[1] > close:
         raise HeadwiseError(
             f"{kind}: it is not known how the attention of {layer.site.name} enters the residual stream"
@@ -298,7 +286,7 @@ def _writer_of(kind: str, layer: Layer, rows: Mapping[nn.Module, _Row], close: f
 
 
 def _heads_of(
-    call: Call, projection: nn.Module, rows: Mapping[nn.Module, _Row], at_w_o: Tensor
+    call: Call, projection: nn.Module, rows: Rows, at_w_o: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What each head adds, (H,); what it adds for each token that it looks at, and its weight there, (H,S) each.
 
@@ -326,114 +314,68 @@ def _ratio(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(y == 0, 0, x / y)
 
 
-class _Writer(NamedTuple):
-    """The module whose output, times a factor, an attention adds to the residual stream: W_O, or a norm after it."""
-
-    module: nn.Module
-    factor: float
-
-
 class _Row(NamedTuple):
     """A module's input and output at the last position, float64, on the processor; (C,) each in most modules."""
 
     read: Tensor
     gave: Tensor
+    spacing: float  # of numbers near 1 in the format of these: 1.2e-7 in float32
 
 
-class Recorder:
-    """What the modules that take part in a pass read and gave at its last position."""
+Rows = Mapping[nn.Module, _Row]
 
-    def __init__(self, layers: Sequence[Layer]) -> None:
-        self.layers = layers
-        self.rows: dict[nn.Module, _Row] = {}
-        # The spacing of numbers near 1 in each format in which the model computes: 1.2e-7 in float32.
-        self.digits: list[float] = []
 
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Passes inside this block are recorded."""
-        wanted = dict.fromkeys(self.layers[-1].around)  # an ordered set: each module is heard once
-        for layer in self.layers:
-            wanted |= dict.fromkeys((layer.block, layer.projection, *layer.block.children()))
-        with hooked(
-            ((module.register_forward_hook, self._keep) for module in wanted), with_kwargs=True
-        ):
-            yield
+@contextmanager
+def recorded(layers: Sequence[Layer]) -> Iterator[Rows]:
+    """What the modules that take part in a pass inside this block read and gave at its last position."""
+    rows: dict[nn.Module, _Row] = {}
 
-    def _keep(
-        self, module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any], gave: Any
-    ) -> None:
+    def keep(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any], gave: Any) -> None:
         # transformers names it where it passes it by name
         first = args[0] if args else keywords.get("hidden_states")
         # a tuple begins with the hidden states
-        result = gave[0] if isinstance(gave, tuple) else gave
+        both: list[Any] = [first, gave[0] if isinstance(gave, tuple) else gave]
         # Modules that take or give anything but hidden states are passed over, such as one that takes ids (B,T).
-        tensors: Any = first, result
-        if all(
-            isinstance(x, Tensor) and x.ndim in (2, 3) and x.is_floating_point() for x in tensors
-        ):
-            self.digits.extend(torch.finfo(x.dtype).eps for x in tensors)
-            # of (1,T,C), or (T,C), the last row
-            last = [x.flatten(0, -2)[-1].cpu().double() for x in tensors]
-            self.rows[module] = _Row(*last)
+        if all(isinstance(x, Tensor) and x.ndim in (2, 3) and x.is_floating_point() for x in both):
+            last = [x.flatten(0, -2)[-1].cpu().double() for x in both]  # of (1,T,C), or (T,C)
+            rows[module] = _Row(*last, max(torch.finfo(x.dtype).eps for x in both))
+
+    wanted = dict.fromkeys(layers[-1].around)  # an ordered set: each module is heard once
+    for layer in layers:
+        wanted |= dict.fromkeys((layer.block, layer.projection, *layer.block.children()))
+    with hooked(((module.register_forward_hook, keep) for module in wanted), with_kwargs=True):
+        yield rows
 
 
 def _apart(x: Tensor, y: Tensor) -> float:
-    """How far two tensors are from each other, relative to their size; inf where their shapes differ."""
-    if x.shape != y.shape:
-        return math.inf
-    return float((x - y).norm() / (x.norm() + y.norm() + 1e-30))  # two tensors of zeros are alike
+    """How far two tensors are from each other, relative to their size; two of zeros are alike."""
+    return float((x - y).norm() / (x.norm() + y.norm() + 1e-30))
 
 
-def _wide_twin(norm: nn.Module) -> nn.Module:
-    """A copy in float64 on the processor, without hooks.
+def _back(norm: nn.Module, row: _Row, direction: Tensor) -> tuple[Tensor, float]:
+    """What `direction` (C,) of a norm's output y reads of its input x: u (C,) and c with u . x + c = direction . y.
 
-    It is a copy, since other weights put into the module itself would reach every thread that uses it.
+    What the norm divided by at this position is held, so that x may be split into parts: y is then linear in x. It is
+    computed again in float64: what the model got in half precision is too coarse to be divided by.
     """
-    # deepcopy takes what stands here under an object's id, instead of copying the object: the weights in float64, and
-    # no hooks.
-    copies: dict[int, Any] = {}
-    for weights in norm.parameters():
-        copies[id(weights)] = nn.Parameter(weights.detach().cpu().double())
+    # A copy, without hooks: other weights in the module itself would reach every thread that uses it.
+    twin = copy.deepcopy(norm, {id(each): OrderedDict() for each in _hooks_of(norm)})
+    twin = twin.cpu().double()
+
+    def normed(x: Tensor) -> Tensor:
+        answer: Tensor = twin(x)
+        return answer.double()  # some norms compute in float32 and give that
+
+    x, y = row.read, normed(row.read)
+    bias = normed(torch.zeros_like(x))  # of zeros a norm makes its bias
+    # LayerNorm subtracts the mean of x; then a constant that is added to all numbers changes nothing.
+    centres = _apart(normed(x + x.abs().mean()), y) <= CLOSE
+    u = _ratio(y - bias, x - x.mean() if centres else x) * direction
+    return u - u.mean() if centres else u, float(direction @ bias)
+
+
+def _hooks_of(norm: nn.Module) -> list[Any]:
+    hooks = []
     for module in norm.modules():
-        copies[id(module._forward_hooks)] = OrderedDict()
-        copies[id(module._forward_pre_hooks)] = OrderedDict()
-    return copy.deepcopy(norm, copies)
-
-
-@dataclass(frozen=True)
-class _Frozen:
-    """A norm as the linear map that it was at one position: y = factor * (x - mean x) + bias.
-
-    What it divided by there is held, so that x may be split into parts.
-    """
-
-    factor: Tensor  # (C,) its gain over what it divided by
-    bias: Tensor  # (C,)
-    # LayerNorm subtracts the mean of x; RMSNorm does not, and then the formula has x alone
-    centres: bool
-
-    @classmethod
-    def of(cls, norm: nn.Module, row: _Row) -> _Frozen:
-        """The map of a norm that read `row.read`.
-
-        It is computed again in float64: what the model got in half precision is too coarse to be divided by.
-        """
-        twin = _wide_twin(norm)
-
-        def normed(x: Tensor) -> Tensor:
-            answer = twin(x)
-            return answer.double()  # some norms compute in float32 and give that
-
-        x, y = row.read, normed(row.read)
-        bias = normed(torch.zeros_like(x))  # of zeros a norm makes its bias
-        # Does it subtract the mean? Then a constant that is added to all numbers changes nothing.
-        centres = _apart(normed(x + x.abs().mean()), y) <= CLOSE
-        x = x - x.mean() if centres else x
-        return cls(_ratio(y - bias, x), bias, centres)
-
-    def back(self, direction: Tensor) -> tuple[Tensor, float]:
-        """The direction u of what the norm reads, (C,), and c, for which u . x + c = direction . y."""
-        u = self.factor * direction
-        u = u - u.mean() if self.centres else u  # u . (x - mean x) = (u - mean u) . x
-        return u, float(direction @ self.bias)
+        hooks += [module._forward_hooks, module._forward_pre_hooks]
+    return hooks

@@ -9,24 +9,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache, cached_property, partial
-from pathlib import Path
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
 
 from headwise.corpus.tokens import TextTokens
 from headwise.errors import HeadwiseError
-from headwise.families import read_config
-from headwise.heads.attribute import Attribution, Recorder, added
+from headwise.heads.attribute import Attribution, Rows, added, recorded
 from headwise.heads.blocks import row_weights
-from headwise.heads.patch import READ, Passes, Reading, Receiver, Study, Variant, alone, place_of
+from headwise.heads.patch import READ, Edit, Passes, Reading, Receiver, Study, place_of
 from headwise.heads.table import Story, StoryHead, StoryKeys, StoryPath
 from headwise.models.ask import answering, evaluating
 from headwise.models.open import folder_of, row_of, tokens_of
-from headwise.models.sites import layers_of
-from headwise.records import Call, head_name
 from headwise.words import Note
 
 Progress = Callable[[str, int, int], None]  # the name of a stage, the steps done, and of all
@@ -34,9 +31,6 @@ Progress = Callable[[str, int, int], None]  # the name of a stage, the steps don
 # Positions at which a head is patched alone, at most: those where what it gives differs most between the two texts.
 # A round choice: each one more costs a variant of the text for each of the first heads.
 PLACES = 8
-# Ends of the names of classes that predict the next token: Gemma3ForConditionalGeneration does. T5's has the same end,
-# but its config says that it is an encoder-decoder.
-PREDICTING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 # As `patch`, it leaves a caller's inference mode: what the model made in it and kept could take part in no later
@@ -68,48 +62,58 @@ def why(
         progress: is called with the name of a stage, the steps done and of all
     """
     way, tokens = answering(model), folder_of(model).tokens
-    if isinstance(answer, str) or isinstance(other, str):
-        tokens_of(model)  # raises where words cannot become ids
-    texts = [prompt] if corrupt is None else [prompt, corrupt]
-    question, *twins = [
-        _Question(way, tokens, text, row_of(model, text)[0].tolist()) for text in texts
-    ]
-    if twins:
-        _check_twin(question, twins[0])
+    for word in (answer, other):
+        if isinstance(word, str):
+            _choices(tokens_of(model), word)  # refused before the model runs
+    question = _Question(way, tokens, row_of(model, prompt)[0].tolist())
+    twin = None
+    if corrupt is not None:
+        twin = _Question(way, tokens, row_of(model, corrupt)[0].tolist())
+        _check_twin(question, twin)
+    notes: list[str] = []
     with evaluating(model):
-        passes = Passes(model, layers_of(model), question.position)
-        # of what the modules read and gave, which `Parts` adds up
-        recorder = Recorder(passes.layers)
-        with recorder.listening():
+        passes = Passes(model, question.position)
+        with recorded(passes.layers) as rows:
             text = passes.read(torch.tensor(question.ids))
-        corrupted = [passes.read(torch.tensor(twin.ids)) for twin in twins]
-        notes: list[str] = []
-        token, second = _compared(
-            question, answer, other, text.answer, [each.answer for each in corrupted], notes
-        )
-        study = Study(passes, text, corrupted[0], (token, second)) if corrupted else None
-        # for what parts add, which needs two
-        rival = _likeliest(text.answer, token) if second is None else second
-        parts = _parts(question, recorder, text, (token, rival), passes, notes)
-        about = _Heads(passes, question, text, study, parts, progress)
-        heads = about.told(token)
-        keys, paths = about.read_by([head.head for head in heads[: Story.MOST]], notes)
+        corrupted = None if twin is None else passes.read(torch.tensor(twin.ids))
+        token = int(text.answer.argmax())
+        if answer is not None:
+            token = _token(question, answer, text.answer, notes)
+        second = None  # what it is compared with; None where both texts are answered with the token
+        if other is not None:
+            second = _token(question, other, text.answer, notes)
+            if second == token:
+                raise HeadwiseError(
+                    f"{other!r} is the answer and what it is compared with, so there is no difference to "
+                    "explain; pass another token"
+                )
+        elif corrupted is not None and int(corrupted.answer.argmax()) != token:
+            second = int(corrupted.answer.argmax())
+        rival = second
+        if rival is None:  # the likeliest other token
+            rival = next(i for i in text.answer.topk(2).indices.tolist() if i != token)
+        study = None if corrupted is None else Study(passes, text, corrupted, token, second)
+        parts = _parts(passes, question, rows, text, (token, rival), notes)
+        heads = _heads(_Asked(passes, question, text, study, parts, progress), token)
+        keys, paths = [], []
+        if study is not None:
+            keys, paths = _read_by(study, heads[: Story.MOST], progress, notes)
     row = text.answer.cpu().double()  # some devices have no float64
     chances, shown, difference = row.softmax(-1), question.shown, float(row[token] - row[rival])
     predicted = int(row.argmax())
     return Story(
         model=folder_of(model).name,
         asks=way,
-        prompt=question.written,
+        prompt=prompt if isinstance(prompt, str) else " ".join(shown(question.ids)),
         tokens=shown(question.ids),
-        corrupt=twins[0].written if twins else None,
-        corrupted=shown(twins[0].ids) if twins else None,
+        corrupt=corrupt if twin is None or isinstance(corrupt, str) else " ".join(shown(twin.ids)),
+        corrupted=None if twin is None else shown(twin.ids),
         answer=shown([token])[0],
         other=shown([rival])[0],
         predicted=shown([predicted])[0],
         predicted_probability=float(chances[predicted]),
         probability=float(chances[token]),
-        counts="probability" if second is None else "logits",
+        counts="logits" if study is None or study.other is not None else "probability",
         clean_value=study.clean if study else difference,
         corrupted_value=study.corrupted if study else None,
         logit=parts.logit if parts else difference,
@@ -125,28 +129,16 @@ def why(
 
 
 def check_question(
-    folder: Path,
-    prompt: str,
-    corrupt: str | None,
-    words: Iterable[str | None],
-    tokens: TextTokens | None,
+    prompt: str, corrupt: str | None, words: Iterable[str | None], tokens: TextTokens | None
 ) -> None:
     """Refuse before weights are read what the tokenizer tells: texts of other lengths, an answer of several tokens."""
     if tokens is None or not prompt.strip():  # `why` refuses these itself, when the model is open
         return
-    config = read_config(folder)
-    # the name of the model's class; "" where none is given
-    kind = str((config.get("architectures") or [""])[0])
-    # What is not sure to go on with the next token is taken for an encoder-decoder, whose answer may be of any length.
-    is_sure = kind.endswith(PREDICTING) and not config.get("is_encoder_decoder")
-    # a text that is read whole is closed
-    way, end = ("next", []) if is_sure else ("first", tokens.frame[1])
-    question = _Question(way, tokens, prompt, [*tokens.prompt(prompt), *end])
     if corrupt is not None:
-        _check_twin(question, _Question(way, tokens, corrupt, [*tokens.prompt(corrupt), *end]))
+        texts = [_Question("next", tokens, list(tokens.prompt(text))) for text in (prompt, corrupt)]
+        _check_twin(*texts)
     for word in filter(None, words):
-        # raises for a word of several tokens; the notes are those of `why`
-        _single(question, word, [])
+        _choices(tokens, word)
 
 
 # What is asked
@@ -158,10 +150,9 @@ class _Question:
 
     way: str  # which token answers it: "next", "masked", or "first" of what a decoder writes
     tokens: TextTokens | None  # of the model, where they are known
-    source: str | Sequence[int]  # the text as it was passed
     ids: list[int]
 
-    @cached_property
+    @property
     def position(self) -> int:
         """Where the answer is read: the position of the masked word, or -1, the end."""
         if self.way != "masked":
@@ -181,10 +172,6 @@ class _Question:
 
     def shown(self, ids: Sequence[int]) -> tuple[str, ...]:
         return tuple(map(str, ids)) if self.tokens is None else self.tokens.shown(ids)
-
-    @property
-    def written(self) -> str:  # the text for a reader, also where ids were passed
-        return self.source if isinstance(self.source, str) else " ".join(self.shown(self.ids))
 
 
 def _check_twin(question: _Question, twin: _Question) -> None:
@@ -209,143 +196,62 @@ def _check_twin(question: _Question, twin: _Question) -> None:
         )
 
 
-def _compared(
-    question: _Question,
-    answer: str | int | None,
-    other: str | int | None,
-    row: Tensor,
-    corrupted: Sequence[Tensor],
-    notes: list[str],
-) -> tuple[int, int | None]:
-    """The token that is explained, and what it is compared with: None where both texts are answered with it.
-
-    `row` are the logits (V,) of the prompt, and `corrupted` those of the corrupted text, or nothing.
-    """
-    token = int(row.argmax()) if answer is None else _token(question, answer, row, notes)
-    if other is not None:
-        second = _token(question, other, row, notes)
-        if second == token:
-            raise HeadwiseError(
-                f"{other!r} is the answer and what it is compared with, so there is no difference to "
-                "explain; pass another token"
-            )
-        return token, second
-    if not corrupted:
-        return token, _likeliest(row, token)
-    second = int(corrupted[0].argmax())
-    return token, None if second == token else second
-
-
-def _likeliest(row: Tensor, token: int) -> int:
-    """The likeliest other token."""
-    return int(row.index_fill(0, torch.tensor([token], device=row.device), -torch.inf).argmax())
-
-
 def _token(question: _Question, word: str | int, row: Tensor, notes: list[str]) -> int:
-    """The id of an answer, which is an id or a word; `row` are the logits (V,) of the prompt.
-
-    A word may be one token with a space before it and another without: the likelier one is taken, and a note says so.
-    """
+    """The id of an answer, which is an id or a word; of the tokens that a word can be the likeliest by logits (V,)."""
     if not isinstance(word, str):
         if not 0 <= word < len(row):
             raise HeadwiseError(f"the token {word} is outside the vocabulary of {len(row)} tokens")
         return word
-    token = max(_single(question, word, notes), key=lambda i: float(row[i]))
-    notes.append(
-        Note.of("why.token", word=repr(word), token=repr(question.shown([token])[0]), id=token)
-    )
+    assert question.tokens is not None  # `why` refuses a word where there is no tokenizer
+    token = max(_choices(question.tokens, word), key=lambda i: float(row[i]))
+    shown = repr(question.shown([token])[0])
+    notes.append(Note.of("why.token", word=repr(word), token=shown, id=token))
     return token
 
 
-def _single(question: _Question, word: str, notes: list[str]) -> list[int]:
-    """The single tokens that a word can be in the place of the answer; a word that takes several is refused."""
-    choices = _pieces(question, word)  # each a list of ids, one or more
-    single = [ids[0] for ids in choices if len(ids) == 1]
-    if single:
-        return single
-    first = choices[0]  # as it is written in the first way of `_pieces`
-    if question.way == "first":  # a decoder that begins the word begins with its first token
-        notes.append(Note.of("why.first_of", word=repr(word), count=len(first)))
-        return [first[0]]
-    shown = list(map(repr, question.shown(first)))
-    raise HeadwiseError(
-        f"the answer {word!r} is {len(shown)} tokens, {' '.join(shown)}, and one is explained; pass {shown[0]}, or put "
-        "it at the end of the prompt and pass what comes next"
-    )
-
-
-def _pieces(question: _Question, word: str) -> list[list[int]]:
-    """The ids that a word becomes in the place of the answer, written with a space before it and without.
-
-    A tokenizer may join a word with its neighbours. So the text is encoded with the word in it, and the ids of the
-    text around it are taken off on both sides.
-    """
-    tokens, ids, text, place = question.tokens, question.ids, question.source, question.position
-    assert tokens is not None  # `why` refuses a word where there is no tokenizer
-    bare = word.strip()
-    # How a text becomes ids, and the ids that stand before the answer and behind it in the question.
-    encode, before, after = tokens.prompt, ids, list[int]()
-    # The answer continues no text that is known as one: ids were passed, or a decoder begins with it.
-    if not isinstance(text, str) or question.way == "first":
-        # The way in which it was passed comes first: a word of several tokens is shown, or begun, as it stands there.
-        texts = word, f" {bare}"
-        encode, before = tokens.encode, []  # the word alone
-    elif question.way == "next":
-        texts = f"{text.rstrip()} {bare}", text + word  # with one space, and as both were passed
-    else:
-        sign = tokens.shown([ids[place]])[0]  # how the mask is written in the text, such as [MASK]
-        texts = text.replace(sign, bare, 1), text.replace(sign, f" {bare}", 1)
-        before, after = ids[:place], ids[place + 1 :]
-    choices = []
-    unknown = None  # why the first way of writing it cannot be encoded
-    for written in texts:
-        try:
-            # A text with a mask is closed, by [SEP] for instance, which `prompt` leaves out.
-            ids_with_word = encode(written) + (tokens.frame[1] if after else [])
-        except HeadwiseError as error:  # a vocabulary of characters may have no space
-            unknown = unknown or error
-            continue
-        # what stands between the two
-        piece = ids_with_word[len(before) : len(ids_with_word) - len(after)]
-        # the word has changed no token of the text around it
-        if piece and [*before, *piece, *after] == ids_with_word:
-            choices.append(piece)
-    if not choices:
-        raise unknown or HeadwiseError(
-            f"the answer {word!r} is no token of its own in its place; end the prompt before it, or pass its id"
+def _choices(tokens: TextTokens, word: str) -> list[int]:
+    """The single tokens that a word can be, as it is written and with a space before it."""
+    written = [tokens.encode(word)]
+    with suppress(HeadwiseError):  # a vocabulary of characters may have no space
+        written.append(tokens.encode(f" {word.strip()}"))
+    single = [ids[0] for ids in written if len(ids) == 1]
+    if not single:
+        shown = list(map(repr, tokens.shown(written[0])))
+        raise HeadwiseError(
+            f"the answer {word!r} is {len(shown)} tokens, {' '.join(shown)}, and one is explained; pass one of them, "
+            "or put the first at the end of the prompt and pass what comes next"
         )
-    return choices
+    return single
 
 
 # What the heads do
 
 
 def _parts(
+    passes: Passes,
     question: _Question,
-    recorder: Recorder,
+    rows: Rows,
     text: Reading,
     target: tuple[int, int],
-    passes: Passes,
     notes: list[str],
 ) -> Attribution | None:
     """What each part adds to the logit; None, and a note, where it is not known."""
-    name = type(passes.model).__name__
     try:
         if question.way == "masked":
             raise HeadwiseError(
-                f"{name} turns the last hidden state into logits in more than one step"
+                f"{type(passes.model).__name__} turns the last hidden state into logits in more than one step"
             )
         if question.way == "first":
             raise HeadwiseError("what an encoder adds reaches the logits through the decoder alone")
-        return added(passes.model, recorder, text, target, len(question.ids) - 1)
+        return added(passes, rows, text, target, len(question.ids) - 1)
     except HeadwiseError as error:
         notes.append(Note.of("why.no_parts", reason=str(error)))
         return None
 
 
-@dataclass
-class _Heads:
-    """The heads of one prediction. Effects are shares of the difference to the corrupted text."""
+@dataclass(frozen=True)
+class _Asked:
+    """What is known of one prediction before its heads are changed."""
 
     passes: Passes
     question: _Question
@@ -353,145 +259,124 @@ class _Heads:
     study: Study | None  # with the corrupted text
     parts: Attribution | None  # what each part adds to the logit
     progress: Progress
-    # what each head carries; `told` fills it
-    effects: dict[str, float] = field(default_factory=dict)
 
-    def told(self, token: int) -> list[StoryHead]:
-        """All heads, those first that carry most, or that add most, or without which most changes."""
-        names = []  # of all heads that ran, from the first layer to the last
-        for site, call in self.text.calls.items():
-            names += [head_name(site, h) for h in range(call.q.shape[1])]
-        size: dict[str, float] = {}  # what ranks them
-        if self.study is not None:
-            progress = partial(self.progress, "patching heads")
-            size = self.effects = self.study.effects("out", alone(names), progress=progress)
-        elif self.parts is not None:
-            size = self.parts.heads
-        ranked = sorted(names, key=lambda name: -abs(size.get(name, 0.0)))
-        # The heads that are asked about: all of them, where nothing else ranks them.
-        first = ranked[: Story.MOST] if size else names
-        without = self._without(first, token)
-        if not size:
-            ranked.sort(key=lambda name: -abs(without[name]))
-        there = self._at_places(first)
-        return [self._head(name, without.get(name), there.get(name, {})) for name in ranked]
 
-    def _without(self, names: Iterable[str], token: int) -> dict[str, float]:
-        """The change of log p of the token, in nats, without each of these heads."""
-        before = self.text.answer.cpu().double().log_softmax(-1)[token]
-
-        def change(logits_v: Tensor) -> float:
-            return float(logits_v.cpu().double().log_softmax(-1)[token] - before)
-
-        def silence(h: int, call: Call) -> Tensor:
-            out = call.out.clone()
-            out[:, h] = 0
-            return out
-
-        variants = {}
-        for name in names:
-            site, h = place_of(name)
-            variants[name] = {site: partial(silence, h)}
-        return self.passes.asked(
-            self.text, variants, change, partial(self.progress, "silencing heads")
+def _heads(asked: _Asked, token: int) -> list[StoryHead]:
+    """All heads, those first that carry most, or that add most, or without which most changes."""
+    names = asked.text.names("out")
+    brings, adds = dict[str, float](), dict[str, float]()
+    if asked.study is not None:
+        progress = partial(asked.progress, "patching heads")
+        brings = asked.study.effects("out", {name: [name] for name in names}, progress=progress)
+    if asked.parts is not None:
+        adds = asked.parts.heads
+    size = brings or adds
+    ranked = sorted(names, key=lambda name: -abs(size.get(name, 0.0)))
+    # The heads that are asked about: all of them, where nothing else ranks them.
+    first = ranked[: Story.MOST] if size else names
+    without = _without(asked, first, token)
+    if not size:
+        ranked.sort(key=lambda name: -abs(without[name]))
+    places = _places(asked, first)
+    heads = []
+    weights = cache(lambda site, t: row_weights(asked.text.calls[site], 0, [t])[:, 0])
+    for name in ranked:
+        at, looks = _looks(asked, name, places.get(name, {}), weights)
+        heads.append(
+            StoryHead(name, adds.get(name), at, looks, without.get(name), brings.get(name))
         )
+    return heads
 
-    def _at_places(self, names: Iterable[str]) -> dict[str, dict[int, float]]:
-        """What each head carries alone at those PLACES positions where what it gives differs most."""
-        if self.study is None:
-            return {}
-        variants: dict[tuple[str, int], Variant] = {}
-        for name in names:
-            site, h = place_of(name)
-            if self.question.way == "first" and not site.startswith("encoder."):
-                continue  # a head of the decoder, which has its own text
-            clean, corrupted = (text.calls[site].out[0, h] for text in (self.text, self.study.text))
-            distance = (clean - corrupted).float().norm(dim=-1)  # (T,)
-            for t in distance.argsort(descending=True)[:PLACES].tolist():
-                if distance[t] > 0:
-                    variants |= self.study.variants("out", {(name, t): [name]}, [t])
-        effects = self.study.asked(variants, partial(self.progress, "patching positions"))
-        there: dict[str, dict[int, float]] = defaultdict(dict)
-        for (name, t), effect in effects.items():
-            there[name][t] = effect
-        return there
 
-    def _head(self, name: str, without: float | None, places: Mapping[int, float]) -> StoryHead:
-        """A head with where it acts, and the three places that it looks at most from there.
+def _without(asked: _Asked, names: Iterable[str], token: int) -> dict[str, float]:
+    """The change of log p of the token, in nats, without each of these heads."""
 
-        It acts where it carries most alone, or else where the answer stands. `without` is the change of the answer
-        without it, None where that was not asked; `places` are positions with what it carries at each alone.
-        """
-        # An answer that a decoder begins with stands nowhere in the text. Else % makes of -1 the last token's position.
-        end = (
-            None
-            if self.question.way == "first"
-            else self.question.position % len(self.question.ids)
-        )
-        at = max(places, key=lambda t: abs(places[t]), default=end)
+    def chance(logits: Tensor) -> Tensor:
+        return logits.cpu().double().log_softmax(-1)[..., token]
+
+    text = asked.text
+    before = chance(text.answer)
+    variants = {}
+    for name in names:
         site, h = place_of(name)
-        call = self.text.calls[site]
-        looks: tuple[tuple[int, float], ...] = ()
-        # Without a place only a cross attention is shown: its last query looks at the text from the decoder.
-        if at is not None or call.cross:
-            weights = self._weights(site, call.n_queries - 1 if at is None else at)[h]
-            order = weights.argsort(descending=True, stable=True).tolist()
-            # Special tokens, on which attention rests, have no place.
-            specials = (
-                frozenset() if self.question.tokens is None else self.question.tokens.specials
-            )
-            words = [t for t in order if self.question.ids[t] not in specials]
-            looks = tuple((t, float(weights[t])) for t in words[:3])
-        adds = None if self.parts is None else self.parts.heads[name]
-        return StoryHead(name, adds, at, looks, without, self.effects.get(name))
+        variants[name] = {site: Edit({h: torch.zeros_like(text.calls[site].out[0, h])})}
+    progress = partial(asked.progress, "silencing heads")
+    return asked.passes.ask(text, variants, lambda row: chance(row) - before, progress=progress)
 
-    @cached_property
-    def _weights(self) -> Callable[[str, int], Tensor]:
-        """Gives the weights (H,S) of a site at a position; kept, since many heads are asked for at the same one."""
-        return cache(lambda site, t: row_weights(self.text.calls[site], 0, [t])[:, 0])
 
-    def read_by(
-        self, names: Sequence[str], notes: list[str]
-    ) -> tuple[list[StoryKeys], list[StoryPath]]:
-        """What the keys and values of these heads carry, and the clear paths to them, the strongest first."""
-        study = self.study
-        if study is None:
-            return [], []
-        # The queries, keys and values of heads that carry something -> the strongest of the heads that use them. A key
-        # or a value belongs to all heads of its group: ("k", "L3.KV1") -> "L3.H5".
-        carriers = [name for name in names if abs(self.effects[name]) >= Story.CLEAR]
-        readers: dict[Receiver, str] = {}
-        variants: dict[Receiver, Variant] = {}
-        # refused where heads have a gate or a norm before W_O, or a module makes its weights itself
-        try:
-            for at in READ:
-                for name, (site, members) in study.names(at).items():
-                    using = [
-                        carrier
-                        for carrier in carriers
-                        if carrier in {head_name(site, h) for h in members}
-                    ]
-                    if using:
-                        readers[at, name] = using[0]
-                        variants |= study.variants(at, {(at, name): [name]})
-        except HeadwiseError as error:
-            notes.append(Note.of("why.no_keys", reason=str(error)))
-            return [], []
-        effects = study.asked(variants, partial(self.progress, "patching keys"), early=True)
-        keys = [
-            StoryKeys(name, effects["k", name], effects["v", name])
-            for at, name in readers
-            if at == "k"
-        ]
-        # Where all that arrives there together changes little, no single path is followed.
-        receivers = [receiver for receiver in readers if abs(effects[receiver]) >= Story.CLEAR]
-        if not receivers:
-            return keys, []
-        paths = []
-        for (at, receiver), senders in study.paths(
-            receivers, None, partial(self.progress, "following paths")
-        ).items():
-            for sender, effect in senders.items():
-                if abs(effect) >= Story.CLEAR:
-                    paths.append(StoryPath(sender, receiver, readers[at, receiver], at, effect))
-        return keys, sorted(paths, key=lambda path: -abs(path.effect))
+def _places(asked: _Asked, names: Iterable[str]) -> dict[str, dict[int, float]]:
+    """What each head carries alone at those PLACES positions where what it gives differs most."""
+    study = asked.study
+    if study is None:
+        return {}
+    variants = {}
+    for name in names:
+        site, h = place_of(name)
+        if asked.question.way == "first" and not site.startswith("encoder."):
+            continue  # a head of the decoder, which has its own text
+        clean, corrupted = (text.calls[site].out[0, h] for text in (study.clean_text, study.text))
+        distance = (clean - corrupted).float().norm(dim=-1)  # (T,)
+        for t in distance.argsort(descending=True)[:PLACES].tolist():
+            if distance[t] > 0:
+                variants[name, t] = study.variant("out", [name], [t])
+    progress = partial(asked.progress, "patching positions")
+    places: dict[str, dict[int, float]] = defaultdict(dict)
+    for (name, t), effect in study.ask(variants, progress=progress).items():
+        places[name][t] = effect
+    return places
+
+
+def _looks(
+    asked: _Asked, name: str, places: Mapping[int, float], weights: Callable[[str, int], Tensor]
+) -> tuple[int | None, tuple[tuple[int, float], ...]]:
+    """Where a head acts, and the three places that it looks at most from there, with their weights.
+
+    It acts where it carries most alone, or else where the answer stands; None where that is in another text.
+    """
+    question = asked.question
+    # An answer that a decoder begins with stands nowhere in the text. Else % makes of -1 the last token's position.
+    end = None if question.way == "first" else question.position % len(question.ids)
+    at = max(places, key=lambda t: abs(places[t]), default=end)
+    site, h = place_of(name)
+    call = asked.text.calls[site]
+    # Without a place only a cross attention is shown: its last query looks at the text from the decoder.
+    if at is None and not call.cross:
+        return None, ()
+    looks = weights(site, call.n_queries - 1 if at is None else at)[h]
+    # Special tokens, on which attention rests, have no place.
+    specials = frozenset() if question.tokens is None else question.tokens.specials
+    order = looks.argsort(descending=True, stable=True).tolist()
+    words = [t for t in order if question.ids[t] not in specials]
+    return at, tuple((t, float(looks[t])) for t in words[:3])
+
+
+def _read_by(
+    study: Study, heads: Sequence[StoryHead], progress: Progress, notes: list[str]
+) -> tuple[list[StoryKeys], list[StoryPath]]:
+    """What the keys and values of these heads carry, and the clear paths to them, the strongest first."""
+    # The queries, keys and values of heads that carry something -> the strongest of the heads that use them. A key
+    # or a value belongs to all heads of its group: ("k", "L3.KV1") -> "L3.H5".
+    readers: dict[Receiver, str] = {}
+    for at in READ:
+        for head in heads:
+            if abs(head.brings or 0.0) >= Story.CLEAR:
+                readers.setdefault((at, study.text.read_by(head.head, at)), head.head)
+    try:
+        variants = {(at, name): study.variant(at, [name]) for at, name in readers}
+    except HeadwiseError as error:  # a module makes its weights itself
+        notes.append(Note.of("why.no_keys", reason=str(error)))
+        return [], []
+    effects = study.ask(variants, early=True, progress=partial(progress, "patching keys"))
+    keys = []
+    for name in study.text.names("k"):
+        if ("k", name) in readers:
+            keys.append(StoryKeys(name, effects["k", name], effects["v", name]))
+    # Where all that arrives there together changes little, no single path is followed.
+    receivers = [receiver for receiver in readers if abs(effects[receiver]) >= Story.CLEAR]
+    paths = []
+    if receivers:
+        found = study.paths(receivers, progress=partial(progress, "following paths"))
+        for ((at, receiver), sender), effect in found.items():
+            if abs(effect) >= Story.CLEAR:
+                paths.append(StoryPath(sender, receiver, readers[at, receiver], at, effect))
+    return keys, sorted(paths, key=lambda path: -abs(path.effect))
