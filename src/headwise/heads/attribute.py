@@ -338,7 +338,7 @@ def recorded(layers: Sequence[Layer]) -> Iterator[Rows]:
         # Modules that take or give anything but hidden states are passed over, such as one that takes ids (B,T).
         if all(isinstance(x, Tensor) and x.ndim in (2, 3) and x.is_floating_point() for x in both):
             last = [x.flatten(0, -2)[-1].cpu().double() for x in both]  # of (1,T,C), or (T,C)
-            rows[module] = _Row(*last, max(torch.finfo(x.dtype).eps for x in both))
+            rows[module] = _Row(last[0], last[1], max(torch.finfo(x.dtype).eps for x in both))
 
     wanted = dict.fromkeys(layers[-1].around)  # an ordered set: each module is heard once
     for layer in layers:

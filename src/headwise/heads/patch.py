@@ -140,7 +140,8 @@ def patch(
     pairs = _pairs(model, clean, corrupted, target)
     T = len(pairs[0][0])
     tokens = _tokens(positions, T)
-    effects, ends = defaultdict(list), []
+    effects: dict[Any, list[float]] = defaultdict(list)  # of heads, or heads and tokens
+    ends = []
     for study in _studies(model, pairs):
         names = _chosen(study.text.names(at), heads)
         ends.append((study.clean, study.corrupted))
@@ -324,9 +325,14 @@ def _of_heads(call: Call, heads: list[int]) -> Call:
         gate=None if options.gate is None else torch.as_tensor(options.gate)[heads],
         kv_index=None,
     )
-    parts = {"q": call.q[:, heads], "k": call.k[:, read], "v": call.v[:, read]}
-    weights = None if call.weights is None else call.weights[:, heads]
-    return call._replace(**parts, options=options, out=call.out[:, heads], weights=weights)
+    return call._replace(
+        q=call.q[:, heads],
+        k=call.k[:, read],
+        v=call.v[:, read],
+        out=call.out[:, heads],
+        weights=None if call.weights is None else call.weights[:, heads],
+        options=options,
+    )
 
 
 def _index(call: Call) -> list[int]:
@@ -592,7 +598,7 @@ class Study:
             return self.metric(answer_logits(passes.model, self.text.ids, passes.position)[0])
 
         sites = list(self.passes.sites.values())
-        effects = {}
+        effects = dict[str, float]()
         for site, out, slope in slopes_of(sites, answer):
             moved = (self.clean_text.calls[site.name].out - out) * slope
             # of the difference of logits, to first order
@@ -635,7 +641,8 @@ class Study:
             readers = _readers(self.text.calls[site], at, n)
             call = _of_heads(self.text.calls[site], readers)
             for sender, part in parts.items():
-                given = _attended(call._replace(**{at: part.expand_as(getattr(call, at))}))[0]
+                arrival: Any = {at: part.expand_as(getattr(call, at))}
+                given = _attended(call._replace(**arrival))[0]
                 edit = Edit(dict(zip(readers, given, strict=True)))
                 received[(at, name), sender] = {site: edit}
         return self.ask(received, True, progress)

@@ -95,18 +95,16 @@ def why(
         study = None if corrupted is None else Study(passes, text, corrupted, token, second)
         parts = _parts(passes, question, rows, text, (token, rival), notes)
         heads = _heads(_Asked(passes, question, text, study, parts, progress), token)
-        keys, paths = [], []
-        if study is not None:
-            keys, paths = _read_by(study, heads[: Story.MOST], progress, notes)
+        keys, paths = _read_by(study, heads[: Story.MOST], progress, notes)
     row = text.answer.cpu().double()  # some devices have no float64
     chances, shown, difference = row.softmax(-1), question.shown, float(row[token] - row[rival])
     predicted = int(row.argmax())
     return Story(
         model=folder_of(model).name,
         asks=way,
-        prompt=prompt if isinstance(prompt, str) else " ".join(shown(question.ids)),
+        prompt=question.written(prompt),
         tokens=shown(question.ids),
-        corrupt=corrupt if twin is None or isinstance(corrupt, str) else " ".join(shown(twin.ids)),
+        corrupt=None if twin is None else twin.written(corrupt),
         corrupted=None if twin is None else shown(twin.ids),
         answer=shown([token])[0],
         other=shown([rival])[0],
@@ -172,6 +170,10 @@ class _Question:
 
     def shown(self, ids: Sequence[int]) -> tuple[str, ...]:
         return tuple(map(str, ids)) if self.tokens is None else self.tokens.shown(ids)
+
+    def written(self, source: object) -> str:
+        """The text for a reader, also where ids were passed."""
+        return source if isinstance(source, str) else " ".join(self.shown(self.ids))
 
 
 def _check_twin(question: _Question, twin: _Question) -> None:
@@ -351,9 +353,11 @@ def _looks(
 
 
 def _read_by(
-    study: Study, heads: Sequence[StoryHead], progress: Progress, notes: list[str]
+    study: Study | None, heads: Sequence[StoryHead], progress: Progress, notes: list[str]
 ) -> tuple[list[StoryKeys], list[StoryPath]]:
     """What the keys and values of these heads carry, and the clear paths to them, the strongest first."""
+    if study is None:
+        return [], []
     # The queries, keys and values of heads that carry something -> the strongest of the heads that use them. A key
     # or a value belongs to all heads of its group: ("k", "L3.KV1") -> "L3.H5".
     readers: dict[Receiver, str] = {}
