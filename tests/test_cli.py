@@ -112,7 +112,7 @@ def test_train_json_is_one_document_with_progress_elsewhere(trained: tuple[Path,
     assert document["held_out_loss"] > 0 and document["baseline_loss"] > 0
     steps = re.findall(r"^step (\d/3)", err, re.MULTILINE)
     assert list(dict.fromkeys(steps)) == ["1/3", "2/3", "3/3"]  # a slow machine says one twice
-    before, _, after = err.partition("step 1 of 3: where heads look so far")
+    before, _, after = err.partition("step 0 of 3: where heads look so far")
     heads, first_row = after.splitlines()[2:4]  # under the title
     assert heads.split() == ["L0.H0", "L0.H1"] and first_row.split()[1:] == ["█", "█"]
     assert "loss" not in before  # they are seen before the first step is told of

@@ -153,7 +153,7 @@ def test_stock_generation_gives_our_text(hf: Any, tmp_path: Path, corpus: str) -
         with quiet():
             ids = theirs.generate(**tokenizer(prompt, return_tensors="pt", return_token_type_ids=False))[0]
         start = tokens.prompt(prompt)
-        ours = [*start, *generate(model, start, 29 - len(start), temperature=0, stop=tokens.boundary)]
+        ours = [*start, *generate(model, start, 29 - len(start), temperature=0, stops=[tokens.boundary])]
         assert ids.tolist()[: len(ours)] == ours and len(ids) - len(ours) == (len(ours) < 29)  # the end, said by one
         assert tokenizer.decode(ids, skip_special_tokens=True) == tokens.decode(ours)
 

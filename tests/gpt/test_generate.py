@@ -97,7 +97,7 @@ def test_ends_of_a_text() -> None:
     model = tiny("llama")
     whole = text(model, seed=1)
     stop = whole[20]
-    assert text(model, seed=1, stop=stop) == whole[: whole.index(stop)]
+    assert text(model, seed=1, stops=[stop]) == whole[: whole.index(stop)]
     assert text(tiny("llama"), 0) == []
     model = tiny("llama", context=1)
     assert len(text(model, 7, seed=2)) == 7

@@ -19,7 +19,7 @@ from headwise.corpus.tokens import Tokens
 from headwise.corpus.training import Documents, Stream
 from headwise.gpt.gpt import GPT
 from headwise.gpt.presets import PRESETS, Recipe
-from headwise.gpt.train import STATE, Adam, AdamW, Muon, Progress, Stopped, evaluate, make_optimizers, train
+from headwise.gpt.train import STATE, AdamW, Muon, Progress, Stopped, evaluate, make_optimizers, train
 
 RECIPE = Recipe(steps=31, batch=5, lr=3e-3, muon_lr=0.02, warmup=7)
 ADAMW = Recipe(steps=31, batch=5, lr=1e-2, warmup=7)
@@ -84,7 +84,7 @@ def test_every_parameter_is_in_one_group(name: str, changes: Any, muon: float | 
     assert sorted(found) == sorted(names.values())
 
 
-@pytest.mark.parametrize("kind", [AdamW, Adam, Muon])
+@pytest.mark.parametrize("kind", [AdamW, Muon])
 def test_without_the_compiler_the_steps_are_torchs_own(kind: type[torch.optim.Optimizer]) -> None:
     start = torch.randn(3, 5)
     pair = [torch.nn.Parameter(start.clone()) for _ in range(2)]

@@ -83,7 +83,7 @@ def test_ends_and_texts(tmp_path: Path) -> None:
     save_model(tmp_path, tiny("verbs", len(tokens), context=29), tokens)
     model = open_model(tmp_path)
     for text, ids in (("he works =", tokens.prompt("he works =")), ("", [tokens.boundary])):
-        expected = list(generate_ours(model, ids, 17, stop=tokens.boundary))  # type: ignore[arg-type]
+        expected = list(generate_ours(model, ids, 17, stops=[tokens.boundary]))  # type: ignore[arg-type]
         assert list(generate(model, text, 17)) == expected == list(generate(tmp_path, ids, 17))
     refuses(lambda: generate(model, "he flies", 3), "has not seen the words 'flies'")
     model, calls = llama(), []

@@ -121,7 +121,7 @@ def test_a_class_of_ones_own_is_trained_watched_and_continued(tmp_path: Path, ki
     again = open_model(tmp_path / "run")
     assert torch.equal(again(torch.tensor([ids])), model(torch.tensor([ids])))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("headwise.gpt.own._classes", {})  # as in another process
+        patch.setattr("headwise.gpt.gpt._classes", {})  # as in another process
         refuses(lambda: open_model(tmp_path / "run"), "headwise runs no code that a folder names")
 
 

@@ -82,7 +82,7 @@ def test_an_opened_model_is_written_with_the_run_it_comes_from(
     lines: list[str] = []
     child = share(opened, 2, out=tmp_path / "child", listener=Listener(say=lines.append))
     assert child.verified == "not verified"
-    assert lines[0].startswith("about ") and lines[1] == "reading the text to calibrate"
+    assert lines[0].startswith("reading 1 x ")
     assert lines[-1] == "reading it back"
     assert json.loads((tmp_path / "child" / "headwise.json").read_text()) == child.document()
     assert child.run is not None and (tmp_path / "child" / child.run).resolve() == run

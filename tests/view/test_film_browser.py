@@ -10,9 +10,8 @@ from browsing import Opener, faults, width_beyond
 from report_browsing import rgba
 from surveys import survey_of
 
-from headwise.gpt.film import Film, read_film
 from headwise.gpt.gpt import GPT
-from headwise.gpt.run import Settings
+from headwise.gpt.run import Settings, film_of, read_film
 from headwise.view.report import write_report
 
 pytestmark = pytest.mark.browser
@@ -25,18 +24,16 @@ HOSTILE = "</script><img/src=x/onerror=alert(1)>"
 def film(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Frames of models that were never trained."""
     folder = tmp_path_factory.mktemp("film")
-    corpus, config, recipe = Settings(
-        steps=25, shape={"n_layers": 2, "d_model": 12, "n_heads": 3, "context": 16}
-    ).resolve()
-    film = Film(corpus, config, recipe)
+    shape = {"n_layers": 2, "d_model": 12, "n_heads": 3, "context": 16}
+    corpus, config, recipe = Settings(steps=25, shape=shape).resolve()
+    film = film_of(folder, corpus, config, recipe, lambda film, frame: None)
+    film.about["tokens"][1] = HOSTILE
     for step in STEPS:
         torch.manual_seed(step)
         model = GPT(config)
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, std=0.3)
-        film(model, step)
-    film.header["tokens"][1] = HOSTILE
-    film.write(folder)
+        film.see(model, step)
     read = read_film(folder)
     assert read is not None
     return read

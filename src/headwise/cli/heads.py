@@ -152,8 +152,7 @@ def surveyed(
 
 def _write_report(model: Path, path: Path, survey: Survey, maps: HeadMaps | None) -> None:
     # A report with the model inside, where that is ours and small; that of a run also gets a walk beside it.
-    from headwise.gpt.film import read_film
-    from headwise.gpt.run import WALK, example_of, load_run, read_run
+    from headwise.gpt.run import WALK, example_of, load_run, read_film, read_run
     from headwise.models.pack import pack_model
     from headwise.view.page import walk_html
     from headwise.view.report import write_report

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from headwise.reshape.heal import Damage, HealPoint, Pair
     from headwise.reshape.job import Change, Reshaped
 
-SHOWN_LAYERS = 12  # layers whose entropy has a row; how many more there are is said below them
-
 
 @command()
 def share(
@@ -154,17 +152,6 @@ def rows_of(damage: Damage) -> list[tuple[str, str, str, str]]:
         rows.append(("KL to the parent, nats per token", "", f"{damage.kl:.4f}", ""))
     if damage.error is not None:
         rows.append(("error of the hidden states, relative", "", f"{damage.error:.4f}", ""))
-    for layer, pair in enumerate(damage.entropy[:SHOWN_LAYERS]):
-        rows.append((f"entropy of layer {layer}, nats, heads of both", *_numbers(pair, 3)))
-    if len(damage.entropy) > SHOWN_LAYERS:
-        rows.append(
-            (
-                f"... and {len(damage.entropy) - SHOWN_LAYERS} more layers (all in the JSON)",
-                "",
-                "",
-                "",
-            )
-        )
     rows.append(("cache, bytes per token", *_counts(damage.cache_bytes)))
     rows.append(("parameters", *_counts(damage.parameters)))
     speed = damage.tokens_per_second

@@ -1,11 +1,11 @@
-"""`headwise train`; and what is seen of it while it goes on: the first maps in the terminal, or a page of its own."""
+"""`headwise train`, with the first maps in the terminal while it goes on."""
 
 from __future__ import annotations
 
 import os
 from base64 import b64decode
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,24 +13,21 @@ from typer import Argument, Option
 
 from headwise.cli.app import File, command, named_path, needs_torch, print_json, wants_json
 from headwise.cli.heads import write_report_of
-from headwise.corpus.sources import Sources
 from headwise.errors import HeadwiseError
 from headwise.files import STDIN, read_text, text_path
-from headwise.gpt.presets import PRESETS, find_preset
+from headwise.gpt.presets import PRESETS
 from headwise.view import Progress, err, screen
 from headwise.words import Facts
 
 if TYPE_CHECKING:
-    from headwise.corpus.training import Corpus
-    from headwise.gpt.film import Film, Frame
-    from headwise.gpt.gpt import GPTConfig
-    from headwise.gpt.presets import Recipe
     from headwise.gpt.run import Run, Settings
+    from headwise.gpt.train import Film, Frame
     from headwise.gpt.train import Progress as TrainingProgress
 
 LISTED = "list"  # of --preset: what presets there are
 # of a preset, as they are listed
 SIZES = ("n_layers", "n_heads", "n_kv_heads", "d_model", "context")
+FIRST_HEADS, FIRST_TOKENS = 8, 16  # that the terminal shows: two rows of pictures, as a rule
 
 
 def _presets() -> list[str]:  # what a shell offers to complete --preset
@@ -64,72 +61,53 @@ def train(
     if preset == LISTED:
         _list_presets()
         return
-    if preset is not None:
-        find_preset(preset)  # raises HeadwiseError
-    sizes = {"n_heads": heads, "n_kv_heads": kv_heads, "head_dim": head_dim, "n_layers": layers}
-    sizes |= {"d_model": width, "context": context}
-    with _kept_input(text or [], out, resume) as (texts, out):
+    with needs_torch():
+        from headwise.gpt.gpt import register_file
+        from headwise.gpt.run import kept_text, read_run, run_training
+    shape = {"n_heads": heads, "n_kv_heads": kv_heads, "head_dim": head_dim, "n_layers": layers}
+    shape |= {"d_model": width, "context": context}
+    with ExitStack() as stack:
+        if text == [Path(STDIN)] and not resume:  # it cannot be read twice: the folder keeps it
+            out = out or free_folder(Path("runs") / "stdin")
+            text = [stack.enter_context(kept_text(out, read_text(STDIN)))]
+        elif text and Path(STDIN) in text:
+            raise HeadwiseError(
+                f"{STDIN} is standard input, a text by itself, which a run keeps: pass it alone, and "
+                "leave it out with --resume"
+            )
         # a run may be resumed from another folder
-        names = [os.path.realpath(text_path(each)) for each in texts]
-        if names:
-            Sources(list(map(Path, names)))  # refuses what is not there, before torch is loaded
-        # fields of `Settings`; what is None was not asked for, and a run that is resumed keeps its own
+        names = tuple(os.path.realpath(text_path(path)) for path in text or [])
         options = {
             "preset": preset,
-            "text": tuple(names) or None,
+            "text": names or None,
             "tokenizer": None if tokenizer is None else os.path.realpath(tokenizer),
             "lines": lines,
             "seed": seed,
             "steps": steps,
-            "shape": {name: value for name, value in sizes.items() if value is not None},
+            "shape": {name: size for name, size in shape.items() if size is not None},
+            "attention": None if attention is None else register_file(attention),
         }
-        with needs_torch():
-            from headwise.gpt.own import register_file
-            from headwise.gpt.run import run_training
-        options["attention"] = None if attention is None else register_file(attention)
         folder, settings = run_settings(options, out, resume)
+        progress = stack.enter_context(Progress("preparing the text and the model"))
         try:
-            with training_progress() as (report, reading):
-                result = run_training(
-                    folder, settings, report, resume, err.say, _film(folder, live), reading
-                )
-                report_path = write_report_of(folder)
+            report, tell = _reporter(progress), _drawer(folder, live)
+            result = run_training(folder, settings, report, resume, err.say, tell, progress)
+            page = write_report_of(folder)
         except KeyboardInterrupt as stop:
-            stop.add_note(_how_it_goes_on(folder))
+            run = read_run(folder) if folder.is_dir() else None
+            note = "no file was written"
+            if run is not None:
+                note = f"the run has begun in {folder}: go on with --resume --out {folder}"
+                if run.status == "finished":
+                    note = f"the model is written; its report: headwise heads {folder}"
+            stop.add_note(note)
             raise
-        if wants_json():
-            print_json("train", result_json(folder, result, report_path))
-        else:
-            _print_result(result)
-            screen.say(f"\nreport: {report_path}")
-            err.say(f"open it in a browser, or with: headwise look {folder}")
-
-
-@contextmanager
-def _kept_input(
-    text: list[Path], folder: Path | None, resume: bool
-) -> Iterator[tuple[list[Path], Path | None]]:
-    """The paths of the texts, and the folder of the run as asked for (None: it is chosen later).
-
-    Where the text is standard input, which cannot be read twice, the folder is chosen here and keeps it for --resume.
-    """
-    if Path(STDIN) not in text:
-        yield text, folder
-        return
-    if len(text) > 1:
-        raise HeadwiseError(f"{STDIN} is standard input, a text by itself; pass it alone, or files")
-    if resume:
-        raise HeadwiseError(f"--resume with {STDIN}: the run has kept its text; leave {STDIN} out")
-    with needs_torch():  # gpt.run imports it
-        from headwise.gpt.run import kept_text
-    folder = folder or free_folder(Path("runs") / "stdin")
-    with kept_text(folder, read_text(STDIN)) as path:
-        yield [path], folder
+    _print_result(folder, result, page)
 
 
 def _list_presets() -> None:
     """What each preset is, and its size."""
-    rows = []
+    rows: list[Facts] = []
     for preset in PRESETS.values():
         # A preset that does not name key/value heads has as many as query heads.
         shape, recipe = {"n_kv_heads": preset.shape["n_heads"], **preset.shape}, preset.recipe
@@ -140,10 +118,8 @@ def _list_presets() -> None:
         print_json("presets", {"presets": rows})
         return
     for row in rows:
-        screen.print(f"{row['name']:9} {row['about']}")
-        screen.print(
-            f"{'':9} " + ", ".join(f"{name} {row[name]:,}" for name in (*SIZES, "steps", "batch"))
-        )
+        sizes = [f"{name} {row[name]:,}" for name in (*SIZES, "steps", "batch")]
+        screen.print(f"{row['name']:9} {row['about']}\n{'':9} {', '.join(sizes)}")
 
 
 def run_settings(options: Facts, folder: Path | None, resume: bool) -> tuple[Path, Settings]:
@@ -152,8 +128,8 @@ def run_settings(options: Facts, folder: Path | None, resume: bool) -> tuple[Pat
     options  fields of `Settings`; None where nothing was asked for
     folder   what --out says; without it a folder in runs/ by the name of the text or of the preset
     """
-    with needs_torch():
-        from headwise.gpt.run import Settings, read_run
+    from headwise.gpt.run import Settings, read_run
+
     wanted = {name: value for name, value in options.items() if value is not None}
     if folder is None:
         if resume:
@@ -167,10 +143,9 @@ def run_settings(options: Facts, folder: Path | None, resume: bool) -> tuple[Pat
             err.say(f"headwise: nothing to resume in {folder}; beginning there")
         return folder, Settings(**wanted)
     saved = vars(run.settings) | run.settings.shape  # fields and sizes side by side, by their names
-    shape = wanted.pop("shape", {})
-    for name, value in {**wanted, **shape}.items():  # what was not asked for stays as it was
+    for name, value in {**wanted, **wanted.pop("shape", {})}.items():
         # also a size of the preset's that the run did not ask for by itself
-        if saved.get(name) != value:
+        if name != "shape" and saved.get(name) != value:
             raise HeadwiseError(
                 f"the run in {folder} has {name}={saved.get(name)}, and {name}={value} is asked for; leave it "
                 "out to resume, or take another out="
@@ -186,129 +161,90 @@ def free_folder(folder: Path) -> Path:
     return free
 
 
-# of a finished run, which has a summary
-def result_json(folder: Path, result: Run, report: Path) -> Facts:
-    summary = result.summary
+def _print_result(folder: Path, result: Run, page: Path) -> None:
+    """What a finished run has learned, and where its report is."""
+    summary, cells = result.summary, result.cells
     assert summary is not None
-    # Held-out forms of verbs: right by the model, right by the n-gram, and all. A run on a text has none.
-    cells = (
-        None
-        if result.cells is None
-        else dict(zip(("model", "ngram", "all"), result.cells, strict=True))
-    )
-    return {
-        "run": folder,
-        "report": report,
-        "held_out_loss": summary.held_out_loss,
-        "baseline_loss": summary.baseline_loss,
-        "baseline": summary.baseline_name,
-        "cells_right": cells,
-        "facts": summary.facts,
-        "samples": summary.samples,
-    }
-
-
-def _print_result(result: Run) -> None:  # of a finished run
-    summary = result.summary
-    assert summary is not None
+    if wants_json():
+        # Held-out forms of verbs. A run on a text has none.
+        names = ("model", "ngram", "all")
+        document = {
+            "run": folder,
+            "report": page,
+            "held_out_loss": summary.held_out_loss,
+            "baseline_loss": summary.baseline_loss,
+            "baseline": summary.baseline_name,
+            "cells_right": None if cells is None else dict(zip(names, cells, strict=True)),
+            "facts": summary.facts,
+            "samples": summary.samples,
+        }
+        print_json("train", document)
+        return
     screen.say(f"held-out loss   {summary.held_out_loss:.3f} nats per token")
     if summary.baseline_loss is not None:
-        gain, best = (
-            summary.baseline_loss - summary.held_out_loss,
-            min(summary.curve, key=lambda x: x.held_out_loss),
-        )
-        # The model got worse again on held-out text: it learns its own text by heart. A rise of under 0.02 nats does
-        # not count, a round choice; with a larger margin fewer runs are told to take fewer steps.
-        by_heart = best.held_out_loss < summary.held_out_loss - 0.02
-        advice = "; more --steps may help"
-        if by_heart:
-            advice = f"; its best was {best.held_out_loss:.3f}, at step {best.step}: take fewer --steps, or more text"
-        verdict = f"{gain:.3f} better" if gain > 0 else f"{-gain:.3f} worse{advice}"
-        screen.say(
-            f"the baseline    {summary.baseline_loss:.3f}, {summary.baseline_name}: the model is {verdict}"
-        )
-    if result.cells is not None:
-        model, ngram, count = result.cells
+        gain = summary.baseline_loss - summary.held_out_loss
+        verdict = f"{gain:.3f} better"
+        if gain <= 0:
+            best = min(summary.curve, key=lambda point: point.held_out_loss)
+            verdict = f"{-gain:.3f} worse; more --steps may help"
+            # It got worse again on held-out text, as it learns its own by heart. A rise of under 0.02 nats does not
+            # count, a round choice.
+            if best.held_out_loss < summary.held_out_loss - 0.02:
+                verdict = (
+                    f"{-gain:.3f} worse; its best was {best.held_out_loss:.3f}, at step {best.step}: take fewer "
+                    "--steps, or more text"
+                )
+        baseline = f"{summary.baseline_loss:.3f}, {summary.baseline_name}"
+        screen.say(f"the baseline    {baseline}: the model is {verdict}")
+    if cells is not None:
+        model, ngram, count = cells
         screen.say(f"held-out cells  {model} of {count} translated exactly; the n-gram {ngram}")
     screen.say("\nsamples")
     for sample in summary.samples:
         screen.print("  " + sample.replace("\n", "\n  "))
+    screen.say(f"\nreport: {page}")
+    err.say(f"open it in a browser, or with: headwise look {folder}")
 
 
-def _how_it_goes_on(folder: Path) -> str:
-    """What Ctrl-C says where the training itself has no step to tell of."""
-    from headwise.gpt.run import read_run
-
-    run = read_run(folder) if folder.is_dir() else None
-    if run is not None and run.status == "finished":
-        return f"the model is written; its report: headwise heads {folder}"
-    if run is None:
-        return "no file was written"
-    return f"the run has begun in {folder}: go on with --resume --out {folder}"
-
-
-@contextmanager
-def training_progress() -> Iterator[tuple[Callable[[TrainingProgress], None], Progress]]:
-    """Gives what the training reports its steps to, and what else takes long (reading a text) its progress.
-
-    Where there is no terminal, each evaluation on held-out text has a line.
-    """
+def _reporter(progress: Progress) -> Callable[[TrainingProgress], None]:
+    """Shows each step; where there is no terminal, each evaluation on held-out text has a line."""
     # the latest: most steps have no evaluation, and it is shown until the next
-    held_out: float | None = None
-    with Progress("preparing the text and the model") as progress:
+    held_out = ""
 
-        def report(state: TrainingProgress) -> None:
-            nonlocal held_out
-            if state.held_out_loss is not None:
-                held_out = state.held_out_loss
-            latest = "" if held_out is None else f"  held-out {held_out:.3f}"
-            numbers = f"loss {state.loss:.3f}{latest}  {state.tokens_per_second:,.0f} tokens/s"
-            progress(
-                "step", state.step, state.steps, numbers, milestone=state.held_out_loss is not None
-            )
+    def report(state: TrainingProgress) -> None:
+        nonlocal held_out
+        is_evaluated = state.held_out_loss is not None
+        if is_evaluated:
+            held_out = f"  held-out {state.held_out_loss:.3f}"
+        numbers = f"loss {state.loss:.3f}{held_out}  {state.tokens_per_second:,.0f} tokens/s"
+        progress("step", state.step, state.steps, numbers, milestone=is_evaluated)
 
-        yield report, progress
+    return report
 
 
-# What is seen of a training while it goes on: round choices.
-EARLY = 1 / 10  # of the steps: heads differ by then, and who started the training is still watching
-FIRST_HEADS, FIRST_TOKENS = 8, 16  # that the terminal shows: two rows of pictures, as a rule
+def _drawer(folder: Path, live: bool) -> Callable[[Film, Frame], None]:
+    """Draws the first heads on the first tokens of the line: at each frame if `live`, else at a ninth of the steps.
 
+    Heads differ by then, and who started the training is still watching.
+    """
 
-def _film(folder: Path, live: bool) -> Callable[[Corpus, GPTConfig, Recipe], Film]:
-    """Makes the film of a training, whose frames are drawn as they come: all of them if `live`, else an early one."""
-    from headwise.gpt.film import Film
+    def draw(film: Film, frame: Frame) -> None:
+        import numpy as np
 
-    def make(corpus: Corpus, config: GPTConfig, recipe: Recipe) -> Film:
-        drawn = False
+        from headwise.records import HeadMap, HeadMaps, parse_head
+        from headwise.view.terminal import print_maps
 
-        def draw(frame: Frame) -> None:
-            nonlocal drawn
-            if live or (not drawn and EARLY * recipe.steps <= frame["step"] < recipe.steps):
-                drawn = True
-                _print_maps(folder, film, frame)
+        step, steps, tokens = frame["step"], film.about["steps"], film.about["tokens"]
+        if not live and step != steps // 9:
+            return
+        flat = np.frombuffer(b64decode(frame["maps"]), np.uint8) / np.float32(255)
+        weights = flat.reshape(-1, len(tokens), len(tokens))[:, :FIRST_TOKENS, :FIRST_TOKENS]
+        maps = []
+        for name, of_head in zip(film.about["heads"][:FIRST_HEADS], weights, strict=False):
+            maps.append(HeadMap(*parse_head(name)[1:], of_head))
+        err.say(
+            f"step {step} of {steps}: where heads look so far (--live shows it at twenty steps)"
+        )
+        print_maps(err, HeadMaps(folder.name, tuple(tokens[:FIRST_TOKENS]), tuple(maps)))
 
-        film = Film(corpus, config, recipe, draw)
-        return film
-
-    return make
-
-
-def _print_maps(folder: Path, film: Film, frame: Frame) -> None:
-    """The maps of the first heads on the first tokens of the line."""
-    import numpy as np
-
-    from headwise.records import HeadMap, HeadMaps, parse_head
-    from headwise.view.terminal import print_maps
-
-    heads, T = film.header["heads"], len(film.header["tokens"])
-    weights = np.frombuffer(b64decode(frame["maps"]), np.uint8).reshape(
-        len(heads), T, T
-    ) / np.float32(255)
-    maps = []
-    for name, of_head in zip(heads[:FIRST_HEADS], weights, strict=False):
-        _, layer, head = parse_head(name)  # _: the stack, of which our GPT has one
-        maps.append(HeadMap(layer, head, of_head[:FIRST_TOKENS, :FIRST_TOKENS]))
-    step = f"step {frame['step']} of {film.header['steps']}"
-    err.say(f"{step}: where heads look so far (--live shows it at twenty steps)")
-    print_maps(err, HeadMaps(folder.name, tuple(film.header["tokens"][:FIRST_TOKENS]), tuple(maps)))
+    return draw

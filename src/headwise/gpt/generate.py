@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,25 +18,15 @@ from headwise.gpt.presets import check_seed
 Begin = Callable[[], Callable[[Tensor], Tensor]]
 
 
-def generate(
-    model: GPT,
-    prompt: Sequence[int],
-    n_tokens: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    seed: int = 0,
-    stop: int | None = None,
-) -> Iterator[int]:
-    """Continue ids by a GPT of ours; see `models.generate.generate`, which serves other models and texts too."""
+def generate(model: GPT, prompt: Sequence[int], n_tokens: int, **options: Any) -> Iterator[int]:
+    """Continue ids by a GPT of ours, as `continued` does it; see also `models.open.generate`."""
 
     def begin() -> Callable[[Tensor], Tensor]:
         caches, device = model.new_caches(), model.lm_head.weight.device
         return lambda ids: model(ids.to(device), caches, last_only=True)[0, -1]
 
-    stops, config = () if stop is None else (stop,), model.config
-    return continued(
-        begin, prompt, n_tokens, temperature, top_k, seed, stops, config.context, config.vocab_size
-    )
+    sizes = {"context": model.config.context, "vocab_size": model.config.vocab_size}
+    return continued(begin, prompt, n_tokens, **sizes, **options)
 
 
 def continued(
@@ -58,22 +49,23 @@ def continued(
     context       most tokens of a text; None where the model sets no bound
     vocab_size    None where the model does not say it: then no id is too large
     """
+    wrong = [i for i in prompt if not 0 <= i < (vocab_size or sys.maxsize)]
+    problem = ""
     if not prompt:
-        raise HeadwiseError(
+        problem = (
             "the prompt is empty, and this model has no token that begins a text; pass prompt="
         )
-    wrong = [i for i in prompt if not 0 <= i < (vocab_size or sys.maxsize)]
-    if wrong:
-        raise HeadwiseError(f"token id {wrong[0]} lies outside the vocabulary of {vocab_size}")
-    if n_tokens < 0:
-        raise HeadwiseError(f"{n_tokens=} is negative")
-    if not temperature >= 0:
-        raise HeadwiseError(
-            f"temperature={temperature} must be 0 or more; 0 takes the likeliest token"
-        )
+    elif wrong:
+        problem = f"token id {wrong[0]} lies outside the vocabulary of {vocab_size}"
+    elif n_tokens < 0:
+        problem = f"{n_tokens=} is negative"
+    elif not temperature >= 0:
+        problem = f"temperature={temperature} must be 0 or more; 0 takes the likeliest token"
+    elif top_k is not None and top_k < 1:
+        problem = f"{top_k=} must be at least 1"
+    if problem:
+        raise HeadwiseError(problem)
     check_seed(seed)
-    if top_k is not None and top_k < 1:
-        raise HeadwiseError(f"{top_k=} must be at least 1")
     limit, generator = context or sys.maxsize, torch.Generator().manual_seed(seed)
 
     @torch.no_grad()

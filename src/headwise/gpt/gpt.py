@@ -6,17 +6,20 @@ residual blocks: x + attention(norm(x)), then x + feed_forward(norm(x)).
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise.backends.cache import KVCache
 from headwise.errors import HeadwiseError
-from headwise.gpt.own import InputCache, OwnAttention
 from headwise.layer.layer import MultiHeadAttention
 from headwise.masks import Causal, Window
 from headwise.positions import RoPE
@@ -31,11 +34,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-# Sizes that no model exceeds: larger ones would loop for hours over layers and heads before memory is asked for. The
-# largest matrix, of n_heads * head_dim rows and d_model columns, then has fewer than 2^63 bytes, as torch wants: 2^57
-# numbers of 4 bytes. Below that the bounds are round choices.
-MOST = {"n_layers": 2**14, "n_heads": 2**19, "d_model": 2**19, "head_dim": 2**19}
-MOST |= {"vocab_size": 2**30, "d_ff": 2**30, "context": 2**30}
+# No size exceeds it: larger ones would loop for hours over layers and heads before memory is asked for, and the largest
+# matrix, of n_heads * head_dim rows and d_model columns, has fewer than 2^63 bytes, as torch wants. A round choice.
+MOST = 2**20
+OPTIONAL_SIZES = ("n_kv_heads", "head_dim", "d_ff")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,55 +71,53 @@ class GPTConfig:
     # of each layer the tokens that a query sees, its own too; None: all
     windows: tuple[int | None, ...] | None = None
 
-    # a class in place of MultiHeadAttention, by its name in `gpt.own`
+    # a class in place of MultiHeadAttention, by the name that `register` gave it
     own_attention: str | None = None
 
     def __post_init__(self) -> None:
-        # A frozen record has no assignment to its fields: its sizes, made plain integers, are put in by `vars`.
-        for name in ("vocab_size", "context", "n_layers", "n_heads", "d_model"):
-            vars(self)[name] = require_size(name, getattr(self, name))
-        for name in ("n_kv_heads", "head_dim", "d_ff"):
-            if getattr(self, name) is not None:
-                vars(self)[name] = require_size(name, getattr(self, name))
-        for name, most in MOST.items():
-            if (getattr(self, name) or 0) > most:  # None is bounded by what it defaults to
-                raise HeadwiseError(
-                    f"{name}={getattr(self, name):,} is more than headwise builds, {most:,}"
-                )
+        for name in ("vocab_size", "context", "n_layers", "n_heads", "d_model", *OPTIONAL_SIZES):
+            size = getattr(self, name)
+            if size is None and name in OPTIONAL_SIZES:
+                continue
+            size = require_size(name, size)
+            if size > MOST:
+                raise HeadwiseError(f"{name}={size:,} is more than headwise builds, {MOST:,}")
+            vars(self)[name] = size  # a frozen record has no assignment to its fields
         for name in ("norm_eps", "rope_theta", "init_std"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not (
-                isinstance(value, int | float) and 0 < value < math.inf
-            ):
+            if not (isinstance(value, int | float) and 0 < value < math.inf):
                 raise HeadwiseError(f"{name}={value!r} must be a positive number")
-        choices = {
+        choices: dict[str, Collection[str]] = {
             "norm": ("rms", "layer"),
             "position": ("rope", "learned"),
-            "activation": tuple(ACTIVATIONS),
+            "activation": ACTIVATIONS,
         }
         for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise HeadwiseError(
-                    f"{name}={getattr(self, name)!r} is not known; one of {', '.join(known)}"
-                )
+            value = getattr(self, name)
+            if not (isinstance(value, str) and value in known):
+                raise HeadwiseError(f"{name}={value!r} is not known; one of {', '.join(known)}")
         _ = self.attention  # validates heads and widths
-        if self.windows is not None:
-            # A JSON document has a list; or by mistake one number, which is refused as no window at all.
-            windows = tuple(self.windows) if isinstance(self.windows, Iterable) else ()
-            wrong = [w for w in windows if w is not None and (type(w) is not int or w < 1)]
-            if len(windows) != self.n_layers or wrong:
-                raise HeadwiseError(
-                    f"windows={self.windows!r} must have a whole number of tokens, or None, for each of "
-                    f"{self.n_layers} layers"
-                )
-            vars(self)["windows"] = windows
+        if self.windows is None:
+            return
+        # A JSON document has a list; or by mistake one number, which is refused as no window at all.
+        windows = tuple(self.windows) if isinstance(self.windows, list | tuple) else ()
+        wrong = [w for w in windows if w is not None and (type(w) is not int or w < 1)]
+        if len(windows) != self.n_layers or wrong:
+            raise HeadwiseError(
+                f"windows={self.windows!r} must have a whole number of tokens, or None, for each of "
+                f"{self.n_layers} layers"
+            )
+        vars(self)["windows"] = windows
 
     @property
     def attention(self) -> AttentionSpec:
         """The spec of every layer's attention, but for its window. Making it checks heads and widths."""
-        same = ("d_model", "n_heads", "n_kv_heads", "head_dim", "qk_norm")
         return AttentionSpec(
-            **{name: getattr(self, name) for name in same},
+            d_model=self.d_model,
+            n_heads=self.n_heads,
+            n_kv_heads=self.n_kv_heads,
+            head_dim=self.head_dim,
+            qk_norm=self.qk_norm,
             q_bias=self.bias,
             kv_bias=self.bias,
             out_bias=self.bias,
@@ -133,19 +133,10 @@ class GPTConfig:
     def attention_of(self, layer: int) -> AttentionSpec:
         """The spec of one layer's attention."""
         window = self.window(layer)
+        if window is None:
+            return self.attention
         # A Window counts the tokens before a query, without its own, and those behind it.
-        return (
-            self.attention if window is None else self.attention.replace(mask=Window(window - 1, 0))
-        )
-
-    @property
-    def sizes(self) -> dict[str, Any]:
-        """What a class of one's own may be built with."""
-        spec = self.attention
-        sizes = {
-            name: getattr(spec, name) for name in ("d_model", "n_heads", "n_kv_heads", "head_dim")
-        }
-        return {**sizes, "context": self.context, "dropout": self.dropout, "causal": True}
+        return self.attention.replace(mask=Window(window - 1, 0))
 
     @property
     def feed_forward_width(self) -> int:
@@ -177,10 +168,128 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.gate is None:
-            hidden = self.activation(self.up(x))
-        else:
-            hidden = self.activation(self.gate(x)) * self.up(x)
-        return self.down(hidden)
+            return self.down(self.activation(self.up(x)))
+        return self.down(self.activation(self.gate(x)) * self.up(x))
+
+
+# A class of one's own as the attention.
+
+# What courses and libraries call the sizes that a class is built with.
+SPELLINGS = {
+    "d_model": "d_model d_in d_out dim emb_dim embed_dim embed_size hidden_size n_embd width",
+    "n_heads": "n_heads n_head num_heads num_attention_heads nhead heads h",
+    "n_kv_heads": "n_kv_heads num_kv_heads num_kv_groups num_key_value_heads",
+    "head_dim": "head_dim head_size d_head d_k d_v",
+    "context": "context context_length block_size max_len max_seq_len seq_len",
+    "dropout": "dropout",
+    "causal": "causal is_causal",
+}
+MEANINGS = {name: size for size, names in SPELLINGS.items() for name in names.split()}
+# by the name that a config has for it; of this process alone
+_classes: dict[str, type[nn.Module]] = {}
+
+
+def register(kind: Any, name: str | None = None) -> str:
+    """The name under which a config finds a class, in this process alone."""
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        raise HeadwiseError(f"attention={kind!r} is no class of torch modules (torch.nn.Module)")
+    name = name or f"{kind.__module__}:{kind.__qualname__}"
+    _classes[name] = kind
+    return name
+
+
+def register_file(place: str) -> str:
+    """The same of FILE:CLASS, a class in a file of Python, which is run."""
+    file, _, name = place.rpartition(":")
+    path = Path(file).resolve()
+    if not path.is_file():
+        raise HeadwiseError(
+            f"attention={place!r} names no class in a file; pass FILE:CLASS, such as attention.py:Mine"
+        )
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return register(getattr(module, name, None), f"{path}:{name}")
+
+
+class InputCache:
+    """What a class without a cache of its own has read: the inputs (B,T,C), which it reads again at each step."""
+
+    inputs: Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        return 0 if self.inputs is None else self.inputs.shape[1]
+
+    def join(self, x: Tensor) -> Tensor:
+        self.inputs = x if self.inputs is None else torch.cat([self.inputs, x], 1)
+        return self.inputs
+
+
+class OwnAttention(nn.Module):
+    """A module of a registered class, called as its parameters ask: (B,T,C) -> (B,T,C), causal."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.name, self.is_checked = str(config.own_attention), False
+        if self.name not in _classes:
+            raise HeadwiseError(
+                f"the attention of this model is {self.name}, and headwise runs no code that a folder names; train it "
+                f"again with attention=, or load the weights into that class"
+            )
+        kind = _classes[self.name]
+        sizes = {**vars(config), **vars(config.attention), "causal": True}
+        arguments = {}
+        for name, parameter in inspect.signature(kind).parameters.items():
+            if name in MEANINGS:
+                arguments[name] = sizes[MEANINGS[name]]
+            # no *args, no **kwargs
+            elif parameter.default is parameter.empty and "VAR" not in parameter.kind.name:
+                raise HeadwiseError(
+                    f"{kind.__name__} wants {name}=, whose meaning is not known; pass a class that says it: class Mine("
+                    f"{kind.__name__}): def __init__(self, d_model, n_heads): super().__init__(...)"
+                )
+        self.module = kind(**arguments)
+
+    def forward(self, x: Tensor, cache: InputCache | None = None) -> Tensor:
+        if not self.is_checked and x.shape[1] > 1:
+            self._check(x[:1].detach())
+            self.is_checked = True
+        return self._call(x if cache is None else cache.join(x))[:, -x.shape[1] :]
+
+    def _call(self, x: Tensor) -> Tensor:
+        """Each input that the class asks for is x; a mask (T,T) is True where a token may be attended."""
+        visible = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
+        arguments = {}
+        for name, parameter in inspect.signature(self.module.forward).parameters.items():
+            is_needed = parameter.default is parameter.empty
+            if "mask" in name:
+                arguments[name] = visible
+            elif is_needed and parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+                arguments[name] = x
+        result = self.module(**arguments)
+        return result[0] if isinstance(result, tuple | list) else result
+
+    @torch.no_grad()
+    def _check(self, x: Tensor) -> None:
+        """Refuse what gives another shape than its input, or sees later tokens."""
+        changed, training, wrong = x.clone(), self.module.training, ""
+        changed[:, -1] += 1
+        self.module.eval()
+        try:
+            first, second = self._call(x), self._call(changed)
+            if first.shape != x.shape:
+                wrong = f"it gives {tuple(first.shape)} for an input of {tuple(x.shape)}"
+            elif not torch.allclose(first[:, :-1], second[:, :-1], atol=1e-5):
+                wrong = (
+                    "it sees later tokens; mask them, or take a mask= of which True may be attended"
+                )
+        except Exception as error:  # it is somebody's own code
+            wrong = f"{type(error).__name__}: {error}"
+        self.module.train(training)
+        if wrong:
+            raise HeadwiseError(f"{self.name} cannot be the attention of a GPT: {wrong}")
 
 
 class Block(nn.Module):
@@ -189,11 +298,11 @@ class Block(nn.Module):
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
         self.attention_norm = make_norm(config)
-        self.attention: Any = (
-            MultiHeadAttention.from_spec(config.attention_of(layer))
-            if config.own_attention is None
-            else OwnAttention(config.own_attention, config.sizes)
-        )
+        self.attention: Any
+        if config.own_attention is None:
+            self.attention = MultiHeadAttention.from_spec(config.attention_of(layer))
+        else:
+            self.attention = OwnAttention(config)
         self.feed_forward_norm = make_norm(config)
         self.feed_forward = FeedForward(config)
         self.dropout = nn.Dropout(config.dropout)
@@ -227,11 +336,10 @@ class GPT(nn.Module):
                 if name.endswith("bias"):
                     nn.init.zeros_(parameter)
                 continue  # gains are 1 as torch makes them
+            std = self.config.init_std
             # The last matrix of what is added to the residual stream, 2 n_layers times: so many variances add up.
-            last = (
-                name.endswith(("o_proj.weight", "down.weight")) and self.config.scale_residual_init
-            )
-            std = self.config.init_std / (math.sqrt(2 * self.config.n_layers) if last else 1)
+            if name.endswith(("o_proj.weight", "down.weight")) and self.config.scale_residual_init:
+                std /= math.sqrt(2 * self.config.n_layers)
             nn.init.normal_(parameter, std=std)
 
     def forward(

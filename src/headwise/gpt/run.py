@@ -2,7 +2,7 @@
 
 run.json            settings, status and results
 config.json, model.safetensors, tokenizer.json    the model, in Hugging Face layout where it has one
-film.json           where the heads looked at some of the steps; see headwise.gpt.film
+film.json           where the heads looked at some of the steps
 state.safetensors   where training stands; gone once the model is written
 report.html         the report, written by the commands; walk.html beside it, the walk through one head
 text.txt            the text, where it came from no file
@@ -14,7 +14,7 @@ import dataclasses
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -30,18 +30,18 @@ from headwise.errors import HeadwiseError
 from headwise.families import RUN
 from headwise.files import TEXT, free_memory, read_json, require_empty, write_whole
 from headwise.gpt.checkpoint import hf_form, load_model, save_model
-from headwise.gpt.film import Film
 from headwise.gpt.generate import generate
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe, check_seed, find_preset
-from headwise.gpt.train import STATE, Progress, train
+from headwise.gpt.train import STATE, Film, Frame, Progress, train
 from headwise.layer.projections import shapes_alone
-from headwise.records import CurvePoint, RunSummary
+from headwise.records import CurvePoint, RunSummary, head_name
 from headwise.spec import require_size
 from headwise.table import amount
 from headwise.words import Note, unknown
 
-REPORT, WALK = "report.html", "walk.html"
+REPORT, WALK, FILM = "report.html", "walk.html", "film.json"
+FILMED = 24  # tokens of the line that a film shows, at most; a round choice
 # Texts that a finished model writes for the report, and their length at most; round choices.
 SAMPLES, SAMPLE_TOKENS = 5, 60
 # of these, and of those shown while it trains; a usual choice: below 1 fewer odd words come
@@ -64,7 +64,9 @@ class Settings:
     steps: int | None = None  # None takes the recipe's
     # fields of GPTConfig that differ from the preset
     shape: dict[str, Any] = dataclasses.field(default_factory=dict)
-    attention: str | None = None  # a class in place of our attention, by its name in `gpt.own`
+    attention: str | None = (
+        None  # a class in place of our attention, by the name that `register` gave it
+    )
 
     @property
     def paths(self) -> list[Path]:
@@ -80,35 +82,33 @@ class Settings:
         """The data, the model's shape and the recipe; `progress` hears how much of a large text has been read."""
         preset = find_preset(self.preset)
         check_seed(self.seed)
-        if self.steps is not None and self.steps < 1:
-            raise HeadwiseError(f"steps={self.steps} must be at least 1")
-        recipe = preset.recipe if self.steps is None else replace(preset.recipe, steps=self.steps)
-        shape = {**preset.shape, **self.shape}
+        recipe = preset.recipe
+        if self.steps is not None:
+            if self.steps < 1:
+                raise HeadwiseError(f"steps={self.steps} must be at least 1")
+            recipe = replace(recipe, steps=self.steps)
         names = [each.name for each in fields(GPTConfig)]
-        for name in shape:
+        for name in self.shape:
             if name not in names:
                 raise unknown(f"no field {name!r} of a model's shape", name, names)
-        # before it is multiplied; `GPTConfig` checks the other fields
-        require_size("d_model", shape["d_model"])
+        shape: dict[str, Any] = {**preset.shape, **self.shape, "own_attention": self.attention}
         # Another width than the preset's: d_ff stays as many times the width as it is there.
         if "d_model" in self.shape and "d_ff" in preset.shape and "d_ff" not in self.shape:
-            shape["d_ff"] = max(
-                1, preset.shape["d_ff"] * self.shape["d_model"] // preset.shape["d_model"]
-            )
-        shape["own_attention"] = self.attention
+            width = require_size("d_model", shape["d_model"])
+            shape["d_ff"] = max(1, preset.shape["d_ff"] * width // preset.shape["d_model"])
         GPTConfig(vocab_size=1, **shape)  # a wrong shape is said before a long text is read
-        if not self.text:
+        if self.text:
+            lines = preset.lines if self.lines is None else self.lines
+            tokenizer = None if self.tokenizer is None else Path(self.tokenizer)
+            text = Sources(self.paths, progress)
+            corpus = text_corpus(text, lines, shape["context"], self.seed, tokenizer)
+        else:
             for option in ("tokenizer", "lines"):
                 if getattr(self, option) is not None:
                     raise HeadwiseError(
                         f"{option}= describes a text file; pass one, or leave it out for the verb corpus"
                     )
             corpus = verb_corpus(self.seed, shape["context"], core=preset.core)
-        else:
-            lines = preset.lines if self.lines is None else self.lines
-            tokenizer = None if self.tokenizer is None else Path(self.tokenizer)
-            text = Sources(self.paths, progress)
-            corpus = text_corpus(text, lines, shape["context"], self.seed, tokenizer)
         return corpus, GPTConfig(vocab_size=len(corpus.tokens), **shape), recipe
 
 
@@ -131,15 +131,16 @@ def run_training(
     report: Callable[[Progress], None] = lambda progress: None,
     resume: bool = False,
     say: Callable[[str], None] = lambda line: None,
-    film: Callable[[Corpus, GPTConfig, Recipe], Film] | None = Film,
+    tell: Callable[[Film, Frame], None] = lambda film, frame: None,
     reading: Reading | None = None,
     n_samples: int = SAMPLES,
+    is_filmed: bool = True,
 ) -> Run:
     """Train into `folder`, or go on there, and write the model and the results.
 
-    `report` hears of every ten steps, `reading` of a large text that is read, `say` of what else goes on. What `film`
-    makes is shown the model after every step. In the end the model writes `n_samples` texts. A folder with a run in it
-    is refused unless `resume` says to go on, with the same settings; a finished run is refused.
+    `report` hears of every ten steps, `reading` of a large text that is read, `say` of what else goes on, `tell` of
+    each frame of the film, if it `is_filmed`. In the end the model writes `n_samples` texts. A folder with a run in
+    it is refused unless `resume` says to go on, with the same settings; a finished run is refused.
     """
     corpus, config, recipe = settings.resolve(reading)
     with shapes_alone():
@@ -156,25 +157,42 @@ def run_training(
         run = Run(settings, settings.text_size, "training", None, None, None)
         write_run(folder, run)
     say(f"training preset {settings.preset}, {size:,} parameters, on {corpus.name}, into {folder}")
-    began, filmed = time.monotonic(), None
-    if film is not None and settings.attention is None:  # a film reads our own layers
-        filmed = film(corpus, config, recipe)
+    film = None
+    if is_filmed and settings.attention is None:  # a film reads our own layers
+        film = film_of(folder, corpus, config, recipe, tell)
+    began = time.monotonic()
     # Training seeds torch's own generators, from which dropout draws: the caller gets them back as they were.
     with torch.random.fork_rng([]):
-        model, curve = train(
-            folder, config, recipe, corpus.data, settings.seed, report, observer=filmed
-        )
+        model, curve = train(folder, config, recipe, corpus.data, settings.seed, report, film=film)
+    seconds = time.monotonic() - began
     say("training is done; counting n-grams and writing the report")
-    summary, cells = _results(
-        settings, corpus, model, recipe, curve, time.monotonic() - began, n_samples
-    )
+    summary, cells = _results(settings, corpus, model, recipe, curve, seconds, n_samples)
     save_model(folder, model, corpus.tokens)
-    if filmed is not None:
-        filmed.write(folder)
     run = replace(run, status="finished", summary=summary, cells=cells, example=corpus.example)
     write_run(folder, run)
     (folder / STATE).unlink(missing_ok=True)
     return run
+
+
+def film_of(
+    folder: Path,
+    corpus: Corpus,
+    config: GPTConfig,
+    recipe: Recipe,
+    tell: Callable[[Film, Frame], None],
+) -> Film:
+    """The film of a training, on its example."""
+    ids = corpus.tokens.prompt(corpus.example)[: min(FILMED, config.context)]
+    heads = []
+    for layer in range(config.n_layers):
+        heads += [head_name(layer, head) for head in range(config.n_heads)]
+    about = {"heads": heads, "tokens": list(corpus.tokens.shown(ids)), "steps": recipe.steps}
+    return Film(folder / FILM, ids, about, tell)
+
+
+def read_film(folder: Path) -> dict[str, Any] | None:
+    """The film of a run folder, its maps as base64; None where it has none."""
+    return read_json(folder / FILM) if (folder / FILM).exists() else None
 
 
 @contextmanager
@@ -201,11 +219,11 @@ def read_run(folder: Path) -> Run | None:
         return None
     try:
         fields = _tuples(read_json(path))
-        settings, summary = Settings(**fields["settings"]), fields["summary"]
-        if summary is not None:
-            curve = tuple(CurvePoint(**point) for point in summary["curve"])
-            summary = RunSummary(**{**summary, "curve": curve})
-        return Run(**{**fields, "settings": settings, "summary": summary})
+        fields["settings"] = Settings(**fields["settings"])
+        if fields["summary"] is not None:
+            curve = tuple(CurvePoint(**point) for point in fields["summary"]["curve"])
+            fields["summary"] = RunSummary(**{**fields["summary"], "curve": curve})
+        return Run(**fields)
     except (HeadwiseError, TypeError, KeyError) as error:
         raise HeadwiseError(
             f"{path} is damaged ({error}); remove it or take another out="
@@ -243,10 +261,7 @@ def write_run(folder: Path, run: Run) -> None:
 
 
 def _check(folder: Path, settings: Settings, resume: bool) -> Run | None:
-    """The unfinished run in the folder, None if there is none. Raises HeadwiseError where this training may not go on.
-
-    Without `resume` it may not where there is a run at all.
-    """
+    """The unfinished run in the folder, None if there is none. HeadwiseError where this training may not go on."""
     if folder.exists() and not folder.is_dir():
         raise HeadwiseError(f"out={folder} is a file; pass a folder")
     run = read_run(folder)
@@ -260,10 +275,10 @@ def _check(folder: Path, settings: Settings, resume: bool) -> Run | None:
         )
     if run.status == "finished":
         raise HeadwiseError(f"the run in {folder} is finished; there is nothing to resume")
-    if run.settings != settings:
-        differing = [
-            name for name, value in asdict(run.settings).items() if value != asdict(settings)[name]
-        ]
+    differing = [
+        name for name, value in vars(settings).items() if value != vars(run.settings)[name]
+    ]
+    if differing:
         raise HeadwiseError(
             f"the run in {folder} has other settings ({', '.join(differing)}); resume it with its own"
         )
@@ -285,62 +300,49 @@ def _results(
 ) -> tuple[RunSummary, tuple[int, int, int] | None]:
     """What a reader of the report should know of a run: facts, losses beside the best n-gram, samples; and the
     `cells` of `Run`, None for any other text than the verb corpus."""
-    spec, tokens = model.config.attention, corpus.tokens
-    cells, pieces = None, "lines" if isinstance(corpus.data, Documents) else "pieces"
+    config, tokens, data = model.config, corpus.tokens, corpus.data
+    spec, end = config.attention, tokens.boundary
+    pieces = "lines" if isinstance(data, Documents) else "pieces"
     facts = {
         "preset": settings.preset,
         "text": corpus.name,
         "parameters": f"{model.n_parameters:,}",
-        "layers x heads": f"{model.config.n_layers} x {spec.n_heads} of width {spec.head_dim}",
+        "layers x heads": f"{config.n_layers} x {spec.n_heads} of width {spec.head_dim}",
         "key/value heads": str(spec.n_kv_heads),
-        "context": f"{model.config.context} tokens",
-        "vocabulary": f"{len(corpus.tokens):,}",
+        "context": f"{config.context} tokens",
+        "vocabulary": f"{len(tokens):,}",
         "steps": f"{recipe.steps:,}, each of {recipe.batch} {pieces}",
         "seed": str(settings.seed),
         "training time": f"{seconds:.1f} s, torch threads: {torch.get_num_threads()}",
-        "Hugging Face form": hf_form(model.config)
-        or "none: no architecture there computes this model",
+        "Hugging Face form": hf_form(config) or "none: no architecture there computes this model",
     }
-    order, baseline = corpus.data.ngram(len(tokens))  # the order of the best n-gram, and its loss
+    order, baseline = data.ngram(len(tokens))  # the order of the best n-gram, and its loss
+    cells = None
     # what has cells is Documents; asked for the type checker
-    if corpus.cells and isinstance(corpus.data, Documents):
-        ngram = corpus.data.ngram_model(len(tokens), order)
-        right = _cells_right(
-            corpus,
-            lambda ids: generate(model, ids, CELL_TOKENS, temperature=0, stop=tokens.boundary),
+    if corpus.cells and isinstance(data, Documents):
+        ngram = data.ngram_model(len(tokens), order)
+        right = ngram_right = (
+            0  # cells whose Spanish the likeliest continuation of the English gives exactly
         )
-        ngram_right = _cells_right(
-            corpus, lambda ids: ngram.generate(ids, CELL_TOKENS, tokens.boundary)
-        )
+        for cell in corpus.cells:
+            ids = tokens.prompt(f"{cell.english} =")
+            likeliest = generate(model, ids, CELL_TOKENS, temperature=0, stops=[end])
+            right += tokens.decode(list(likeliest)) == cell.spanish
+            by_ngram = ngram.generate(ids, CELL_TOKENS, tokens.boundary)
+            ngram_right += tokens.decode(list(by_ngram)) == cell.spanish
         cells = right, ngram_right, len(corpus.cells)
         facts |= {
             "held out": f"the Spanish half of {cells[2]} unseen cells; the training loss counts whole lines",
             "held-out cells right": f"{right} of {cells[2]}; {order}-gram {ngram_right}",
         }
-    name = Note.of("kept.best_ngram", order=order)
     samples = []
     for seed in range(n_samples):
-        ids = generate(
-            model,
-            tokens.opening(),
-            SAMPLE_TOKENS,
-            temperature=SAMPLE_TEMPERATURE,
-            seed=seed,
-            stop=tokens.boundary,
-        )
-        samples.append(tokens.decode(list(ids)).strip())
-    return RunSummary(
-        facts, tuple(curve), curve[-1].held_out_loss, baseline, name, tuple(samples)
-    ), cells
-
-
-def _cells_right(corpus: Corpus, likeliest: Callable[[list[int]], Iterable[int]]) -> int:
-    """Held-out cells whose Spanish the likeliest continuation of the English gives exactly."""
-    tokens, right = corpus.tokens, 0
-    for cell in corpus.cells:
-        ids = likeliest(tokens.prompt(f"{cell.english} ="))
-        right += tokens.decode(list(ids)) == cell.spanish
-    return right
+        opening = tokens.opening()
+        given = {"temperature": SAMPLE_TEMPERATURE, "seed": seed, "stops": [end]}
+        ids = list(generate(model, opening, SAMPLE_TOKENS, **given))
+        samples.append(tokens.decode(ids).strip())
+    name, held_out = Note.of("kept.best_ngram", order=order), curve[-1].held_out_loss
+    return RunSummary(facts, tuple(curve), held_out, baseline, name, tuple(samples)), cells
 
 
 def load_run(folder: Path) -> tuple[GPT, Tokens]:

@@ -1,4 +1,4 @@
-"""Training: batches in, weights out.
+"""Training: batches in, weights out; and a film of where the heads look meanwhile.
 
 The batch and the dropout of step s are drawn from a generator seeded by (seed, s). So a run that is resumed needs the
 weights, the optimizers' moments and the number of the step, which are saved together in one file.
@@ -7,29 +7,34 @@ weights, the optimizers' moments and the number of the step, which are saved tog
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from headwise.backends.torch_ import trace
 from headwise.corpus.training import HELD_OUT_TOKENS, Documents, Stream
 from headwise.errors import HeadwiseError
+from headwise.files import read_json, write_whole
 from headwise.gpt.checkpoint import read_tensors, write_tensors
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe
-from headwise.records import CurvePoint
+from headwise.layer.layer import MultiHeadAttention
+from headwise.records import Call, CurvePoint
 
 Kind = TypeVar("Kind", bound=Optimizer)
+Frame = dict[str, Any]  # of a film; see there
 
 STATE = "state.safetensors"
 # Round choices. Each evaluation takes time from training, and a line takes next to none.
@@ -37,6 +42,7 @@ EVALUATIONS = 10  # per run at least, the last one at its end
 LONGEST_WAIT = 500  # steps between two evaluations at most
 REPORTED = 10  # steps between two reports at most
 GLANCE = 10_000  # held-out tokens, at most, that the evaluations before the last one score
+FRAMES = 20  # of a film, at most
 
 
 @dataclass(frozen=True)
@@ -48,14 +54,6 @@ class Progress:
     loss: float
     tokens_per_second: float
     held_out_loss: float | None  # on the steps that are evaluated
-
-
-class Observer(Protocol):
-    """Sees the model where training begins or goes on and after every step; what it keeps is saved with the state."""
-
-    kept: dict[str, Tensor]
-
-    def __call__(self, model: GPT, step: int) -> None: ...
 
 
 class DivergedError(HeadwiseError):
@@ -72,6 +70,58 @@ class Stopped(KeyboardInterrupt):
         self.step = step
 
 
+@dataclass
+class Film:
+    """The weights of all heads on one line, at some of the steps of a training, in a file of its folder.
+
+    Attributes:
+        path: of the file, which has `about` and the frames, and from which a training that goes on takes them
+        ids: of the line
+        about: "heads", "tokens" and "steps": names of the N heads, layer by layer; the line; steps of the training
+        tell: hears of each new frame: "step", and "maps" (N,T,T), base64 of a byte a weight, 255 times it
+    """
+
+    path: Path
+    ids: list[int]
+    about: dict[str, Any]
+    tell: Callable[[Film, Frame], None]
+
+    def see(self, model: GPT, step: int) -> None:
+        """Take a frame where the step is due."""
+        steps = self.about["steps"]
+        # The first steps, where most happens, one by one: 0, 1, 2, 4, 8, ...; then evenly, and the last.
+        due = {0, *(2**n for n in range(FRAMES // 2) if 2**n < steps)}
+        due |= {steps * n // 9 for n in range(1, 10)}
+        if step not in due:
+            return
+        frames = read_json(self.path)["frames"] if step and self.path.exists() else []
+        if step in [frame["step"] for frame in frames]:
+            return
+        maps = maps_on(model, self.ids).numpy().tobytes()
+        frame = {"step": step, "maps": b64encode(maps).decode("ascii")}
+        write_whole(self.path, json.dumps({**self.about, "frames": [*frames, frame]}))
+        self.tell(self, frame)
+
+
+@torch.no_grad()
+def maps_on(model: GPT, ids: list[int]) -> Tensor:
+    """The weights (N,T,T) of all heads on a text, as bytes of 255 times each."""
+    maps: list[Tensor] = []
+
+    def keep(call: Call) -> None:
+        maps.append(trace(call.q, call.k, call.v, call.options).weights[0])
+
+    training = model.training
+    with ExitStack() as stack:
+        for attention in model.modules():
+            if isinstance(attention, MultiHeadAttention):
+                attention.watchers.append(keep)
+                stack.callback(attention.watchers.remove, keep)
+        model.eval()(torch.tensor([ids]))
+    model.train(training)
+    return (255 * torch.cat(maps)).round().byte()
+
+
 def train(
     folder: Path,
     config: GPTConfig,
@@ -80,7 +130,7 @@ def train(
     seed: int,
     report: Callable[[Progress], None],
     save_seconds: float = 10.0,  # what a kill loses at most, but for a long step; a round choice
-    observer: Observer | None = None,
+    film: Film | None = None,
 ) -> tuple[GPT, list[CurvePoint]]:
     """Train a GPT to the end of its recipe, going on from the state in `folder` if there is one.
 
@@ -89,59 +139,40 @@ def train(
     """
     torch.manual_seed(seed)  # the weights are drawn from it
     model = GPT(config)
-    optimizers = make_optimizers(model, recipe)
-    weights = dict(model.named_parameters())
-    start, kept = restore_state(folder / STATE, weights, optimizers)
-    curve = [(int(step), *losses) for step, *losses in kept.pop("curve", torch.empty(0)).tolist()]
-    if observer is not None:
-        observer.kept = kept
-
-    def save(step: int) -> None:
-        more = {} if observer is None else observer.kept
-        rows = torch.tensor(curve, dtype=torch.float64)
-        save_state(folder / STATE, weights, optimizers, step, {"curve": rows, **more})
-
+    state = State(folder / STATE, dict(model.named_parameters()), make_optimizers(model, recipe))
+    start = state.restore()
     interval = min(max(1, recipe.steps // EVALUATIONS), LONGEST_WAIT)
     saved_at = reported_at = time.monotonic()
     tokens_read = 0  # since the last report
     try:
         with interrupts() as interrupted:
-            if observer is not None:
-                observer(model, start)
+            if film is not None:
+                film.see(model, start)
             for done in range(start + 1, recipe.steps + 1):
                 # The factor is odd: seeds below 2^63 begin apart. Above the steps of a run it keeps nearby seeds so.
                 step_seed = (seed * 1_000_003 + done - 1) % 2**63
                 torch.manual_seed(step_seed)  # the dropout's
                 batch = data.batch(torch.Generator().manual_seed(step_seed), recipe.batch)
                 model.train()
-                loss = take_step(
-                    model.loss(*batch),
-                    weights.values(),
-                    optimizers,
-                    done - 1,
-                    recipe.rate(done - 1),
-                    recipe.clip,
-                )
+                rate, weights = recipe.rate(done - 1), state.weights.values()
+                loss = model.loss(*batch)
+                number = take_step(loss, weights, state.optimizers, done - 1, rate, recipe.clip)
                 tokens_read += batch[0].numel()
-                if observer is not None:
-                    observer(model, done)
+                if film is not None:
+                    film.see(model, done)
                 is_last, held_out = done == recipe.steps, None
                 if is_last or done % interval == 0:
                     held_out = evaluate(model, data, HELD_OUT_TOKENS if is_last else GLANCE)
                     require_finite(done, held_out_loss=held_out)
-                    curve.append((done, loss, held_out))
+                    state.curve.append((done, number, held_out))
                 if held_out is not None or done % REPORTED == 0:
                     speed = tokens_read / (time.monotonic() - reported_at)
-                    report(Progress(done, recipe.steps, loss, speed, held_out))
+                    report(Progress(done, recipe.steps, number, speed, held_out))
                     tokens_read, reported_at = 0, time.monotonic()
                 # Asked once a step: a Ctrl-C that comes while the state is being saved is for the next step.
                 stopping = interrupted()
                 if stopping or is_last or time.monotonic() - saved_at > save_seconds:
-                    magnitude = sum(
-                        weight.detach().abs().sum().item() for weight in weights.values()
-                    )
-                    require_finite(done, weights=magnitude)  # finite only if each weight is
-                    save(done)
+                    state.save(done)
                     saved_at = time.monotonic()
                 if stopping:
                     raise Stopped(done, folder)
@@ -149,7 +180,55 @@ def train(
         raise HeadwiseError(
             f"training diverged: {error}; lower the learning rate or take another seed"
         ) from None
-    return model.eval(), [CurvePoint(*point) for point in curve]
+    return model.eval(), [CurvePoint(*point) for point in state.curve]
+
+
+@dataclass
+class State:
+    """Where a training stands, and its file: weights, moments of the optimizers, evaluations."""
+
+    path: Path
+    weights: dict[str, nn.Parameter]
+    optimizers: Sequence[Optimizer]
+    curve: list[tuple[int, float, float]] = field(default_factory=list)  # as `CurvePoint`
+
+    def save(self, step: int) -> None:
+        """Write it; DivergedError where a weight is no number."""
+        magnitude = sum(weight.detach().abs().sum().item() for weight in self.weights.values())
+        require_finite(step, weights=magnitude)  # finite only if each weight is
+        tensors = {f"model.{name}": weight.detach() for name, weight in self.weights.items()}
+        tensors["curve"] = torch.tensor(self.curve, dtype=torch.float64)
+        for n, optimizer in enumerate(self.optimizers):
+            for index, moments in optimizer.state_dict()["state"].items():
+                for name, moment in moments.items():
+                    tensors[f"optimizer.{n}.{index}.{name}"] = moment
+        write_tensors(self.path, tensors, {"step": str(step)})
+
+    def restore(self) -> int:
+        """Read what `save` wrote; returns the steps done, 0 without a file."""
+        if not self.path.exists():
+            return 0
+        tensors, metadata = read_tensors(self.path)
+        self.curve = [(int(step), *losses) for step, *losses in tensors.pop("curve").tolist()]
+        states = [optimizer.state_dict() for optimizer in self.optimizers]
+        saved = {}
+        for key, tensor in tensors.items():
+            kind, name = key.split(".", 1)
+            if kind == "model":
+                saved[name] = tensor
+            else:
+                n, index, moment = name.split(".")
+                states[int(n)]["state"].setdefault(int(index), {})[moment] = tensor
+        shapes = {name: weight.shape for name, weight in self.weights.items()}
+        if {name: tensor.shape for name, tensor in saved.items()} != shapes:
+            raise HeadwiseError(
+                f"{self.path} is the state of another model; resume with the settings it began with"
+            )
+        for name, weight in self.weights.items():
+            weight.data.copy_(saved[name])
+        for optimizer, state in zip(self.optimizers, states, strict=True):
+            optimizer.load_state_dict(state)
+        return int(metadata["step"])
 
 
 def fit(model: GPT, recipe: Recipe, data: Stream | Documents, seed: int) -> None:
@@ -228,7 +307,6 @@ def without_compiler(kind: type[Kind]) -> type[Kind]:
 
 
 # The names are those that `without_compiler` gives the classes: pickle looks for a class by its name in its module.
-Adam = without_compiler(torch.optim.Adam)
 AdamW = without_compiler(torch.optim.AdamW)
 Muon = without_compiler(torch.optim.Muon)
 
@@ -274,57 +352,6 @@ def evaluate(
         count += n
     model.train(training)
     return total / count
-
-
-def save_state(
-    path: Path,
-    weights: Mapping[str, nn.Parameter],
-    optimizers: Sequence[Optimizer],
-    step: int,
-    kept: Mapping[str, Tensor] = MappingProxyType({}),
-) -> None:
-    """Write weights, moments, step and `kept`, whatever else must survive."""
-    tensors = {f"model.{name}": parameter.detach() for name, parameter in weights.items()}
-    for n, optimizer in enumerate(optimizers):
-        for index, moments in optimizer.state_dict()["state"].items():
-            tensors |= {f"optimizer.{n}.{index}.{name}": moment for name, moment in moments.items()}
-    tensors |= {f"kept.{name}": tensor for name, tensor in kept.items()}
-    write_tensors(path, tensors, {"step": str(step)})
-
-
-def restore_state(
-    path: Path, weights: Mapping[str, nn.Parameter], optimizers: Sequence[Optimizer]
-) -> tuple[int, dict[str, Tensor]]:
-    """Load what `save_state` wrote; returns the steps done and what was kept; 0 and nothing without a file."""
-    if not path.exists():
-        return 0, {}
-    tensors, metadata = read_tensors(path)
-    saved = under("model.", tensors)
-    if {name: tensor.shape for name, tensor in saved.items()} != {
-        name: p.shape for name, p in weights.items()
-    }:
-        raise HeadwiseError(
-            f"{path} is the state of another model; resume with the settings it began with"
-        )
-    with torch.no_grad():
-        for name, parameter in weights.items():
-            parameter.copy_(saved[name])
-    for n, optimizer in enumerate(optimizers):
-        # {"state": {number of a parameter: its moments}, "param_groups": settings}
-        state = optimizer.state_dict()
-        for index in range(sum(len(group["params"]) for group in optimizer.param_groups)):
-            state["state"][index] = under(f"optimizer.{n}.{index}.", tensors)
-        optimizer.load_state_dict(state)
-    return int(metadata["step"]), under("kept.", tensors)
-
-
-def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names begin so, by the rest of their names."""
-    return {
-        name.removeprefix(prefix): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(prefix)
-    }
 
 
 @contextmanager

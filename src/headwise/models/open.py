@@ -21,10 +21,8 @@ from headwise.errors import HeadwiseError
 from headwise.families import OURS, is_own
 from headwise.files import free_memory, text_path
 from headwise.gpt.checkpoint import save_model
-from headwise.gpt.film import Film
 from headwise.gpt.generate import continued
-from headwise.gpt.gpt import GPT
-from headwise.gpt.own import register
+from headwise.gpt.gpt import GPT, register
 from headwise.gpt.run import Settings, kept_text, load_run, run_training
 from headwise.models import located
 from headwise.models.ask import context_of, predicts, reader, vocabulary_of
@@ -422,7 +420,7 @@ def train(
         tokenizer_file = None if tokenizer is None else str(tokenizer)
         name = None if attention is None else register(attention)
         settings = Settings(preset, texts, tokenizer_file, lines, seed, steps, shape, name)
-        run_training(folder, settings, n_samples=0, film=None if out is None else Film)
+        run_training(folder, settings, n_samples=0, is_filmed=out is not None)
         model, tokens = load_run(folder)
     # So that `survey(model)` and others find its tokenizer; where nothing is kept, the path is of no use any more.
     remember(model, folder, tokens, "headwise")

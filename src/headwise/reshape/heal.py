@@ -12,7 +12,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -25,22 +24,12 @@ from headwise.cost import cache_bytes_per_token
 from headwise.errors import HeadwiseError
 from headwise.gpt.presets import check_seed, warm_cosine
 from headwise.gpt.train import AdamW, DivergedError, Muon, interrupts, take_step
-from headwise.heads.blocks import measure as measure_call
-from headwise.heads.documents import Document, listening
 from headwise.models.ask import answers, config_fields, hidden_states, predicts, reader
-from headwise.models.sites import Site
 from headwise.models.weights import AttentionWeights, attentions, layers_in_turn, write_layer
-from headwise.records import Call
 
-# for each layer (head of the parent, the same head of the child)
-HeadPairs = Sequence[Sequence[tuple[int, int]]]
-# documents whose entropies are taken, of the first batch: they show a trend, and more would take longer
-WATCHED = 4
 DECODE_CONTEXT = 2048  # tokens in the cache, at most, while speed is measured
 # of each model, in turn; odd, so that the median is one of them. The bounds in `decode_speed` are for 9
 RUNS = 9
-# bytes of a device, taken as an example: how many texts fit into them beside the weights
-MEMORY = 24 * 2**30
 NEW_TOKENS, WARM_UP = 8, 2  # tokens a run, and how many of them are not timed: they grow the cache
 
 
@@ -71,8 +60,6 @@ class Damage:
     # KL(parent || child), nats per token; None where the model ends in no distribution
     kl: float | None
     error: float | None  # of the last hidden states, relative; where there is no KL
-    # nats, for each layer: the mean over the heads that both have, on the first documents
-    entropy: tuple[Pair, ...]
     # a token of a text of `context`, all layers, in the number format in which the model is stored
     cache_bytes: Pair
     parameters: Pair
@@ -80,7 +67,6 @@ class Damage:
     tokens_per_second: Speed | None
     decode_context: int  # tokens in the cache while that was measured
     context: int  # the longest text
-    texts: Pair  # how many of that length have caches that fit beside the weights in 24 GiB
 
 
 def batches(
@@ -141,7 +127,6 @@ def measure(
     parent: nn.Module,
     child: nn.Module,
     held_out: Sequence[Tensor],
-    pairs: HeadPairs,
     context: int | None,
     say: Callable[[str], None] = lambda line: None,
     speed: Speed | None = None,
@@ -149,28 +134,16 @@ def measure(
 ) -> Damage:
     """Compare two models in eval mode on batches (B,T).
 
-    pairs    the heads whose entropies are compared
     context  the longest text, for which the cache is counted; it also bounds the text whose decoding is timed
     say      hears what is being done
     speed    of a child of the same shape, where it is known already
-    dtype    in which the models are stored, which sizes their weights and caches; None: in which they compute
+    dtype    in which the models are stored, which sizes their caches; None: in which they compute
     """
-    dtype = dtype or next(parent.parameters()).dtype
-    say("measuring loss, divergence and entropies")
-    with entropies(parent) as old, entropies(child) as new:
-        before, after, distance = compared(parent, child, held_out)
-    entropy = []
-    for layer, heads in enumerate(pairs):
-        of_parent = statistics.fmean(old[f"L{layer}"][was] for was, _ in heads)
-        of_child = statistics.fmean(new[f"L{layer}"][now] for _, now in heads)
-        entropy.append(Pair(of_parent, of_child))
+    say("measuring loss and divergence")
+    before, after, distance = compared(parent, child, held_out)
     tokens = context or DECODE_CONTEXT
-    counted = []  # of each model a token's cache, the parameters, the texts that fit
-    for model in (parent, child):
-        cache, size = cache_bytes(model, tokens, dtype), n_parameters(model)
-        room = max(0, MEMORY - size * dtype.itemsize)
-        counted.append((cache, size, room // (cache * tokens) if cache else 0.0))
-    caches, sizes, texts = (Pair(*both) for both in zip(*counted, strict=True))
+    caches = Pair(cache_bytes(parent, tokens, dtype), cache_bytes(child, tokens, dtype))
+    sizes = Pair(n_parameters(parent), n_parameters(child))
     # room is left for the tokens that are decoded
     length = max(0, min(tokens, DECODE_CONTEXT) - NEW_TOKENS)
     # else two timings differ by chance alone
@@ -183,31 +156,12 @@ def measure(
         loss=None if before is None or after is None else Pair(before, after),
         kl=distance if ends_in_logits else None,
         error=None if ends_in_logits else distance,
-        entropy=tuple(entropy),
         cache_bytes=caches,
         parameters=sizes,
         tokens_per_second=speed,
         decode_context=length,
         context=tokens,
-        texts=texts,
     )
-
-
-@contextmanager
-def entropies(model: nn.Module) -> Iterator[dict[str, list[float]]]:
-    """Inside this block: of each attention, "L0", the mean entropy of each head on the first documents it reads."""
-    means: dict[str, list[float]] = {}
-
-    def note(site: Site, call: Call, documents: Sequence[Document]) -> None:
-        if site.name in means:  # the first call of this attention is enough
-            return
-        rows = []  # (H,T) of each document
-        for b, document in enumerate(documents[:WATCHED]):
-            rows.append(measure_call(call, b, document, top=False).rows["entropy"])
-        means[site.name] = torch.cat(rows, 1).mean(1).tolist()
-
-    with listening(model, note):
-        yield means
 
 
 def n_parameters(model: nn.Module) -> int:  # a weight that two modules share counts once

@@ -18,11 +18,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from timeit import timeit
 from typing import Any, TypedDict
 
 import torch
@@ -57,7 +55,6 @@ from headwise.records import plain_data
 from headwise.reshape.heal import (
     Damage,
     Gone,
-    HeadPairs,
     Healing,
     HealPoint,
     HealRecipe,
@@ -76,7 +73,6 @@ LOGITS = 2**26  # numbers, at most, in the logits of a batch that is only read: 
 STATISTICS = 50_000  # tokens, at most, that alignment and importance read
 GLANCE = 5_000  # tokens, at most, that an evaluation of a healing reads
 EVALUATION = 20_000  # tokens, at most, that one measurement reads
-GLIMPSE = 64  # tokens on which the speed of a model is tried, short beside what is then read
 TOLERANCE = 1e-4  # largest difference of a logit in float32 that rounding in another order may make
 PROBE_TOKENS = 256  # ids that both models read, where no window asks for more
 # stands for the folder of a model that was not read from one
@@ -110,18 +106,8 @@ class Changed:
     model: nn.Module
     what: str  # one line: what was done
     details: dict[str, object]  # by the names of JSON
-    origins: Sequence[Sequence[int]]  # for each layer the parent's number of each head
     notes: tuple[str, ...] = ()
     silent: Gone = ()  # heads that are zero and must stay so while the child heals
-
-    @property
-    def pairs(self) -> HeadPairs:
-        """For each layer the heads that give something in both models: (its number in the parent, in the child)."""
-        pairs = []
-        for layer, row in enumerate(self.origins):
-            zeros = self.silent[layer] if self.silent else ()
-            pairs.append([(old, new) for new, old in enumerate(row) if new not in zeros])
-        return pairs
 
 
 class Change(ABC):
@@ -137,7 +123,7 @@ class Change(ABC):
 
     @abstractmethod
     def passes(self, model: nn.Module) -> int:
-        """How many times the model reads the text until the child is there, for a forecast of the time."""
+        """How many times the model reads the text until the child is there."""
 
     @abstractmethod
     def apply(self, source: Folder, calibration: Calibration) -> Changed:
@@ -178,9 +164,9 @@ class Reshaped:
 
     @property
     def won(self) -> str:
-        """One line: cache, texts that fit, loss, speed; each left out where there is nothing to tell."""
+        """One line: cache, loss, speed; each left out where there is nothing to tell."""
         last = self.healed or self.damage
-        cache, texts, speed = last.cache_bytes, last.texts, last.tokens_per_second
+        cache, speed = last.cache_bytes, last.tokens_per_second
         parts = []
         if cache.before:
             unit, size = ("KiB", 1024) if min(cache.before, cache.after) >= 1024 else ("bytes", 1)
@@ -189,8 +175,6 @@ class Reshaped:
             if after == before:
                 change = f"cache as before, {after} {unit},"
             parts.append(f"{change} a token at {last.context:,} tokens")
-        if texts.before and texts.after != texts.before:
-            parts.append(f"{texts.after / texts.before:.2g} x as many texts in 24 GiB")
         if last.loss is not None:
             parts.append(f"loss {last.loss.after - last.loss.before:+.3f} nats")
         if speed is not None:
@@ -242,15 +226,18 @@ def reshape(
         change.check(source.model)
         # 2. The text, the change, and what it costs.
         calibration = calibrate(name, text, source, tokens, documents)
-        listener.say(_forecast(source.model, calibration, change))
-        listener.say("reading the text to calibrate")
+        read, measured = n_tokens(calibration.statistics), n_tokens(calibration.evaluation)
+        bounded = "" if documents else "; documents= bounds them"
+        listener.say(
+            f"reading {change.passes(source.model)} x {read:,} tokens to make the change, and "
+            f"2 x {measured:,} to measure it{bounded}"
+        )
         changed = change.apply(source, calibration)
         child = changed.model
 
         def damage_of(speed: Speed | None = None) -> Damage:
-            held_out, context = calibration.evaluation, source.context
-            pairs, say = changed.pairs, listener.say
-            return measure(source.model, child, held_out, pairs, context, say, speed, dtype)
+            held_out, context, say = calibration.evaluation, source.context, listener.say
+            return measure(source.model, child, held_out, context, say, speed, dtype)
 
         damage = damage_of()
         notes = [*changed.notes]
@@ -373,23 +360,6 @@ def _check_model(source: Folder, writes: bool) -> None:
             "the model has no tokenizer, and a folder of headwise needs one; open the model from a folder "
             "with hw.open, or leave out= away and keep the model of the result"
         )
-
-
-@torch.no_grad()
-def _forecast(model: nn.Module, calibration: Calibration, change: Change) -> str:
-    """What is read, and how long that takes at the speed of the first tokens, in a line."""
-    ids = calibration.evaluation[0][:1, :GLIMPSE]
-    answers(model, ids)  # the first run of all is slower
-    seconds = timeit(partial(answers, model, ids), number=1)
-    speed = ids.numel() / max(seconds, 1e-9)  # not by 0, where a clock is coarse
-    to_change = change.passes(model) * n_tokens(calibration.statistics)
-    to_measure = n_tokens(calibration.evaluation)
-    minutes = (to_change + 2 * to_measure) / speed / 60  # the parent and the child
-    bounded = "" if calibration.most else "; documents= bounds that"
-    return (
-        f"about {minutes:.1f} min: {to_change:,} tokens to make the change and 2 x {to_measure:,} to measure "
-        f"it, at {speed:,.0f} tokens a second{bounded}"
-    )
 
 
 def _run(source: Path, out: Path | None) -> str | None:

@@ -278,13 +278,12 @@ def prune_heads(model: nn.Module, heads: Gone, uniform: bool = False) -> Changed
         done = "out of the weights"
     else:
         child = with_layers(model, map(silenced, layers_in_turn(model), heads))
-        kept = [list(range(n_heads)) for _ in heads]
         notes.insert(0, f"zeroed, not removed: {reason}")
         done, silent = "zeroed", heads
     notes.append(_cache_note(model, child, zeroed=reason is not None))
     what = f"heads {done}: {len(names)} of {len(heads) * n_heads}"
     details = {"heads": names, "zeroed": reason is not None}
-    return Changed(child, what, details, kept, tuple(notes), silent)
+    return Changed(child, what, details, tuple(notes), silent)
 
 
 def _names(heads: Gone) -> list[str]:

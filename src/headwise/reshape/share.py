@@ -179,7 +179,6 @@ def share_heads(
     sharing.check(model)
     pool, neighbours = POOLS[method], adjacent(before, n_kv_heads)
     chosen = []  # for each layer the key/value heads of the parent that share, in the new order
-    origins = []  # of each layer the query heads of the parent in the child's order
     # What alignment of the keys is exact, and who shares: a dict keeps each note once, in order.
     notes: dict[str, None] = {}
 
@@ -189,14 +188,12 @@ def share_heads(
         for weights, root in zip(layers_in_turn(model), all_roots, strict=False):
             weights = weights.widened()
             shared = neighbours if groups == "adjacent" else best(weights, root, n_kv_heads, pool)
-            order, r = list(itertools.chain(*shared)), weights.group_size
             chosen.append(shared)
-            # head g * r + i reads key/value head g
-            origins.append([g * r + i for g in order for i in range(r)])
             if method != "mean":
                 notes[key_rule(weights).note] = None
             if shared != neighbours:
-                weights = weights.permuted(order)  # a pool takes neighbours
+                # a pool takes neighbours
+                weights = weights.permuted(list(itertools.chain(*shared)))
             yield pool(weights, root, n_kv_heads)
 
     child = with_layers(model, layers(), n_kv_heads=n_kv_heads)
@@ -206,7 +203,7 @@ def share_heads(
             notes[f"layer {layer}, key/value heads that share: {row}"] = None
     heads = "head" if n_kv_heads == 1 else "heads"
     what = f"{n_kv_heads} key/value {heads} for {n_heads} query heads, {before} before"
-    return Changed(child, what, {"shared": tuple(chosen)}, origins, tuple(notes))
+    return Changed(child, what, {"shared": tuple(chosen)}, tuple(notes))
 
 
 # Which heads share

@@ -266,7 +266,7 @@ def report_html(
     summary  the training run, told last
     model    the model itself, from `models.pack.pack_model`; the page then runs it on the reader's own text
     lang     es for a page that opens in Spanish; en for one that opens in the browser's language
-    film     where the heads looked while the model trained, from `gpt.film.read_film`
+    film     where the heads looked while the model trained, from `gpt.run.read_film`
     walk     the file beside this one that has the walk through a head, from `page.walk_html`
     """
     body = frame("page/report.html", model=escaped(survey.model), large=large_view())
