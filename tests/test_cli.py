@@ -355,10 +355,10 @@ def limited(size: int) -> Iterator[None]:
 
 def test_a_disk_that_fills_up_while_training(text: Path, invoke: Invoke, tmp_path: Path) -> None:
     folder = tmp_path / "full"
-    with limited(2000):  # run.json is smaller, weights and state larger
+    with limited(2000):  # run.json and film.json are smaller, weights and state larger
         outcome = invoke("train", text, *TINY, "--out", folder)
     assert_refused(outcome, "cannot write", "File too large", "whole")
-    assert sorted(contents(folder)) == ["run.json"]
+    assert sorted(contents(folder)) == ["film.json", "run.json"]
     assert json.loads((folder / "run.json").read_text())["status"] == "training"
     outcome = invoke("train", text, "--out", folder, "--resume")
     assert outcome.code == 0, outcome.err
@@ -403,4 +403,4 @@ def test_standard_input_replaces_no_text_and_leaves_none_of_a_refused_run(
     assert (folder / "text.txt").read_text() == "my own"
     assert_refused(typed("--width", 17, "--heads", 2, "--out", new), "does not divide")
     assert not new.exists()
-    assert_refused(typed("--resume", "--out", new), "--resume with -")
+    assert_refused(typed("--resume", "--out", new), "leave it out with --resume")

@@ -338,8 +338,8 @@ def _results(
     samples = []
     for seed in range(n_samples):
         opening = tokens.opening()
-        given = {"temperature": SAMPLE_TEMPERATURE, "seed": seed, "stops": [end]}
-        ids = list(generate(model, opening, SAMPLE_TOKENS, **given))
+        options = {"temperature": SAMPLE_TEMPERATURE, "seed": seed, "stops": [end]}
+        ids = list(generate(model, opening, SAMPLE_TOKENS, **options))
         samples.append(tokens.decode(ids).strip())
     name, held_out = Note.of("kept.best_ngram", order=order), curve[-1].held_out_loss
     return RunSummary(facts, tuple(curve), held_out, baseline, name, tuple(samples)), cells
