@@ -25,7 +25,7 @@ def generate(model: GPT, prompt: Sequence[int], n_tokens: int, **options: Any) -
         caches, device = model.new_caches(), model.lm_head.weight.device
         return lambda ids: model(ids.to(device), caches, last_only=True)[0, -1]
 
-    sizes = {"context": model.config.context, "vocab_size": model.config.vocab_size}
+    sizes: dict[str, Any] = {"context": model.config.context, "vocab_size": model.config.vocab_size}
     return continued(begin, prompt, n_tokens, **sizes, **options)
 
 

@@ -112,12 +112,9 @@ class GPTConfig:
     @property
     def attention(self) -> AttentionSpec:
         """The spec of every layer's attention, but for its window. Making it checks heads and widths."""
+        same = ("d_model", "n_heads", "n_kv_heads", "head_dim", "qk_norm")
         return AttentionSpec(
-            d_model=self.d_model,
-            n_heads=self.n_heads,
-            n_kv_heads=self.n_kv_heads,
-            head_dim=self.head_dim,
-            qk_norm=self.qk_norm,
+            **{name: getattr(self, name) for name in same},
             q_bias=self.bias,
             kv_bias=self.bias,
             out_bias=self.bias,
