@@ -199,7 +199,7 @@ def device_of(model: nn.Module) -> torch.device:
 def reads_tokens(model: nn.Module) -> bool:
     """Does the model take token ids?"""
     # `forward` of a GPT of ours calls them ids, that of transformers input_ids.
-    return bool({"ids", "input_ids"} & set(_parameters(body_of(model))))
+    return bool({"ids", "input_ids"} & set(parameters_of(body_of(model))))
 
 
 def logits(model: nn.Module, ids: Tensor, last: bool = False) -> Tensor:
@@ -374,7 +374,7 @@ CACHES = ("cache", "past_key_values")
 
 def cache_name(model: nn.Module) -> str:
     """The argument by which this model of transformers is passed a cache."""
-    return CACHES[0] if CACHES[0] in _parameters(model) else CACHES[1]
+    return CACHES[0] if CACHES[0] in parameters_of(model) else CACHES[1]
 
 
 def cache_in(fields: Any) -> Any:
@@ -405,7 +405,7 @@ class Reader:
         if isinstance(model, GPT):
             return model(ids, self.cache, last_only=True)[0, -1]
         self.text = ids if self.text is None else torch.cat([self.text, ids], 1)
-        parameters = _parameters(model)
+        parameters = parameters_of(model)
         options: dict[str, Any] = {"use_cache": True} if "use_cache" in parameters else {}
         if "logits_to_keep" in parameters:
             # of a long prompt, the other logits are by far the largest tensor
@@ -464,13 +464,13 @@ def _forward(
         inputs["decoder_input_ids"] = (
             ids if start is None else torch.tensor([start]).expand(len(ids), -1).to(ids)
         )
-    if "use_cache" in _parameters(model):
+    if "use_cache" in parameters_of(model):
         inputs["use_cache"] = False
-    if last and "logits_to_keep" in _parameters(model):
+    if last and "logits_to_keep" in parameters_of(model):
         inputs["logits_to_keep"] = 1
     return model(**inputs)
 
 
-def _parameters(model: nn.Module) -> Mapping[str, inspect.Parameter]:
+def parameters_of(model: nn.Module) -> Mapping[str, inspect.Parameter]:
     """The arguments that its `forward` takes, by name."""
     return inspect.signature(model.forward).parameters

@@ -1,0 +1,143 @@
+"""`verify`: reported faults, planted one by one, are found where they begin; right models are right."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cases import every, refuses
+from families import build, gpt_of
+from torch import Tensor, nn
+
+from headwise.models.verify import SHORTER, verify
+
+WINDOW, V, C, H = 11, 31, 12, 2
+
+
+class Attention(nn.Module):
+    """Causal attention with a window, rotation by position, and a cache; `fault` names what is wrong in it."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__()
+        self.fault = fault
+        self.qkv, self.out = nn.Linear(C, 3 * C, bias=False), nn.Linear(C, C, bias=False)
+
+    def forward(self, x: Tensor, positions: Tensor, real: Tensor | None, past: Any) -> tuple[Tensor, Any]:
+        B, T, _ = x.shape
+        q, k, v = self.qkv(x).view(B, T, 3, H, C // H).permute(2, 0, 3, 1, 4)
+        angle = positions[:, None, :, None] * torch.tensor([1.0, 0.3, 0.1])
+        q, k = (turned(each, angle) for each in (q, k))
+        old = 0 if past is None else past[0].shape[2]
+        if past is not None:
+            k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
+        kept = k, v
+        if self.fault == "window" and past is not None:
+            drop = max(0, k.shape[2] - WINDOW + 1 - (T - 1))
+            k, v = k[:, :, drop:], v[:, :, drop:]
+        S = k.shape[2]
+        i, j = torch.arange(T)[:, None] + S - T, torch.arange(S)
+        allowed = (j <= i) & (j > i - WINDOW)
+        if self.fault == "chunk" and old:
+            allowed = j > i - WINDOW
+        if real is not None and self.fault != "padding":
+            allowed = allowed & real[:, None, None, -S:] | (i == j)  # no row without a key
+        out = F.scaled_dot_product_attention(q, k, v, allowed.expand(B, 1, T, S))
+        if self.fault == "batch":
+            out = out + 0.1 * out.mean(0)
+        return self.out(out.transpose(1, 2).reshape(B, T, C)), kept
+
+
+def turned(x: Tensor, angle: Tensor) -> Tensor:
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1)
+
+
+class Model(nn.Module):
+    """Two layers, learned positions besides; it takes what a model of transformers takes."""
+
+    def __init__(self, fault: str = "") -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.fault = fault
+        self.config = SimpleNamespace(vocab_size=V, model_type="planted", is_encoder_decoder=False)
+        self.embed, self.place, self.head = nn.Embedding(V, C), nn.Embedding(97, C), nn.Linear(C, V)
+        deeper = fault if fault in ("window", "chunk") else ""  # these lie in the second layer alone
+        self.layers = nn.ModuleList([Attention("" if deeper else fault), Attention(deeper or fault)])
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool = False,
+    ) -> SimpleNamespace:
+        B, T = input_ids.shape
+        past = past_key_values
+        old = 0 if past is None or self.fault == "restart" else past[0][0].shape[2]
+        if position_ids is None or self.fault == "positions":
+            position_ids = (old + torch.arange(T)).expand(B, -1)
+        if self.fault == "uncached" and not use_cache:
+            position_ids = position_ids.flip(1)
+        x = self.embed(input_ids) + self.place(position_ids)
+        kept = []
+        for layer, attention in enumerate(self.layers):
+            before = None if past is None else past[0 if self.fault == "layers" else layer]
+            real = None if attention_mask is None else attention_mask.bool()
+            added, cache = attention(x, position_ids.float(), real, before)
+            kept.append(cache)
+            x = x + added
+        return SimpleNamespace(logits=self.head(x), past_key_values=kept if use_cache else None)
+
+
+# What is wrong -> ways that find it, and where it begins: the attention, and the position.
+FAULTS = {
+    "window": ({"cache: token by token"}, "L1", WINDOW - 1),
+    "chunk": ({"cache: in chunks"}, "L1", 12),
+    "restart": ({"cache: token by token", "cache: in chunks"}, "L0", 1),
+    "layers": ({"cache: token by token", "cache: in chunks"}, "L1", 1),
+    "uncached": ({"cache: token by token", "cache: in chunks"}, "L0", 0),
+    "padding": ({"padding: left", "padding: left, then token by token"}, "L0", 0),
+    "positions": ({"padding: left", "padding: left, then token by token"}, "L0", 0),
+    "batch": ({"documents: side by side", "padding: right"}, "L0", 1),
+}
+
+
+@every("fault", FAULTS)
+def test_a_planted_fault_is_found_where_it_begins(fault: str) -> None:
+    ways, layer, position = FAULTS[fault]
+    verified = verify(Model(fault))
+    wrong = {f"{a.question}: {a.way}": a for a in verified.answers if a.status == "differs"}
+    assert not verified.right and ways <= set(wrong), (fault, verified.text())
+    assert (wrong[min(ways)].layer, {wrong[way].layer for way in ways}) == (layer, {layer}), verified.text()
+    assert min(answer.position or 0 for way, answer in wrong.items() if way in ways) == position, verified.text()
+    asked_of = {"cache"} if fault in ("window", "chunk", "restart", "layers") else {"padding", "documents", "cache"}
+    assert {answer.question for answer in wrong.values()} <= asked_of | {"padding"}, verified.text()
+
+
+def test_the_same_model_without_a_fault_is_right() -> None:
+    verified = verify(Model())
+    assert verified.right, verified.text()
+    statuses = {answer.way: answer.status for answer in verified.answers}
+    assert [way for way, status in statuses.items() if status == "not asked"] == ["static", "packed into one row"]
+    for answer in verified.answers:
+        if answer.status == "equal":
+            assert answer.difference is not None and answer.rounding is not None
+            assert answer.difference <= answer.rounding < 1e-3
+
+
+@pytest.mark.slow
+@every("name", ["llama", "gpt2", "mistral", "gemma2", "t5", "bert"])
+def test_families_of_transformers_are_right(name: str) -> None:
+    verified = verify(build(name))
+    assert verified.right and sum(answer.status == "equal" for answer in verified.answers) >= 3, verified.text()
+
+
+def test_a_model_of_ours_and_what_cannot_be_asked() -> None:
+    verified = verify(gpt_of("llama"))
+    cache = [answer.status for answer in verified.answers if answer.question == "cache"]
+    assert cache == ["equal", "equal", "equal", "not asked"] and verified.tokens == 24
+    assert verify(gpt_of("llama"), tokens=SHORTER).tokens == SHORTER
+    refuses(lambda: verify(gpt_of("llama"), tokens=1), "tokens=1 must be 2 or more")
+    refuses(lambda: verify(nn.Linear(3, 5)), "does not say its vocab_size")
