@@ -24,6 +24,7 @@ from headwise.courses.ladder import Ladder
 from headwise.heads.align import Alignment
 from headwise.heads.table import Story, Survey
 from headwise.learn.exercises import Mark
+from headwise.models.verify import Verified
 from headwise.records import HeadSteps
 from headwise.reshape.job import Reshaped
 
@@ -77,6 +78,7 @@ DOCUMENTS: dict[str, tuple[str, tuple[Any, ...]]] = {
     ),
     "train": ("headwise train", (TRAINED,)),
     "presets": ("headwise train --preset list", ({"presets": [PRESET]},)),
+    "verify": ("headwise verify", (Verified, {"right": bool})),
     "look": ("headwise look of a run", ({"run": str, "report": str, "address": str, "opened": bool},)),
     "live": ("headwise look of a model", ({"model": str, "address": str, "opened": bool},)),
     "cost": (

@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from headwise.heads.why import why
     from headwise.layer.convert import Replaced, from_torch, replace
     from headwise.layer.explain import Explanation, explain
-    from headwise.layer.head import Head, Heads
+    from headwise.layer.head import Head
     from headwise.layer.latent import MultiHeadLatentAttention
     from headwise.layer.layer import MultiHeadAttention
     from headwise.models import price
     from headwise.models.open import generate, train
     from headwise.models.open import open_model as open
-    from headwise.reshape.heal import Damage
+    from headwise.models.verify import verify
     from headwise.reshape.job import Reshaped
     from headwise.reshape.prune import prune
     from headwise.reshape.share import share
@@ -58,14 +58,14 @@ if TYPE_CHECKING:
 __version__ = "0.3.0"
 
 __all__ = [
-    "GPT", "Alibi", "Allowed", "AttentionSpec", "Attribution", "Bias", "Causal", "Damage",
-    "Explanation", "GPTConfig", "Head", "HeadProfile", "Heads", "HeadwiseError", "Interval",
+    "GPT", "Alibi", "Allowed", "AttentionSpec", "Attribution", "Bias", "Causal",
+    "Explanation", "GPTConfig", "Head", "HeadProfile", "HeadwiseError", "Interval",
     "KVCache", "Lengths", "Mask", "MultiHeadAttention", "MultiHeadLatentAttention", "Patching", "Price",
     "Replaced", "Reshaped", "RoPE", "Seen", "SeenHead", "Segments", "Story", "Survey", "Trace", "Verdict",
     "Window", "ablate", "attend", "attention", "attribute", "check", "composition",
     "explain", "from_torch", "generate", "look",
     "open", "overlay", "patch", "price", "prune", "replace", "share", "steer", "story_page",
-    "survey", "trace", "train", "watch", "why",
+    "survey", "trace", "train", "verify", "watch", "why",
 ]  # fmt: skip
 
 # Where the names are that load when they are first used: "ablate" -> ("headwise.heads.ablate", "ablate"). They are
@@ -80,12 +80,12 @@ _LAZY = {
         "heads.survey": "survey", "heads.table": "HeadProfile Story Survey",
         "heads.watch": "Seen SeenHead watch", "heads.why": "why",
         "layer.explain": "Explanation explain",
-        "layer.head": "Head Heads",
+        "layer.head": "Head",
         "layer.convert": "from_torch Replaced replace",
         "layer.latent": "MultiHeadLatentAttention", "layer.layer": "MultiHeadAttention",
-        "models": "price", "models.open": "generate open train",
+        "models": "price", "models.open": "generate open train", "models.verify": "verify",
         "reshape.prune": "prune",
-        "reshape.heal": "Damage", "reshape.job": "Reshaped", "reshape.share": "share", "backends.cache": "KVCache",
+        "reshape.job": "Reshaped", "reshape.share": "share", "backends.cache": "KVCache",
         "checker.check": "check", "checker.bugs": "Verdict", "view.look": "look",
         "view.pictures": "attention overlay", "view.page": "story_page",
     }.items()

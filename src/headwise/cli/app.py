@@ -63,7 +63,7 @@ def language() -> str:
 # The three doors of the README, with their commands in the order of --help.
 DOORS = {
     "Learn how attention works": ("learn", "check", "trace", "ladder"),
-    "Inspect what each head does": ("train", "look", "heads", "why", "align", "generate"),
+    "Inspect what each head does": ("train", "look", "heads", "why", "align", "generate", "verify"),
     "Shrink a model, and see what it costs": ("cost", "share", "prune"),
 }
 

@@ -27,6 +27,7 @@ from headwise.cli import (  # noqa: F401
     reshape,
     teach,
     train,
+    verify,
 )
 from headwise.cli.app import app, call, in_options, is_one_of_many
 from headwise.cli.interrupt import INTERRUPTED
