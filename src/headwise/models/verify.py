@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,9 +39,8 @@ STEPS = 3  # tokens that are read one by one behind a padded text
 ALLOWED, FLOOR = 50.0, 64.0
 WHOLE = "logits"  # what the model itself gives, in the place of the name of an attention
 
-States = dict[
-    str, Tensor
-]  # what each attention gave, (B,T,C) by its name in the order of the call; `WHOLE` last
+# What each attention gave, (B,T,C) by its name in the order of the call; `WHOLE` last.
+States = dict[str, Tensor]
 Way = Callable[["_Asked"], Iterator[tuple[States, States]]]
 
 
@@ -52,9 +51,8 @@ class Answer:
     question: str  # cache, padding or documents
     way: str  # such as "token by token"
     status: str  # equal, differs, or not asked
-    difference: float | None = (
-        None  # the largest, of equal ones over all attentions, else where it begins
-    )
+    # the largest: where they are equal over all attentions, else where the difference begins
+    difference: float | None = None
     rounding: float | None = None  # what would have been allowed there
     layer: str | None = None  # the first attention whose result differs, such as L3; or "logits"
     position: int | None = None  # its first token that differs, counted from 0
@@ -225,18 +223,18 @@ class _Asked:
                         return Answer(question, way, "differs", most, bound, name, position)
                     if most >= largest:
                         largest, allowed = most, bound
-        except _NotAskedError as reason:
-            return Answer(question, way, "not asked", reason=str(reason))
+        except _NotAskedError as error:
+            return Answer(question, way, "not asked", reason=str(error))
         except Exception as error:  # the library lets through whatever its parts raise
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            return Answer(question, way, "not asked", reason=reason[:200])
+            message = " ".join(f"{type(error).__name__}: {error}".split())
+            return Answer(question, way, "not asked", reason=message[:200])
         return Answer(question, way, "equal", largest, allowed)
 
     def in_pieces(self, lengths: Sequence[int], cache: Any = None) -> States:
         """The first text read piece by piece, each behind the cache of those before."""
         self.need_next()
         if self.own:
-            cache = self.model.new_caches()
+            cache = cast(GPT, self.model).new_caches()
         elif not {"use_cache", cache_name(self.model)} <= set(self.parameters):
             raise _NotAskedError("its forward takes no cache")
         pieces: list[States] = []
