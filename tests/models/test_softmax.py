@@ -433,7 +433,11 @@ def test_what_is_no_attention_is_refused_by_name() -> None:
         (Router(), X, "^L0: Router ran, and no softmax over keys was seen"),
         (Codebook(), X, "^L0: Codebook ran, and no softmax over keys was seen"),
         (Linear(), X, "^L0: Linear ran, and no softmax over keys was seen"),
-        (OtherAxis(), X, "^L0: its softmax is over another axis than the one along which it is multiplied with values"),
+        (
+            OtherAxis(),
+            0.3 * X,
+            "^L0: what OtherAxis multiplies with values is no distribution over keys: a row of 11 w",
+        ),
         (Doubled(), X, "^L0: what Doubled multiplies with values is no distribution over keys: a row of 11 weights "),
         (Folded(told=False), X, r"^L0: Folded makes maps of \(8, 11, 11\), and says that it has no number of heads"),
         (tf.NystromformerModel(landmarks), torch.cat([IDS, IDS[:, :1]], 1), "^L0: multiplies the weights of one soft"),

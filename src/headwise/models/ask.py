@@ -71,11 +71,11 @@ def _try_predicting(model: nn.Module) -> Literal["next", "masked"] | None:
     ids[1, -1] = 3 + (ids[0, -1] - 2) % (size - 3)
     try:
         with evaluating(model):
-            rows = getattr(_forward(model, ids), "logits", None)
-    except Exception:  # it wants more than ids; the library lets through whatever its parts raise
+            rows = _forward(model, ids).logits
+    except Exception:  # it wants more than ids, or has no logits; the library lets through whatever its parts raise
         return None
     # Logits of something else: of classes, or of a whole text. A row may be padded to more than the vocabulary.
-    if rows is None or rows.ndim != 3 or rows.shape[1] != ids.shape[1] or rows.shape[2] < size:
+    if rows is None or rows.shape[:-1] != ids.shape or rows.shape[-1] < size:
         return None
     # each text's logits (T-1,V), without those of the last token
     first, second = rows[:, :-1].cpu().double()
@@ -100,17 +100,15 @@ def answering(model: nn.Module) -> Literal["next", "masked", "first"]:
 
     Raises HeadwiseError for a model that answers with none.
     """
-    if reads_tokens(model):
-        if not _has_encoder(model):
-            kind = predicts(model)
-            if kind is not None:
-                return kind
-        elif _head_of(model) is not None:
-            return "first"
-    raise HeadwiseError(
-        f"{type(model).__name__} answers a text with no token, so there is no prediction to be explained; load the "
-        f"model with its language-model head"
-    )
+    answers = predicts(model)
+    if answers is None and _has_encoder(model) and _head_of(model) is not None:
+        return "first"
+    if answers is None or not reads_tokens(model):
+        raise HeadwiseError(
+            f"{type(model).__name__} answers a text with no token, so there is no prediction to be explained; load "
+            f"the model with its language-model head"
+        )
+    return answers
 
 
 def answer_logits(model: nn.Module, ids: Tensor, position: int = -1) -> Tensor:
@@ -133,15 +131,14 @@ def _wide_row(model: nn.Module, position: int) -> Iterator[None]:
     """
     head = _head_of(model)
 
-    def widen(module: nn.Linear, args: tuple[Tensor, ...], gave: Tensor) -> Tensor | None:
+    def widen(module: Any, args: tuple[Tensor, ...], gave: Tensor) -> Tensor | None:
         # over processes, each of which gives its part
         is_split = hasattr(module.weight, "device_mesh")
         if gave.dtype not in (torch.bfloat16, torch.float16) or gave.ndim != 3 or is_split:
             return None
-        state = args[0][:, position].float()
+        rest, state = gave.float(), args[0][:, position].float()
         # A float32 copy of a large vocabulary's matrix is not held as a whole.
         wide = torch.cat([state @ rows.float().T for rows in torch.split(module.weight, ROWS)], -1)
-        rest = gave.float()
         rest[:, position] = wide if module.bias is None else wide + module.bias.float()
         return rest
 
@@ -162,14 +159,11 @@ def _start_of(model: Any) -> list[int] | None:
     """
     if not _has_encoder(model):
         return None
-    config = model.config
+    # As transformers does, the generation config is asked before the config of the model.
+    holders = getattr(model, "generation_config", None), model.config
     start: list[int] = []
     for name in ("decoder_start_token_id", "forced_bos_token_id"):
-        # As transformers does, the generation config is asked before the config of the model.
-        told = [
-            getattr(holder, name, None)
-            for holder in (getattr(model, "generation_config", None), config)
-        ]
+        told = [getattr(holder, name, None) for holder in holders]
         start += [token for token in told if token is not None][:1]
     if not start:
         raise HeadwiseError(
@@ -204,14 +198,13 @@ def reads_tokens(model: nn.Module) -> bool:
 
 def logits(model: nn.Module, ids: Tensor, last: bool = False) -> Tensor:
     """Logits (B,T,V) of ids (B,T); with `last` those of the last position alone, (B,1,V)."""
-    with compact_rows(model) if last else nullcontext():
-        rows: Tensor = _forward(model, ids, last).logits
+    rows: Tensor = _forward(model, ids, last).logits
     # not every model of transformers can leave the other rows out
     return rows[:, -1:] if last else rows
 
 
 @contextmanager
-def compact_rows(model: nn.Module) -> Iterator[None]:
+def _compact_row(model: nn.Module) -> Iterator[None]:
     """Inside this block W_U reads a copy of its rows that is a tensor of its own.
 
     Where a row is a part of a larger tensor, as the last of a text, torch has been seen to take fifty times as long for
@@ -263,11 +256,9 @@ def next_token_losses(model: nn.Module, ids: Tensor, after: int | None = None) -
         raise HeadwiseError(
             f"documents of {ids.shape[1]} tokens have no next token to predict; pass longer ones"
         )
-    predicted = logits(model, ids)[:, :-1]
+    predicted = logits(model, ids)[:, :-1].flatten(0, 1)
     # In float32, for half precision would round each loss to 8 or 11 bits.
-    losses = F.cross_entropy(
-        predicted.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none"
-    )
+    losses = F.cross_entropy(predicted.float(), ids[:, 1:].flatten(), reduction="none")
     losses = losses.reshape(ids.shape[0], -1)
     if after is None:
         return losses.mean(1)
@@ -400,28 +391,18 @@ class Reader:
     text: Tensor | None = None
 
     def __call__(self, ids: Tensor) -> Tensor:
-        model = self.model
-        ids = ids.to(device_of(model))
+        model, ids = self.model, ids.to(device_of(self.model))
         if isinstance(model, GPT):
             return model(ids, self.cache, last_only=True)[0, -1]
         self.text = ids if self.text is None else torch.cat([self.text, ids], 1)
-        parameters = parameters_of(model)
-        options: dict[str, Any] = {"use_cache": True} if "use_cache" in parameters else {}
-        if "logits_to_keep" in parameters:
-            # of a long prompt, the other logits are by far the largest tensor
-            options["logits_to_keep"] = 1
         # A layer with a state in the place of keys (Mamba) goes on from it by one token, and by several wrongly: then
-        # the cache is dropped. `all` of no layers is True.
-        if ids.shape[1] > 1 and not all(
-            hasattr(layer, "keys") for layer in getattr(self.cache, "layers", ())
-        ):
+        # the cache is dropped.
+        layers = getattr(self.cache, "layers", ())
+        if ids.shape[1] > 1 and any(not hasattr(layer, "keys") for layer in layers):
             self.cache = None
         # Without a past, at first and always with a model that keeps no keys and values, the whole text is read.
         past = {} if self.cache is None else {cache_name(model): self.cache}
-        read = ids if past else self.text
-        # the row of a single token is whole
-        with nullcontext() if read.shape[1] == 1 else compact_rows(model):
-            answer = model(input_ids=read, **past, **options)
+        answer = _forward(model, ids if past else self.text, last=True, use_cache=True, **past)
         self.cache = cache_in(answer)
         return answer.logits[0, -1]
 
@@ -449,26 +430,31 @@ def hidden_states(model: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def _forward(
-    model: nn.Module, ids: Tensor, last: bool = False, start: Sequence[int] | None = None
+    model: nn.Module,
+    ids: Tensor,
+    last: bool = False,
+    start: Sequence[int] | None = None,
+    use_cache: bool = False,
+    **past: Any,
 ) -> Any:
-    """What a model gives for ids (B,T) without a cache; `.logits` or, of a body, `.last_hidden_state` is read of it.
+    """What a model gives for ids (B,T); `.logits` or, of a body, `.last_hidden_state` is read of it.
 
     last   spare the logits of all but the last position, where the model can
     start  ids of one text, which the decoder beside an encoder reads; default: ids, which the encoder reads, too
+    past   a cache, by the name that the model has for it
     """
     ids = ids.to(device_of(model))
-    if isinstance(model, GPT):
-        return SimpleNamespace(logits=model(ids, last_only=last))
-    inputs: dict[str, Any] = {"input_ids": ids}
-    if _has_encoder(model):
-        inputs["decoder_input_ids"] = (
-            ids if start is None else torch.tensor([start]).expand(len(ids), -1).to(ids)
-        )
-    if "use_cache" in parameters_of(model):
-        inputs["use_cache"] = False
-    if last and "logits_to_keep" in parameters_of(model):
-        inputs["logits_to_keep"] = 1
-    return model(**inputs)
+    # the row of a single token is whole
+    with _compact_row(model) if last and ids.shape[1] > 1 else nullcontext():
+        if isinstance(model, GPT):
+            return SimpleNamespace(logits=model(ids, last_only=last))
+        inputs: dict[str, Any] = {"input_ids": ids, **past}
+        if _has_encoder(model):
+            decoded = ids if start is None else torch.tensor([start]).expand(len(ids), -1).to(ids)
+            inputs["decoder_input_ids"] = decoded
+        options = {"use_cache": use_cache} | ({"logits_to_keep": 1} if last else {})
+        taken = parameters_of(model)
+        return model(**inputs, **{name: x for name, x in options.items() if name in taken})
 
 
 def parameters_of(model: nn.Module) -> Mapping[str, inspect.Parameter]:

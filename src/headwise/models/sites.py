@@ -382,15 +382,8 @@ def missing(model: nn.Module) -> list[str]:
     modules = dict(model.named_modules())
     lines = []
     if any(map(is_hf, modules.values())):
-        counts = _counts(modules)
-        uncounted = [path for path, n_heads in counts.items() if not n_heads]
-        covered = set(counts)  # the paths of modules of which something is said
-        if uncounted:
-            kind = type(modules[uncounted[0]]).__name__
-            lines.append(
-                f"{uncounted[0]} and its kin: {kind} says how many heads it has by none of {', '.join(COUNTS)}, no map"
-            )
-        counted = [path for path in counts if path not in uncounted]
+        counted = [path for path, n_heads in _counts(modules).items() if n_heads]
+        covered = set(counted)  # the paths of modules of which something is said
         for place in dict.fromkeys(_stack(modules, path)[0] for path in counted):
             lines += _layers_without(model, modules, place, counted, covered)
         covered.update(path for path, module in modules.items() if attends(module))
@@ -443,7 +436,7 @@ def _attentions_outside(modules: Modules, covered: set[str]) -> list[str]:
         ):
             covered.add(path)
             lines.setdefault(
-                kind, f"{path} and its kin: {kind} is outside the attention interface, no map"
+                kind, f"{path} and its kin: {kind} is no attention that headwise reads, no map"
             )
     return list(lines.values())
 

@@ -50,12 +50,10 @@ SPELLED_OUT = types.FunctionType(
 )
 SIGNATURE = inspect.signature(PACKED)  # gives its arguments their names, however they are passed
 SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
-# Functions are told by their names, which those of torch and of Tensor share. `x.T` and `x.mT` are called `__get__`.
-# The last one adds to its first argument the product of the others.
+# Functions are told by their names, which those of torch and of Tensor share. The last one adds to its first argument
+# the product of the others.
 PRODUCTS = {"matmul", "bmm", "mm", "einsum", "baddbmm"}
-# another order of axes
-TRANSPOSES = {"transpose", "permute", "__get__", "movedim", "swapaxes", "t"}
-# After these a row of weights still sums to 1, though it may lie along another axis.
+# After these a row of weights still sums to 1, though it may lie along another axis. `x.T` and `x.mT` are `__get__`.
 KEEPS_ROWS = {
     "to", "type", "type_as", "float", "half", "double", "bfloat16", "contiguous", "clone", "detach", "dropout", "view",
     "reshape", "flatten", "unflatten", "transpose", "permute", "squeeze", "unsqueeze", "expand", "__get__",
@@ -147,8 +145,6 @@ class Trail(NamedTuple):
     """Where a tensor comes from: a product of two tensors, and perhaps a softmax of that."""
 
     weights: bool = False  # is it weights? Else it is scores
-    # of weights: the one of the softmax, counted from the end; None where it was lost
-    axis: int | None = None
     whole: bool = True  # of weights: is every row still what a softmax gave?
     undropped: Tensor | None = None  # the same tensor without dropout, where there was some
     joined: bool = False  # was it put together of several products, as the scores of chunks are?
@@ -160,7 +156,6 @@ class Product(NamedTuple):
     weights: Tensor  # (...,T,S)
     v: Tensor  # (...,S,E)
     out: Tensor  # (...,T,E)
-    axis: int  # of the keys, in the weights as the model has them
     back: Callable[[Tensor], Tensor]  # a tensor like `out` in the form in which the model has it
 
 
@@ -175,9 +170,9 @@ def _product(args: Sequence[Any], pair: Sequence[Tensor], out: Tensor, side: int
     if v.ndim < 2 or weights.ndim < 2:
         return None
     if side == 0:
-        return Product(weights, v, out, -1, lambda out: out)
+        return Product(weights, v, out, lambda out: out)
     # v times weights, so the transpose
-    return Product(weights.mT, v.mT, out.mT, -2, lambda out: out.mT)
+    return Product(weights.mT, v.mT, out.mT, lambda out: out.mT)
 
 
 def _einsum(equation: str, pair: Sequence[Tensor], result: Tensor, side: int) -> Product | None:
@@ -221,7 +216,6 @@ def _einsum(equation: str, pair: Sequence[Tensor], result: Tensor, side: int) ->
         torch.einsum(f"{weights}->{lead}{query}{key}", p),
         torch.einsum(f"{values},{lead}->{lead}{key}{feature}", v, single),
         torch.einsum(f"{out}->{ours}", result),
-        weights.index(key) - len(weights),
         lambda gave: torch.einsum(f"{ours}->{out}", gave),
     )
 
@@ -361,11 +355,7 @@ class Listener(TorchFunctionMode):
         if source is None or trail is None:
             return
         if func in SOFTMAX:
-            # nn.Softmax may leave it None: then it is unknown
-            axis = keywords.get("dim", *args[1:2])
-            if axis is not None and axis >= 0:
-                axis -= result.ndim  # from the end, where views leave it as it is
-            trail = Trail(True, axis, joined=trail.joined)
+            trail = Trail(True, joined=trail.joined)
         elif name in JOINS:
             # One more column of scores, of a sink, leaves them those of one product.
             is_sink = len(operands) == 2 and source.shape[-1] + 1 == result.shape[-1]
@@ -379,12 +369,9 @@ class Listener(TorchFunctionMode):
                 # is done to the other one, too, so that both keep the same shape.
                 again = func(*map(self._undropped, args), **keywords)
                 undropped = again if isinstance(again, Tensor) else None
-            # Heads may be folded into documents, or taken out: the last axis is the last one all the same.
-            last_stays = trail.axis == -1 and source.shape[-1:] == result.shape[-1:]
-            same_axes = source.shape == result.shape or last_stays
-            axis = trail.axis if same_axes and name not in TRANSPOSES else None
             # Once a function came that may change the sum of a row (a product with a gate), `whole` stays False.
-            trail = Trail(True, axis, trail.whole and name in KEEPS_ROWS, undropped, trail.joined)
+            whole = trail.whole and name in KEEPS_ROWS
+            trail = trail._replace(whole=whole, undropped=undropped)
         self.trails[result] = trail
 
     def _multiplied(self, name: str, inputs: Any, result: Tensor) -> Tensor:
@@ -420,8 +407,6 @@ class Listener(TorchFunctionMode):
             same_values = all(n == 1 for n in product.v.shape[:-2])
             if same_values and any(n > 1 for n in product.out.shape[:-2]) and not trail.whole:
                 return result
-            if trail.axis not in (None, product.axis):
-                why = "its softmax is over another axis than the one along which it is multiplied with values"
         if why or product is None:
             return self._hand(partial(_refused, why), result)
         shown = product.weights  # what a watcher sees: the weights before dropout
