@@ -49,8 +49,8 @@ class Family:
     # what a gain is above the weight of its norm: Gemma's norms multiply by 1 + weight
     norm_offset: float = 0.0
     rope: bool = True  # are queries and keys rotated? Pairs are features m and m + d/2
-    n_heads: str = "config.num_attention_heads"  # attribute with the number of query heads
-    n_kv_heads: str | None = "config.num_key_value_heads"  # and of key/value heads; None: as many
+    # the config's field with the number of key/value heads; None: there is none
+    n_kv_heads: str | None = "num_key_value_heads"
     layers: str = "layers"  # the list of layers, seen from the body of the model (its `base_model`)
     attention: str = "self_attn"  # the attention module, seen from a layer
     width: str = "hidden_size"  # the config's field for the width of the model

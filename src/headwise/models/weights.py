@@ -156,18 +156,9 @@ def read_layers(model: nn.Module) -> list[AttentionWeights]:
 
 def layers_in_turn(model: nn.Module) -> Iterator[AttentionWeights]:
     """What `read_layers` gives, one by one."""
-    family, (n_heads, n_kv_heads, head_dim) = family_of(model), head_counts(model)
-    pairs = _pairs(model, head_dim)
-    counts = {"q": n_heads, "k": n_kv_heads, "v": n_kv_heads}
+    pairs = _pairs(model, head_counts(model)[2])
     for module in attentions(model):
-        weights = _views(family, module)
-        for name, x in weights.items():
-            if name == "wo":
-                weights[name] = x.view(len(x), n_heads, -1)
-            elif not name.endswith("gain"):
-                # the "q" of wq and bq says whose heads
-                weights[name] = x.view(counts[name[1]], -1, *x.shape[1:])
-        yield AttentionWeights(**weights, pairs=pairs)
+        yield AttentionWeights(**_views(model, module), pairs=pairs)
 
 
 @torch.no_grad()
@@ -188,10 +179,10 @@ def with_layers(
     n_heads, n_kv_heads = n_heads or before[0], n_kv_heads or before[1]
     if problem := cannot_carry(model, n_heads, n_kv_heads):
         raise HeadwiseError(problem)
-    same = (n_heads, n_kv_heads) == before[:2]
-    new = (
-        copy.deepcopy(model) if same else rebuilt(model, changed_config(model, n_heads, n_kv_heads))
-    )
+    if (n_heads, n_kv_heads) == before[:2]:
+        new = copy.deepcopy(model)
+    else:
+        new = _rebuilt(model, n_heads, n_kv_heads)
     for layer, weights in zip(range(len(attentions(new))), layers, strict=True):
         write_layer(new, layer, weights)
     return new
@@ -199,28 +190,9 @@ def with_layers(
 
 def write_layer(model: nn.Module, layer: int, weights: AttentionWeights) -> None:
     """Write the attention weights of a layer in place; gains, which all heads share, stay as they are."""
-    assert (weights.n_heads, weights.n_kv_heads) == head_counts(model)[:2]
-    for name, view in _views(family_of(model), attentions(model)[layer]).items():
-        value = getattr(weights, name)
+    for name, view in _views(model, attentions(model)[layer]).items():
         if not name.endswith("gain"):
-            # (C,H,E) -> (C,H*E), and (H,D,C) -> (H*D,C): the heads side by side, as the module has them.
-            view.copy_(value.flatten(1) if name == "wo" else value.flatten(0, 1))
-
-
-def changed_config(model: nn.Module, n_heads: int, n_kv_heads: int) -> Any:
-    """The model's config with other numbers of heads."""
-    head_dim = head_counts(model)[2]  # stated, for the default is the width by the number of heads
-    if isinstance(model, GPT):
-        return dataclasses.replace(
-            model.config, n_heads=n_heads, n_kv_heads=n_kv_heads, head_dim=head_dim
-        )
-    config: Any = copy.deepcopy(model.config)
-    config.num_attention_heads, config.num_key_value_heads, config.head_dim = (
-        n_heads,
-        n_kv_heads,
-        head_dim,
-    )
-    return config
+            view.copy_(getattr(weights, name))
 
 
 def cannot_carry(model: nn.Module, n_heads: int, n_kv_heads: int) -> str | None:
@@ -231,15 +203,15 @@ def cannot_carry(model: nn.Module, n_heads: int, n_kv_heads: int) -> str | None:
     form = stock_form(config) if isinstance(model, GPT) else config.model_type
     if form is None or (n_heads, n_kv_heads) == (old_heads, old_kv_heads):
         return None
-    width = config.d_model if isinstance(model, GPT) else config.hidden_size
     family = family_for("reshape", form)
-    # GPT-2's config has neither of the two fields
-    if family.n_kv_heads is None and n_heads != old_heads:
-        return (
-            f"{form}'s config has no head_dim: its {family.width}={width} must be {old_heads} heads of {head_dim}, and "
-            f"{n_heads} make {n_heads * head_dim}"
-        )
-    if family.n_kv_heads is None:
+    width = config.d_model if isinstance(model, GPT) else config.hidden_size
+    field = f"{family.width}={width}"
+    if family.n_kv_heads is None:  # GPT-2's config has neither of two fields
+        if n_heads != old_heads:
+            return (
+                f"{form}'s config has no head_dim: its {field} must be {old_heads} heads of {head_dim}, and {n_heads} "
+                f"make {n_heads * head_dim}"
+            )
         return (
             f"{form}'s config has no num_key_value_heads: {n_kv_heads} key/value heads for {n_heads} query "
             "heads cannot be written; share a Llama-type model"
@@ -247,10 +219,7 @@ def cannot_carry(model: nn.Module, n_heads: int, n_kv_heads: int) -> str | None:
     if family.even_width and width % n_heads:
         # Below the old number, since no command adds heads.
         divisors = ", ".join(str(n) for n in range(1, old_heads) if width % n == 0)
-        return (
-            f"{form}'s config wants num_attention_heads to divide {family.width}={width}, and {n_heads} does not; "
-            f"{divisors} would"
-        )
+        return f"{form}'s config wants num_attention_heads to divide {field}, and {n_heads} does not; {divisors} would"
     return None
 
 
@@ -266,21 +235,25 @@ def reads_as_stock(model: nn.Module) -> bool:
     return not isinstance(model, GPT) or stock_form(model.config) is not None
 
 
-def rebuilt(model: nn.Module, config: Any) -> nn.Module:
-    """A model of the same class, made anew from a config.
+def _rebuilt(model: nn.Module, n_heads: int, n_kv_heads: int) -> nn.Module:
+    """A model of the same class, made anew from its config with other numbers of heads.
 
     Weights of the same name and shape are copied; others are newly drawn, and the caller writes them.
     """
     kind: Any = type(model)
+    config: Any = copy.deepcopy(model.config)
     parameter = next(model.parameters())
+    head_dim = head_counts(model)[2]  # stated, for the default is the width by the number of heads
     # first weights are drawn: torch's random state stays as it was
     with torch.random.fork_rng(devices=[]):
-        # transformers notes the dtype in the config, too; a GPT of ours gets it by `cast`.
-        new: nn.Module = (
-            GPT(config)
-            if isinstance(model, GPT)
-            else kind._from_config(config, dtype=parameter.dtype)
-        )
+        if isinstance(model, GPT):
+            sizes = {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "head_dim": head_dim}
+            new: nn.Module = GPT(dataclasses.replace(config, **sizes))
+        else:
+            config.num_attention_heads, config.num_key_value_heads = n_heads, n_kv_heads
+            config.head_dim = head_dim
+            # transformers notes the dtype in the config, too; a GPT of ours gets it by `cast`.
+            new = kind._from_config(config, dtype=parameter.dtype)
     new = cast(new.to(parameter.device), parameter.dtype)
     shapes = {name: x.shape for name, x in new.state_dict().items()}
     alike = {name: x for name, x in model.state_dict().items() if shapes.get(name) == x.shape}
@@ -298,38 +271,31 @@ def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     return model
 
 
-def _views(family: Family, module: nn.Module) -> dict[str, Tensor]:
-    """wq (H*D,C), wk (G*D,C), wv (G*E,C), wo (C,H*E), with biases and gains where they are: views to write to."""
+def _views(model: nn.Module, module: nn.Module) -> dict[str, Tensor]:
+    """The weights of an attention by their names in `AttentionWeights`: views, to be read and written to."""
+    family, (n_heads, n_kv_heads, _) = family_of(model), head_counts(model)
     core: Any = module.get_submodule(family.core)
-    n_heads = family.read(core, family.n_heads)
-    # a family that has no such number has no groups
-    n_kv_heads = family.read(core, family.n_kv_heads) or n_heads
-    linears = {name: family.read(core, getattr(family, name)) for name in "qkv"}
-    linears["o"] = module.get_submodule(family.o)
+    counts = {"q": n_heads, "k": n_kv_heads, "v": n_kv_heads}
     views: dict[str, Tensor] = {}
-    for name, linear in linears.items():
+    for name in "qkvo":
+        path = getattr(family, name)
+        linear = module.get_submodule(path) if name == "o" else family.read(core, path)
         # transformers' Conv1D goes by its name, as nothing here imports transformers.
         if not (isinstance(linear, nn.Linear) or type(linear).__name__ == "Conv1D"):
-            where = f"{family.prefix}Attention.{getattr(family, name)}"
+            kind = type(linear).__name__
             raise HeadwiseError(
-                f"{where} is {type(linear).__name__}, not nn.Linear; dequantise or unfuse it"
+                f"{family.prefix}Attention.{path} is {kind}, not nn.Linear; dequantise or unfuse it"
             )
-        views[f"w{name}"] = as_rows(linear)
-        if name != "o" and linear.bias is not None:
-            views[f"b{name}"] = linear.bias
-    # its q, k and v name one module: all of q first, then all of k, then all of v
-    if family.packed:
-        counts = n_heads, n_kv_heads, n_kv_heads
-        for kind in "wb":
-            if f"{kind}q" in views:
-                if len(views[f"{kind}q"]) % sum(counts):
-                    rows = len(views[f"{kind}q"])
-                    raise HeadwiseError(
-                        f"{family.k} has {rows} rows, no multiple of {sum(counts)} heads"
-                    )
-                per_head = len(views[f"{kind}q"]) // sum(counts)
-                cut = torch.split(views[f"{kind}q"], [per_head * count for count in counts])
-                views |= {f"{kind}{name}": part for name, part in zip("qkv", cut, strict=True)}
+        rows = as_rows(linear)
+        if name == "o":
+            views["wo"] = rows.view(len(rows), n_heads, -1)
+            continue
+        for field, x in ((f"w{name}", rows), (f"b{name}", linear.bias)):
+            if x is not None and family.packed:  # all of q first, then all of k, then all of v
+                width = len(x) // sum(counts.values())
+                x = x.split([width * count for count in counts.values()])["qkv".index(name)]
+            if x is not None:
+                views[field] = x.view(counts[name], -1, *x.shape[1:])
     for name, path in (("q_gain", family.q_norm), ("k_gain", family.k_norm)):
         norm = family.read(core, path)
         if norm is not None:
