@@ -4,7 +4,6 @@ import math
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -65,25 +64,11 @@ def test_every_mask_on_every_shape(n: Sizes, mask: str) -> None:
     assert_paths_agree(draw(n, mask=mask))
 
 
-@every("first, second", list(combinations(MASK_NAMES, 2)))
-def test_every_pair_of_masks(first: str, second: str) -> None:
-    n = Sizes(B=2, H=4, G=2, T=3, S=5, D=1, E=1)
-    cases = mask_cases(n)
-    assert_paths_agree(draw(n, mask=cases[first] & cases[second]))
-
-
 @pytest.mark.parametrize(("H", "G", "kv_index"), TABLES["grouped"])
 @every("mask", ["causal", "allowed per head", "bias", "lengths"])
 def test_any_map_of_query_heads_to_key_value_heads(H: int, G: int, kv_index: list[int], mask: str) -> None:
     n = Sizes(B=2, H=H, G=G, T=5, S=7, D=3, E=11)
     assert_paths_agree(draw(n, mask=mask, kv_index=kv_index, sink=True, gate=True))
-
-
-@every("path", PATHS)
-@every("kind", [tuple, np.array, torch.tensor])
-def test_kv_index_in_any_container(path: str, kind) -> None:
-    problem = draw(SMALL, kv_index=[0, 2, 2, 0, 1, 2])
-    assert_same(output(path, problem.with_options(kv_index=kind([0, 2, 2, 0, 1, 2]))), output("plain", problem), path)
 
 
 @one_path

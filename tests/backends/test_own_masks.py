@@ -7,18 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import refuses
-from helpers import (
-    NO_MASK,
-    PATHS,
-    MaskCase,
-    Problem,
-    Sizes,
-    assert_same,
-    draw,
-    output,
-    poisoned,
-)
+from helpers import NO_MASK, PATHS, MaskCase, Problem, Sizes, assert_same, draw, output, poisoned
 
 import headwise as hw
 from headwise.heads import blocks
@@ -154,27 +143,3 @@ def test_a_rolling_cache_refuses_a_mask_that_may_count_from_the_first_key() -> N
     layer = hw.MultiHeadAttention(13, 1, mask=hw.Window(2, 0))
     with pytest.raises(hw.HeadwiseError, match=r"Strided\(\) with a cache of window=3: it counts from the first key"):
         layer(torch.zeros(1, 5, 13), mask=Strided(), cache=hw.KVCache(window=3))
-
-
-@dataclass(frozen=True)
-class Squares(hw.Mask):
-    """Causal, and for as many queries as keys alone: a band with a check of its own."""
-
-    def check(self, grid: Any) -> None:
-        if grid.T != grid.S:
-            raise hw.HeadwiseError(f"{grid.T} queries for {grid.S} keys")
-
-    def allowed(self, grid: Any) -> Any:
-        return grid.j <= grid.i
-
-    def band(self, T: int, S: int) -> tuple[int | None, int | None]:
-        return None, 0
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_a_band_with_a_check_of_its_own_is_checked(path: str) -> None:
-    squares = replace(NO_MASK, build=lambda wrap: Squares())
-    square, wide = draw(SEEN._replace(S=SEEN.T)), draw(SEEN)
-    causal = replace(NO_MASK, build=lambda wrap: hw.Causal())
-    assert_same(output(path, replace(square, mask=squares)), output(path, replace(square, mask=causal)), path)
-    refuses(lambda: output(path, replace(wide, mask=squares)), "5 queries for 7 keys")

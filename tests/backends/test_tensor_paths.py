@@ -69,13 +69,6 @@ def test_options_of_the_kernel_and_what_it_is_not_asked(calls: Calls) -> None:
     assert dropping["dropout_p"] == 0.25
 
 
-def test_unequal_widths_are_padded_for_the_kernel(calls: Calls) -> None:
-    for E in (7, 13):
-        attend(GQA._replace(E=E))
-    for call in calls:
-        assert call["query"].shape[-1] == call["key"].shape[-1] == call["value"].shape[-1]
-
-
 @pytest.mark.parametrize(("n", "mask", "first", "count", "masked"), TABLES["windows"])
 def test_windows_shorten_the_keys(n: str, mask: str, first: int, count: int, masked: bool, calls: Calls) -> None:
     arguments = attend(eval(n), eval(mask))  # our own table

@@ -121,17 +121,6 @@ def test_keys_that_are_no_positions_of_one_text_have_no_distances(use_cache: boo
     ]
 
 
-def test_a_token_that_the_model_adds_leaves_the_padding_to_the_mask() -> None:
-    """VideoPrism's text encoder puts one behind the text: the padding that it was given is then a token short."""
-    sizes = {"vocab_size": V, "hidden_size": 20, "num_attention_heads": 5, "num_hidden_layers": 1}
-    config = tf.VideoPrismTextConfig(**sizes, intermediate_size=29, max_position_embeddings=97)
-    model, ids = shake(tf.VideoPrismTextModel(config).eval(), std=0.3), inputs_of("llama")["input_ids"][:1, :13]
-    mask = (torch.arange(13) >= 3).long()[None]
-    seen = watch_call(model, ids, attention_mask=mask, maps=True)
-    head = seen["L0.H2"]
-    assert head.first == pytest.approx(float(head.map[3:, 3].mean()), abs=1e-6) and head.first > 0.05
-
-
 def test_padding_on_the_right_is_left_out_of_later_parts_too() -> None:
     """The text model inside is given maps made of the padding, which the model around was given."""
     text = {**ROTARY, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 7}

@@ -60,20 +60,6 @@ def test_gradients_flow_through_the_cache(spec: dict[str, Any], at: list[int]) -
         assert_same(actual, expected)
 
 
-@pytest.mark.parametrize("frozen", [("k_proj", "v_proj"), ("k_proj",), ("v_proj",)], ids="+".join)
-def test_gradients_of_the_rest_survive_frozen_keys_or_values(frozen: tuple[str, ...]) -> None:
-    layer, x = noisy(**{"mask": hw.Causal()}), draw()
-    for name in frozen:
-        getattr(layer, name).requires_grad_(False)
-    results = []
-    for at in (ONE_BY_ONE, [0, T]):
-        layer.zero_grad()
-        out = layer(x) if len(at) == 2 else in_chunks(layer, x, at)
-        out.square().sum().backward()
-        results.append(layer.q_proj.weight.grad.clone())
-    assert_same(*results)
-
-
 def test_a_prompt_read_without_gradients_is_a_constant() -> None:
     layer, x, cache = noisy(**{"mask": hw.Causal(), "rope": hw.RoPE()}), draw(), hw.KVCache()
     with torch.no_grad():
@@ -158,12 +144,6 @@ def test_a_rolled_cache_is_cropped_to_what_it_has() -> None:
     assert (cache.length, cache.kept) == (5, 3)
 
 
-def test_an_empty_cache_is_reordered_to_an_empty_one() -> None:
-    cache = hw.KVCache(max_length=5)
-    cache.reorder(torch.tensor([1, 0]))
-    assert (cache.length, cache.kept, cache.nbytes, cache.batch) == (0, 0, 0, None)
-
-
 def test_a_wrong_cache_is_refused() -> None:
     refuses_table("cache", globals(), exact=True)
 
@@ -224,10 +204,3 @@ def test_what_inference_mode_has_filled_is_used_outside_of_it(kind: str, mode: A
     with mode():
         rest = [layer(x[:, step], cache=second) for step in steps[2:]]
     torch.testing.assert_close(torch.cat([*begun, *rest], 1), expected)
-
-
-@pytest.mark.parametrize("name", ["max_length", "window"])
-def test_a_cache_of_one_token_is_one(name: str) -> None:
-    cache = hw.KVCache(**{name: 1})
-    assert cache.append(torch.zeros(1, 1, 1, 7), torch.zeros(1, 1, 1, 7))[0].shape[2] == cache.kept == 1
-    refuses(lambda: hw.KVCache(**{name: 0}), f"{name}=0 must be at least 1")

@@ -152,22 +152,3 @@ def int8(linear: nn.Linear) -> nn.Linear:
 
 def test_what_a_layer_cannot_be_is_refused_by_name() -> None:
     refuses_table("converted", globals(), exact=True)
-
-
-@pytest.mark.parametrize("own", [True, False])
-def test_a_bias_learns(own: bool) -> None:
-    """A tensor with a gradient as `hw.Bias`: by itself, or as a table that distances look up, as T5 has it."""
-    table = torch.randn(6, 9, dtype=torch.float64, requires_grad=True)
-    layer, x = hw.MultiHeadAttention(30, 6).double(), torch.randn(B, T, 30, dtype=torch.float64)
-    far = (torch.arange(T)[:, None] - torch.arange(T)).clamp(0, 8)
-    bias = table[:, far]
-    if own:
-        layer.spec = layer.spec.replace(mask=hw.Bias(bias))
-    y = layer(x) if own else layer(x, mask=hw.Bias(bias))
-    (given,) = torch.autograd.grad(y.square().sum(), table, retain_graph=True)
-    q, k, v = (proj(x).unflatten(-1, (6, 5)).transpose(1, 2) for proj in (layer.q_proj, layer.k_proj, layer.v_proj))
-    weights = (q @ k.mT * 5**-0.5 + bias).softmax(-1)
-    expected = layer.o_proj((weights @ v).transpose(1, 2).flatten(2))
-    torch.testing.assert_close(y, expected)
-    torch.testing.assert_close(given, torch.autograd.grad(expected.square().sum(), table)[0])
-    assert given[:, :T].abs().min() > 0 and not given[:, T:].any()

@@ -130,27 +130,6 @@ def test_the_path_named_is_the_path_taken(
     assert_true(told, *run(layer, draw(n), **arguments))
 
 
-@pytest.mark.slow
-@settings(max_examples=60)
-@given(st.sampled_from([1, 2, 3, 6]), st.sampled_from([None, hw.Lengths([3, 7]), hw.Alibi(offset=2)]),
-       st.sampled_from([1, 5]), st.booleans())  # fmt: skip
-def test_cross_attention_before_and_after_the_context_is_held(
-    G: int, mask: hw.Mask | None, n: int, static: bool
-) -> None:
-    layer, memory = make(n_kv_heads=G, d_context=13), draw(7, 13)
-    cache = hw.KVCache(max_length=7 if static else None)
-    first = hw.explain(layer, draw(n), context=memory, mask=mask, cache=cache)
-    assert_true(first, *run(layer, draw(n), context=memory, mask=mask, cache=cache))
-    before = state(cache)
-    for arguments in ({"context": memory}, {}):
-        told = hw.explain(layer, draw(n), mask=mask, cache=cache, **arguments)
-        assert state(cache) == before
-        assert_true(told, *run(layer, draw(n), mask=mask, cache=cache, **arguments))
-        assert (told.path, told.keys, told.sizes) == (first.path, first.keys, first.sizes)
-    held = 2 * B * 7 * 13 * G * (D + D)  # projecting the context, which the cache saves
-    assert first.flops["projections"] - told.flops["projections"] == held
-
-
 REASONS = tomllib.loads(Path(__file__).with_name("explained.toml").read_text(encoding="utf-8"))["reasons"]
 
 

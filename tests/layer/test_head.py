@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import refuses, refuses_table
+from cases import refuses_table
 from small_models import call_inside, in_chunks, noisy, normal
 from torch import Tensor
 
@@ -98,13 +98,6 @@ def test_writing_to_a_head_writes_its_place_and_no_other(name: str, index: int) 
     assert all(parameter.requires_grad for parameter in layer.parameters())
 
 
-@pytest.mark.parametrize("kind, expected", [
-    ("MHA", ()), ("GQA", (5,)), ("MQA", (0, 1, 2, 3, 5)), ("kv_index", (0, 5)),
-])  # fmt: skip
-def test_who_shares(kind: str, expected: tuple[int, ...]) -> None:
-    assert make(**KINDS[kind]).heads[4].shared_with == expected
-
-
 def test_a_head_takes_numbers_and_hands_out_gradients() -> None:
     layer = make(**FULL)
     layer.heads[1].bq = [float(n) for n in range(D)]
@@ -131,12 +124,6 @@ def test_what_is_no_head_or_no_part_of_one_is_refused_and_changes_nothing() -> N
     }
     refuses_table("head", names, exact=True)
     assert all(torch.equal(value, before[key]) for key, value in full.state_dict().items())
-
-
-def test_reading_what_a_head_has_not() -> None:
-    with pytest.raises(AttributeError, match="'Head' object has no attribute 'foo'"):
-        _ = make().heads[0].foo
-    assert {"wq", "sink", "cost"} <= set(dir(make().heads[0]))
 
 
 def test_heads_by_name_and_by_slice() -> None:
@@ -197,23 +184,6 @@ def test_without_is_gate_0(layer: hw.MultiHeadAttention, gone: list[int]) -> Non
         assert not silent[gone].any()
         expected = torch.cat([silent[h] for h in kept_heads(gone)], -1)
     torch.testing.assert_close(layer.without(gone)(**inputs(layer)), expected, **CLOSE)
-
-
-@pytest.mark.parametrize("gone", GONE.values(), ids=GONE)
-def test_without_is_as_small_as_its_spec_says(layer: hw.MultiHeadAttention, gone: list[int]) -> None:
-    smaller, old, kept = layer.without(gone), layer.spec, kept_heads(gone)
-    still_read = {old.kv_index[h] for h in kept}
-    spec = smaller.spec
-    assert (spec.n_heads, spec.n_kv_heads) == (len(kept), len(still_read))
-    assert spec.n_parameters == sum(p.numel() for p in smaller.parameters())
-    assert spec.cache_values_per_token == len(still_read) * (D + E)
-    per_head = D * (old.d_in + old.q_bias) + (old.d_out * E if old.out_proj else 0) + old.sink
-    per_kv_head = (D + E) * (old.d_context + old.kv_bias)
-    fewer = (H - len(kept)) * per_head + (old.n_kv_heads - len(still_read)) * per_kv_head
-    assert old.n_parameters - spec.n_parameters == fewer > 0
-    for name in ("head_dim", "value_dim", "d_model", "d_in", "d_context", "mask", "rope", "softcap", "dropout"):
-        assert getattr(spec, name) == getattr(old, name)
-    assert spec.d_out == (old.d_out if old.out_proj else len(kept) * E)
 
 
 def test_without_some_heads(layer: hw.MultiHeadAttention) -> None:
@@ -297,10 +267,3 @@ def test_dtype_device_and_mode_stay(change: str, dtype: torch.dtype, training: b
     assert all(p.requires_grad for p in other.parameters())
     on_meta = CHANGES[change](layer.to("meta"))
     assert {p.device.type for p in on_meta.parameters()} == {"meta"}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_copy_takes_no_cache_of_the_original(change: str) -> None:
-    layer, cache = make(), hw.KVCache()
-    layer(normal(B, T, 29), cache=cache)
-    refuses(lambda: CHANGES[change](layer)(normal(B, T, 29), cache=cache), "use one cache for each layer")

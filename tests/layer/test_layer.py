@@ -111,12 +111,6 @@ def test_queries_keys_and_values_are_watched_and_ablated() -> None:
     assert not torch.allclose(silenced, whole)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_the_output_has_the_input_s_dtype(dtype: torch.dtype) -> None:
-    layer = hw.MultiHeadAttention(30, 3, rope=hw.RoPE(), qk_norm=True, sink=True).to(dtype)
-    assert layer(normal(B, T, 30).to(dtype)).dtype == dtype
-
-
 def test_a_wrong_layer_is_refused() -> None:
     build = {"layer": lambda **changes: hw.MultiHeadAttention(**{**BASE, **changes})}
     refuses_table("layer", globals() | build | {"math": math})

@@ -51,10 +51,7 @@ WORLDS: dict[str, tuple[Callable[[int, int, int], bool], Build]] = {
         lambda b, i, j: j <= i and j < LENGTH[b],
         lambda first, start, stop: hw.Causal() & hw.Lengths([min(int(n), stop) for n in LENGTH]),
     ),
-    "left padding": (
-        lambda b, i, j: FIRST[b] <= j <= i,
-        lambda first, start, stop: hw.Causal() & real(first, stop),
-    ),
+    "left padding": (lambda b, i, j: FIRST[b] <= j <= i, lambda first, start, stop: hw.Causal() & real(first, stop)),
     "documents in a window": (
         lambda b, i, j: i - 2 <= j <= i and ID[b, i] == ID[b, j],
         lambda first, start, stop: hw.Window(2, 0) & documents(first, start, stop),

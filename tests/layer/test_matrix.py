@@ -277,11 +277,7 @@ def width_of_x(case: Case) -> int:
 COMPILED = ("out_proj", "kv_index", "gate")  # test_works_with compiles the rest, for several lengths
 
 
-ROWS = (
-    ("layer's", LAYER_ROWS),
-    ("call's", CALL_ROWS),
-    ("joined", JOINED_ROWS),
-)
+ROWS = (("layer's", LAYER_ROWS), ("call's", CALL_ROWS), ("joined", JOINED_ROWS))
 CELLS = [
     pytest.param(rows[argument], argument, path, gradients, id=f"{kind} {argument}, {path}{', grad' * gradients}")
     for kind, rows in ROWS

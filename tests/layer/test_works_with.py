@@ -2,7 +2,6 @@
 
 import copy
 import io
-import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 from small_models import LAYER, LAYERS, floats, noisy
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
 
 import headwise as hw
@@ -81,8 +79,7 @@ def test_compiles_once_more_for_other_lengths(case: str, fresh_compiler: None) -
 
 
 @pytest.mark.parametrize(
-    "case",
-    ["kv_index", "window", "positions", "alibi", "sink", "gate", "allowed", "segments", "cross lengths"],
+    "case", ["kv_index", "window", "positions", "alibi", "sink", "gate", "allowed", "segments", "cross lengths"]
 )
 def test_compiles_once_for_all_lengths(case: str, fresh_compiler: None) -> None:
     assert graphs(build(case), case, dynamic=True) == 1
@@ -98,19 +95,6 @@ def graphs(layer: nn.Module, case: str, dynamic: bool | None) -> int:
         x, call = floats(B, length, 29), LAYERS[case][1](length)
         torch.testing.assert_close(compiled(x, **call), layer(x, **call))
     return counter.frame_count
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings(
-    "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
-)  # torch's own use of it
-def test_one_graph_to_machine_code(fresh_compiler: None) -> None:
-    """The function alone: layers are compiled into one graph above, and on a GPU to machine code below."""
-    if not any(map(shutil.which, ("c++", "g++", "clang++"))):
-        pytest.skip("no C++ compiler, so torch.compile's own backend is not tried")
-    q, k, v = floats(B, 6, T, 10), floats(B, 2, T, 10, seed=4), floats(B, 2, T, 11, seed=5)
-    compiled = torch.compile(lambda *qkv: hw.attend(*qkv, mask=hw.Causal()), fullgraph=True)
-    torch.testing.assert_close(compiled(q, k, v), hw.attend(q, k, v, mask=hw.Causal()))
 
 
 @pytest.mark.parametrize("case", ["gqa", "window", "qk_norm", "alibi", "softcap"])
@@ -130,16 +114,6 @@ def warn_always() -> Iterator[None]:
     torch.set_warn_always(True)
     yield
     torch.set_warn_always(before)
-
-
-@pytest.mark.filterwarnings("ignore")  # the tracer warns of each size that is looked at
-@pytest.mark.parametrize("n_tokens", [1, T])
-@pytest.mark.parametrize("case", ["causal", "gqa", "kv_index", "sink"])
-def test_jit_trace(case: str, n_tokens: int) -> None:
-    """To the tracer a size is a tensor, and the kernel takes none for a flag."""
-    layer, x = build(case), floats(B, n_tokens, 29)
-    traced = torch.jit.trace(layer, (x,), check_trace=False)
-    torch.testing.assert_close(traced(2 * x), layer(2 * x), **EXACT)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -178,15 +152,6 @@ def test_weights_of_a_file_arrive_after_the_meta_device(case: str) -> None:
     assert out.is_meta and out.shape == (B, T, 29) and all(parameter.is_meta for parameter in other.parameters())
     other.to_empty(device="cpu").load_state_dict(state)
     torch.testing.assert_close(other(x, **call), layer(x, **call), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("case", ["gqa", "qk_norm", "sink", "softcap"])
-def test_fake_tensors_leave_nothing_behind(case: str) -> None:
-    """Memory is estimated with fake tensors; the layer gives real ones again afterwards."""
-    layer, x = build(case), floats(B, T, 29)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        assert layer(torch.empty(B, T, 29)).shape == (B, T, 29)
-    assert type(layer(x)) is Tensor
 
 
 @pytest.mark.parametrize("case", LAYERS)

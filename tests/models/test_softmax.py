@@ -484,35 +484,6 @@ def test_windows_are_watched_without_distances() -> None:
 
 
 @torch.no_grad()
-def test_an_attention_of_transformers_in_a_model_of_ones_own_is_watched() -> None:
-    class Own(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention = tf.models.vit.modeling_vit.ViTAttention(tf.ViTConfig(hidden_size=C, num_attention_heads=H))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.attention(x)[0]
-
-    assert len(watch_call(Own().eval(), X)) == H
-
-
-@torch.no_grad()
-def test_windows_with_an_axis_of_their_own_are_refused() -> None:
-    class Windows(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.num_heads, self.qkv, self.proj = H, nn.Linear(C, 3 * C), nn.Linear(C, C)
-
-        def forward(self, x: Tensor) -> Tensor:
-            q, k, v = self.qkv(x).view(B, 5, x.shape[1] // 5, 3, H, -1).permute(3, 0, 4, 2, 1, 5)
-            return self.proj(((q @ k.mT).softmax(-1) @ v).transpose(1, 3).reshape(x.shape))
-
-    why = r"^L0: Windows makes maps of \(2, 4, 3, 5, 5\), .* which axis has the heads cannot be told"
-    with pytest.raises(hw.HeadwiseError, match=why), hw.watch(model := shaken(nn.Sequential(Windows()))):
-        model(torch.randn(B, 15, C))
-
-
-@torch.no_grad()
 def test_a_part_that_is_handed_queries_and_keys_has_distances_where_it_is_causal() -> None:
     class Attend(nn.Module):
         def __init__(self, causal: bool) -> None:
@@ -623,14 +594,3 @@ def test_names_stay_and_nothing_is_left_behind() -> None:
     model(X)
     b.__exit__(None, None, None)
     assert (first["L0.H0"].n_rows, second["L0.H0"].n_rows) == (22, 44)
-
-
-def test_names_from_a_generator_silence_what_a_list_does() -> None:
-    """Beside a module whose heads are not counted yet, the names are looked at twice."""
-    model = nn.Sequential(Attention(), Attention(told=False)).eval()
-    x = torch.randn(2, 5, C)
-    with hw.ablate(model, ["L0.H1"]):
-        silenced = model(x)
-    with hw.ablate(model, (name for name in ["L0.H1"])):
-        assert torch.equal(model(x), silenced)
-    assert not torch.equal(model(x), silenced)

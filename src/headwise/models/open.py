@@ -347,28 +347,21 @@ def generate(
 
 def prompt_ids(model: nn.Module, text: str) -> list[int]:
     """Ids of a text that the model is to continue; of an empty one, what a text begins with."""
-    folder = described(model)
-    if folder is None or folder.tokens is None:
-        where = (
-            "the model was not read from a folder"
-            if folder is None
-            else f"{folder.path} has no tokenizer"
-        )
-        raise HeadwiseError(
-            f"{where}, so its words are not known; in Python, hw.generate takes token ids"
-        )
-    if isinstance(folder.tokens, Tokens):
-        return folder.tokens.prompt(text) or folder.tokens.opening()
+    tokens = tokens_of(model)
+    ids = list(tokens.prompt(text))
+    if ids:
+        return ids
     # Of a model of transformers, the token that begins a text (bos), the lowest id where it names several.
-    return folder.tokens.prompt(text) or sorted(_special(model, "bos_token_id"))[:1]
+    if isinstance(tokens, Tokens):
+        return tokens.opening()
+    return sorted(_special(model, "bos_token_id"))[:1]
 
 
 def end_ids(model: nn.Module) -> set[int]:
     """The tokens that end a text, as far as the model's folder names them."""
-    folder = described(model)
-    if folder is not None and isinstance(folder.tokens, Tokens):
-        return set(folder.tokens.specials)  # of ours the boundary alone, where there is one
-    return _special(model, "eos_token_id")
+    tokens = folder_of(model).tokens
+    # of ours the boundary alone, where there is one
+    return set(tokens.specials) if isinstance(tokens, Tokens) else _special(model, "eos_token_id")
 
 
 def _special(model: nn.Module, name: str) -> set[int]:

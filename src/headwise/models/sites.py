@@ -40,8 +40,6 @@ Modules = Mapping[str, nn.Module]  # by their paths
 Projections = dict[
     str, nn.Module | None
 ]  # W_Q to W_O by "q" to "o", and "packed", the first three in one
-# in the name of a class: LlamaMLP is Llama, MLP
-WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z0-9]*|[a-z0-9]+")
 # by name: models of ours need no transformers
 BASE = ("transformers.modeling_utils", "PreTrainedModel")
 # Names by which modules and configs call the same thing, tried in this order: of the number of heads, and parts of a
@@ -375,7 +373,7 @@ def layers_of(model: nn.Module) -> list[Layer]:
 
 
 def missing(model: nn.Module) -> list[str]:
-    """What of a model has no heads to be watched, in lines, "L0 and 2 more: gated delta net, no map".
+    """What of a model has no heads to be watched, in lines, "L0 and 2 more: Qwen3NextGatedDeltaNet, no map".
 
     Then where watching takes the model off torch's native fast path, so that its answers may be rounded differently.
     """
@@ -409,9 +407,9 @@ def _layers_without(
     numbers: dict[str, list[str]] = {}
     for path in without:
         # What stands in the place of the attention: not the layer itself, and no norm or feed-forward that all have.
-        kinds = [type(part) for part in modules[path].modules() if part is not modules[path]]
-        unusual = [_words(kind, model) for kind in kinds if kind not in usual]
-        kind = unusual[0] if unusual else "no attention"
+        _, *parts = modules[path].modules()
+        unusual = (type(part).__name__ for part in parts if type(part) not in usual)
+        kind = next(unusual, "no attention")
         numbers.setdefault(kind, []).append(path.rpartition(".")[2])
     covered.update(without)
     stack = place, False
@@ -439,16 +437,6 @@ def _attentions_outside(modules: Modules, covered: set[str]) -> list[str]:
                 kind, f"{path} and its kin: {kind} is no attention that headwise reads, no map"
             )
     return list(lines.values())
-
-
-def _words(kind: type, model: nn.Module) -> str:
-    """The name of a class as words, without those with which the model's class begins, too.
-
-    Qwen3NextGatedDeltaNet in a Qwen3NextForCausalLM is "gated delta net".
-    """
-    words, family = (WORD.findall(name) for name in (kind.__name__, type(model).__name__))
-    shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(words, family, strict=False))
-    return " ".join(words[len(list(shared)) :] or words).lower()
 
 
 def _names(model: nn.Module, modules: Modules, paths: Sequence[str]) -> dict[str, str]:
