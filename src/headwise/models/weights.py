@@ -279,7 +279,7 @@ def _views(model: nn.Module, module: nn.Module) -> dict[str, Tensor]:
     views: dict[str, Tensor] = {}
     for name in "qkvo":
         path = getattr(family, name)
-        linear = module.get_submodule(path) if name == "o" else family.read(core, path)
+        linear: Any = module.get_submodule(path) if name == "o" else family.read(core, path)
         # transformers' Conv1D goes by its name, as nothing here imports transformers.
         if not (isinstance(linear, nn.Linear) or type(linear).__name__ == "Conv1D"):
             kind = type(linear).__name__
