@@ -7,9 +7,12 @@ named with the attention and the token where the difference begins.
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +44,8 @@ WHOLE = "logits"  # what the model itself gives, in the place of the name of an 
 
 # What each attention gave, (B,T,C) by its name in the order of the call; `WHOLE` last.
 States = dict[str, Tensor]
-Way = Callable[["_Asked"], Iterator[tuple[States, States]]]
+Pairs = Iterator[tuple[States, States]]  # what must come, and what came
+Way = Callable[["_Asked"], Pairs]
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ def verify(model: nn.Module, tokens: int | None = None) -> Verified:
     """
     with torch.no_grad(), evaluating(model):
         asked = _Asked(model, tokens)
-        answers = tuple(asked.answer(question, name, way) for question, name, way in WAYS)
+        answers = tuple(asked.answer(question, way, run) for question, way, run in WAYS)
     known = described(model)
     return Verified(type(model).__name__ if known is None else known.name, asked.tokens, answers)
 
@@ -119,129 +123,121 @@ class _Asked:
     """A model, two texts that it has read whole, and the rounding of what it gave."""
 
     def __init__(self, model: nn.Module, tokens: int | None) -> None:
-        self.model = model
-        self.parameters = parameters_of(model)
+        self.model: Any = model
         self.own = isinstance(model, GPT)
-        self.tokens = _length(model, tokens)
+        self.takes = set(parameters_of(model))
+        self.cache: Any = None  # what the latest call gave back
+        config = getattr(model, "config", None)
         size = vocabulary_of(model)
         if size is None or size < 8:
             raise HeadwiseError(
                 f"{type(model).__name__} does not say its vocab_size; verify needs a model of token ids"
             )
+        window = getattr(config, "sliding_window", None) or 0
+        usual = max(TOKENS, window + 8 if window <= LONGEST_WINDOW else 0)
+        self.tokens = min(usual if tokens is None else tokens, context_of(model) or sys.maxsize)
+        if self.tokens < 2:
+            raise HeadwiseError(f"tokens={tokens} must be 2 or more")
+        self.half = self.tokens // 2
+        # Some models read places out of the ids: there padding must be the id that the config names.
+        self.padding = getattr(config, "pad_token_id", None) or 0
         draw = torch.Generator().manual_seed(0)
         # ids from 3 on: the first ones are often special
-        self.answer_ids: Tensor | None = None  # what the decoder beside an encoder reads
-        if "decoder_input_ids" in self.parameters:
-            self.answer_ids = torch.randint(3, size, (1, ANSWER), generator=draw).to(
-                device_of(model)
-            )
-        self.ids = torch.randint(3, size, (2, self.tokens), generator=draw).to(device_of(model))
+        ids = torch.randint(3, size, (3, self.tokens), generator=draw).to(device_of(model))
+        self.ids, self.answered = ids[:2], ids[2:, :ANSWER]
         self.alone = [self.run(self.ids[:1]), self.run(self.ids[1:])]
         again = self.run(self.ids[:1].repeat(3, 1))
         self.allowed: dict[str, float] = {}
         for name, states in self.alone[0].items():
-            if not states.isfinite().all():
-                raise HeadwiseError(f"{name} of {type(model).__name__} gives NaN or inf by itself")
-            rounding = (again[name][:1] - states).abs().max().item()
+            rounding = ALLOWED * _distance(again[name][:1], states)
             floor = FLOOR * torch.finfo(states.dtype).eps * states.abs().max().item()
-            self.allowed[name] = max(ALLOWED * rounding, floor)
+            self.allowed[name] = max(rounding, floor)
+            if not math.isfinite(self.allowed[name]):
+                raise HeadwiseError(f"{name} of {type(model).__name__} gives NaN or inf by itself")
 
     def run(self, ids: Tensor, **inputs: Any) -> States:
         """What each attention and the model give for ids (B,T), which may be a piece of a text."""
         states: States = {}
 
-        def keeper(name: str) -> Callable[..., None]:
-            def keep(module: nn.Module, arguments: Any, output: Any) -> None:
-                first = output[0] if isinstance(output, tuple) else output
-                if isinstance(first, Tensor) and first.ndim == 3 and len(first) == len(ids):
-                    states[name] = first.detach().clone()
+        def keep(module: nn.Module, arguments: Any, output: Any, name: str) -> None:
+            first = output[0] if isinstance(output, tuple) else output
+            if isinstance(first, Tensor) and first.ndim == 3 and len(first) == len(ids):
+                states[name] = first.clone()
 
-            return keep
-
-        hooks = [(site.module.register_forward_hook, keeper(site.name)) for site in self.sites()]
+        hooks = []
+        for site in self.sites:
+            hooks.append((site.module.register_forward_hook, partial(keep, name=site.name)))
         with hooked(hooks):
             if self.own:
                 output = self.model(ids, inputs.get("cache"))
             else:
-                passed = {name: value for name, value in inputs.items() if name != "cache"}
-                if "cache" in inputs:
-                    passed |= {cache_name(self.model): inputs["cache"], "use_cache": True}
-                elif "use_cache" in self.parameters:
-                    passed["use_cache"] = False
-                if self.answer_ids is not None:
-                    passed["decoder_input_ids"] = self.answer_ids.expand(len(ids), -1)
-                name = (
-                    "input_ids" if "input_ids" in self.parameters else next(iter(self.parameters))
-                )
-                output = self.model(**{name: ids}, **passed)
+                output = self.model(**self.arguments(ids, inputs))
                 self.cache = cache_in(output)
         for name in ("logits", "last_hidden_state"):
             output = getattr(output, name, output)
         states[WHOLE] = output[0] if isinstance(output, tuple) else output
         return states
 
+    def arguments(self, ids: Tensor, inputs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of `forward`, by the names that this model has for them."""
+        passed: dict[str, Any] = {"input_ids" if "input_ids" in self.takes else "ids": ids}
+        if "decoder_input_ids" in self.takes:
+            passed["decoder_input_ids"] = self.answered.expand(len(ids), -1)
+        if "use_cache" in self.takes:
+            passed["use_cache"] = "cache" in inputs
+        for name, value in inputs.items():
+            passed[cache_name(self.model) if name == "cache" else name] = value
+        return passed
+
+    @cached_property
     def sites(self) -> list[Any]:
         try:
             return sites_of(self.model)
         except HeadwiseError:  # a model without attention has logits alone
             return []
 
-    def need(self, argument: str) -> None:
-        if self.own or argument not in self.parameters:
-            raise _NotAskedError(f"its forward takes no {argument}")
+    def need(self, *arguments: str) -> None:
+        """Raise for a model that does not take them; of "next", for one that does not predict the next token."""
+        for argument in arguments:
+            if argument == "next" and predicts(self.model) != "next":
+                raise _NotAskedError("it does not predict the next token of this text")
+            if argument != "next" and argument not in self.takes:
+                raise _NotAskedError(f"its forward takes no {argument}")
 
-    def counts_from_zero(self) -> bool:
-        """Does it take positions that count the tokens of a text from 0? (RoBERTa counts from another number.)"""
-        if "position_ids" not in self.parameters:
-            return False
-        positions = torch.arange(self.tokens, device=self.ids.device)[None]
-        got = self.run(self.ids[:1], position_ids=positions)
-        return all(
-            (got[name] - states).abs().max().item() <= self.allowed[name]
-            for name, states in self.alone[0].items()
-        )
-
-    def need_next(self) -> None:
-        if predicts(self.model) != "next":
-            raise _NotAskedError("it does not predict the next token of this text: no cache of it")
-
-    def answer(self, question: str, way: str, pairs: Way) -> Answer:
+    def answer(self, question: str, way: str, run: Way) -> Answer:
         """The first attention and token of a way that differ, or the largest difference of all."""
-        largest, allowed = 0.0, 0.0
+        largest = (0.0, 0.0)
         try:
-            for expected, got in pairs(self):
+            for expected, got in run(self):
                 for name, states in expected.items():
-                    if name not in got:
-                        continue
                     bound = self.allowed[name]
-                    difference = (got[name] - states).abs().flatten(2).amax((0, 2))
-                    difference = difference.nan_to_num(float("inf"))
-                    wrong = (difference > bound).nonzero()
-                    most = difference.max().item()
-                    if len(wrong):
-                        position = int(wrong[0])
-                        return Answer(question, way, "differs", most, bound, name, position)
-                    if most >= largest:
-                        largest, allowed = most, bound
+                    far = _distances(got.get(name, states), states)
+                    if max(far) > bound:
+                        place = next(n for n, distance in enumerate(far) if distance > bound)
+                        return Answer(question, way, "differs", max(far), bound, name, place)
+                    largest = max(largest, (max(far), bound))
         except _NotAskedError as error:
             return Answer(question, way, "not asked", reason=str(error))
         except Exception as error:  # the library lets through whatever its parts raise
             message = " ".join(f"{type(error).__name__}: {error}".split())
             return Answer(question, way, "not asked", reason=message[:200])
-        return Answer(question, way, "equal", largest, allowed)
+        return Answer(question, way, "equal", *largest)
 
-    def in_pieces(self, lengths: Sequence[int], cache: Any = None) -> States:
+    def cached(self, lengths: Sequence[int], static: bool = False) -> Pairs:
         """The first text read piece by piece, each behind the cache of those before."""
-        self.need_next()
-        if self.own:
-            cache = cast(GPT, self.model).new_caches()
-        elif not {"use_cache", cache_name(self.model)} <= set(self.parameters):
-            raise _NotAskedError("its forward takes no cache")
-        pieces: list[States] = []
-        start = 0
-        for length in lengths:
-            pieces.append(self.run(self.ids[:1, start : start + length], cache=cache))
-            start += length
+        self.need("next", *(() if self.own else ("use_cache", cache_name(self.model))))
+        if static and self.own:
+            raise _NotAskedError("a GPT of headwise has one kind of cache")
+        cache = self.model.new_caches() if self.own else None
+        if static:
+            from headwise.models.hf import (
+                static_cache,  # here: a model of ours needs no transformers
+            )
+
+            cache = static_cache(self.model, self.tokens + 1)
+        pieces = []
+        for piece in torch.split(self.ids[:1], list(lengths), 1):
+            pieces.append(self.run(piece, cache=cache))
             if self.own:  # its caches grow in place
                 continue
             cache = self.cache
@@ -250,131 +246,106 @@ class _Asked:
             has_states = not all(hasattr(each, "keys") for each in getattr(cache, "layers", ()))
             if has_states and max(lengths[1:]) > 1:
                 raise _NotAskedError("layers with a state go on by one token at a time")
-        return _joined(pieces)
+        yield self.alone[0], _joined(pieces)
 
-    def padded(self, left: bool, steps: int) -> Iterator[tuple[States, States]]:
+    def padded(self, left: bool, steps: int = 0) -> Pairs:
         """The first text beside a shorter one, padded; the last `steps` tokens read one by one."""
-        self.need("attention_mask")
-        if steps:
-            self.need_next()
-            if not self.sites():  # a state has read the padding, and takes no mask any more
-                raise _NotAskedError("it has no attention")
+        self.need("attention_mask", *(("next",) if steps else ()))
         short, T = self.tokens - SHORTER, self.tokens
         if short <= steps:
             raise _NotAskedError(f"{T} tokens leave no shorter text beside it")
-        ids = self.ids.clone()
-        mask = torch.ones_like(ids)
-        # Some models read places out of the ids: there padding must be the id that the config names.
-        padding = getattr(getattr(self.model, "config", None), "pad_token_id", None) or 0
-        gap = slice(0, SHORTER) if left else slice(short, T)
+        if steps and not self.sites:  # a state has read the padding, and takes no mask any more
+            raise _NotAskedError("it has no attention")
         real = slice(SHORTER, T) if left else slice(0, short)
-        ids[1, real] = self.ids[1, :short]
-        ids[1, gap], mask[1, gap] = padding, 0
+        ids, mask = self.ids.clone(), torch.zeros_like(self.ids)
+        ids[1] = self.padding
+        ids[1, real], mask[0], mask[1, real] = self.ids[1, :short], 1, 1
         positions = (mask.cumsum(1) - 1).clamp(min=0)
-        placed = left and self.counts_from_zero()
-        cache: Any = None
+        counts = left and self.counts_from_zero()
         pieces: list[States] = []
-        ends = [T - steps, *range(T - steps + 1, T + 1)] if steps else [T]
-        start = 0
-        for end in ends:
+        lengths = [T - steps, *[1] * steps]
+        for piece, placed in zip(
+            torch.split(ids, lengths, 1), torch.split(positions, lengths, 1), strict=True
+        ):
+            end = T - steps + len(pieces)
             inputs: dict[str, Any] = {"attention_mask": mask[:, :end]}
-            if placed:
-                inputs["position_ids"] = positions[:, start:end]
+            if counts:
+                inputs["position_ids"] = placed
             if steps:
-                inputs["cache"] = cache
-            pieces.append(self.run(ids[:, start:end], **inputs))
-            cache, start = self.cache, end
+                inputs["cache"] = self.cache if pieces else None
+            pieces.append(self.run(piece, **inputs))
         got = _joined(pieces)
-        yield self.alone[0], {name: states[:1] for name, states in got.items()}
-        padded = {}
-        for name, states in got.items():
-            # what a decoder beside an encoder gives has no padding
-            padded[name] = states[1:, real] if states.shape[1] == T else states[1:]
-        # A causal text says the same of its first tokens; of another one the shorter text is read alone.
-        if predicts(self.model) == "next":
-            expected = {name: states[:, :short] for name, states in self.alone[1].items()}
-        else:
-            expected = self.run(self.ids[1:, :short])
-        yield expected, padded
+        yield self.alone[0], _rows(got, 0)
+        second = _rows(got, 1)
+        for name, states in second.items():
+            if states.shape[1] == T:  # what a decoder beside an encoder gives has no padding
+                second[name] = states[:, real]
+        yield self.run(self.ids[1:, :short]), second
+
+    def counts_from_zero(self) -> bool:
+        """Does it take positions that count the tokens of a text from 0? (RoBERTa counts from another number.)"""
+        if "position_ids" not in self.takes:
+            return False
+        positions = torch.arange(self.tokens, device=self.ids.device)[None]
+        got = self.run(self.ids[:1], position_ids=positions)
+        return _distance(got[WHOLE], self.alone[0][WHOLE]) <= self.allowed[WHOLE]
+
+    def side_by_side(self) -> Pairs:
+        got = self.run(self.ids)
+        for row, expected in enumerate(self.alone):
+            yield expected, _rows(got, row)
+
+    def packed(self) -> Pairs:
+        """Both texts in one row, told apart by positions that begin again, as transformers packs texts."""
+        self.need("position_ids")
+        T = self.tokens
+        positions = torch.arange(T, device=self.ids.device).repeat(2)[None]
+        got = self.run(self.ids.reshape(1, -1), position_ids=positions)
+        first, second = (
+            {name: x[:, part] for name, x in got.items()} for part in (slice(T), slice(T, None))
+        )
+        if _distance(second[WHOLE], self.alone[1][WHOLE]) > self.allowed[WHOLE]:
+            raise _NotAskedError("texts packed by their positions see one another in it: pad them")
+        yield self.alone[0], first
+        yield self.alone[1], second
 
 
-def _length(model: nn.Module, tokens: int | None) -> int:
-    """Tokens of the text: as asked for, or a little beyond the window."""
-    config = getattr(model, "config", None)
-    window = getattr(config, "sliding_window", None)
-    if tokens is None:
-        beyond = window + 8 if isinstance(window, int) and window <= LONGEST_WINDOW else 0
-        tokens = max(TOKENS, beyond)
-    most = context_of(model)
-    if most is not None:
-        tokens = min(tokens, most)
-    if tokens < 2:
-        raise HeadwiseError(f"tokens={tokens} must be 2 or more")
-    return tokens
+def _distances(some: Tensor, others: Tensor) -> list[float]:
+    """The largest distance at each token of (1,T,C); infinite beside NaN."""
+    distances: list[float] = (some - others).abs().amax((0, 2)).nan_to_num(math.inf).tolist()
+    return distances
+
+
+def _distance(some: Tensor, others: Tensor) -> float:
+    return max(_distances(some, others))
+
+
+def _rows(states: States, row: int) -> States:
+    return {name: each[row : row + 1] for name, each in states.items()}
 
 
 def _joined(pieces: Sequence[States]) -> States:
-    """The states of a text of those of its pieces, where each piece has them."""
-    names = [name for name in pieces[0] if all(name in piece for piece in pieces)]
-    return {name: torch.cat([piece[name] for piece in pieces], 1) for name in names}
-
-
-def _token_by_token(asked: _Asked) -> Iterator[tuple[States, States]]:
-    yield asked.alone[0], asked.in_pieces([1] * asked.tokens)
-
-
-def _after_a_prefix(asked: _Asked) -> Iterator[tuple[States, States]]:
-    half = asked.tokens // 2
-    yield asked.alone[0], asked.in_pieces([half] + [1] * (asked.tokens - half))
-
-
-def _in_chunks(asked: _Asked) -> Iterator[tuple[States, States]]:
-    first = asked.tokens // 2
-    second = (asked.tokens - first) // 2
-    yield asked.alone[0], asked.in_pieces([first, second, asked.tokens - first - second])
-
-
-def _static(asked: _Asked) -> Iterator[tuple[States, States]]:
-    if asked.own:
-        raise _NotAskedError("a GPT of headwise has one kind of cache")
-    from headwise.models.hf import static_cache  # here: a model of ours needs no transformers
-
-    half = asked.tokens // 2
-    cache = static_cache(asked.model, asked.tokens + 1)
-    yield asked.alone[0], asked.in_pieces([half] + [1] * (asked.tokens - half), cache)
-
-
-def _side_by_side(asked: _Asked) -> Iterator[tuple[States, States]]:
-    got = asked.run(asked.ids)
-    for row, expected in enumerate(asked.alone):
-        yield expected, {name: states[row : row + 1] for name, states in got.items()}
-
-
-def _packed(asked: _Asked) -> Iterator[tuple[States, States]]:
-    """Both texts in one row, told apart by positions that begin again, as transformers packs texts."""
-    asked.need("position_ids")
-    T = asked.tokens
-    positions = torch.arange(T, device=asked.ids.device).repeat(2)[None]
-    got = asked.run(asked.ids.reshape(1, -1), position_ids=positions)
-    second = {name: states[:, T:] for name, states in got.items()}
-    for name, states in asked.alone[1].items():
-        apart = (second[name] - states).abs().max().item() if name in second else 0.0
-        if apart > asked.allowed[name]:
-            raise _NotAskedError(
-                f"it does not take texts packed by their positions: at {name} the second sees the first; pad them"
-            )
-    yield asked.alone[0], {name: states[:, :T] for name, states in got.items()}
-    yield asked.alone[1], second
+    """The states of a text of those of its pieces."""
+    return {name: torch.cat([piece[name] for piece in pieces], 1) for name in pieces[0]}
 
 
 WAYS: tuple[tuple[str, str, Way], ...] = (
-    ("cache", "token by token", _token_by_token),
-    ("cache", "a prefix, then token by token", _after_a_prefix),
-    ("cache", "in chunks", _in_chunks),
-    ("cache", "static", _static),
-    ("padding", "right", lambda asked: asked.padded(left=False, steps=0)),
-    ("padding", "left", lambda asked: asked.padded(left=True, steps=0)),
+    ("cache", "token by token", lambda asked: asked.cached([1] * asked.tokens)),
+    ("cache", "a prefix, then token by token", lambda asked: asked.cached(_prefix(asked))),
+    ("cache", "in chunks", lambda asked: asked.cached(_chunks(asked))),
+    ("cache", "static", lambda asked: asked.cached(_prefix(asked), static=True)),
+    ("padding", "right", lambda asked: asked.padded(left=False)),
+    ("padding", "left", lambda asked: asked.padded(left=True)),
     ("padding", "left, then token by token", lambda asked: asked.padded(left=True, steps=STEPS)),
-    ("documents", "side by side", _side_by_side),
-    ("documents", "packed into one row", _packed),
+    ("documents", "side by side", _Asked.side_by_side),
+    ("documents", "packed into one row", _Asked.packed),
 )
+
+
+def _prefix(asked: _Asked) -> list[int]:
+    return [asked.half, *[1] * (asked.tokens - asked.half)]
+
+
+def _chunks(asked: _Asked) -> list[int]:
+    second = (asked.tokens - asked.half) // 2
+    return [asked.half, second, asked.tokens - asked.half - second]
