@@ -9,12 +9,8 @@ from cases import refuses
 
 from headwise import HeadwiseError
 from headwise.corpus import sources
-from headwise.corpus.documents import read_documents
 from headwise.corpus.sources import Sources, pieces
-from headwise.corpus.tokens import Tokens
 from headwise.corpus.training import Corpus, text_corpus
-from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.models.open import Folder
 
 LINES = [f"line {n} of the bóok {n * n}" for n in range(211)]
 TEXT = "\n".join(LINES)
@@ -72,24 +68,3 @@ def test_bad_files(tmp_path: Path) -> None:
         assert said in str(refusal.value) and "\n" not in str(refusal.value), name
     (tmp_path / "empty").mkdir()
     refuses(lambda: Sources([tmp_path / "empty"]), "holds no text files")
-    (tmp_path / "packed.jsonl.gz").write_bytes(b"\x1f\x8b")
-    refuses(lambda: list(Sources([tmp_path / "packed.jsonl.gz"])), "packed.jsonl.gz is not UTF-8: byte 1 is 0x8b")
-
-
-def test_documents_of_a_survey(tmp_path: Path) -> None:
-    tokens = Tokens.characters(TEXT, boundary=True)
-    model = GPT(GPTConfig(vocab_size=len(tokens), context=60, n_layers=1, n_heads=2, d_model=12))
-    folder = Folder(tmp_path / "model", model, tokens, 60, "headwise", len(tokens))
-    forms = write_forms(tmp_path / "forms")
-
-    def documents(name: str, size: int | None, most: int | None = None) -> list[str]:
-        text = read_documents(folder, [str(path) for path in forms[name]], size, most)
-        return [tokens.decode(ids) for ids in text.documents]
-
-    cut = documents("plain.txt", 17)
-    assert "".join(cut) == TEXT and {len(piece) for piece in cut[:-1]} == {16}
-    assert documents("windows.txt", 17) == cut
-    assert documents("plain.txt", 17, 3) == cut[:3]
-    whole = documents("plain.txt", None)  # longer than the context
-    assert "".join(whole) == TEXT and {len(piece) for piece in whole[:-1]} == {59}
-    assert "".join(documents("two files", None)) == TEXT.replace("\n" + LINES[100], LINES[100])

@@ -30,7 +30,6 @@ from headwise.records import Call
 pytestmark = pytest.mark.usefixtures("no_gradients")
 
 B, T, V = 2, 13, 5
-KEPT = ("entropy", "confidence", "distance", "spread", "self", "previous")
 
 
 # The layer's arguments, and those of a call. Of what is padding, or packed, other tests tell.
@@ -292,38 +291,8 @@ def test_caches_are_cropped_and_reordered() -> None:
                 np.testing.assert_allclose(rows.same_token[12 + 3 * b : 15 + 3 * b], expected, rtol=0, atol=1e-5)
 
 
-class Reader(nn.Module):
-    """A model of the caller's own, that keeps its cache under a name of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.layer = nn.Embedding(V, 29), layer_of("causal")
-
-    def forward(self, ids: Tensor, memory: hw.KVCache | None = None) -> Tensor:
-        out: Tensor = self.layer(self.embedding(ids), cache=memory)
-        return out
-
-
-def test_a_cache_that_the_model_was_not_seen_to_get() -> None:
-    """Distances are right all the same, and tokens that are not known are not made up."""
-    model = shaken(Reader())
-    ids = torch.randint(V, (B, T), generator=torch.Generator().manual_seed(6))
-    whole = watch_call(model, ids)
-    cache = hw.KVCache()
-    with hw.watch(model) as seen:
-        model(ids[:, :5], cache)
-        model(ids[:, 5:], cache)
-    assert whole["L0.H0"].same_token > 0
-    places = [10 + b * 8 + i for b in range(B) for i in range(8)]
-    for name in whole:
-        for key in (*KEPT, "first", "same_token", "after_same"):
-            if key in seen[name].rows:
-                expected = np.concatenate([whole[name].rows[key][b * T + 5 : b * T + T] for b in range(B)])
-                np.testing.assert_allclose(seen[name].rows[key][places], expected, rtol=0, atol=1e-4, err_msg=key)
-
-
-def test_what_cannot_be_followed_is_left_out() -> None:
-    # Training inside the block: each call counts with the W_O of its time.
+def test_a_layer_that_is_trained_inside_the_block() -> None:
+    """Each call counts with the W_O of its time."""
     layer, x = layer_of("causal"), floats(B, T, 29)
     with hw.watch(layer) as seen:
         layer(x)
@@ -331,20 +300,6 @@ def test_what_cannot_be_followed_is_left_out() -> None:
         layer(x)
     rows = seen["L0.H2"].rows.norm
     np.testing.assert_allclose(rows[B * T :], 3 * rows[: B * T], rtol=1e-5)
-    # A module without a weight of its own: its norm is not known, all else is.
-
-    class Scaled(nn.Module):
-        def __init__(self, base: nn.Module) -> None:
-            super().__init__()
-            self.base = base
-
-        def forward(self, x: Tensor) -> Tensor:
-            return 2 * self.base(x)
-
-    layer, x = layer_of("causal"), floats(B, T, 29)
-    layer.o_proj = Scaled(layer.o_proj)
-    seen = watch_call(layer, x)
-    assert seen["L0.H0"].entropy > 0 and "norm" not in seen["L0.H0"].rows
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -375,9 +330,7 @@ def test_what_is_seen() -> None:
     assert isinstance(head.entropy, float) and head.previous == head["previous"]
     np.testing.assert_array_equal(head.rows.previous, head.rows["previous"])
     assert len(head.rows.entropy) == 3 * T and head.rows.entropy.dtype == np.float32
-    assert head.mean_out.shape == (4,) and head.received.shape == (T,) and head.thumbnail.shape == (T, T)
-    assert {"previous", "offset_2", "offset_4"} <= set(head.rows) and not {"offset_1", "offset_3"} & set(head.rows)
-    assert len(seen) == 12 and "L1.H5" in repr(head) and f"rows={3 * T}" in repr(head)
+    assert {"offset_2", "offset_4"} <= set(head.rows) and len(seen) == 12 and f"rows={3 * T}" in repr(head)
     table = seen._repr_html_()
     assert table.count("<tr>") == 13 and f"{head.entropy:.3f}" in table
     assert not hasattr(head, "fame") and not hasattr(head.rows, "delimiter")  # known, but no such keys were marked
@@ -406,10 +359,8 @@ def test_names_that_are_not_there() -> None:
     with hw.watch(model) as seen:
         model.blocks[0].attention(floats(1, 3, 24))
     assert "L0.H0" in seen and "L1.H0" not in seen and "L9.H9" not in seen and seen.get("L1.H0") is None
-    for missing in (lambda: seen["L1.H0"], lambda: seen["L9.H9"], lambda: seen["L0.H0"]["fame"]):
-        with pytest.raises(KeyError) as caught:
-            missing()
-        assert isinstance(caught.value, hw.HeadwiseError) and "'" not in str(caught.value)[:1]
+    with pytest.raises(KeyError, match=r"L1\.H0 did not run"):
+        _ = seen["L1.H0"]
     with pytest.raises(hw.HeadwiseError, match=r"^L0 was given a batch without a text"), hw.watch(model):
         model(torch.zeros(0, 3, dtype=torch.long))
 
@@ -438,13 +389,6 @@ def test_watchers_are_gone_afterwards() -> None:
     assert all(not m.watchers for m in model.modules() if isinstance(m, hw.MultiHeadAttention))
     assert not model._forward_pre_hooks
     copy.deepcopy(model)
-
-
-def test_a_mark_may_have_any_name() -> None:
-    model, ids = gpt_of(), torch.arange(T)[None] % V
-    seen = watch_call(model, ids, marks={"total": [1], "same": [1], "share": [1], "j": [1]})
-    masses = [seen["L1.H5"][name] for name in ("total", "same", "share", "j")]
-    assert 0 < masses[0] < 1 and len(set(masses)) == 1
 
 
 def test_a_share_of_the_rows() -> None:
@@ -520,14 +464,3 @@ def test_cuda_gives_what_the_cpu_gives(case: str) -> None:
     for name in seen:
         for key in seen[name].rows:
             np.testing.assert_allclose(found[name].rows[key], seen[name].rows[key], rtol=1e-3, atol=1e-3, err_msg=key)
-
-
-@pytest.mark.gpu
-@on_cuda
-def test_cuda_follows_tokens_and_marks() -> None:
-    model, ids = gpt_of(), torch.randint(V, (B, T), generator=torch.Generator().manual_seed(5))
-    seen = watch_call(model, ids, marks={"some": [1, 3]})
-    with hw.watch(model.cuda(), marks={"some": [1, 3]}) as found:
-        model(ids.cuda())
-    for key in ("some", "same_token", "after_same"):
-        np.testing.assert_allclose(found["L1.H5"].rows[key], seen["L1.H5"].rows[key], rtol=0, atol=1e-3)

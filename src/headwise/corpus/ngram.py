@@ -23,8 +23,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from headwise.errors import HeadwiseError
-
 Ints = npt.NDArray[np.int64]  # ids of tokens, of contexts and of grams; -1 is the unknown
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -45,14 +43,10 @@ def ngram_losses(
     opens a document: nothing predicts it, so it is not learned from, and by default it is not counted.
 
     The default order is a round choice: of the orders up to 6 it is the best for a million characters of plays, and
-    more take more time and memory. Raises HeadwiseError where no token is counted or learned from.
+    more take more time and memory.
     """
     tokens = np.asarray(held_out, np.int64)
     chosen = ~_opens(tokens, boundary) if counted is None else np.asarray(counted)
-    if not chosen.any():
-        raise HeadwiseError(
-            f"no held-out token of {tokens.size} is counted; a mean needs at least one"
-        )
     climb = NGramModel(train, vocab_size, order, boundary).climb(
         _windows(tokens, order, boundary, chosen)
     )
@@ -76,10 +70,6 @@ class NGramModel:
     ) -> None:
         tokens = np.asarray(train, np.int64)
         events = ~_opens(tokens, boundary)  # the tokens that something predicts
-        if not events.any():
-            raise HeadwiseError(
-                f"train has {tokens.size} tokens and none to predict; give at least one"
-            )
         self.vocab_size, self.order, self.boundary = vocab_size, order, boundary
         self._levels = _count(_windows(tokens, order, boundary, events), vocab_size)
 

@@ -152,10 +152,6 @@ class Tokens:
         Where a comma is a word and part of no other, it needs no space before it: `I work, you work` is five words.
         """
         distinct = sorted({word for line in lines for word in line.split()})
-        if BOUNDARY in distinct:
-            raise HeadwiseError(
-                f"the text has the word {BOUNDARY}, which stands between documents; replace it"
-            )
         tokenizer = _word_level(distinct, boundary=True)
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         # not where there is "1,000", which would be split

@@ -28,7 +28,6 @@ from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 
-from headwise.errors import HeadwiseError
 from headwise.words import Note, key_of
 
 _DATA: dict[str, Any] = tomllib.loads(
@@ -58,13 +57,6 @@ class Cell:
     verb: str
     tense: str
     person: str
-
-    def __post_init__(self) -> None:
-        for kind, known in (("verb", VERBS), ("tense", TENSES), ("person", PERSONS)):
-            if (value := getattr(self, kind)) not in known:
-                raise HeadwiseError(
-                    f"{kind} {value!r} is not in the corpus; choose one of: {', '.join(known)}"
-                )
 
     @property
     def english(self) -> str:

@@ -20,8 +20,8 @@ is taken from it before the next one is made: there the passes over a block cost
        ->  argmax  (H,n)         the key with the largest weight
        ->  totals  (H,b,S)       sum p over each of the b blocks of queries of a thumbnail
 
-When all blocks are done, `Sums` reads them for the formulas of `headwise.heads.statistics`, which tests/heads/dense.py
-defines on whole maps. Where a model makes its weights itself a call has them, and a block begins with e. Beside the
+When all blocks are done, the formulas of `headwise.heads.statistics` read the sums, which tests/heads/dense.py defines
+on whole maps. Where a model makes its weights itself a call has them, and a block begins with e. Beside the
 formulas each head has
 
     received    sum of p over the queries, for each key
@@ -173,15 +173,14 @@ class Pass:
             name: mark.to(self.device, self.dtype) for name, mark in (document.marks or {}).items()
         }
         has_ids = document.q_ids is not None and document.k_ids is not None
-        known = {
-            POSITIONS: document.start is not None,
-            IDS: has_ids,
-            W_O: w_o is not None,
-            TOP: top,
-        }
-        self.formulas = formulas(
-            [name for name, is_known in known.items() if is_known], offsets, self.marks
+        facts = (
+            (POSITIONS, document.start is not None),
+            (IDS, has_ids),
+            (W_O, w_o is not None),
+            (TOP, top),
         )
+        known = [fact for fact, is_known in facts if is_known]
+        self.formulas = formulas(known, offsets, self.marks)
         # "next", "self", "previous"
         self.offsets = [] if document.start is None else sorted({-1, 0, 1, *offsets})
         # What is not real, padding or rows that were not drawn, is never read: NaN may stand there.
@@ -218,6 +217,7 @@ class Pass:
         zeros = partial(torch.zeros, dtype=self.dtype, device=self.device)
         # (m,S)
         self.marked = torch.stack([*self.marks.values()]) if self.marks else zeros(0, self.S)
+        # What the blocks fill in.
         self.at = zeros(n)
         self.sums = zeros(len(self.names), self.H, n)
         self.near = zeros(self.H, n, 1 + len(self.offsets))
@@ -276,12 +276,6 @@ class Pass:
         )
         return sums @ inside / area, first_key
 
-    def out(self, queries: Tensor) -> Tensor:
-        """What the heads give for these queries, (H,n,E)."""
-        out = self.call.out[self.b]
-        # all of them are not copied
-        return (out if len(queries) == self.T else out[:, queries]).to(self.dtype)
-
     def weights(self, rows: slice) -> tuple[slice, Tensor]:
         """The keys that some queries may see, and their weights (H,t,s); by a softmax, with no buffer and no sums."""
         if self.call.weights is not None:
@@ -303,7 +297,7 @@ class Pass:
         """All heads of a block of queries, as many at a time as fit.
 
         Between two large operations a small one takes as long as a tenth of them, so that what is done to the sums
-        waits for all blocks: see `Sums`.
+        waits for all blocks: see `finish`.
         """
         t, s, block = len(strip.at), strip.width, len(buffers[1])
         n_heads = _whole_groups(max(1, min(self.H, block // (t * s))), self.index)
@@ -570,6 +564,60 @@ class Pass:
             dense.append(zeros.index_fill(0, chosen, 1).view(t, width))
         return nothing, nothing, tuple(dense)
 
+    # What the formulas read when all blocks are done, for all rows at once: (H,n) each.
+
+    def finish(self) -> None:
+        """Weights come of e by `share`: what is read of them all."""
+        self.by_name: dict[str, Tensor] = dict(zip(self.names, self.sums, strict=True))
+        self.by_name |= {
+            "same": self.copies[0],
+            "after": self.copies[1],
+            "first": self.near[..., 0],
+        }
+        self.share = self.by_name["share"]
+        self.mass = self.by_name["total"] * self.share  # of all keys together
+        self.seen = self.by_name["total"] > 0  # may the query attend anything?
+        self.largest = self.share  # the largest weight of each row: there e is 1
+        # log p = shifted - log_sum, in bits. `0 -` instead of a minus: of a weight of 1 it gives 0.0, and no -0.0.
+        self.log_sum = torch.where(self.share > 0, 0 - self.share.log2(), 0)
+
+    def total(self, name: str) -> Tensor:
+        return self.by_name[name] * self.share
+
+    def on(self, name: str) -> Tensor:
+        return self.total(f"on {name}")
+
+    @property
+    def distance(self) -> Tensor:
+        centre = self.by_name["places"] / self.by_name["total"]
+        return torch.where(self.mass > 0, self.at - centre, 0)
+
+    @property
+    def spread(self) -> Tensor:
+        variance = self.by_name["squares"].clamp(min=0) / self.by_name["total"]
+        return torch.where(self.mass > 0, variance, 0).sqrt()
+
+    @property
+    def reach(self) -> Tensor:
+        return torch.where(self.mass > 0, self.by_name["reach"], 0)
+
+    def back(self, k: int) -> Tensor:
+        return self.near[..., 1 + self.offsets.index(k)] * self.share
+
+    def top_in(self, name: str) -> Tensor:
+        return torch.where(self.mass > 0, self.marks[name][self.argmax], 0)
+
+    @property
+    def added(self) -> Tensor:
+        assert self.w_o is not None
+        return torch.linalg.vector_norm(self.out(self.picked) @ self.w_o.mT, dim=-1)
+
+    def out(self, queries: Tensor) -> Tensor:
+        """What the heads give for these queries, (H,n,E)."""
+        out = self.call.out[self.b]
+        # all of them are not copied
+        return (out if len(queries) == self.T else out[:, queries]).to(self.dtype)
+
 
 def run(work: Pass) -> Tensor:
     """Go over all blocks of a pass; returns its `totals`. Of a long document each thread of Python has some blocks.
@@ -589,53 +637,6 @@ def run(work: Pass) -> Tensor:
             ).sum(0)
     finally:  # the number that a thread sets is also that of all threads which begin later
         torch.set_num_threads(threads)
-
-
-class Sums:
-    """What formulas read of a pass, for all rows at once, (H,n) each."""
-
-    def __init__(self, work: Pass) -> None:
-        self._work = work
-        self._sums: dict[str, Tensor] = dict(zip(work.names, work.sums, strict=True))
-        self._sums |= {"same": work.copies[0], "after": work.copies[1], "first": work.near[..., 0]}
-        self.share = self._sums["share"]
-        self.mass = self._sums["total"] * self.share  # of all keys together
-        self.seen = self._sums["total"] > 0  # may the query attend anything?
-        self.largest = self.share  # the largest weight of each row: there e is 1
-        # log p = shifted - log_sum, in bits. `0 -` instead of a minus: of a weight of 1 it gives 0.0, and no -0.0.
-        self.log_sum = torch.where(self.share > 0, 0 - self.share.log2(), 0)
-
-    def total(self, name: str) -> Tensor:
-        return self._sums[name] * self.share
-
-    def on(self, name: str) -> Tensor:
-        return self.total(f"on {name}")
-
-    @property
-    def distance(self) -> Tensor:
-        centre = self._sums["places"] / self._sums["total"]
-        return torch.where(self.mass > 0, self._work.at - centre, 0)
-
-    @property
-    def spread(self) -> Tensor:
-        variance = self._sums["squares"].clamp(min=0) / self._sums["total"]
-        return torch.where(self.mass > 0, variance, 0).sqrt()
-
-    @property
-    def reach(self) -> Tensor:
-        return torch.where(self.mass > 0, self._sums["reach"], 0)
-
-    def back(self, k: int) -> Tensor:
-        return self._work.near[..., 1 + self._work.offsets.index(k)] * self.share
-
-    def top_in(self, name: str) -> Tensor:
-        return torch.where(self.mass > 0, self._work.marks[name][self._work.argmax], 0)
-
-    @property
-    def added(self) -> Tensor:
-        work = self._work
-        assert work.w_o is not None
-        return torch.linalg.vector_norm(work.out(work.picked) @ work.w_o.mT, dim=-1)
 
 
 class Measured(NamedTuple):
@@ -672,12 +673,12 @@ def measure(
     work = Pass(call, b, document, offsets, w_o, top)
     by_block = run(work)
     with torch.no_grad(), torch.autocast(work.device.type, enabled=False):
-        sums = Sums(work)
-        seen = sums.seen.any(0)
+        work.finish()
+        seen = work.seen.any(0)
         places = work.picked[seen]
         out_hne = work.out(places)
         thumbnail, first_key = work.thumbnail(by_block)
-        rows = {name: formula(sums)[:, seen] for name, formula in work.formulas.items()}
+        rows = {name: formula(work)[:, seen] for name, formula in work.formulas.items()}
         if "reach" in rows:
             rows["reach"] = rows["reach"][:, ~rows["reach"].isnan().any(0)]
         return Measured(

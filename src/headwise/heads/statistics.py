@@ -5,8 +5,8 @@ heads, and stands in tables, files and reports. Its words for readers stand in `
 `words.toml`, its plain form in `tests/heads/dense.py`.
 
 A formula reads the weights of H heads on one document, of which n rows are measured, and gives (H,n) numbers. Its
-argument `b` is a `Sums` of `headwise.heads.blocks`. With p_ij the weight that query i gives key j, `b.total(x)` is the
-sum over the keys of p x, and `b.mass` that of p, which is 1 without a sink. This file imports no torch.
+argument `b` is a finished `Pass` of `headwise.heads.blocks`. With p_ij the weight of key j for query i, `b.total(x)`
+is the sum over the keys of p x, and `b.mass` that of p, which is 1 without a sink. This file imports no torch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 V = TypeVar("V")  # what a holder has of each statistic: a float, an array, an interval
-Formula = Callable[[Any], "Tensor"]  # of a `Sums`
+Formula = Callable[[Any], "Tensor"]  # of a finished `Pass`
 
 # What must be known to measure a statistic.
 POSITIONS = "positions"  # queries and keys are one sequence, so that there are distances

@@ -47,13 +47,12 @@ from headwise.gpt.train import one_thread
 from headwise.heads.ablate import ablation, importance
 from headwise.heads.blocks import Factors, Measured, measure, top_keys, uniform
 from headwise.heads.documents import Document, Marker, run_documents
-from headwise.heads.relations import described, follow
+from headwise.heads.relations import Scores, described, follow
 from headwise.heads.statistics import all_statistics
 from headwise.heads.table import (
     ROLES,
     TOKENS,
     Example,
-    Followed,
     HeadProfile,
     Role,
     Survey,
@@ -373,6 +372,46 @@ class Tally:
             of_heads.append({key: scores[key] for key in all_statistics() if key in scores})
         return of_heads
 
+    def read(
+        self,
+        documents: Sequence[Ids],
+        marks: Marker,
+        progress: Callable[[int, int], None],
+        distributed: bool,
+    ) -> Tally:
+        """The tally of the documents; of torch.distributed each rank reads a part of them, and gets that of all."""
+        if not distributed:
+            run_documents(self.model, documents, self.take, marks, progress)
+            return self
+        import torch.distributed as dist
+
+        rank, world = dist.get_rank(), dist.get_world_size()
+        begin, end = (len(documents) * part // world for part in (rank, rank + 1))
+        run_documents(self.model, documents[begin:end], self.take, marks, progress, begin)
+        parts: list[Any] = [None] * world
+        dist.all_gather_object(parts, (self.running, self.examples, self.first, self.notes))
+        whole = Tally(self.model)
+        for running, examples, first, notes in parts:
+            for place, by_name in running.items():
+                for key, values in by_name.items():
+                    whole.running[place][key].join(values)
+            for head, more in examples.items():
+                whole.examples[head] = sorted([*whole.examples[head], *more])[:EXAMPLES]
+            whole.first |= first
+            whole.notes |= notes
+        names = {site for _, site in whole.running}
+        whole.sites = {site.name: site for site in sites_of(self.model) if site.name in names}
+        return whole
+
+    def largest(self, vocabulary: Tensor | None) -> dict[str, float]:
+        """Statistic -> the largest score of any head."""
+        largest: dict[str, float] = {}
+        for site in self.sites.values():
+            for scores in self.scores(site, vocabulary):
+                for key, score in scores.items():
+                    largest[key] = max(score.mean, largest.get(key, -math.inf))
+        return largest
+
     def even(self, site: Site) -> dict[str, float]:
         """The control: the same statistics of attention that is spread evenly."""
         running = self.running["uniform", site.name]
@@ -404,40 +443,6 @@ def _offset_fractions(measured: Measured, start: int, n_keys: int) -> Tensor:
     return torch.where(2 * able >= len(at), within / able.clamp(min=1), 0)
 
 
-def tallied(
-    model: nn.Module,
-    documents: Sequence[Ids],
-    marks: Marker,
-    progress: Callable[[int, int], None],
-    is_control: bool,
-    distributed: bool,
-) -> Tally:
-    """The tally of the documents; of torch.distributed each rank reads a part of them, and gets what all have seen."""
-    tally = Tally(model, is_control)
-    if not distributed:
-        run_documents(model, documents, tally.take, marks, progress)
-        return tally
-    import torch.distributed as dist
-
-    rank, world = dist.get_rank(), dist.get_world_size()
-    begin, end = (len(documents) * part // world for part in (rank, rank + 1))
-    run_documents(model, documents[begin:end], tally.take, marks, progress, begin)
-    parts: list[Any] = [None] * world
-    dist.all_gather_object(parts, (tally.running, tally.examples, tally.first, tally.notes))
-    whole = Tally(model)
-    for running, examples, first, notes in parts:
-        for place, by_name in running.items():
-            for key, values in by_name.items():
-                whole.running[place][key].join(values)
-        for head, more in examples.items():
-            whole.examples[head] = sorted([*whole.examples[head], *more])[:EXAMPLES]
-        whole.first |= first
-        whole.notes |= notes
-    names = {site for _, site in whole.running}
-    whole.sites = {site.name: site for site in sites_of(model) if site.name in names}
-    return whole
-
-
 def join_ranks() -> None:
     """Join the processes that torchrun has started; each takes the GPU of its number on this host, if there is one."""
     import torch.distributed as dist  # here: it is a third of the time that torch takes to import
@@ -464,21 +469,13 @@ def _survey(
     roles = (*map(relation_role, relations), *ROLES)
     probes, second_half = repeated_tokens(text, folder.context, seed)
 
-    def passes(
-        model: nn.Module, stages: Sequence[str], is_control: bool
-    ) -> tuple[Tally, dict[str, dict[str, Followed]]]:
-        """All that is read of a model: documents, repeated tokens, and how heads follow relations."""
-        first, second, third = (partial(progress, stage) for stage in stages)
-        some = documents[:CONTROLS] if is_control else documents
-        in_ranks = distributed and not is_control
-        tally = tallied(model, some, text.marks, first, is_control, in_ranks)
-        run_documents(model, probes, partial(tally.take_repeated, second_half), None, second)
-        if text.relations is None:
-            return tally, {}
-        return tally, follow(model, text.relations, text.shown, third)
-
     # 1. The model, and what a reader of its numbers must know.
-    tally, followed = passes(model, ("running the model", "repeated tokens", "relations"), False)
+    stages = [
+        partial(progress, name) for name in ("running the model", "repeated tokens", "relations")
+    ]
+    tally, followed = _passes(
+        Tally(model), documents, text, probes, second_half, stages, distributed
+    )
     vocabulary = vocabulary_product(model)
     notes = [*text.about, *(f"{line}." for line in [*missing(model), *tally.notes])]
     # MLA: values come out of a latent, so no matrix of the head's own tells what it copies. Without W_O, as where heads
@@ -499,14 +496,15 @@ def _survey(
     elif controls:
         if is_sampled(model):
             notes.append(Note.of("note.sampled", layers=SAMPLE, most=f"{WHOLE:,}"))
-        fresh, untrained = fresh_model(model, seed), {}
-        control, by_relation = passes(fresh, 3 * ("untrained control",), True)
+        control, stages = (
+            Tally(fresh_model(model, seed), True),
+            [partial(progress, "untrained control")] * 3,
+        )
+        some = documents[:CONTROLS]
+        control, by_relation = _passes(control, some, text, probes, second_half, stages, False)
         # a sample has the model's own embeddings
-        product = vocabulary if is_sampled(model) else vocabulary_product(fresh)
-        for site in control.sites.values():
-            for scores in control.scores(site, product):
-                for key, score in scores.items():
-                    untrained[key] = max(score.mean, untrained.get(key, -math.inf))
+        product = vocabulary if is_sampled(model) else vocabulary_product(control.model)
+        untrained = control.largest(product)
         for name, by_head in by_relation.items():
             untrained[name] = max(score.mass.mean for score in by_head.values())
 
@@ -547,11 +545,28 @@ def _survey(
     )
 
 
+def _passes(
+    tally: Tally,
+    documents: Sequence[Ids],
+    text: Text,
+    probes: Sequence[Ids],
+    second_half: int,
+    stages: Sequence[Callable[[int, int], None]],
+    distributed: bool,
+) -> tuple[Tally, Scores]:
+    """All that is read of a model: documents, repeated tokens, and how heads follow relations."""
+    tally = tally.read(documents, text.marks, stages[0], distributed)
+    run_documents(tally.model, probes, partial(tally.take_repeated, second_half), None, stages[1])
+    if text.relations is None:
+        return tally, {}
+    return tally, follow(tally.model, text.relations, text.shown, stages[2])
+
+
 def _profiles(
     tally: Tally,
     vocabulary: Tensor | None,
     text: Text,
-    followed: Mapping[str, Mapping[str, Followed]],
+    followed: Scores,
     untrained: Mapping[str, float],
     roles: Sequence[Role],
     effects: tuple[float | None, Mapping[str, float], Mapping[str, Interval]],
