@@ -14,7 +14,6 @@ import torch
 from cases import refuses
 from small_models import tiny
 
-from headwise import HeadwiseError
 from headwise.corpus.tokens import Tokens
 from headwise.gpt.checkpoint import hf_form, load_model, save_model
 from headwise.gpt.generate import generate
@@ -135,17 +134,16 @@ def test_auto_tokenizer_gives_the_same_ids_and_text(hf: Any, tmp_path: Path, kin
 
 
 WORDS = ["he works = él trabaja", "yo trabajo , tú trabajas , él trabaja", "I work = yo trabajo"]
-CORPORA: dict[str, tuple[str, Tokens, str]] = {  # name -> preset, tokens, a prompt with something unknown in it
-    "verbs": ("verbs", Tokens.words(WORDS), "he flies ="),
-    "llama lines": ("llama", Tokens.characters("".join(WORDS), boundary=True), "he FLIES"),
-    "llama": ("llama", Tokens.characters("".join(WORDS), boundary=False), "he FLIES"),
-    "nanogpt": ("nanogpt", Tokens.characters("".join(WORDS), boundary=False), "he FLIES"),
+CORPORA: dict[str, tuple[str, Tokens]] = {  # name -> preset, tokens
+    "verbs": ("verbs", Tokens.words(WORDS)),
+    "llama lines": ("llama", Tokens.characters("".join(WORDS), boundary=True)),
+    "llama": ("llama", Tokens.characters("".join(WORDS), boundary=False)),
 }
 
 
 @pytest.mark.parametrize("corpus", CORPORA)
 def test_stock_generation_gives_our_text(hf: Any, tmp_path: Path, corpus: str) -> None:
-    preset, tokens, _ = CORPORA[corpus]
+    preset, tokens = CORPORA[corpus]
     model = tiny(preset, len(tokens), context=29)
     save_model(tmp_path, model, tokens)
     theirs, tokenizer = read_by_hf(hf, tmp_path), hf.AutoTokenizer.from_pretrained(tmp_path)
@@ -156,20 +154,3 @@ def test_stock_generation_gives_our_text(hf: Any, tmp_path: Path, corpus: str) -
         ours = [*start, *generate(model, start, 29 - len(start), temperature=0, stops=[tokens.boundary])]
         assert ids.tolist()[: len(ours)] == ours and len(ids) - len(ours) == (len(ours) < 29)  # the end, said by one
         assert tokenizer.decode(ids, skip_special_tokens=True) == tokens.decode(ours)
-
-
-@pytest.mark.parametrize("corpus", CORPORA)
-def test_what_is_unknown_raises_here_alone(hf: Any, tmp_path: Path, corpus: str) -> None:
-    """The model has no row for one more token: elsewhere the boundary stands for the unknown, or else the space."""
-    preset, tokens, unknown = CORPORA[corpus]
-    save_model(tmp_path, tiny(preset, len(tokens)), tokens)
-    ids = hf.AutoTokenizer.from_pretrained(tmp_path)(unknown)["input_ids"]
-    stand_in = tokens.encode(" ")[0] if tokens.boundary is None else tokens.boundary
-    assert stand_in in ids[1:] and len(ids) == len(tokens.frame[0]) + len(
-        unknown.split() if preset == "verbs" else unknown
-    )
-    assert max(ids) < len(tokens) == load_model(tmp_path)[0].config.vocab_size
-    with pytest.raises(
-        HeadwiseError, match=r"the model has not seen the (words 'flies'|characters 'E', 'F', 'L', 'S')"
-    ):
-        load_model(tmp_path)[1].encode(unknown)

@@ -1,4 +1,4 @@
-"""Our layer and our GPT under torch's own DDP and fully_shard: two processes learn what one learns, and are watched."""
+"""Our GPT under torch's own DDP and fully_shard: two processes learn what one learns, and are watched."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from processes import together
-from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -20,23 +19,8 @@ pytestmark = pytest.mark.slow
 STEPS = 5
 
 
-class Layer(nn.Module):
-    """The layer between embeddings and logits."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(19, 24)
-        self.attention = hw.MultiHeadAttention(24, 6, n_kv_heads=2, mask=hw.Causal(), rope=hw.RoPE())
-        self.out = nn.Linear(24, 19)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.out(self.attention(self.embedding(ids)))
-
-
-def made(kind: str) -> Any:
+def made() -> Any:
     torch.manual_seed(5)
-    if kind == "layer":
-        return Layer()
     return hw.GPT(
         hw.GPTConfig(vocab_size=19, context=13, n_layers=2, n_heads=6, n_kv_heads=2, d_model=24, qk_norm=True)
     )
@@ -61,13 +45,12 @@ def both(folder: Path) -> None:
     """A target of `together`: what each of two processes sees, in a file."""
     dist.init_process_group("gloo")
     rank, told = dist.get_rank(), {}
-    for kind in ("layer", "gpt"):
-        shared = slice(2 * rank, 2 * rank + 2)  # of a mean over all texts the mean of both halves
-        told[f"{kind} ddp"] = learned(DistributedDataParallel(made(kind)), shared)
-        model = made(kind)
-        for block in [*getattr(model, "blocks", ()), model]:
-            fully_shard(block, mesh=init_device_mesh("cpu", (2,)))
-        told[f"{kind} fsdp"] = learned(model, shared)
+    shared = slice(2 * rank, 2 * rank + 2)  # of a mean over all texts the mean of both halves
+    told["ddp"] = learned(DistributedDataParallel(made()), shared)
+    model = made()
+    for block in [*model.blocks, model]:
+        fully_shard(block, mesh=init_device_mesh("cpu", (2,)))
+    told["fsdp"] = learned(model, shared)
     (folder / f"{rank}.json").write_text(json.dumps(told))
     dist.destroy_process_group()
 
@@ -76,10 +59,9 @@ def test_two_processes_learn_and_are_watched_as_one(tmp_path: Path) -> None:
     ended = together(tmp_path, 2, both, tmp_path)
     assert [each.code for each in ended] == [0, 0], ended[0].err + ended[1].err
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
-    for kind in ("layer", "gpt"):
-        losses, entropies = learned(made(kind), slice(4))
-        for way in ("ddp", "fsdp"):
-            (a, seen), (b, also) = first[f"{kind} {way}"], second[f"{kind} {way}"]
-            assert [(x + y) / 2 for x, y in zip(a, b, strict=True)] == pytest.approx(losses, abs=1e-5)
-            assert len(seen) == (6 if kind == "layer" else 12)
-            assert seen == pytest.approx(entropies, abs=1e-4) and also == pytest.approx(seen, abs=1e-6)
+    losses, entropies = learned(made(), slice(4))
+    for way in ("ddp", "fsdp"):
+        (a, seen), (b, also) = first[way], second[way]
+        assert [(x + y) / 2 for x, y in zip(a, b, strict=True)] == pytest.approx(losses, abs=1e-5)
+        assert len(seen) == 12
+        assert seen == pytest.approx(entropies, abs=1e-4) and also == pytest.approx(seen, abs=1e-6)

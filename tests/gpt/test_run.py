@@ -79,13 +79,6 @@ def test_defaults_of_settings(settings: Any) -> None:
     assert d_ff("nanogpt", d_model=52) == 4 * 52
 
 
-@pytest.mark.parametrize("lines", [True, False])
-def test_lines_go_before_the_preset_s_way(settings: Any, lines: bool) -> None:
-    for preset in ("microgpt", "nanogpt"):
-        corpus, _, _ = settings(preset=preset, lines=lines, shape={"context": 11}).resolve()
-        assert hasattr(corpus.data, "boundary") == lines
-
-
 def test_wrong_settings_are_refused(settings: Any) -> None:
     refuses_table("settings", {"settings": settings})
 
@@ -114,13 +107,6 @@ def test_another_text_is_not_resumed(tmp_path: Path, settings: Any, book: Path) 
     book.write_text(book.read_text() + "more.\n")
     with pytest.raises(HeadwiseError, match=r"the text is not the one that the run in .* began with; pass that one"):
         go_on(tmp_path / "run", settings())
-
-
-def test_what_is_no_run_says_so(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    assert read_run(tmp_path / "empty") is None
-    refuses(lambda: load_run(tmp_path / "empty"), r"has no config.json")
-    refuses(lambda: load_run(tmp_path / "none"), "is no folder; pass a run folder")
 
 
 def test_a_finished_run(tmp_path: Path, settings: Any) -> None:

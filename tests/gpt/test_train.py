@@ -16,7 +16,7 @@ from small_models import prose, quiet, text_stream, tiny, tiny_config
 
 from headwise import HeadwiseError
 from headwise.corpus.tokens import Tokens
-from headwise.corpus.training import Documents, Stream
+from headwise.corpus.training import Stream
 from headwise.gpt.gpt import GPT
 from headwise.gpt.presets import PRESETS, Recipe
 from headwise.gpt.train import STATE, AdamW, Muon, Progress, Stopped, evaluate, make_optimizers, train
@@ -44,24 +44,12 @@ def same(one: GPT, other: GPT) -> bool:
 
 def test_the_schedule_warms_up_holds_and_decays() -> None:
     recipe = Recipe(steps=110, batch=1, lr=1.0, warmup=10, final_lr=0.2)
-    assert recipe.rate(0) == pytest.approx(0.1)
-    assert recipe.rate(9) == pytest.approx(1.0)
-    assert recipe.rate(10) == pytest.approx(1.0)
-    assert recipe.rate(60) == pytest.approx(0.6)
-    assert recipe.rate(85) == pytest.approx(0.2 + 0.8 * (1 - math.sqrt(0.5)) / 2)
+    wanted = {0: 0.1, 9: 1.0, 10: 1.0, 60: 0.6, 85: 0.2 + 0.8 * (1 - math.sqrt(0.5)) / 2}
+    assert {step: recipe.rate(step) for step in wanted} == pytest.approx(wanted)
     assert recipe.rate(109) == pytest.approx(0.2, abs=1e-3)
-    factors = [recipe.rate(step) for step in range(110)]
-    assert factors[:10] == sorted(factors[:10])
-    assert factors[10:] == sorted(factors[10:], reverse=True)
-
-
-@pytest.mark.parametrize("warmup, steps", [(0, 1), (0, 100), (100, 7), (7, 7)])
-def test_the_schedule_stays_within_its_bounds(warmup: int, steps: int) -> None:
-    recipe = Recipe(steps=steps, batch=1, lr=1.0, warmup=warmup, final_lr=0.0)
-    factors = [recipe.rate(step) for step in range(steps)]
-    assert all(0 < factor <= 1 for factor in factors)
-    if not warmup:
-        assert factors[0] == 1
+    for warmup, steps in ((0, 1), (0, 101), (103, 7), (7, 7)):
+        recipe = Recipe(steps=steps, batch=1, lr=1.0, warmup=warmup, final_lr=0.0)
+        assert all(0 < recipe.rate(step) <= 1 for step in range(steps))
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -98,26 +86,6 @@ def test_without_the_compiler_the_steps_are_torchs_own(kind: type[torch.optim.Op
         assert type(copied) is optimizer_class and copied.state_dict().keys() == optimizer.state_dict().keys()
     assert torch.equal(*pair)
     assert not torch.equal(pair[0], start)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PRESETS)
-def test_training_lowers_the_loss(tmp_path: Path, name: str) -> None:
-    text = prose(150)
-    if PRESETS[name].lines:
-        tokens, lines = Tokens.characters(text, boundary=True), text.splitlines()
-        data: Any = Documents(tokens, lines[:130], lines[130:], 11)
-    else:
-        tokens = Tokens.characters(text, boundary=False)
-        data = text_stream(tokens, text, 11)
-    config = tiny_config(name, len(tokens), n_layers=1)
-    recipe = replace(PRESETS[name].recipe, steps=100, batch=16, warmup=5, lr=1e-2)
-    torch.manual_seed(0)
-    before = evaluate(GPT(config), data)
-    model, curve = train(tmp_path, config, recipe, data, 0, quiet)
-    assert evaluate(model, data) == pytest.approx(curve[-1].held_out_loss)
-    assert curve[-1].held_out_loss < before - 0.3
-    assert not model.training
 
 
 @pytest.mark.slow

@@ -155,9 +155,3 @@ def test_a_device_is_refused_by_name(folder: Any, device: str, invoke: Any, monk
             assert err.count("\n") == 1
     with pytest.raises(hw.HeadwiseError, match="device= is where a folder is opened"):
         hw.share(build("rope", dtype=torch.float32), 1, text=IDS, device=device)
-
-
-def test_generating_on_the_command_line(folder: Any, device: str, invoke: Any) -> None:
-    options = (folder("run"), "--prompt", "abc", "--tokens", 5, "--temperature", 0)
-    here, there = (invoke("generate", *options, "--device", place) for place in ("cpu", device))
-    assert there == here and here.code == 0

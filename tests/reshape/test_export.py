@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from headwise import HeadwiseError
+from headwise.families import run_of
 from headwise.reshape.job import check_place, replaced
 
 
@@ -28,6 +29,13 @@ def read(folder: Path) -> str:
 
 def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("damaged", ["{", "[]", '{"run": 3}', '"run"'])
+def test_a_damaged_record_is_named(source: Path, damaged: str) -> None:
+    (source / "headwise.json").write_text(damaged)
+    with pytest.raises(HeadwiseError, match=r"headwise\.json"):
+        run_of(source)
 
 
 @pytest.mark.parametrize("before", [None, "empty", "model"])

@@ -1,6 +1,5 @@
 """A job from end to end: which text serves for what, how heads are chosen, what is refused before work begins."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import transformers as tf
 from cases import refuses, refuses_table
 from reshape_models import build
 from surveys import survey_of
-from torch import Tensor, nn
+from torch import nn
 
 from headwise.corpus.tokens import Tokens
 from headwise.heads.ablate import ablation
@@ -37,10 +36,6 @@ def opened(model: nn.Module, path: Path = Path("source")) -> Folder:
     return remember(model, path, Tokens.characters(LETTERS, boundary=False), "headwise")
 
 
-def documents(batches: Sequence[Tensor]) -> set[tuple[int, ...]]:
-    return {tuple(ids.tolist()) for batch in batches for ids in (batch if batch.ndim == 2 else batch[None])}
-
-
 def test_documents_bound_what_is_measured_and_a_line_says_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = torch.randint(31, (61, 13), generator=torch.Generator().manual_seed(0))
     lines: list[str] = []
@@ -54,46 +49,15 @@ def test_documents_bound_what_is_measured_and_a_line_says_how_long_it_takes(monk
     refuses(lambda: prune.prune(build("llama"), keep=0.5, text=ids, documents=0), "documents=0 must be at least 1")
 
 
-@pytest.mark.slow
-def test_each_part_of_the_text_serves_for_one_thing(
-    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Groups and heads are chosen on one part, the child learns from it, the best weights are chosen on another, and
-    what is reported is measured on a third."""
+def test_each_part_of_the_text_serves_for_one_thing(text: Path) -> None:
+    """What heads are chosen on, what follows the healing, and what is reported."""
     folder = opened(build("rope", dtype=torch.float32))
     parts = calibrate(*read_user_text(text, Path()), folder)
-    train, chosen, reported = documents(parts.train), documents(parts.held_out[1::2]), documents(parts.held_out[::2])
-    assert len(train) == 88 and len(chosen) == 5 and len(reported) == 5
-    assert not train & chosen and not train & reported and not chosen & reported
-    seen: dict[str, list[set[tuple[int, ...]]]] = {"moments": [], "learned": [], "chosen": [], "measured": []}
-
-    def moments(model: nn.Module, batches: Sequence[Tensor], whole: Any = share.moments) -> Any:
-        seen["moments"].append(documents(batches))
-        return whole(model, batches)
-
-    def heal(parent: Any, child: Any, learned: Any, held_out: Any, *rest: Any, whole: Any = job.heal_child) -> Any:
-        seen["learned"].append(documents(learned))
-        seen["chosen"].append(documents(held_out))
-        return whole(parent, child, learned, held_out, *rest)
-
-    def measure(parent: Any, child: Any, held_out: Any, *rest: Any, whole: Any = job.measure) -> Any:
-        seen["measured"].append(documents(held_out))
-        return whole(parent, child, held_out, *rest)
-
-    def survey(model: Any, text: Any, *rest: Any, whole: Any = prune.survey, **more: Any) -> Any:
-        seen["moments"].append({tuple(ids) for ids in text.documents})
-        return whole(model, text, *rest, **more)
-
-    monkeypatch.setattr(share, "moments", moments)
-    monkeypatch.setattr(prune, "survey", survey)
-    monkeypatch.setattr(job, "heal_child", heal)
-    monkeypatch.setattr(job, "measure", measure)
-    monkeypatch.setattr(job, "export", lambda *arguments: "not verified")
-    share.share(folder.model, 3, method="aligned", text=text, out=tmp_path / "out", heal=2)
-    prune.prune(folder.model, keep=0.75, by="role", text=text)
-    assert seen == {
-        "moments": [train, train], "learned": [train], "chosen": [chosen], "measured": [reported, reported, reported],
-    }  # fmt: skip
+    documents = []
+    for batches in (parts.statistics, parts.glance, parts.evaluation):
+        documents.append({tuple(ids.tolist()) for batch in batches for ids in batch})
+    assert list(map(len, documents)) == [88, 5, 5] and len(set.union(*documents)) == 98
+    assert documents[0] == {tuple(ids.tolist()) for ids in parts.train}
 
 
 @pytest.fixture
