@@ -17,6 +17,7 @@ ORDER = (
     "gpt",
     "courses",
     "models",
+    "cost",
     "heads",
     "reshape",
     "checker",
@@ -28,7 +29,6 @@ BASE = {
     "spec", "masks", "positions", "shapes", "errors", "families", "files", "intervals",
     "records", "table", "words",
 }  # fmt: skip
-BASE |= {"cost"}
 APART = {"headwise.backends.loops", "headwise.backends.numpy_", "headwise.backends.torch_"}
 TABLES = tomllib.loads(Path(__file__).with_name("packages.toml").read_text(encoding="utf-8"))
 ONE_DOOR = ("transformers", "safetensors", "tokenizers", "torch.distributed")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from headwise.backends.cache import KVCache
     from headwise.checker.bugs import Verdict
     from headwise.checker.check import check
-    from headwise.cost import Price
+    from headwise.cost.price import Price, price
     from headwise.gpt.gpt import GPT, GPTConfig
     from headwise.heads.ablate import ablate
     from headwise.heads.attribute import Attribution, attribute
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from headwise.layer.head import Head
     from headwise.layer.latent import MultiHeadLatentAttention
     from headwise.layer.layer import MultiHeadAttention
-    from headwise.models import price
     from headwise.models.open import generate, train
     from headwise.models.open import open_model as open
     from headwise.models.verify import verify
@@ -73,7 +72,7 @@ __all__ = [
 _LAZY = {
     name: (f"headwise.{module}", "open_model" if name == "open" else name)
     for module, names in {
-        "cost": "Price", "gpt.gpt": "GPT GPTConfig",
+        "cost.price": "Price price", "gpt.gpt": "GPT GPTConfig",
         "heads.attribute": "Attribution attribute",
         "heads.composition": "composition", "heads.ablate": "ablate", "heads.patch": "Patching patch",
         "heads.steer": "steer",
@@ -83,7 +82,7 @@ _LAZY = {
         "layer.head": "Head",
         "layer.convert": "from_torch Replaced replace",
         "layer.latent": "MultiHeadLatentAttention", "layer.layer": "MultiHeadAttention",
-        "models": "price", "models.open": "generate open train", "models.verify": "verify",
+        "models.open": "generate open train", "models.verify": "verify",
         "reshape.prune": "prune",
         "reshape.job": "Reshaped", "reshape.share": "share", "backends.cache": "KVCache",
         "checker.check": "check", "checker.bugs": "Verdict", "view.look": "look",

@@ -21,16 +21,14 @@ OURS = "headwise"  # the model_type of our own GPT
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One record. What its price and its form say is read in `cost` and `gpt`; the rest is where its attention lies.
+    """One record. What its form says is read in `gpt`; the rest is where its attention lies.
 
     The attention module is the one that has W_O: class `<prefix>Attention`. Paths of submodules and of attributes are
     seen from it, with dots; None is what the family does not have.
     """
 
     name: str  # the config's `model_type`: "llama"
-    # how its config sizes a model; the head of families.toml has its keys
-    price: Mapping[str, Any] | None = None
-    # how a model of ours is written as one of the family; keys as above
+    # how a model of ours is written as one of the family; the head of families.toml has its keys
     form: Mapping[str, Any] | None = None
     # what the names of its classes begin with: "Llama" of LlamaAttention; "" where none is known
     prefix: str = ""
@@ -58,9 +56,8 @@ class Family:
 
     @property
     def verbs(self) -> set[str]:
-        """What may be done with its models: price them by their config, reshape (share, prune); watching needs none."""
-        answers = {"price": self.price is not None, "reshape": self.prefix != ""}
-        return {verb for verb, answer in answers.items() if answer}
+        """What may be done with its models: reshape (share, prune); watching needs no record."""
+        return {"reshape"} if self.prefix else set()
 
     @property
     def packed(self) -> bool:
@@ -81,10 +78,6 @@ class Family:
 _TABLE = tomllib.loads(
     resources.files("headwise").joinpath("families.toml").read_text(encoding="utf-8")
 )
-# fields of configs that read like sizes and change none
-HARMLESS = frozenset(_TABLE.pop("harmless"))
-# a field with one of these words in its name may be a size
-SIZE_WORDS = frozenset(_TABLE.pop("size_words"))
 # names of modules and fields, for families without a record
 USUAL: dict[str, Any] = _TABLE.pop("usual")
 
@@ -105,7 +98,7 @@ def _family(name: str) -> Family:
     places: dict[str, Any] = {
         field: None if value == "" else value for field, value in fields.items()
     }
-    return Family(name=name, price=_part(name, "price"), form=_part(name, "form"), **places)
+    return Family(name=name, form=_part(name, "form"), **places)
 
 
 _families = {name: _family(name) for name in _TABLE}
@@ -128,10 +121,9 @@ def family_for(verb: str, name: object) -> Family:
     """The record of a family that a verb serves. Raises HeadwiseError, with the name, for one that it does not."""
     served = families(verb)
     if not isinstance(name, str) or name not in served:
-        what = f"{name} is a family whose heads cannot be reshaped yet"
-        if verb == "price":
-            what = f"model_type={name!r} is not one that can be priced exactly"
-        raise HeadwiseError(f"{what}; there are {', '.join(served)}")
+        raise HeadwiseError(
+            f"{name} is a family whose heads cannot be reshaped yet; there are {', '.join(served)}"
+        )
     return served[name]
 
 

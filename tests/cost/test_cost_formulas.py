@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import headwise as hw
-from headwise.cost.pricing import read_bytes
-from headwise.cost.shape import FeedForward, experts_read
+from headwise.cost import price
+from headwise.cost.price import read_bytes
+from headwise.cost.shape import Experts
 from headwise.gpt.checkpoint import hf_config
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import PRESETS
-from headwise.models import price
 from headwise.spec import LatentSpec
 
 
@@ -59,7 +59,7 @@ def test_our_own_models(preset: str, changes: dict[str, Any]) -> None:
 
 
 def test_memory_holds_what_the_price_says_and_not_a_token_more() -> None:
-    bill = price("gemma-3-27b", dtype="bf16", kv_dtype="fp8", context=9001, batch=5, gpu_memory="80GB")
+    bill = price("gemma-3-27b", dtype="bf16", kv_dtype="fp8", context=9001, batch=5, memory="80GB")
     assert bill.memory is not None and bill.memory.longest_context is not None
     longest, most = bill.memory.longest_context, bill.memory.largest_batch
     free = 80 * 10**9 - bill.weight_bytes
@@ -73,18 +73,17 @@ def test_memory_holds_what_the_price_says_and_not_a_token_more() -> None:
 
 
 def test_windows_and_experts() -> None:
-    bill = price("mistral-7b", gpu_memory="24GiB")
+    bill = price("mistral-7b", memory="24GiB")
     assert bill.memory is not None
     assert bill.memory.longest_context is None
-    small = price("mistral-7b", gpu_memory=bill.weight_bytes + 4095 * 131_072)
+    small = price("mistral-7b", memory=bill.weight_bytes + 4094 * 131_072)
     assert small.memory is not None
-    assert small.memory.longest_context == 4095
+    assert small.memory.longest_context == 4094
     # One text reads its own; many texts read them all; between, the mean of independent choices.
-    forward = FeedForward(d_model=11, width=13, gated=True, n_experts=8, n_active=2)
-    expert, router = 3 * 11 * 13, 8 * 11
-    assert experts_read(forward, 1) == 2 * expert + router
-    assert experts_read(forward, 2) == pytest.approx((2 + 2 * 6 / 8) * expert + router)
-    assert experts_read(forward, 1000) == pytest.approx(forward.parameters)
+    experts = Experts(count=8, active=2, parameters=3 * 11 * 13, matrices=3 * 11 * 13)
+    assert experts.read(1) == 2
+    assert experts.read(2) == pytest.approx(2 + 2 * 6 / 8)
+    assert experts.read(1000) == pytest.approx(8)
     # Per head and key: 512 + 64 features of the score and 512 of the value, instead of 192 and 128 after expanding.
     short, long = (price("deepseek-v3", context=n).decode for n in (1000, 1001))
     assert short is not None and long is not None
@@ -99,4 +98,4 @@ def test_windows_and_experts() -> None:
     [("24GiB", 24 * 2**30), ("80 GB", 80 * 10**9), ("1.5tib", 3 * 2**39), (" 7B ", 7), ("0.5KB", 500), (12345, 12345)],
 )
 def test_sizes_with_units(text: str | int, value: int) -> None:
-    assert read_bytes("gpu_memory", text) == value
+    assert read_bytes("memory", text) == value

@@ -9,8 +9,7 @@ from cases import refuses
 from real_models import BATCH, CASES, TABLES, TOKENS, build, cache_bytes, inputs, run
 from small_models import past
 
-from headwise.cost import PRESETS, Price, cache_bytes_per_token
-from headwise.models import price
+from headwise.cost import PRESETS, Price, cache_bytes_per_token, price
 from headwise.models.ask import cache_in
 
 ENCODERS = ("bert", "roberta")
@@ -20,13 +19,6 @@ DECODING = [case for case in CASES if not case.startswith(ENCODERS)]
 def priced(config: dict[str, Any], **setting: Any) -> Price:
     """At the batch and lengths of the tests."""
     return price(config, **{"batch": BATCH, "dtype": "fp32", "context": TOKENS} | setting)
-
-
-def full_windows(price: Price) -> int:
-    """Bytes that one token of the batch takes in all layers whose window the text has filled."""
-    heads = [layer.attention for layer in price.layers]
-    full = [h for h in heads if h.window is not None and h.window <= price.setting.context]
-    return BATCH * sum(h.cache_bytes_per_token for h in full)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -44,7 +36,7 @@ def test_the_cache_holds_what_the_price_says(case: str) -> None:
     """To the byte. Between steps transformers keeps window - 1 tokens of a full window: the next one completes it."""
     model, config = build(case)
     cache, price = cache_in(run(model, **inputs(config), use_cache=True)[0]), priced(config)
-    assert cache_bytes(cache) == price.cache.total_bytes - full_windows(price)
+    assert cache_bytes(cache) == price.cache.total_bytes
     assert cache_bytes_per_token(config, "fp32") == price.cache.bytes_per_token
 
 
@@ -63,13 +55,13 @@ def test_a_step_costs_what_torch_counts(case: str) -> None:
 @pytest.mark.parametrize("case", ["mistral", "qwen2", "gemma2", "gemma3", "gpt_oss"])
 def test_windows_cap_what_is_kept(case: str) -> None:
     _, config = build(case)
-    short, long = priced(config, context=5), priced(config, context=4099)
-    sliding = [layer.attention for layer in long.layers if layer.attention.window == 5]
-    assert sliding
-    assert short.cache.total_bytes == 5 * BATCH * short.cache.bytes_per_token
+    short, long = priced(config, context=4), priced(config, context=4099)
+    sliding = [layer for layer in long.layers if layer.kind == "sliding"]
+    assert sliding and {(layer.attention.window, layer.cache_rows) for layer in sliding if layer.attention} == {(5, 4)}
+    assert short.cache.total_bytes == 4 * BATCH * short.cache.bytes_per_token
     beyond = long.cache.bytes_per_token_beyond_windows
-    assert long.cache.total_bytes - short.cache.total_bytes == (4099 - 5) * BATCH * beyond
-    assert beyond == long.cache.bytes_per_token - sum(h.cache_bytes_per_token for h in sliding)
+    assert long.cache.total_bytes - short.cache.total_bytes == (4099 - 4) * BATCH * beyond
+    assert beyond == long.cache.bytes_per_token - sum(layer.cache_bytes_per_token for layer in sliding)
 
 
 @pytest.mark.parametrize("case", ["mixtral", "qwen3_moe", "gpt_oss", "deepseek_v3"])

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from real_models import WIDE
 
 import headwise as hw
-from headwise.cost import PRESETS, make_setting, model_shape, read_shape, variants
-from headwise.cost.shape import ModelShape, longest_context
+from headwise.cost import PRESETS, make_setting, price, shape_of, variants
+from headwise.cost.price import fit
+from headwise.cost.shape import ModelShape
 from headwise.masks import BroadcastGrid
-from headwise.models import price
 
 CONFIG = {"model_type": "llama", **WIDE}
 SETTING: dict[str, Any] = {"context": 23, "batch": 3, "dtype": "fp32"}
@@ -55,7 +55,9 @@ def test_prices_print_and_refuse() -> None:
     bill = price("llama-2-70b", context=4096, dtype="bf16")
     lines = repr(bill).splitlines()
     assert lines[0] == "llama-2-70b (llama): 80 layers, width 8,192, 64 heads of 128, 8 key/value (GQA)"
-    assert any(line.split() == ["cache", "of", "one", "token", "327,680", "bytes", "320", "KiB"] for line in lines)
+    assert any(
+        line.split() == ["grows:", "cache", "of", "one", "token", "327,680", "bytes", "320", "KiB"] for line in lines
+    )
 
 
 GROUPED = hw.GPTConfig(vocab_size=11, context=53, n_layers=2, n_heads=6, n_kv_heads=3, head_dim=10, d_model=29, d_ff=7)
@@ -82,7 +84,8 @@ def test_pairs_and_numbers_are_those_of_the_mask(windows: tuple[int | None, ...]
     assert bill.decode.flops == full.decode.flops - 4 * 10 * 2 * (2 * 3 * tokens - rows(tokens))
     growing = 2 * 10 * 3 * windows.count(None)
     assert bill.cache.bytes_per_token_beyond_windows == 4 * growing
-    longest = longest_context(read_shape(config)[1], values)
+    shape = shape_of(config)[1]
+    longest = fit(shape, make_setting(shape, dtype="fp32"), 4 * values).longest_context
     if longest is None:
         assert growing == 0 and 2 * 10 * rows(10**6) <= values
     else:
@@ -105,13 +108,13 @@ def test_the_caches_of_a_model_hold_what_is_priced(windows: tuple[int | None, ..
 LLAMA = PRESETS["llama-3-8b"]
 
 
-def shape_of(**changes: Any) -> ModelShape:
-    return model_shape(LLAMA | changes)
+def llama(**changes: Any) -> ModelShape:
+    return shape_of(LLAMA | changes)[1]
 
 
 def test_each_variant_is_the_price_of_that_config() -> None:
-    limits: dict[str, Any] = {"context": 5003, "batch": 3, "gpu_memory": "24GiB"}
-    shape = shape_of()
+    limits: dict[str, Any] = {"context": 5003, "batch": 3, "memory": "24GiB"}
+    shape = llama()
     rows = variants(shape, make_setting(shape, **limits))
     assert [row.name for row in rows] == ["MHA", "GQA-16", "GQA-8", "GQA-4", "GQA-2", "MQA"]
     assert [row.n_kv_heads for row in rows] == [32, 16, 8, 4, 2, 1]
@@ -132,16 +135,16 @@ def test_variants() -> None:
     prices = [price(LLAMA | {"num_key_value_heads": n}).prefill for n in (32, 8, 1)]
     assert len({bill.attention_flops for bill in prices}) == 1
     assert len({bill.layer_flops for bill in prices}) == 3
-    shape = shape_of()
-    rows = variants(shape, make_setting(shape, gpu_memory="16.5GB"))
+    shape = llama()
+    rows = variants(shape, make_setting(shape, memory="16.5GB"))
     assert [row.longest_context == 0 for row in rows] == [True, True, False, False, False, False]
     assert [row.fits for row in rows] == [False, False, False, True, True, True]
-    _, shape = read_shape("deepseek-v3")
+    _, shape = shape_of("deepseek-v3")
     rows = variants(shape, make_setting(shape))
     assert [row.name for row in rows if row.present] == ["MLA"]
     assert rows[0].cache_bytes_per_token == 61 * 576 * 2
     assert rows[1].name == "MHA" and rows[1].cache_bytes_per_token == 61 * 128 * (192 + 128) * 2
     assert rows[0].longest_context is None
-    shape = shape_of(hidden_size=2**31, num_attention_heads=2**12, num_key_value_heads=2**9, head_dim=None)
+    shape = llama(hidden_size=2**31, num_attention_heads=2**12, num_key_value_heads=2**9, head_dim=None)
     rows = variants(shape, make_setting(shape))
     assert [row.n_kv_heads for row in rows] == [2**n for n in range(12, -1, -1)]

@@ -15,8 +15,7 @@ from terminals import printed
 
 from headwise import cost
 from headwise.cli.reshape import print_curve, print_damage, print_reshaped
-from headwise.cost import PRESETS
-from headwise.models import price
+from headwise.cost import PRESETS, price
 from headwise.reshape.heal import Damage, HealPoint, Pair, Speed
 from headwise.reshape.job import Reshaped
 from headwise.table import Markup, Table, say
@@ -29,7 +28,7 @@ Draw = Callable[[Screen], None]
 
 def price_of(name: str, screen: Screen) -> None:
     _, shape = cost.read_shape(name)
-    setting = cost.make_setting(shape, batch=3, gpu_memory="2TB")
+    setting = cost.make_setting(shape, batch=3, memory="2TB")
     print_price(screen, cost.price_shape(name, shape, setting))
     print_variants(screen, setting, cost.variants(shape, setting))
 

@@ -25,22 +25,21 @@ def cost(
     batch: int = 1,
     dtype: str | None = None,
     kv_dtype: str | None = None,
-    gpu_memory: str | None = None,
+    memory: str | None = None,
     variants: Annotated[bool, Option("--variants")] = False,
 ) -> None:
     """Price a model: its parameters, cache, FLOPs and bytes.
 
-    With what fits in memory. Reads the fields of the model's own config.json, and needs neither weights nor torch nor a
-    network. A config that cannot be priced exactly is refused. Without MODEL a table of the models that courses
-    compare.
+    With what fits in memory. Reads the fields of the model's own config.json, and needs neither weights nor a network;
+    families that no formula describes are built without weights, by transformers. Without MODEL a table of the models
+    that courses compare.
     """  # its options: [cost] in commands.toml
     from headwise import cost as pricing  # this function has its name
-    from headwise.models import shape_of
     from headwise.view.cost import print_price, print_variants
 
     if model is None:
         # All options but --dtype are of one model, and refused where they are not at their defaults.
-        if (context, kv_dtype, gpu_memory, variants, batch) != (None, None, None, False, 1):
+        if (context, kv_dtype, memory, variants, batch) != (None, None, None, False, 1):
             raise HeadwiseError(
                 "no model is named; pass a folder, a config.json, a name on the hub or a preset, or no "
                 "options, for a table of those that courses compare"
@@ -48,8 +47,8 @@ def cost(
         # one format for all, whatever a preset names: so caches compare
         _show_models(pricing.TABLE, dtype or "bf16")
         return
-    name, shape = shape_of(model)
-    setting = pricing.make_setting(shape, context, batch, dtype, kv_dtype, gpu_memory)
+    name, shape = pricing.shape_of(model)
+    setting = pricing.make_setting(shape, context, batch, dtype, kv_dtype, memory)
     price = pricing.price_shape(name, shape, setting)
     rows = pricing.variants(shape, setting) if variants else None
     if wants_json():
@@ -61,7 +60,7 @@ def cost(
 
 
 def _show_models(names: Iterable[str], dtype: str) -> None:
-    from headwise.models import price
+    from headwise.cost import price
     from headwise.view.cost import print_models
 
     prices = [price(name, dtype=dtype) for name in names]
@@ -71,10 +70,9 @@ def _show_models(names: Iterable[str], dtype: str) -> None:
     models = []
     for each in prices:
         heads = each.layers[0].attention  # in each of these presets all layers are alike
-        sizes = {
-            field: getattr(heads, field)
-            for field in ("n_heads", "head_dim", "n_kv_heads", "variant", "window")
-        }
+        assert heads is not None
+        fields = ("n_heads", "head_dim", "n_kv_heads", "variant", "window")
+        sizes = {field: getattr(heads, field) for field in fields}
         cache = {"n_layers": each.n_layers, "cache_bytes_per_token": each.cache.bytes_per_token}
         models.append({"model": each.model, "d_model": each.d_model, **sizes, **cache})
     print_json("models", {"models": models})

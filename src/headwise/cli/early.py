@@ -27,7 +27,7 @@ def check_model(folder: Path, dtype: str = "auto") -> None:
         check_folder(folder)
     if dtype != "auto":
         # Imported here: at the top of the file it would be a sixth of all that `headwise --help` imports.
-        from headwise.cost.pricing import computed_in
+        from headwise.models import computed_in
 
         computed_in(dtype)  # raises HeadwiseError
 
@@ -61,10 +61,10 @@ def check_one_count(folder: Path) -> None:
 
 def shape_of(folder: Path) -> ModelShape | None:
     """The sizes in a folder's config.json; None where they cannot be told exactly: the model itself is then asked."""
-    from headwise.cost import read_shape  # here, as in `check_model`
+    from headwise.cost.config import shape_by_formula  # here, as in `check_model`
 
     try:
-        return read_shape(folder)[1]
+        return shape_by_formula(read_config(folder))
     except HeadwiseError:
         return None
 

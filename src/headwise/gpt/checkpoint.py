@@ -213,13 +213,10 @@ def hf_config(config: GPTConfig, boundary: int | None) -> dict[str, Any]:
 
 
 def _record(form: str) -> Mapping[str, Any]:
-    """How a model of ours is written in that form, with its architecture: "LlamaForCausalLM".
-
-    The price of the family has those of its models as keys of `heads`, the one that writes logits first.
-    """
+    """How a model of ours is written in that form."""
     family = families()[form]
-    assert family.form is not None and family.price is not None
-    return {**family.form, "architecture": next(iter(family.price["heads"]))}
+    assert family.form is not None
+    return family.form
 
 
 def _stacks(config: GPTConfig) -> dict[str, list[str]]:

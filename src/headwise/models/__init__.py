@@ -1,4 +1,4 @@
-"""Any model: open it, find its attention, read each call. Here, without torch: where a model lies, and its price.
+"""Any model: open it, find its attention, read each call. Here, without torch: where a model lies.
 
 It is a folder, a GGUF file, or a name on the hub (owner/name). A name is looked up in the cache of `huggingface_hub`,
 and downloaded through it where there is a network: weights as safetensors, never pickles or code. A GGUF file becomes
@@ -15,11 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from headwise.cost import Price, make_setting, price_shape, read_shape
-from headwise.cost.shape import ModelShape
 from headwise.errors import HeadwiseError
 from headwise.families import check_folder, read_config
 from headwise.files import check_file, read_json
+from headwise.words import unknown
 
 # "openai-community/gpt2", with one slash and no leading dot
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -41,39 +40,64 @@ def located(source: Path) -> Path:
     return _from_hub(str(source)) if _is_hub_name(source) else source
 
 
-def price(config: Any, **setting: Any) -> Price:
-    """What a model costs: parameters, cache, FLOPs, bytes moved, what fits in memory.
+def config_source(description: str | Path) -> tuple[str, Path | dict[str, Any]]:
+    """A short name, and the config.json, of what lies at a path or is called so on the hub; of a GGUF file its fields.
 
-    Args:
-        config: the name of a preset; the path of a config.json, of a folder that holds one or of a GGUF file; a name
-            on the hub; the dict of a config.json; an AttentionSpec (one layer, attention alone); a GPTConfig, a config
-            of transformers, or a model that has one of these as `config` or `spec`
-        **setting: all optional: context (tokens; default the model's own length), batch (texts, 1), dtype and
-            kv_dtype (fp32, bf16, fp8, ...; default the config's), gpu_memory ("24GiB" or bytes)
-
-    Raises:
-        HeadwiseError: with the name of the field, for what cannot be priced exactly.
+    Raises HeadwiseError where there is none.
     """
-    name, shape = shape_of(config)
-    return price_shape(name, shape, make_setting(shape, **setting))
-
-
-def shape_of(config: Any) -> tuple[str, ModelShape]:
-    """What `cost.read_shape` gives, of a name on the hub and of a GGUF file, too."""
-    path = Path(config) if isinstance(config, str | Path) else Path()
+    path = Path(description)
     if _is_gguf(path):
         _require_readers(path)
         # here: this module is imported where torch is not
         from headwise.models.hf import gguf_config
 
-        shape = read_shape(gguf_config(path))[1]
-        note = (
-            "a GGUF file: all weights are priced in one number format, however the file packs them"
+        return path.stem, gguf_config(path)
+    if _is_hub_name(path) and not path.exists():
+        return str(description), _from_hub(str(description), config_alone=True) / CONFIG
+    if not path.exists():
+        raise HeadwiseError(
+            f"{path} does not exist; pass a folder with {CONFIG}, such a file, or a preset"
         )
-        return path.stem, shape.noted(note)
-    if isinstance(config, str) and _is_hub_name(path):
-        return config, read_shape(_from_hub(config, config_alone=True))[1]
-    return read_shape(config)
+    file = path / CONFIG if path.is_dir() else path
+    if not file.exists():
+        raise HeadwiseError(f"{path} holds no {CONFIG}; pass the folder of a model")
+    # Whose name the model gets: llama/config.json and llama give "llama", sizes.json gives "sizes.json". The path is
+    # resolved, for the folder "." has no name.
+    named = path.resolve().parent if path.name == CONFIG else path.resolve()
+    return named.name, file
+
+
+# Bits of one number. MXFP4 shares a scale of 8 bits among 32 numbers of 4; other scales are not counted.
+BITS: dict[str, float] = {
+    "fp64": 64, "fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "fp4": 4, "int4": 4, "mxfp4": 4.25,
+}  # fmt: skip
+LONG_NAMES = {"double": "fp64", "float": "fp32", "half": "fp16", "bfloat16": "bf16"}
+# those that models run in, as torch calls them
+COMPUTED = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def number_format(name: object) -> str:
+    """The short name, one of BITS, of a number format that is given by a name of it, or as a dtype of torch.
+
+    Raises:
+        HeadwiseError: for a name that is not known.
+    """
+    long = str(name).lower().removeprefix("torch.")  # str(torch.float16) is "torch.float16"
+    # float16 -> fp16, float8_e4m3fn -> fp8: what follows the bits only says how they are used.
+    short = LONG_NAMES.get(long) or re.sub(r"float(\d+)(_e\dm\d(fn)?(uz)?)?", r"fp\1", long)
+    if short in BITS:
+        return short
+    raise unknown(f"no number format {name!r}", short, BITS)
+
+
+def computed_in(dtype: str) -> str:
+    """torch's name of a number format that models run in; "auto" as it is. Raises HeadwiseError for any other."""
+    if dtype == "auto":
+        return dtype
+    short = number_format(dtype)
+    if short not in COMPUTED:
+        raise HeadwiseError(f"dtype={dtype} is not computed in; one of auto, {', '.join(COMPUTED)}")
+    return COMPUTED[short]
 
 
 def _is_hub_name(source: Path) -> bool:

@@ -6,6 +6,7 @@ Everything is read from disk: nothing is downloaded, no code of a folder is run,
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from headwise.corpus.tokens import BOUNDARY, tokenising
 from headwise.errors import HeadwiseError
 from headwise.families import check_folder
 from headwise.files import read_json, whole_folder
+from headwise.words import unknown
 
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 FOREIGN_CODE = "; the folder brings code of its own (auto_map), which headwise never runs"
@@ -107,6 +109,93 @@ def gguf_config(path: Path) -> dict[str, Any]:
     return dict(config.to_dict())
 
 
+def meta_model(fields: Mapping[str, Any]) -> tuple[Any, str | None]:
+    """The model of a config on the meta device, without memory, in bfloat16; and what of it was built instead, if any.
+
+    Its class is the first of `architectures`; where none is named, the one with a head for words.
+    """
+    kind = fields["model_type"]
+    if kind not in transformers.CONFIG_MAPPING:
+        raise unknown(
+            f"transformers {transformers.__version__} has no model_type {kind!r}",
+            kind,
+            transformers.CONFIG_MAPPING,
+            "see the list of models in its documentation",
+        )
+    of_weights = ("quantization_config", "auto_map", "dtype", "torch_dtype")
+    plain = {name: value for name, value in fields.items() if name not in of_weights}
+    failure = f"transformers {transformers.__version__} builds no {kind} of this config"
+    with _loading(Path(), failure):
+        config = transformers.CONFIG_MAPPING[kind].from_dict(plain)
+        named = fields.get("architectures") or [""]
+        model_class = getattr(transformers, str(named[0]), None)
+        for mapping in (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_MAPPING):
+            if model_class is None and type(config) in mapping:
+                model_class = mapping[type(config)]
+        if isinstance(model_class, tuple):
+            model_class = model_class[0]
+        if model_class is None:
+            raise HeadwiseError(f"no class for {named[0] or kind}")
+        try:
+            return _on_meta(model_class, config), None
+        except Exception:
+            text = config.get_text_config(decoder=True)
+            part: str | None = "the decoder of text alone"
+            if text is config:
+                text, part = _filled(config), None
+            elif type(text) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+                model_class = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(text)]
+            with suppress(Exception):
+                return _on_meta(model_class, text), part
+            raise
+
+
+def _on_meta(model_class: Any, config: Any) -> Any:
+    config = copy.deepcopy(config)
+    if getattr(config, "default_language", "") is None:  # X-MOD runs in one of its languages
+        config.default_language = config.languages[0]
+    with torch.device("meta"):
+        model = model_class._from_config(config, attn_implementation="eager", dtype=torch.bfloat16)
+    with suppress(Exception):  # this one alone is matrix products; a class without experts has none
+        model.set_experts_implementation("batched_mm")
+    return model.eval()
+
+
+def _filled(config: Any) -> Any:
+    """The config with the sizes that its class leaves open, as all families derive them."""
+    config = copy.deepcopy(config)
+    if getattr(config, "num_key_value_heads", 0) is None:
+        config.num_key_value_heads = config.num_attention_heads
+    if getattr(config, "head_dim", 0) is None:
+        config.head_dim = config.hidden_size // config.num_attention_heads
+    if hasattr(config, "is_decoder"):
+        config.is_decoder = True
+    return config
+
+
+class AnyCache(transformers.DynamicCache):  # type: ignore[misc]  # transformers has no types here
+    """A cache for configs that name fewer layers than their model has, or none that counts tokens."""
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        try:
+            return super().get_seq_length(layer_idx)
+        except ValueError:
+            return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        try:
+            return super().get_mask_sizes(query_length, layer_idx)
+        except ValueError:
+            return query_length, 0
+
+    def update(
+        self, key_states: Any, value_states: Any, layer_idx: int, *rest: Any, **more: Any
+    ) -> Any:
+        while layer_idx >= len(self.layers):
+            self.layers.append(transformers.cache_utils.DynamicLayer())
+        return super().update(key_states, value_states, layer_idx, *rest, **more)
+
+
 def is_finite(weights: torch.Tensor) -> bool:
     """Is there no NaN and no inf?
 
@@ -124,7 +213,7 @@ def _loading(config: Path, failure: str, remedy: str = "") -> Iterator[None]:
     config  where a field auto_map shows that the folder relies on code of its own, that is the reason
     """
     try:
-        with _quiet():
+        with quiet():
             yield
     except Exception as error:  # the library lets through whatever its parts raise
         # The first line of its message, or the name of its class where it has none.
@@ -186,7 +275,7 @@ class FolderTokens:
         self.mask: str | None = source.mask_token
 
     def _read(self, text: str, **options: Any) -> Any:
-        with _quiet(), tokenising():  # a text longer than the model is cut into documents later
+        with quiet(), tokenising():  # a text longer than the model is cut into documents later
             return self._tokenizer(text, **{"add_special_tokens": False, **options})
 
     def __len__(self) -> int:
@@ -237,13 +326,15 @@ def feature_extractor(folder: Path) -> Any:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """No progress bars and warnings of the library inside this block: what matters is said by our own errors."""
     level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
     finally:
         logging.set_verbosity(level)
         if has_bars:

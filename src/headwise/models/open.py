@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from headwise.corpus.tokens import TextTokens, Tokens
-from headwise.cost.pricing import computed_in
 from headwise.errors import HeadwiseError
 from headwise.families import OURS, is_own
 from headwise.files import free_memory, text_path
@@ -24,7 +23,7 @@ from headwise.gpt.checkpoint import save_model
 from headwise.gpt.generate import continued
 from headwise.gpt.gpt import GPT, register
 from headwise.gpt.run import Settings, kept_text, load_run, run_training
-from headwise.models import located
+from headwise.models import computed_in, located
 from headwise.models.ask import context_of, predicts, reader, vocabulary_of
 from headwise.models.weights import cast
 from headwise.table import amount

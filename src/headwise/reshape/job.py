@@ -32,9 +32,9 @@ from headwise.corpus.documents import BATCH, cut, encoded
 from headwise.corpus.sources import Sources, exists
 from headwise.corpus.tokens import require_tokens, unknown_note
 from headwise.corpus.training import HELD_OUT_SHARE
-from headwise.cost import read_shape
+from headwise.cost.config import shape_by_formula
 from headwise.errors import HeadwiseError
-from headwise.families import RECORD, check_reshapable, require_run, run_of
+from headwise.families import RECORD, check_reshapable, read_config, require_run, run_of
 from headwise.files import read_text, sync_folder, text_path, write_whole
 from headwise.gpt.checkpoint import load_model
 from headwise.gpt.presets import find_preset
@@ -318,10 +318,11 @@ def _path_of(model: nn.Module | str | Path) -> Path:
 def _check_config(path: Path, change: Change, tokens: int | None) -> None:
     """Refuse what the sizes in config.json cannot give."""
     try:
-        shape = read_shape(path)[1]
+        shape = shape_by_formula(read_config(path))
     except HeadwiseError:  # they cannot be told exactly: the model itself is then asked
         return
-    attention = shape.layers[0].attention  # the first layer has as many heads as any other
+    attention = shape.layers[0].heads  # the first layer has as many heads as any other
+    assert attention is not None
     change.check_sizes(len(shape.layers), attention.n_heads, attention.n_kv_heads)
     check_tokens(tokens, shape.positions if shape.generates else None)
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import partial
 
 from headwise.cost import Price, Setting, Variant
-from headwise.cost.pricing import HeadPrice, LayerPrice
+from headwise.cost.price import LayerPrice
+from headwise.cost.shape import Heads
 from headwise.table import DECIMAL, Cell, Table, amount, scaled
 from headwise.view import Screen
 
@@ -15,8 +16,10 @@ _decimal = partial(scaled, base=1000, units=DECIMAL)  # 8030261248 -> "8.03 G"
 
 
 def print_price(screen: Screen, price: Price) -> None:
-    """What `headwise cost` says without further options. Labels of tables are phrases of [price] of the words."""
+    """What `headwise cost` says without further options."""
     screen.say(price.heading)
+    if price.way == "built":
+        screen.say("priced on the model, built by transformers without weights")
     _print_parameters(screen, price)
     _print_layers(screen, price)
     Table(("", "", ""), price.rows(), "Costs").print(screen)
@@ -25,14 +28,16 @@ def print_price(screen: Screen, price: Price) -> None:
 
 
 def print_models(screen: Screen, prices: Sequence[Price]) -> None:
-    """A line for each model, with the sizes of its first layer of text."""
+    """A line for each model, with the sizes of its first layer with heads."""
     columns = ("model", "width", "heads", "head width", "kv heads", "variant", "layers", "window")
     rows = []
     for price in prices:
-        heads = price.layers[0].attention
+        with_heads = [layer for layer in price.layers if layer.attention]
+        heads = with_heads[0].attention
+        assert heads is not None
         sizes = (price.d_model, heads.n_heads, heads.head_dim, heads.n_kv_heads)
         # Each window once, in the order of the layers; None stands for a layer that sees all tokens.
-        windows = dict.fromkeys(layer.attention.window for layer in price.layers)
+        windows = dict.fromkeys(layer.attention.window for layer in with_heads if layer.attention)
         window = ", ".join(f"{size:,}" for size in windows if size is not None)
         if window and None in windows:
             window = f"{window}, some"
@@ -84,7 +89,16 @@ def _names(names: list[str]) -> str:
 
 def _layer_rows(layer: LayerPrice) -> dict[str, Cell]:
     """What is said of a layer: the label of a row, and the cell."""
-    rows = _head_rows(layer.attention)
+    rows: dict[str, Cell] = {"kind": layer.kind}
+    if layer.attention is not None:
+        rows |= _head_rows(layer.attention)
+    if layer.mixer_parameters:
+        rows["mixer"] = layer.mixer_parameters
+    rows["cache bytes per token"] = layer.cache_bytes_per_token or "none"
+    if layer.cache_rows is not None:
+        rows["  of the last tokens"] = layer.cache_rows
+    if layer.state_bytes:
+        rows["bytes that do not grow"] = layer.state_bytes
     rows["feed-forward"] = layer.feed_forward_parameters
     if layer.experts:  # to how many of them a token is sent, of how many
         active, count = layer.experts
@@ -96,7 +110,7 @@ def _layer_rows(layer: LayerPrice) -> dict[str, Cell]:
     return rows
 
 
-def _head_rows(heads: HeadPrice) -> dict[str, Cell]:
+def _head_rows(heads: Heads) -> dict[str, Cell]:
     """What is said of an attention and of each of its heads."""
     width: Cell = heads.head_dim
     if heads.head_dim != heads.value_dim:  # queries and keys are wider than values, or narrower
@@ -107,11 +121,10 @@ def _head_rows(heads: HeadPrice) -> dict[str, Cell]:
         "query heads": heads.n_heads,
         "key/value heads": shared,
         "head width": width,
-        "parameters of a query head": heads.query_head_parameters,
-        "of a key/value head": heads.kv_head_parameters,
+        "parameters of a query head": heads.query_head_parameters or "-",
+        "of a key/value head": heads.kv_head_parameters or "-",
         "shared by the heads": heads.shared_parameters or "-",
         "attention": heads.parameters,
-        "cache bytes per token": heads.cache_bytes_per_token or "none",
     }
     if heads.window is not None:
         rows["window"] = f"{heads.window:,} tokens"
@@ -127,14 +140,14 @@ def print_variants(screen: Screen, setting: Setting, rows: Sequence[Variant]) ->
     """
     screen.say("")
     headings = ["parameters", "cache/token", "cache in all", "moved/token"]
-    headings += ["longest"] if setting.gpu_memory is not None else []
+    headings += ["longest"] if setting.memory is not None else []
     lines = []
     # The cells come in the order of the headings above, under the same conditions.
     for row in rows:
         sizes = (row.cache_bytes_per_token, row.cache_bytes, round(row.bytes_per_token))
         cells = [_decimal(row.parameters), *map(amount, sizes)]
         # "only" that long, where what was asked for does not fit
-        if setting.gpu_memory is not None:
+        if setting.memory is not None:
             longest = "no limit" if row.longest_context is None else f"{row.longest_context:,}"
             cells.append(longest if row.fits else f"only {longest}")
         lines.append([f"{row.name} *" if row.present else row.name, *cells])
