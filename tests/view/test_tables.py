@@ -27,7 +27,7 @@ Draw = Callable[[Screen], None]
 
 
 def price_of(name: str, screen: Screen) -> None:
-    _, shape = cost.read_shape(name)
+    _, shape = cost.shape_of(name)
     setting = cost.make_setting(shape, batch=3, memory="2TB")
     print_price(screen, cost.price_shape(name, shape, setting))
     print_variants(screen, setting, cost.variants(shape, setting))
