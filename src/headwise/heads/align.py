@@ -34,7 +34,7 @@ from headwise.corpus.tokens import TextTokens
 from headwise.errors import HeadwiseError
 from headwise.files import read_text
 from headwise.heads.blocks import row_weights
-from headwise.heads.documents import Document, Listener, listening
+from headwise.heads.documents import Document, listening
 from headwise.heads.statistics import unknown_head
 from headwise.intervals import Interval, interval_of
 from headwise.models.ask import device_of, evaluating, run_body
@@ -46,14 +46,9 @@ from headwise.table import Table
 SMOOTH = 7  # keys, the middle one among them, whose median is taken: as in Whisper
 # Seconds within which a found beginning counts: two round limits. The headings in `Alignment.table` name them, too.
 WITHIN = np.array([0.05, 0.1])
-BATCH = 2**22  # cells of maps that are aligned at a time, which take some 50 MB: a round choice
 SHOWN = 12  # heads of the table: with the sets below them they fit on a screen of 24 lines
 
-# The kinds of text in a file: the field that tells the kind -> the fields that it must have beside it.
-KINDS = {"audio": {"words"}, "source": {"target", "links"}, "text": {"links"}}
 RATE = 16_000  # samples a second that models of speech read
-# bytes of a sample: its type, and the full scale
-WIDTHS = {2: (np.int16, 2**15), 4: (np.int32, 2**31)}
 
 Maps = NDArray[np.float32]  # (H,N,S): heads, rows that are aligned, keys
 Numbers = NDArray[np.float64]
@@ -78,12 +73,8 @@ class Spoken:
 
         A word is found to begin at the first key that the path visits in its row.
         """
-        parts = -(-maps_knm.size // BATCH)
-        columns = np.concatenate(
-            [path_starts(part) for part in np.array_split(maps_knm, min(parts, len(maps_knm)))]
-        )
-        # (K,words)
-        off = np.abs(columns[:, list(self.starts)] * self.seconds_per_key - np.array(self.begins))
+        columns = path_starts(maps_knm)[:, list(self.starts)]  # (K,words)
+        off = np.abs(columns * self.seconds_per_key - np.array(self.begins))
         # What rounding alone puts beyond a limit is within.
         within = (off[..., None] <= WITHIN + 1e-9).mean(1)
         return np.column_stack([off.mean(1), within])
@@ -206,37 +197,32 @@ def align(
         raise HeadwiseError(
             f"{len(texts)} texts to choose by and {len(judged)} to judge on; pass at least one of each"
         )
-    n_spoken = sum(isinstance(text, Spoken) for text in (*texts, *judged))
-    if n_spoken not in (0, len(texts) + len(judged)):
+    kinds = {type(text) for text in (*texts, *judged)}
+    if len(kinds) > 1:
         raise HeadwiseError(
             "some texts are spoken and some linked; align each kind in a call of its own"
         )
-    maps = []  # of each text, first those to choose by, then those to judge on
+    known = []  # the texts with their maps
+    sites = None  # which align: known when the first text is read
     with evaluating(model):
-        sites = _aligning(model, texts[0])
-        # from here on a head is its number in this list
-        names = [head for site in sites for head in site.heads]
-        for name in named:
-            if name not in names:
-                raise unknown_head(name, names)
         for number, text in enumerate((*texts, *judged), 1):
-            maps.append(_maps(model, sites, text))
+            maps_of = _maps(model, text, sites)
+            sites = list(maps_of)
+            maps = np.concatenate(list(maps_of.values()))
+            known.append((text, prepared(maps) if Spoken in kinds else maps))
             progress(number, len(texts) + len(judged))
-    if n_spoken:
-        maps = [prepared(maps_hns) for maps_hns in maps]
-    to_choose, to_judge = (
-        list(zip(texts, maps, strict=False)),
-        list(zip(judged, maps[len(texts) :], strict=True)),
-    )
-    # In the first round each head is alone; in the next ones with those chosen so far.
-    chosen: list[int] = []
-    alone, error = np.zeros(0), np.inf
+    # from here on a head is its number in this list
+    names = [head for site in sites or () for head in site.heads]
+    for name in named:
+        if name not in names:
+            raise unknown_head(name, names)
+    to_choose, to_judge = known[: len(texts)], known[len(texts) :]
+    alone = _figures(to_choose, [[h] for h in range(len(names))])
+    order = np.argsort(alone[:, 0].mean(1), kind="stable").tolist()
+    chosen, error = order[:1], float(alone[order[0], 0].mean())
     while len(chosen) < min(most, len(names)):
         rest = [h for h in range(len(names)) if h not in chosen]
-        figures = _figures(to_choose, [[*chosen, h] for h in rest])
-        errors = figures[:, 0].mean(1)
-        if not chosen:
-            alone = figures
+        errors = _figures(to_choose, [[*chosen, h] for h in rest])[:, 0].mean(1)
         if errors.min() >= error:
             break
         error = float(errors.min())
@@ -247,12 +233,11 @@ def align(
         sets[f"named: {' '.join(named)}"] = [names.index(name) for name in named]
     scored = {}
     for (name, heads), figures in zip(
-        sets.items(), _figures(to_judge, [*sets.values()]), strict=True
+        sets.items(), _figures(to_judge, list(sets.values())), strict=True
     ):
         scored[name] = _scored([names[h] for h in heads], figures)
-    order = np.argsort(alone[:, 0].mean(1), kind="stable")
     ranking = tuple(_scored([names[h]], alone[h]) for h in order)
-    kind = "spoken" if n_spoken else "linked"
+    kind = "spoken" if Spoken in kinds else "linked"
     return Alignment(ranking, scored.pop("chosen"), scored, kind, (len(texts), len(judged)))
 
 
@@ -262,44 +247,35 @@ def _scored(heads: Sequence[str], figures: Numbers) -> Scored:
     return Scored(tuple(heads), error, tuple(share.of_fraction() for share in within))
 
 
-def _aligning(model: nn.Module, text: Known) -> list[Site]:
-    """The sites whose keys are another sequence than their queries; of a model without such, all that run."""
-    ran = {}  # site -> is it cross attention?
+def _maps(model: nn.Module, text: Known, sites: Sequence[Site] | None) -> dict[Site, Maps]:
+    """The maps (H,N,S) over the rows of a text that count, of all heads whose keys are another text than their queries.
 
-    def remember(site: Site, call: Call, documents: Sequence[Document]) -> None:
-        ran[site] = site.cross or call.cross  # a layer of ours does either, and its call says which
+    Of a model without such heads those of all that run; `sites` are these, where they are known.
+    """
+    rows = list(text.rows)
+    if not rows or (isinstance(text, Spoken) and not text.starts):
+        raise HeadwiseError("a text without a word, or without a link, aligns with nothing")
+    calls: dict[Site, Call] = {}
 
-    _run(model, text, remember)
-    return [site for site in ran if ran[site]] or list(ran)
+    def keep(site: Site, call: Call, documents: Sequence[Document]) -> None:
+        calls[site] = call
 
-
-def _run(
-    model: nn.Module, text: Known, listener: Listener, sites: Sequence[Site] | None = None
-) -> None:
-    """Run the model on one text with the calls of these attentions, default all, handed to a listener."""
-    with listening(model, listener, sites=sites):
+    with listening(model, keep, sites=sites):
         if set(text.inputs) == {"input_ids"}:
             # also for a model of ours, whose argument has another name
             run_body(model, text.inputs["input_ids"])
         else:
             model(**{name: x.to(device_of(model)) for name, x in text.inputs.items()})
-
-
-def _maps(model: nn.Module, sites: Sequence[Site], text: Known) -> Maps:
-    """The maps of the heads of all these sites over the rows of a text that count, (H,N,S)."""
-    rows = list(text.rows)
-    if not rows or not (text.starts if isinstance(text, Spoken) else text.links):
-        raise HeadwiseError("a text without a word, or without a link, aligns with nothing")
-    maps_of = {}
-
-    def take(site: Site, call: Call, documents: Sequence[Document]) -> None:
-        if rows[-1] >= call.n_queries:  # the last row is the largest
-            raise HeadwiseError(f"row {rows[-1]} of {call.n_queries} is to be aligned")
+    # a layer of ours does either, and its call says which
+    crossing = [site for site, call in calls.items() if site.cross or call.cross]
+    maps = {}
+    for site in crossing or calls:
+        if rows[-1] >= calls[site].n_queries:  # the last row is the largest
+            raise HeadwiseError(f"row {rows[-1]} of {calls[site].n_queries} is to be aligned")
         # Of a linked text `n_keys` is None, and [:None] takes all keys.
-        maps_of[site] = row_weights(call, 0, rows)[..., : text.n_keys].float().cpu().numpy()
-
-    _run(model, text, take, sites)
-    return np.concatenate([maps_of[site] for site in sites])
+        weights = row_weights(calls[site], 0, rows)[..., : text.n_keys]
+        maps[site] = weights.float().cpu().numpy()
+    return maps
 
 
 def _figures(texts: Sequence[tuple[Known, Maps]], sets: Sequence[Sequence[int]]) -> Numbers:
@@ -339,32 +315,33 @@ def prepared(maps_hns: Maps) -> Maps:
 def path_starts(scores_knm: Maps) -> NDArray[np.int64]:
     """The best monotone path through each map (K,N,M), from its first cell to its last: the first column of each row.
 
-    A step goes one row down, one column on, or both; the sum of scores on the way is the largest. Cells of one diagonal
-    hang on the two before it alone, so they are computed at once.
+    A step goes one row down, one column on, or both; the sum of scores on the way is the largest.
     """
     K, N, M = scores_knm.shape
-    # best[k, i, j]: the largest sum of a path to row i - 1, column j - 1 of the map. Row 0 and column 0 of `best` lie
-    # outside of it, and no path comes from there ...
-    best = np.full((K, N + 1, M + 1), -np.inf)
-    best[:, 0, 0] = 0  # ... but from here: every path goes to the first cell
-    came = np.zeros(best.shape, np.int8)  # 0 a row and a column on, 1 a row on, 2 a column on
-    for diagonal in range(2, N + M + 1):
-        # so that j lies between 1 and M
-        i = np.arange(max(1, diagonal - M), min(N, diagonal - 1) + 1)
-        j = diagonal - i
-        ways = np.stack([best[:, i - 1, j - 1], best[:, i - 1, j], best[:, i, j - 1]])
-        came[:, i, j] = ways.argmax(0)
-        best[:, i, j] = scores_knm[:, i - 1, j - 1] + ways.max(0)
-    # From the last cell back to the first, all paths at once. A path that has left the first cell stays at i = j = 0.
+    scores = scores_knm.astype(np.float64)
+    # best[k, j]: the largest sum of a path to column j of the row so far; the first row begins at its first cell.
+    best = scores[:, 0].cumsum(1)
+    entries = np.zeros(
+        (N, K, M), np.int32
+    )  # the column where the best path to a cell enters its row
+    came = np.zeros(
+        (N, K, M), bool
+    )  # does it enter that column from the one before, in the row above?
+    for i in range(1, N):
+        diagonal = np.pad(best[:, :-1], ((0, 0), (1, 0)), constant_values=-np.inf)
+        came[i] = diagonal >= best
+        # Entered at column c a path has the sum so far, and then the row's scores from c on.
+        sums = scores[:, i].cumsum(1)
+        gains = np.maximum(diagonal, best) - sums + scores[:, i]
+        best_gains = np.maximum.accumulate(gains, axis=1)
+        entries[i] = np.maximum.accumulate(np.where(gains == best_gains, np.arange(M), 0), axis=1)
+        best = best_gains + sums
+    # from the last cell back
     starts = np.zeros((K, N), np.int64)
-    k, i, j = np.arange(K), np.full(K, N), np.full(K, M)
-    while (is_open := i > 0).any():
-        # The columns of a row come from the right to the left: the one that is written last is the first of the row.
-        # i and j count in `best`, which is one larger on either side.
-        starts[k[is_open], i[is_open] - 1] = j[is_open] - 1
-        way = came[k, i, j]
-        i = np.where(is_open & (way != 2), i - 1, i)
-        j = np.where(is_open & (way != 1), j - 1, j)
+    k, j = np.arange(K), np.full(K, M - 1)
+    for i in range(N - 1, 0, -1):
+        starts[:, i] = entries[i, k, j]
+        j = starts[:, i] - came[i, k, starts[:, i]]
     return starts
 
 
@@ -444,19 +421,32 @@ def read_aligned(folder: Folder, path: Path) -> list[Known]:
 
 
 def _text(folder: Folder, tokens: TextTokens, record: dict[str, Any], near: Path) -> Known:
-    # The text of a line, by its kind; `near` is the folder of the file.
-    kind = next((kind for kind in KINDS if kind in record), None)
-    if kind is None or KINDS[kind] - set(record):
-        wanted = "; ".join(", ".join([kind, *sorted(fields)]) for kind, fields in KINDS.items())
-        raise HeadwiseError(f"it has {', '.join(record) or 'nothing'}, and a text needs {wanted}")
-    if kind == "audio":
+    """The text of a line; `near` is the folder of the file."""
+    if {"audio", "words"} <= record.keys():
         return _spoken(folder, tokens, record, near)
-    if kind == "text":
-        ids = list(tokens.prompt(record["text"]))
-        # behind the tokens that begin any text
-        places = _first_tokens(tokens, record["text"], len(tokens.frame[0]))
-        return _linked({"input_ids": ids}, record, places, places)
-    return _translated(folder, tokens, record)
+    if {"source", "target", "links"} <= record.keys():
+        start = getattr(folder.model.config, "decoder_start_token_id", None)
+        if start is None:
+            raise HeadwiseError(
+                f"{folder.name} ({folder.family}) has no decoder beside an encoder; pass a text with links"
+            )
+        # The decoder reads the target one token later: row i predicts its token i.
+        inputs = {"decoder_input_ids": [int(start), *tokens.encode(record["target"])]}
+        rows, source = _first_tokens(tokens, record["target"], 0), record["source"]
+    elif {"text", "links"} <= record.keys():
+        inputs, rows, source = {}, None, record["text"]
+    else:
+        raise HeadwiseError(
+            f"it has {', '.join(record)}, and a text needs audio, words; source, target, links; text, links"
+        )
+    inputs["input_ids"] = list(tokens.prompt(source))
+    # behind the tokens that begin any text
+    keys = _first_tokens(tokens, source, len(tokens.frame[0]))
+    rows = keys if rows is None else rows
+    links, possible = (
+        tuple((rows[i], keys[j]) for i, j in record.get(name, ())) for name in ("links", "possible")
+    )
+    return Linked({name: torch.tensor([ids]) for name, ids in inputs.items()}, links, possible)
 
 
 def _spoken(folder: Folder, tokens: TextTokens, record: dict[str, Any], near: Path) -> Spoken:
@@ -485,32 +475,6 @@ def _spoken(folder: Folder, tokens: TextTokens, record: dict[str, Any], near: Pa
     return Spoken(inputs, rows, tuple(starts), begins, seconds_per_key, n_keys)
 
 
-def _translated(folder: Folder, tokens: TextTokens, record: dict[str, Any]) -> Linked:
-    """A source for the encoder, and a target that the decoder reads one token later."""
-    config = folder.model.config
-    start = getattr(config, "decoder_start_token_id", None)
-    if start is None:
-        raise HeadwiseError(
-            f"{folder.name} ({folder.family}) has no decoder beside an encoder; pass a text with links"
-        )
-    source = list(tokens.prompt(record["source"]))
-    target = [int(start), *tokens.encode(record["target"])]
-    rows = _first_tokens(tokens, record["target"], 0)  # row i predicts token i of the target
-    # as a key a token stands in its own place
-    keys = _first_tokens(tokens, record["source"], len(tokens.frame[0]))
-    return _linked({"input_ids": source, "decoder_input_ids": target}, record, rows, keys)
-
-
-def _linked(
-    inputs: dict[str, list[int]], record: dict[str, Any], rows: Sequence[int], keys: Sequence[int]
-) -> Linked:
-    """A linked text; `rows` and `keys` are, for each word on either side of a link, its row and its key."""
-    links, possible = (
-        tuple((rows[i], keys[j]) for i, j in record.get(name, ())) for name in ("links", "possible")
-    )
-    return Linked({name: torch.tensor([ids]) for name, ids in inputs.items()}, links, possible)
-
-
 def _first_tokens(tokens: TextTokens, text: str, before: int) -> Sequence[int]:
     """For each word between spaces the number of its first token, where `before` tokens stand before the text."""
     places = tokens.places(text)  # the characters of each token, [start, end)
@@ -526,7 +490,7 @@ def _first_tokens(tokens: TextTokens, text: str, before: int) -> Sequence[int]:
 
 
 def read_wav(path: Path) -> NDArray[np.float32]:
-    """The samples of a WAV file (PCM of 16 or 32 bits), from -1 to 1, its channels averaged.
+    """The samples of a WAV file (PCM of 16 bits), from -1 to 1, its channels averaged.
 
     Raises HeadwiseError for another file, or another rate than RATE.
     """
@@ -538,13 +502,11 @@ def read_wav(path: Path) -> NDArray[np.float32]:
             content = file.readframes(file.getnframes())
     except (OSError, EOFError, wave.Error) as error:
         raise HeadwiseError(f"{path} is no WAV file that can be read: {error}") from None
-    if width not in WIDTHS or rate != RATE:
+    if (width, rate) != (2, RATE):
         raise HeadwiseError(
             f"{path} has {rate:,} samples of {8 * width} bits a second; write it with {RATE:,} of 16 bits, such as by "
             f"ffmpeg -i {path.name} -ar {RATE} -c:a pcm_s16le 16k.wav"
         )
-    kind, full_scale = WIDTHS[width]
     # The channels of a sample lie side by side.
-    return (np.frombuffer(content, kind).reshape(-1, channels).mean(1) / full_scale).astype(
-        np.float32
-    )
+    samples = np.frombuffer(content, np.int16).reshape(-1, channels).mean(1)
+    return (samples / 2**15).astype(np.float32)
