@@ -30,11 +30,10 @@ if TYPE_CHECKING:
     from headwise.checker.check import check
     from headwise.cost.price import Price, price
     from headwise.gpt.gpt import GPT, GPTConfig
-    from headwise.heads.ablate import ablate
+    from headwise.heads.ablate import ablate, steer
     from headwise.heads.attribute import Attribution, attribute
     from headwise.heads.composition import composition
     from headwise.heads.patch import Patching, patch
-    from headwise.heads.steer import steer
     from headwise.heads.survey import survey
     from headwise.heads.table import HeadProfile, Story, Survey
     from headwise.heads.watch import Seen, SeenHead, watch
@@ -74,8 +73,7 @@ _LAZY = {
     for module, names in {
         "cost.price": "Price price", "gpt.gpt": "GPT GPTConfig",
         "heads.attribute": "Attribution attribute",
-        "heads.composition": "composition", "heads.ablate": "ablate", "heads.patch": "Patching patch",
-        "heads.steer": "steer",
+        "heads.composition": "composition", "heads.ablate": "ablate steer", "heads.patch": "Patching patch",
         "heads.survey": "survey", "heads.table": "HeadProfile Story Survey",
         "heads.watch": "Seen SeenHead watch", "heads.why": "why",
         "layer.explain": "Explanation explain",

@@ -1,10 +1,13 @@
-"""What breaks without a head: `ablate`, the change in loss when heads are silenced, and importance from gradients."""
+"""Heads changed while the model runs: `ablate` and `steer`; and what breaks without each head.
+
+`ablation` is the change in loss when one head at a time is silenced; `importance` comes from gradients.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -26,17 +29,18 @@ from headwise.models.ask import (
 )
 from headwise.models.hook import attach
 from headwise.models.sites import Site, sites_of
-from headwise.records import Call, head_name
+from headwise.records import Call
 
 HOWS = ("zero", "mean")
 # Logits held at once when several variants of a model run in one batch: a round choice, 256 MB in float32.
 LARGEST = 2**26
+# What becomes of a head's output (B,T,E): from the head's name, what it gives, the call and its documents.
+Change = Callable[[str, Tensor, Call, Sequence[Document]], Tensor | float]
 
 
-@contextmanager
 def ablate(
     model: nn.Module, heads: Iterable[str], how: str = "zero", means: Seen | None = None
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """Silence heads of a model inside this block, in training and in eval.
 
         with hw.ablate(model, ["L3.H5", "cross.L0.H2"]):
@@ -60,28 +64,100 @@ def ablate(
         raise HeadwiseError(
             f"how={how!r} with means=: they take the place of a head's output in how='mean' alone"
         )
-    sites = sites_of(model)
-    chosen = by_site(sites, heads)
-    names = [head_name(site, h) for site, numbers in chosen.items() for h in numbers]
-    # Head -> what it becomes, (E,), where it is told.
+    heads = _names(heads)
     fixed = (
-        {} if means is None else {name: torch.from_numpy(means[name].mean_out) for name in names}
+        {} if means is None else {name: torch.from_numpy(means[name].mean_out) for name in heads}
     )
 
-    def change(site: Site, call: Call, documents: Sequence[Document]) -> Tensor:
-        silent = chosen[site.name]
-        out = call.out.clone()
+    def silenced(
+        name: str, out: Tensor, call: Call, documents: Sequence[Document]
+    ) -> Tensor | float:
         if how == "zero":
-            out[:, silent] = 0
-        elif means is not None:
-            for h in silent:
-                out[:, h] = fixed[site.head(h)].to(out)
-        else:  # (H,E) -> (1,heads,1,E), the same for all documents and queries
-            out[:, silent] = _row_mean(call, documents)[silent][None, :, None].to(out.dtype)
+            return 0.0
+        return fixed[name].to(out) if fixed else _row_mean(out, call, documents)
+
+    return _changing(model, heads, silenced)
+
+
+def steer(model: nn.Module, changes: Mapping[str, Tensor | float]) -> AbstractContextManager[None]:
+    """Scale what heads give, or add to it, inside this block, in every call and at every token.
+
+        with hw.steer(model, {"L0.H1": vector, "L1.H2": 0.5}):
+            model(ids)
+
+    It acts where W_O reads the head: behind a gate, and on each head apart, also where several read the same keys and
+    values (Turner et al. 2023, arXiv 2308.10248).
+
+    Args:
+        model: any model that `watch` watches
+        changes: for each head a number by which its output (E,) before W_O is multiplied, or a vector (E,) that is
+            added to it
+
+    Raises:
+        HeadwiseError: for a head that the model does not have, for a vector of another width than the head's, and
+            at the end of a block in which none of the heads was reached.
+    """
+    if not isinstance(changes, Mapping):
+        raise HeadwiseError(f"changes={changes!r} must name heads: a dict such as {{'L0.H1': 0.5}}")
+    wanted = {name: _tensor(name, change) for name, change in changes.items()}
+
+    def steered(name: str, out: Tensor, call: Call, documents: Sequence[Document]) -> Tensor:
+        change = wanted[name].to(out)
+        if change.ndim and change.shape != out.shape[-1:]:
+            raise HeadwiseError(
+                f"{name} gives vectors of {out.shape[-1]} before W_O, and its change is {(*change.shape,)}"
+            )
+        return out + change if change.ndim else out * change
+
+    return _changing(model, list(changes), steered)
+
+
+def _changing(model: nn.Module, heads: list[str], change: Change) -> AbstractContextManager[None]:
+    """A block in which these heads give something else."""
+    sites = sites_of(model)
+    places = {name: (site.name, h) for site in sites for h, name in enumerate(site.heads)}
+    # A module of somebody's own may not tell its number of heads before it has run: 0 until then.
+    uncounted = next((site for site in sites if not site.n_heads), None)
+    chosen: dict[str, list[int]] = defaultdict(list)
+    for name in heads:
+        if name not in places and uncounted is not None:
+            raise HeadwiseError(
+                f"how many heads {uncounted.name} has, a {type(uncounted.module).__name__}, is known after it has run: "
+                f"run the model once inside hw.watch(model), or give the module an attribute n_heads"
+            )
+        if name not in places:
+            raise unknown_head(name, list(places))
+        site, h = places[name]
+        chosen[site].append(h)
+
+    def changed(site: Site, call: Call, documents: Sequence[Document]) -> Tensor:
+        out = call.out.clone()  # (B,H,T,E)
+        for h in chosen[site.name]:
+            out[:, h] = change(site.head(h), out[:, h], call, documents)
         return out
 
-    with listening(model, change, sites=[site for site in sites if site.name in chosen]):
-        yield
+    return listening(model, changed, sites=[site for site in sites if site.name in chosen])
+
+
+def _names(heads: Iterable[str]) -> list[str]:
+    """Each head once, in their order."""
+    if isinstance(heads, str) or not isinstance(heads, Iterable):
+        example = heads if isinstance(heads, str) else "L0.H1"
+        raise HeadwiseError(f"heads={heads!r} must be a list of names, such as [{example!r}]")
+    return list(dict.fromkeys(heads))
+
+
+def _tensor(name: str, change: object) -> Tensor:
+    try:
+        tensor = torch.as_tensor(change)
+    # what torch raises for what is no number, and for ragged lists
+    except (TypeError, ValueError, RuntimeError):
+        raise HeadwiseError(
+            f"the change of {name} is {change!r}; pass a factor, or a vector"
+        ) from None
+    if not tensor.isfinite().all():
+        raise HeadwiseError(f"the change of {name} is not finite")
+    return tensor
 
 
 def _check_how(how: str) -> None:
@@ -89,31 +165,8 @@ def _check_how(how: str) -> None:
         raise HeadwiseError(f"how={how!r} is not known; one of {', '.join(HOWS)}")
 
 
-def by_site(sites: Sequence[Site], heads: Iterable[str]) -> dict[str, list[int]]:
-    """Site name -> numbers of the named heads there, without sites that have none. Raises HeadwiseError for others."""
-    if isinstance(heads, str) or not isinstance(heads, Iterable):
-        example = heads if isinstance(heads, str) else "L0.H1"
-        raise HeadwiseError(f"heads={heads!r} must be a list of names, such as [{example!r}]")
-    heads = list(heads)  # a generator is read once
-    places = {site.head(h): (site.name, h) for site in sites for h in range(site.n_heads)}
-    # A module of somebody's own may not tell its number of heads before it has run: 0 until then.
-    uncounted = next((site for site in sites if not site.n_heads), None)
-    if uncounted is not None and not set(heads) <= places.keys():
-        raise HeadwiseError(
-            f"how many heads {uncounted.name} has, a {type(uncounted.module).__name__}, is known after it has run: "
-            f"run the model once inside hw.watch(model), or give the module an attribute n_heads"
-        )
-    chosen: dict[str, list[int]] = defaultdict(list)
-    for name in dict.fromkeys(heads):  # each once, in their order
-        if name not in places:
-            raise unknown_head(name, list(places))
-        site, h = places[name]
-        chosen[site].append(h)
-    return chosen
-
-
-def _row_mean(call: Call, documents: Sequence[Document]) -> Tensor:
-    """Mean output of each head over the real rows of a call, (H,E), as a constant: no gradient flows through it."""
+def _row_mean(out: Tensor, call: Call, documents: Sequence[Document]) -> Tensor:
+    """The mean (E,) over real rows of what a head gives, (B,T,E), as a constant: no gradient flows through it."""
     # All documents of a call start alike. In cross attention none has a start, and all its keys are there at once.
     T, past = call.n_queries, documents[0].start or 0
     if T == 1 or past > 0:
@@ -121,15 +174,11 @@ def _row_mean(call: Call, documents: Sequence[Document]) -> Tensor:
             f"how='mean' in a step of {T} tokens with {past} in the cache has too few rows for a mean, and a cache "
             f"must not change the answer; pass means=, what `watch` saw"
         )
-    out = call.out.detach()
-    rows = []  # of each document, (T,): is it a row that counts?
-    for document in documents:
-        is_real = (
-            torch.ones(T, dtype=torch.bool) if document.real_rows is None else document.real_rows
-        )
-        rows.append(is_real.to(out.device))
-    weight = torch.stack(rows).to(out.dtype)  # (B,T)
-    return torch.einsum("bhte,bt->he", out, weight) / weight.sum().clamp(min=1)
+    weight = torch.ones(out.shape[:2]).to(out)  # of each row: does it count?
+    for row, document in zip(weight, documents, strict=True):
+        if document.real_rows is not None:
+            row[:] = document.real_rows
+    return torch.einsum("bte,bt->e", out.detach(), weight) / weight.sum().clamp(min=1)
 
 
 @torch.inference_mode(False)
@@ -218,16 +267,28 @@ def ablation(
         for n, ids in enumerate(batches):
             base = next_token_losses(model, ids, after) if whole is None else whole[n]
             # How many run at once. A config that tells no vocabulary bounds nothing: all heads of a layer.
-            n_variants = max(1, LARGEST // (ids.numel() * (vocabulary_of(model) or 1)))
+            most = max(1, LARGEST // (ids.numel() * (vocabulary_of(model) or 1)))
             for site in sites:
-                for start in range(0, site.n_heads, n_variants):
-                    chunk = range(start, min(start + n_variants, site.n_heads))
-                    losses = _without_each(model, ids, site, chunk, how, after)
-                    for h, loss in zip(chunk, losses, strict=True):
+                for heads in torch.arange(site.n_heads).split(most):
+                    silence = partial(_silence_each, heads.tolist(), how)
+                    with attach({site: silence}):
+                        losses = next_token_losses(model, ids.repeat(len(heads), 1), after)
+                    for h, loss in zip(heads.tolist(), losses.view(len(heads), -1), strict=True):
                         changes[site.head(h)].extend((loss - base).tolist())
-                    done += len(chunk)
+                    done += len(heads)
                     progress(done, total)
     return {name: interval_of(values) for name, values in changes.items()}
+
+
+def _silence_each(heads: Sequence[int], how: str, call: Call) -> Tensor:
+    """What the heads give, (n B,H,T,E), in n copies of a batch, each of which is without another head."""
+    out = call.out.clone()
+    for copy, h in zip(
+        out.chunk(len(heads)), heads, strict=True
+    ):  # what is set there is set in `out`
+        # no padding here: all rows are real
+        copy[:, h] = 0 if how == "zero" else copy[:, h].mean((0, 1))
+    return out
 
 
 def calls_of(model: nn.Module, ids: Tensor) -> list[Site]:
@@ -237,28 +298,7 @@ def calls_of(model: nn.Module, ids: Tensor) -> list[Site]:
     def note(site: Site, call: Call) -> None:
         order.append(site)
 
-    with (
-        attach({site: partial(note, site) for site in sites_of(model)}),
-        evaluating(model),
-        torch.no_grad(),
-    ):
+    sites = sites_of(model)
+    with attach({site: partial(note, site) for site in sites}), evaluating(model), torch.no_grad():
         run_body(model, ids)
     return order
-
-
-def _without_each(
-    model: nn.Module, ids: Tensor, site: Site, heads: Sequence[int], how: str, after: int | None
-) -> Tensor:
-    """Losses (n,B) of the model without head heads[0], without heads[1] and so on, in one batch."""
-    n, B = len(heads), ids.shape[0]
-
-    def silence(call: Call) -> Tensor:
-        out = call.out.clone()
-        variants = out.view(n, B, *out.shape[1:])  # a view: what is set there is set in `out`
-        for variant, h in zip(variants, heads, strict=True):
-            # no padding here: all rows are real
-            variant[:, h] = 0 if how == "zero" else variant[:, h].mean((0, 1))
-        return out
-
-    with attach({site: silence}):
-        return next_token_losses(model, ids.repeat(n, 1), after).view(n, B)
