@@ -75,13 +75,7 @@ def _matrices(site: Site) -> tuple[dict[str, Tensor], Tensor]:
         )
     E = w_o.shape[1] // H
     G = w_v.shape[0] // E  # values are as wide as what W_O reads of a head
-    if (
-        w_v.shape[0] % E
-        or not G
-        or H % G
-        or w_k.shape[0] % G
-        or w_q.shape[0] * G != w_k.shape[0] * H
-    ):
+    if w_v.shape[0] % E or w_q.shape[0] % H or w_q.shape[0] * G != w_k.shape[0] * H:
         raise HeadwiseError(
             f"{site.name}: W_Q has {w_q.shape[0]} rows, W_K {w_k.shape[0]} and W_V {w_v.shape[0]}, which is no whole "
             f"number of heads of one width for {H} heads of {E} values"
