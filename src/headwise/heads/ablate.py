@@ -269,11 +269,12 @@ def ablation(
             # How many run at once. A config that tells no vocabulary bounds nothing: all heads of a layer.
             most = max(1, LARGEST // (ids.numel() * (vocabulary_of(model) or 1)))
             for site in sites:
-                for heads in torch.arange(site.n_heads).split(most):
-                    silence = partial(_silence_each, heads.tolist(), how)
+                for start in range(0, site.n_heads, most):
+                    heads = range(site.n_heads)[start : start + most]
+                    silence = partial(_silence_each, heads, how)
                     with attach({site: silence}):
                         losses = next_token_losses(model, ids.repeat(len(heads), 1), after)
-                    for h, loss in zip(heads.tolist(), losses.view(len(heads), -1), strict=True):
+                    for h, loss in zip(heads, losses.view(len(heads), -1), strict=True):
                         changes[site.head(h)].extend((loss - base).tolist())
                     done += len(heads)
                     progress(done, total)
