@@ -20,6 +20,7 @@ from headwise.errors import HeadwiseError
 from headwise.table import escaped
 
 LANGUAGES = ("en", "es")
+NAMED = ("column", "role", "fact")  # sections of names
 Facts = dict[str, Any]  # values by their names: of a phrase, of a JSON object
 # {name} is group 1; of {name:one|many} groups 2 and 3 are the two words.
 _PLACE = r"\{(\w+)(?::([^|{}]*)\|([^|{}]*))?\}"
@@ -33,12 +34,18 @@ _MARKUP = re.compile(
 def table() -> dict[str, dict[str, str]]:
     """{key: {language: phrase}}; the key of `[report] lede` is `report.lede`."""
     text = resources.files("headwise").joinpath("words.toml").read_text(encoding="utf-8")
-    sections = tomllib.loads(text)
-    return {
-        f"{name}.{key}": phrase
-        for name, section in sections.items()
-        for key, phrase in section.items()
-    }
+    texts = {}
+    for name, section in tomllib.loads(text).items():
+        for key, phrase in section.items():
+            if isinstance(phrase, list):
+                texts[f"{name}.{key}"] = dict(zip(LANGUAGES, phrase, strict=True))
+            elif name in NAMED:  # the key is the English text
+                texts[f"{name}.{key}"] = {"en": key.replace("_", " "), "es": phrase}
+            elif name == "meaning":  # statistics bring their English with them
+                texts[f"{name}.{key}"] = {"es": phrase}
+            else:
+                texts[f"{name}.{key}"] = dict.fromkeys(LANGUAGES, phrase)
+    return texts
 
 
 def check_lang(lang: str) -> None:
@@ -49,8 +56,11 @@ def check_lang(lang: str) -> None:
 
 def phrases(sections: Sequence[str]) -> dict[str, dict[str, str]]:
     """{language: {key: phrase}} of some sections: what a page carries."""
-    keys = [key for key in table() if key.split(".")[0] in sections]
-    return {lang: {key: table()[key][lang] for key in keys} for lang in LANGUAGES}
+    kept = {key: texts for key, texts in table().items() if key.split(".")[0] in sections}
+    return {
+        lang: {key: texts[lang] for key, texts in kept.items() if lang in texts}
+        for lang in LANGUAGES
+    }
 
 
 def phrase(key: str, lang: str = "en", /, **facts: Any) -> str:

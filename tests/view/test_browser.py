@@ -192,6 +192,6 @@ def test_one_token_and_no_scripts(open_report: Opener, tmp_path: Path, browser: 
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(report.as_uri())
-    assert page.locator("noscript p, .notice").first.inner_text().startswith("This page is drawn by a script")
+    assert page.locator("noscript p, .notice").first.inner_text().startswith("Scripts are switched off")
     assert not page.locator("#look").is_visible()
     context.close()

@@ -140,7 +140,7 @@ def test_without_a_mouse_on_a_phone_and_in_the_dark(page: Page, served: Served) 
     press(page, "ArrowDown", "ArrowRight", "Enter")
     assert page.inner_text("#large-title") == "L1.H1"
     page.keyboard.press("s")
-    page.wait_for_selector("#large-silence[aria-pressed=true]")
+    page.wait_for_function("() => document.querySelector('#large-verdict').textContent.includes('L1.H1')")
     assert served.desk.readings["a"].changes == {"L1.H1": 0} and faults(page) == []
     page.keyboard.press("ArrowRight")
     assert page.inner_text("#large-title") == "L1.H2"

@@ -65,7 +65,7 @@ def test_sentences_of_heads() -> None:
     survey = survey_of()
     examples = (Example(3, 4, 3, " sea", "the", 0.31), Example(0, 2, 1, "a", "b", 0.2))
     head = head_of(survey, examples=examples)
-    assert "none of the roles; in the text it looks hardest from *sea* at *the* (0.31)." in head_sentence(survey, head)
+    assert "none of the roles; it looks hardest from *sea* at *the* (0.31)." in head_sentence(survey, head)
     assert "desde *sea* hacia *the* (0.31)." in head_sentence(survey, head, "es")
     alone = head_of(survey, scores={"confidence": change(0.456)})
     assert head_sentence(survey, alone) == "It has none of the roles; its largest weight is 0.46 on average."

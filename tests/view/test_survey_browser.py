@@ -226,7 +226,7 @@ def test_the_large_view_has_every_number_beside_its_controls(open_report: Opener
         "[...document.querySelectorAll('#numbers tr')].map((r) => [...r.cells].map((c) => c.firstChild?.textContent))"
     )
     lines = {name or "": rest for name, *rest in page.evaluate(cells)}
-    assert "weight on the token right before" in page.inner_text("#numbers")
+    assert "length of what the head adds" in page.inner_text("#numbers")
     assert lines[""] == ["value", "95 % interval", "even", "untrained"]
     assert lines["previous"] == ["0.950", "0.940 to 0.960", "0.020", "0.090"]
     assert lines["copying"][2] == "\u2013" and lines["entropy"][3] == "\u2013"

@@ -135,11 +135,12 @@ def look_html(about: Facts, example: str | None = None, lang: str = "en") -> str
     example = example or EXAMPLES[about["predicts"]].format(mask=about["mask"])
     heads = about["heads"]
     layers = {(head["part"], head["layer"]) for head in heads}
-    facts = {"family": about["family"], "heads": len(heads), "layers": len(layers)}
+    facts = {"heads": len(heads), "layers": len(layers)}
     body = frame(
         "page/look.html",
         heading=escaped(about["model"]),
-        lede=word("look.lede", "p", 'class="lede"', **facts),
+        family=escaped(about["family"]),
+        extent=word("report.extent", **facts),
         large=large_view(),
     )
     return page(

@@ -180,7 +180,8 @@ def _look(survey: Survey, profile: HeadProfile) -> Note:
     scores = {role.name: role.score for role in survey.roles}
     for role in TELLING:
         if role in profile.roles:
-            return Note.of(key_of("sentence", role), mean=number(profile.means[scores[role]], 2))
+            job, mean = Note.of(key_of("job", role)), number(profile.means[scores[role]], 2)
+            return Note.of("sentence.role", job=job, role=role, mean=mean)
     if not profile.examples:
         return Note.of("sentence.nothing", mean=number(profile.means.get("confidence"), 2))
     hardest = profile.examples[0]  # they come with the largest weight first

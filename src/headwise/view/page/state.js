@@ -182,7 +182,8 @@ export function putSentence(target, number) {
   target.replaceChildren();
   for (const [key, values] of heads[number].says ?? []) {
     const part = element('span');
-    putWords(part, key, { ...values, role: values.role && roleName(values.role) }); // a role comes in English
+    const { role } = values, job = values.job && say(`job.${keyOf(role)}`); // both come in English
+    putWords(part, key, { ...values, job, role: role && roleName(role) });
     target.append(part, ' ');
   }
   if (data.served) target.append(kindWords(number));

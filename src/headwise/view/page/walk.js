@@ -48,6 +48,8 @@ function draw() {
   showWayBack();
 }
 
+function wordsOf({ id, text }) { return { word: text, seen: walk.model.tokens.shown[id] }; }
+
 // The bar of tokens, each a button that makes it the one that asks.
 function drawTokens() {
   const weights = walk.run.layers[walk.layer].heads[walk.head].weights[walk.at];
@@ -59,7 +61,7 @@ function drawTokens() {
     chip.setAttribute('aria-pressed', String(at === walk.at));
     chip.classList.toggle('later', at > walk.at); // which the model hides from the one that asks
     chip.classList.toggle('unknown', !piece.known);
-    if (!piece.known) chip.title = say('walk.unknown', { seen: walk.model.tokens.shown[piece.id] });
+    if (!piece.known) chip.title = say('walk.unknown_note', wordsOf(piece));
     // From the step on in which the weights come up, each token is tinted by its own.
     if (STEPS.indexOf('softmax') <= walk.step) chip.style.setProperty('--share', String(weights[at]));
     return chip;
@@ -67,9 +69,8 @@ function drawTokens() {
   const unknown = walk.pieces.find((piece) => !piece.known);
   const note = byId('tokens-note');
   if (walk.cut) setWord(note, 'walk.cut', { count: walk.ids.length, left: walk.cut });
-  else if (unknown) {
-    setWord(note, 'walk.unknown_note', { word: unknown.text, seen: walk.model.tokens.shown[unknown.id] });
-  } else setWord(note, 'walk.choose_token');
+  else if (unknown) setWord(note, 'walk.unknown_note', wordsOf(unknown));
+  else setWord(note, 'walk.choose_token');
 }
 
 // The list of the eight steps, each a button.

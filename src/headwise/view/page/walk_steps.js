@@ -69,6 +69,7 @@ function drawText() {
   return [
     telling('asked', { token: tokenAt(at), at, seen: at + 1, count: walk.ids.length }),
     telling(key, { layer: walk.layer }),
+    telling('text_read'),
     stripTable(say('walk.text'), rows),
   ];
 }

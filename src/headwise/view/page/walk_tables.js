@@ -187,8 +187,7 @@ export function tellOf(cell) {
   for (const marked of document.querySelectorAll('.from, .pointed')) marked.classList.remove('from', 'pointed');
   const readout = byId('readout');
   readout.classList.toggle('speaking', Boolean(cell));
-  // Step 0 is the first that shows colours: there the hint explains them.
-  if (!cell) return putWords(readout, walk.step ? 'walk.point' : 'walk.point_text');
+  if (!cell) return putWords(readout, 'walk.point');
   cell.classList.add('pointed');
   const origin = origins.get(cell.dataset.cell)?.();
   if (!origin) readout.textContent = cell.dataset.number;
