@@ -135,12 +135,11 @@ def look_html(about: Facts, example: str | None = None, lang: str = "en") -> str
     example = example or EXAMPLES[about["predicts"]].format(mask=about["mask"])
     heads = about["heads"]
     layers = {(head["part"], head["layer"]) for head in heads}
-    facts = {"heads": len(heads), "layers": len(layers)}
     body = frame(
         "page/look.html",
         heading=escaped(about["model"]),
         family=escaped(about["family"]),
-        extent=word("report.extent", **facts),
+        extent=word("report.extent", heads=len(heads), layers=len(layers)),
         large=large_view(),
     )
     return page(
