@@ -70,13 +70,11 @@ class _Projections(WatchedModule):
 
     def check_text(self, x: Tensor) -> None:
         """Raise HeadwiseError where x is not (B,T,d_in) with at most `context_length` tokens."""
-        d_in, context_length = self.W_query.in_features, self.mask.shape[0]
-        if x.ndim != 3:
+        d_in, context_length = self.W_query.in_features, len(self.mask)
+        if x.ndim != 3 or x.shape[2] != d_in:
             raise HeadwiseError(
-                f"x has shape {tuple(x.shape)}, {x.ndim} axes; the layer takes (batch, tokens, width)"
+                f"x has shape {tuple(x.shape)}; the layer takes (batch, tokens, width) of width d_in={d_in}"
             )
-        if x.shape[2] != d_in:
-            raise HeadwiseError(f"x has width {x.shape[2]}; this layer has d_in={d_in}")
         if x.shape[1] > context_length:
             raise HeadwiseError(
                 f"x has {x.shape[1]} tokens, and context_length={context_length}; cut the text, or build a longer layer"
@@ -245,28 +243,18 @@ def class_from_wrapper(wrapper: nn.Module, projection: nn.Linear | None = None) 
 
     HeadwiseError with both widths where the projection has another one.
     """
-    heads = [
-        _require(head, *PROJECTIONS, "mask", "dropout") for head in _require(wrapper, "heads").heads
-    ]
-    # joined: width of all heads
-    first, joined = heads[0], sum(head.W_query.out_features for head in heads)
-    if projection is not None and (projection.in_features, projection.out_features) != (
-        joined,
-        joined,
-    ):
+    heads = []
+    for head in _require(wrapper, "heads").heads:
+        heads.append(_require(head, *PROJECTIONS, "mask", "dropout"))
+    first, width = heads[0], heads[0].W_query.out_features
+    d_in, joined, bias = first.W_query.in_features, len(heads) * width, first.W_query.bias
+    if projection is not None and projection.weight.shape != (joined, joined):
         raise HeadwiseError(
             f"the projection maps {projection.in_features} to {projection.out_features}, and {len(heads)} heads of "
-            f"{first.W_query.out_features} join to {joined}; pass nn.Linear({joined}, {joined})"
+            f"{width} join to {joined}; pass nn.Linear({joined}, {joined})"
         )
-    bias = first.W_query.bias is not None
-    layer = MultiHeadAttn(
-        first.W_query.in_features,
-        joined,
-        first.mask.shape[0],
-        first.dropout.p,
-        len(heads),
-        qkv_bias=bias,
-    )
+    dropout, has_bias = first.dropout.p, bias is not None
+    layer = MultiHeadAttn(d_in, joined, len(first.mask), dropout, len(heads), qkv_bias=has_bias)
     layer.to(first.W_query.weight).train(wrapper.training)
     parts = [_projections_of(head) for head in heads]
     # Not strict: the layer has made its mask, and out_proj is filled below.

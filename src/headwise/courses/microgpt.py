@@ -9,11 +9,12 @@ times as fast as a node for each + and *. `microgpt_numpy` does the same in arra
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 n_embd, n_head, block_size = 16, 4, 16  # width, heads, longest text in tokens
@@ -141,17 +142,12 @@ def attention(q: Vector, keys: Matrix, values: Matrix, n_head: int) -> Vector:
     x_attn: list[Any] = []
     for hs in range(0, len(q), head_dim):  # hs: where the head starts
         places = slice(hs, hs + head_dim)
-        q_h, k_h, v_h = (
-            q[places],
-            [key[places] for key in keys],
-            [value[places] for value in values],
-        )
+        q_h, v_h = q[places], [value[places] for value in values]
         # how well each key answers
-        attn_logits = [dot(q_h, key) / math.sqrt(head_dim) for key in k_h]
+        attn_logits = [dot(q_h, key[places]) / math.sqrt(head_dim) for key in keys]
         attn_weights = softmax(attn_logits)
         # zip(*v_h) gives for each place its numbers in all tokens so far.
-        head_out = [dot(attn_weights, feature) for feature in zip(*v_h, strict=True)]
-        x_attn += head_out
+        x_attn += [dot(attn_weights, feature) for feature in zip(*v_h, strict=True)]
     return x_attn
 
 
@@ -294,22 +290,14 @@ def replay(
 
 
 def main(learner: Callable[[dict[str, Any]], Any]) -> None:
-    """The command line of this file and of `microgpt_numpy`: losses, then samples."""
-    parser = argparse.ArgumentParser(
-        description="Train microgpt on a list of names, then write new ones."
-    )
-    parser.add_argument(
-        "names", type=argparse.FileType(encoding="utf-8"), help="a text file, a name a line"
-    )
-    parser.add_argument("steps", type=int, nargs="?", default=STEPS, help="default: 1000")
-    options = parser.parse_args()
-    with options.names as file:
-        names = file.read().splitlines()
+    """The command line of this file and of `microgpt_numpy`: NAMES [STEPS] -> losses, then samples."""
+    names = Path(sys.argv[1]).read_text(encoding="utf-8").splitlines()
+    steps = int(sys.argv[2]) if len(sys.argv) > 2 else STEPS
 
     def report(step: int, loss: float) -> None:
         print(f"step {step:4}  loss {loss:.4f}")
 
-    print("\n".join(replay(names, options.steps, report=report, learner=learner)[1]))
+    print("\n".join(replay(names, steps, report=report, learner=learner)[1]))
 
 
 if __name__ == "__main__":

@@ -143,11 +143,10 @@ class MultiHeadAttention:
         HeadwiseError where a shape does not fit, or the mask is bool.
         """
         x = np.asarray(x)
-        if x.ndim != 2 or x.shape[1] != self.d_model:
-            wanted = f"this layer takes (tokens, d_model) with d_model={self.d_model}"
-            raise HeadwiseError(f"x has shape {x.shape}; {wanted}")
-        if len(x) == 0:
-            raise HeadwiseError("x has 0 tokens; pass at least 1")
+        if x.ndim != 2 or x.shape[1] != self.d_model or len(x) == 0:
+            raise HeadwiseError(
+                f"x has shape {x.shape}; this layer takes (tokens, d_model) with d_model={self.d_model}"
+            )
         if mask is None:
             return x.astype(np.float32, copy=False), None
         mask = np.asarray(mask)
