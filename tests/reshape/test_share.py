@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from headwise.models.weights import AttentionWeights, head_counts, read_layers, with_layers
 from headwise.reshape.align import fold, key_rule, moments
-from headwise.reshape.share import POOLS, cheapest, share_heads
+from headwise.reshape.share import POOLS, Sharing, cheapest, share_heads
 
 
 def roots_of(model: nn.Module) -> list[Tensor]:
@@ -135,19 +135,17 @@ def test_the_best_groups_are_found() -> None:
 
 def test_what_cannot_be_shared_says_why() -> None:
     def shared(name: str, n_kv_heads: int) -> None:
-        model = build(name)
-        share_heads(model, n_kv_heads, "mean", "adjacent", roots_of(model))
+        model, sharing = build(name), Sharing(n_kv_heads, "mean", "adjacent")
+        sharing.check_sizes(2, *head_counts(model)[:2])
+        sharing.check(model)
 
     refuses_table("share", {"shared": shared})
 
 
 def test_ways_and_families() -> None:
-    model = build("rope")
-    roots, said = roots_of(model), "Linear is a family whose heads cannot be reshaped yet; there are headwise"
-    refuses(
-        lambda: share_heads(model, 2, "average", "adjacent", roots), "method='average' is not known; there are mean"
-    )
-    refuses(lambda: share_heads(model, 2, "mean", "near", roots), "groups='near' is not known; there are adjacent")
+    said = "Linear is a family whose heads cannot be reshaped yet; there are headwise"
+    refuses(lambda: Sharing(2, "average", "adjacent"), "method='average' is not known; there are mean")
+    refuses(lambda: Sharing(2, "mean", "near"), "groups='near' is not known; there are adjacent")
     refuses(lambda: share_heads(nn.Linear(2, 2), 1, "mean", "adjacent", []), said)
     # Neighbours and dealt heads cost the same, and the third way to pair four heads 4 % less.
     prices = {(0, 3): 0.95, (1, 2): 0.97}

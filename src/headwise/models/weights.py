@@ -1,4 +1,4 @@
-"""The attention of a model, layer by layer: its weights and windows, read and given to a child.
+"""The attention of a model, layer by layer: its weights, read and given to a child.
 
 Families keep weights in four Linears, or q, k and v in one matrix, or as y = x W; families.toml says where. Here all
 are one record, y = W x, head by head.
@@ -24,8 +24,6 @@ from headwise.gpt.checkpoint import hf_form
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.models.sites import as_rows
 from headwise.positions import RoPE
-
-SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 @dataclass(frozen=True)
@@ -318,20 +316,3 @@ def _pairs(model: nn.Module, head_dim: int) -> tuple[tuple[int, int], ...]:
             dim=2 * next(len(values) for name, values in buffers if name.endswith("inv_freq"))
         )
     return () if rope is None else rope.pairs(head_dim)
-
-
-# Windows
-
-
-def windows_of(model: nn.Module) -> list[int | None]:
-    """For each layer the tokens that a query sees, its own included; None: all, as far as the config tells."""
-    config: Any = model.config
-    if isinstance(model, GPT):
-        return [config.window(layer) for layer in range(config.n_layers)]
-    window = getattr(config, "sliding_window", None)
-    # Without layer_types (Mistral) all layers have the window, if there is one.
-    types = (
-        getattr(config, "layer_types", None)
-        or [SLIDING if window else FULL] * config.num_hidden_layers
-    )
-    return [window if kind == SLIDING else None for kind in types]

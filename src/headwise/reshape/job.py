@@ -49,7 +49,6 @@ from headwise.models.weights import (
     family_of,
     head_counts,
     reads_as_stock,
-    windows_of,
 )
 from headwise.records import plain_data
 from headwise.reshape.heal import (
@@ -74,7 +73,7 @@ STATISTICS = 50_000  # tokens, at most, that alignment and importance read
 GLANCE = 5_000  # tokens, at most, that an evaluation of a healing reads
 EVALUATION = 20_000  # tokens, at most, that one measurement reads
 TOLERANCE = 1e-4  # largest difference of a logit in float32 that rounding in another order may make
-PROBE_TOKENS = 256  # ids that both models read, where no window asks for more
+PROBE_TOKENS = 256  # ids that both models read, at most
 # stands for the folder of a model that was not read from one
 IN_MEMORY = Path("the model in memory")
 OF_RUN = "the text of the run"  # what errors call it
@@ -578,23 +577,14 @@ def check_place(source: Path, out: Path, force: bool) -> None:
     here, there = source.resolve(), out.resolve()
     holds_files = out.is_dir() and any(out.iterdir())
     problem = ""
-    if here in (there, *there.parents):
-        problem = f" lies in the source {source}, which is never changed; pass another"
-    elif there in here.parents:
-        problem = f" holds the source {source}; pass a folder elsewhere"
-    elif there == Path.cwd() or there in Path.cwd().parents:
-        problem = " is the folder you are in, or holds it; pass another"
-    elif out.is_symlink():
-        problem = " is a link; pass the folder itself"
-    elif out.exists() and not out.is_dir():
-        problem = " is a file; pass a folder"
+    if here in (there, *there.parents) or there in here.parents:
+        problem = f" and the source {source}, which is never changed, lie in one another; pass another folder"
+    elif out.is_symlink() or (out.exists() and not out.is_dir()):
+        problem = " is a link or a file; pass a folder"
     elif not there.parent.is_dir():
         problem = f": the folder {out.parent} does not exist"
     elif holds_files and not (out / RECORD).exists():
-        problem = (
-            f" exists already and has no {RECORD}: share or prune did not write it and will not "
-            "replace it; pass another folder"
-        )
+        problem = f" exists already and has no {RECORD}: share or prune did not write it; pass another folder"
     elif holds_files and not force:
         problem = " exists already; pass force=True to replace it, or another folder"
     if problem:
@@ -649,9 +639,7 @@ def verify(model: nn.Module, folder: Path, context: int | None) -> str:
     by more than TOLERANCE.
     """
     config: Any = model.config
-    # Twice the widest window at least, so that a window of another length would show.
-    count = max(PROBE_TOKENS, 2 * max(filter(None, windows_of(model)), default=0))
-    count = min(count, context or count)
+    count = min(PROBE_TOKENS, context or PROBE_TOKENS)
     # Ids from all over the vocabulary. A prime as stride repeats none before all have been, unless it divides the
     # size of the vocabulary. The 1 keeps id 0, often that of padding, from being the first.
     ids = (torch.arange(count)[None] * 7919 + 1) % int(config.vocab_size)

@@ -346,16 +346,15 @@ def _cache_note(model: nn.Module, child: nn.Module, zeroed: bool) -> str:
     if now < n_kv_heads:
         return f"the cache shrinks from {n_kv_heads} to {now} key/value heads a layer"
     if not cache_bytes(model):
-        slow = ", and nothing is faster: zeroed heads are computed as before" if zeroed else ""
-        return f"the model keeps no cache{slow}"
-    # tried with one key/value head
-    can_share = n_kv_heads > 1 and cannot_carry(model, n_heads, 1) is None
-    if zeroed:
-        remedy = "; `headwise share` lets heads share theirs" if can_share else ""
-        return f"nothing is faster and the cache does not shrink: zeroed heads keep their keys and values{remedy}"
+        return "the model keeps no cache"
     size = n_heads // n_kv_heads
-    remedy = ", or let heads share theirs with `headwise share`" if can_share else ""
-    return (
+    note = (
         f"the cache does not shrink: each key/value head is read by {size} query heads, "
-        f"and all {size} must go{'; prune whole groups' * can_share}{remedy}"
+        f"and all {size} must go"
     )
+    if zeroed:
+        note = "nothing is faster and the cache does not shrink: zeroed heads keep their keys and values"
+    # tried with one key/value head
+    if n_kv_heads > 1 and cannot_carry(model, n_heads, 1) is None:
+        note += "; `headwise share` lets heads share theirs"
+    return note

@@ -174,9 +174,6 @@ def share_heads(
     roots  for each layer, from `moments`; the mean of adjacent groups needs none
     """
     n_heads, before, _ = head_counts(model)
-    sharing = Sharing(n_kv_heads, method, groups)
-    sharing.check_sizes(0, n_heads, before)
-    sharing.check(model)
     pool, neighbours = POOLS[method], adjacent(before, n_kv_heads)
     chosen = []  # for each layer the key/value heads of the parent that share, in the new order
     # What alignment of the keys is exact, and who shares: a dict keeps each note once, in order.
