@@ -12,14 +12,13 @@ name, `encoder.L3`. Weights are found by the record of the family, or by names t
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -29,7 +28,7 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.families import USUAL, Family, families
 from headwise.layer.layer import MultiHeadAttention
-from headwise.models.softmax import JOINS, NATIVE, attends, codes_of
+from headwise.models.softmax import JOINS, NATIVE, attends, codes_of, uses_interface
 from headwise.records import head_name
 
 # a part of a path that is a number: ".3" of "layers.3.attn"
@@ -189,26 +188,6 @@ def _own_weights(module: MultiHeadAttention, name: str) -> Tensor | None:
 def is_hf(module: nn.Module) -> bool:
     """Is this a model of transformers? Its classes tell it by name, so that transformers need not be loaded."""
     return any((kind.__module__, kind.__name__) == BASE for kind in type(module).__mro__)
-
-
-def uses_interface(module: nn.Module) -> bool:
-    """Does a method of this module's class call the attention interface of transformers itself?"""
-    return _calls_interface(type(module))  # type: ignore[arg-type]  # the checker doubts that a class has a hash
-
-
-# Once for each class, by the names in the bytecode of its methods: nothing is run.
-@cache
-def _calls_interface(kind: type) -> bool:
-    # what all models inherit names the interface, but calls nothing of it
-    bases = [base for base in kind.__mro__ if base.__module__ != BASE[0]]
-    for member in itertools.chain(*(vars(base).values() for base in bases)):
-        code = getattr(inspect.unwrap(member), "__code__", None) if callable(member) else None
-        names = () if code is None else code.co_names
-        # Kosmos 2.5 asks the interface for an attribute, finds none, and runs a function of its own.
-        asks_alone = "getattr" in names and "get_interface" not in names
-        if "ALL_ATTENTION_FUNCTIONS" in names and not asks_alone:
-            return True
-    return False
 
 
 def _owner(modules: Modules, path: str) -> nn.Module:

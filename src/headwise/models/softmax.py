@@ -81,17 +81,23 @@ def attends(module: nn.Module) -> bool:
 
     Its softmax may be a module, nn.Softmax, which the code of the class does not name.
     """
-    fused, product, softmax = _names_in(type(module))  # type: ignore[arg-type]
+    _, fused, product, softmax = _names_in(type(module))  # type: ignore[arg-type]
     softmax = softmax or any(isinstance(child, nn.Softmax) for child in module.children())
     return fused or (product and softmax)
 
 
+def uses_interface(module: nn.Module) -> bool:
+    """Does the code of this module's class call the attention interface of transformers?"""
+    return _names_in(type(module))[0]  # type: ignore[arg-type]  # the checker doubts that a class has a hash
+
+
 @cache
-def _names_in(kind: type[nn.Module]) -> tuple[bool, bool, bool]:
-    """Does the code of a class name a fused attention, a product, a softmax?
+def _names_in(kind: type[nn.Module]) -> tuple[bool, bool, bool, bool]:
+    """Does the code of a class name the interface of transformers, a fused attention, a product, a softmax?
 
     That is its `forward` and its `__init__`, and the functions and methods that these call.
     """
+    uses = False
     names: set[str] = set()
     read = set()
     waiting: list[Any] = []  # functions, and other things, None too, which the loop passes by
@@ -114,6 +120,9 @@ def _names_in(kind: type[nn.Module]) -> tuple[bool, bool, bool]:
             continue
         for code in codes_of(function):
             names.update(code.co_names)
+            # Kosmos 2.5 asks the interface for an attribute, finds none, and runs a function of its own.
+            asks_alone = "getattr" in code.co_names and "get_interface" not in code.co_names
+            uses = uses or ("ALL_ATTENTION_FUNCTIONS" in code.co_names and not asks_alone)
             # Bytecode is pairs of bytes, operation and argument: 0, 2, 4, ... are operations, 1, 3, 5, ... arguments.
             # What CPython keeps room for behind an instruction takes whole pairs, too, so none is read askew.
             if MATMULS & set(zip(code.co_code[::2], code.co_code[1::2], strict=True)):
@@ -126,7 +135,7 @@ def _names_in(kind: type[nn.Module]) -> tuple[bool, bool, bool]:
             waiting += [getattr(place, name, None) for place in places for name in code.co_names]
     fused = not names.isdisjoint({"scaled_dot_product_attention", "multi_head_attention_forward"})
     product = not names.isdisjoint(PRODUCTS | {"@"}) or any("matmul" in name for name in names)
-    return fused, product, any(name.lower().endswith("softmax") for name in names)
+    return uses, fused, product, any(name.lower().endswith("softmax") for name in names)
 
 
 def codes_of(function: Any) -> list[types.CodeType]:
