@@ -47,17 +47,11 @@ class Family:
     # what a gain is above the weight of its norm: Gemma's norms multiply by 1 + weight
     norm_offset: float = 0.0
     rope: bool = True  # are queries and keys rotated? Pairs are features m and m + d/2
-    # the config's field with the number of key/value heads; None: there is none
-    n_kv_heads: str | None = "num_key_value_heads"
+    grouped: bool = True  # does its config say how many key/value heads there are?
     layers: str = "layers"  # the list of layers, seen from the body of the model (its `base_model`)
     attention: str = "self_attn"  # the attention module, seen from a layer
     width: str = "hidden_size"  # the config's field for the width of the model
     even_width: bool = False  # must the number of heads divide the width, whatever head_dim says?
-
-    @property
-    def verbs(self) -> set[str]:
-        """What may be done with its models: reshape (share, prune); watching needs no record."""
-        return {"reshape"} if self.prefix else set()
 
     @property
     def packed(self) -> bool:
@@ -92,39 +86,20 @@ def _part(name: str, part: str) -> dict[str, Any] | None:
     return joined
 
 
-def _family(name: str) -> Family:
-    """The record of the table as a Family; a field that it leaves out keeps the default there."""
-    fields = _part(name, "attention") or {}  # TOML has no null: "" stands for it
-    places: dict[str, Any] = {
-        field: None if value == "" else value for field, value in fields.items()
-    }
-    return Family(name=name, form=_part(name, "form"), **places)
+# all that are known, by name
+FAMILIES = {
+    name: Family(name=name, form=_part(name, "form"), **(_part(name, "attention") or {}))
+    for name in _TABLE
+}
 
 
-_families = {name: _family(name) for name in _TABLE}
-
-
-def register(family: Family) -> Family:
-    """Make a family known, in the place of one of the same name; returns it."""
-    _families[family.name] = family
-    return family
-
-
-def families(verb: str | None = None) -> dict[str, Family]:
-    """All that are known, by name; with a verb those that it serves."""
-    return {
-        name: family for name, family in _families.items() if verb is None or verb in family.verbs
-    }
-
-
-def family_for(verb: str, name: object) -> Family:
-    """The record of a family that a verb serves. Raises HeadwiseError, with the name, for one that it does not."""
-    served = families(verb)
-    if not isinstance(name, str) or name not in served:
+def family_for(name: str) -> Family:
+    """The record of a family. Raises HeadwiseError, with the name, for one that has none."""
+    if name not in FAMILIES:
         raise HeadwiseError(
-            f"{name} is a family whose heads cannot be reshaped yet; there are {', '.join(served)}"
+            f"{name} is a family whose heads cannot be reshaped yet; there are {', '.join(FAMILIES)}"
         )
-    return served[name]
+    return FAMILIES[name]
 
 
 # What a model folder says of itself.
@@ -199,7 +174,7 @@ def check_reshapable(folder: Path) -> None:
     config = _foreign_config(folder)
     # A model of pictures and text has a family for each, and its `model_type` is neither: it is looked at when open.
     if "model_type" in config and "text_config" not in config:
-        family_for("reshape", str(config["model_type"]))
+        family_for(str(config["model_type"]))
 
 
 def check_next(folder: Path, remedy: str) -> None:

@@ -240,12 +240,9 @@ def test_float_masks_and_positional_arguments() -> None:
 def test_what_is_not_read_beside_the_interface() -> None:
     config = tf.ResNetConfig(embedding_size=7, hidden_sizes=[11, 13], depths=[1, 1], layer_type="basic")
     model = tf.ResNetModel(config)
-    for block in (hw.watch(model), hw.ablate(model, ["L0.H0"])):
-        with (
-            pytest.raises(hw.HeadwiseError, match=r"^ResNetModel \(resnet\) has no attention that headwise can"),
-            block,
-        ):
-            pass
+    for block in (hw.watch, lambda model: hw.ablate(model, ["L0.H0"])):
+        with pytest.raises(hw.HeadwiseError, match=r"^ResNetModel \(resnet\) has no attention that headwise can"):
+            block(model).__enter__()
     model, inputs = model_of("llama"), inputs_of("llama")
     seen = watch_call(model, **inputs, temper=3.5)
     assert len(seen) == 12

@@ -19,8 +19,7 @@ from transformers.models.llama.modeling_llama import (
 )
 
 import headwise as hw
-from headwise import families
-from headwise.families import Family
+from headwise.families import FAMILIES, Family
 from headwise.models.ask import answers
 from headwise.models.weights import head_counts, read_layers
 from headwise.reshape.prune import prune_heads
@@ -84,7 +83,7 @@ def model() -> Iterator[NovelForCausalLM]:
         num_key_value_heads=3, max_position_embeddings=41,
     )  # fmt: skip
     yield shaken(NovelForCausalLM(config), size=0.1)
-    families._families.pop("novel", None)
+    FAMILIES.pop("novel", None)
 
 
 def test_without_a_record_its_weights_are_not_known(model: Any) -> None:
@@ -108,7 +107,7 @@ def test_without_a_record_a_large_model_loses_its_control_alone(model: Any, monk
 
 @torch.no_grad()
 def test_one_record_is_enough(model: Any) -> None:
-    families.register(RECORD)
+    FAMILIES["novel"] = RECORD
     ids = torch.arange(7)[None]
     seen = watch_call(model, ids)
     assert (seen["L1.H5"].rows["norm"] > 0).all()

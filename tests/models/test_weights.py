@@ -7,7 +7,7 @@ import torch
 import transformers as tf
 from small_models import shaken
 
-from headwise.families import OURS, families
+from headwise.families import FAMILIES, OURS
 from headwise.models.ask import answers
 from headwise.models.weights import cannot_carry, head_counts, read_layers, with_layers
 
@@ -16,7 +16,7 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 41, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
 GPT2 = {"n_embd": 24, "n_layer": 2, "n_head": 6, "n_positions": 41, "vocab_size": 19}
-NAMES = sorted(set(families("reshape")) - {OURS})
+NAMES = sorted(set(FAMILIES) - {OURS})
 
 
 def build(name: str, n_kv_heads: int = 3) -> Any:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from headwise.corpus.tokens import BOUNDARY, Tokens
 from headwise.errors import HeadwiseError
-from headwise.families import PICKLED, check_folder, families
+from headwise.families import FAMILIES, PICKLED, check_folder
 from headwise.files import read_bytes, write_whole
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.layer.projections import shapes_alone
@@ -165,7 +165,7 @@ def hf_form(config: GPTConfig) -> str | None:
         # W_Q, W_K, W_V and W_O have equal sizes, as those of GPT-2.
         "square": spec.n_kv_heads == spec.n_heads and spec.q_dim == config.d_model,
     }
-    for name, family in families().items():
+    for name, family in FAMILIES.items():
         if family.form is not None and family.form["needs"].items() <= facts.items():
             # a config of transformers has one sliding_window for all layers
             return name if len(windows) < 2 else None
@@ -214,7 +214,7 @@ def hf_config(config: GPTConfig, boundary: int | None) -> dict[str, Any]:
 
 def _record(form: str) -> Mapping[str, Any]:
     """How a model of ours is written in that form."""
-    family = families()[form]
+    family = FAMILIES[form]
     assert family.form is not None
     return family.form
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.families import USUAL, Family, families
+from headwise.families import FAMILIES, USUAL, Family
 from headwise.layer.layer import MultiHeadAttention
 from headwise.models.softmax import JOINS, NATIVE, attends, codes_of, uses_interface
 from headwise.records import head_name
@@ -214,7 +214,7 @@ def _foreign_sites(model: nn.Module, modules: Modules) -> Iterator[Site]:
         if not n_heads:
             continue
         kind = getattr(getattr(_owner(modules, path), "config", None), "model_type", None)
-        parts = _projections(modules, path, families("reshape").get(str(kind)))
+        parts = _projections(modules, path, FAMILIES.get(str(kind)))
         yield _site(name, modules[path], n_heads, parts, _is_cross(modules, path))
 
 

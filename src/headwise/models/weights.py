@@ -103,10 +103,10 @@ def family_of(model: nn.Module) -> Family:
             raise HeadwiseError(
                 f"its attention is {model.config.own_attention}, whose weights headwise does not know"
             )
-        return family_for("reshape", OURS)
+        return family_for(OURS)
     # A model without a config is refused by the name of its class.
     return family_for(
-        "reshape", str(getattr(getattr(model, "config", None), "model_type", type(model).__name__))
+        str(getattr(getattr(model, "config", None), "model_type", type(model).__name__))
     )
 
 
@@ -201,10 +201,10 @@ def cannot_carry(model: nn.Module, n_heads: int, n_kv_heads: int) -> str | None:
     form = stock_form(config) if isinstance(model, GPT) else config.model_type
     if form is None or (n_heads, n_kv_heads) == (old_heads, old_kv_heads):
         return None
-    family = family_for("reshape", form)
+    family = family_for(form)
     width = config.d_model if isinstance(model, GPT) else config.hidden_size
     field = f"{family.width}={width}"
-    if family.n_kv_heads is None:  # GPT-2's config has neither of two fields
+    if not family.grouped:  # GPT-2's config has neither of two fields
         if n_heads != old_heads:
             return (
                 f"{form}'s config has no head_dim: its {field} must be {old_heads} heads of {head_dim}, and {n_heads} "
