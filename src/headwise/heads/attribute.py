@@ -238,51 +238,32 @@ def _logit_scale(model: nn.Module, normed: Tensor, logits: Tensor, close: float)
 def _writer_of(kind: str, layer: Layer, rows: Rows, close: float) -> tuple[nn.Module, float]:
     """The module whose output the layer adds to the residual stream, and the factor with which it does.
 
-    Each candidate says what the stream must be after it: what the layer read, plus what the candidate gave. The right
-    one is that whose stream the rest of the layer goes on with. Raises HeadwiseError where none is right.
+    That is a norm which reads the output of W_O, or else W_O. Raises HeadwiseError where the rest of the layer does not
+    go on with the stream that this makes.
     """
-    gave = rows[layer.projection].gave  # (C,) the output of W_O
     children = [child for child in layer.block.children() if child in rows]
-    stream = rows[layer.block]
-
-    def unexplained(writer: tuple[nn.Module, float]) -> tuple[float, float]:
-        # How far the stream after this writer is from what the layer goes on with: two measures, each from 0 to 1.
-        #
-        # The first takes every number beside its own size, and chooses between writers. What an attention adds is
-        # little beside a large stream, or beside a few large numbers in it, so that by the norm a wrong writer may be
-        # as close as the right one.
-        # The second, by the norm, decides whether the chosen one is right: it has a bound, `close`, which rounding
-        # keeps to. A single number near 0 may be rounded by more than its size.
-        module, factor = writer
-        state = stream.read + factor * rows[module].gave
-        by_number, by_norm = [1.0], [1.0]
-        for row in (rows[child] for child in children):
-            # Which child goes on with the stream is not known, so the best fit counts. Either a child reads the
-            # stream, as the norm of a feed-forward does; or what a child gives is added to it and makes the layer's
-            # output, as of a feed-forward that runs beside the attention.
-            pairs = [(row.read, state)]
-            if row.gave.shape == state.shape:  # OPT's `fc1` gives more numbers
-                pairs.append((state + row.gave, stream.gave))
-            for x, y in pairs:
-                if x.shape == y.shape:
-                    apart = (x - y).abs() / (x.abs() + y.abs()).clamp(min=1e-30)
-                    by_number.append(float(apart.mean()))
-                    by_norm.append(_apart(x, y))
-        return min(by_number), min(by_norm)
-
-    # Of equally good ones `min` takes the first: W_O as it is. Granite has a factor, and no norm after W_O.
-    writers = [(layer.projection, 1.0)]
+    stream, gave = rows[layer.block], rows[layer.projection].gave
+    # Granite has a factor, and no norm after W_O.
+    writer, factor = layer.projection, getattr(layer.block, "residual_multiplier", 1.0)
     for child in children:
         # What reads W_O's output and gives it back as it is, a dropout for instance, is no norm.
         if rows[child].read.equal(gave) and not rows[child].gave.equal(gave):
-            writers.append((child, 1.0))
-    writers.append((layer.projection, getattr(layer.block, "residual_multiplier", 1.0)))
-    writer = min(writers, key=unexplained)
-    if unexplained(writer)[1] > close:
+            writer, factor = child, 1.0
+    state = stream.read + factor * rows[writer].gave
+    # Either a child reads the stream, as the norm of a feed-forward does; or what a child gives is added to it and
+    # makes the layer's output, as of a feed-forward that runs beside the attention. The best fit of all counts.
+    apart = [1.0]
+    for child in children:
+        row = rows[child]
+        if row.read.shape == state.shape:
+            apart.append(_apart(row.read, state))
+        if row.gave.shape == state.shape:  # OPT's `fc1` gives more numbers
+            apart.append(_apart(state + row.gave, stream.gave))
+    if min(apart) > close:
         raise HeadwiseError(
             f"{kind}: it is not known how the attention of {layer.site.name} enters the residual stream"
         )
-    return writer
+    return writer, factor
 
 
 def _heads_of(
