@@ -13,8 +13,6 @@ from invoking import Invoke
 pytestmark = pytest.mark.slow
 
 TENSE = ("--prompt", "he will work = él", "--corrupt", "he would work = él")
-PERSON = ("--prompt", "he will work =", "--corrupt", "you will work =")
-VERB = ("--prompt", "he will work = él", "--corrupt", "he will write = él")
 
 
 @pytest.fixture(scope="module")
@@ -34,42 +32,13 @@ def told(invoke: Invoke, run: Path, *words: str) -> dict[str, Any]:
     return story
 
 
-def asked(run: Path, *question: str) -> dict[str, Any]:
-    """What the model itself says: its answers to both texts, exact effects, and the maps of the first."""
-    import torch
-
-    import headwise as hw
-    from headwise.models.open import open_folder
-
-    folder = open_folder(run)
-    assert folder.tokens is not None
-    pair = [torch.tensor(folder.tokens.prompt(question[place])) for place in (1, 3)]
-    with torch.no_grad(), hw.watch(folder.model, maps=True) as seen:
-        answers = [int(folder.model(pair[0][None])[0, -1].argmax())]
-    with torch.no_grad():
-        answers.append(int(folder.model(pair[1][None])[0, -1].argmax()))
-    effects = {name: effect.mean for name, effect in hw.patch(folder.model, *pair).effects.items()}
-    maps = {name: seen[name].map for name in seen}
-    return {"answers": folder.tokens.shown(answers), "effects": effects, "maps": maps}
-
-
-@pytest.mark.parametrize("question", [TENSE, PERSON, VERB], ids=["tense", "person", "verb"])
-def test_what_a_head_carries(question: tuple[str, ...], run: Path, invoke: Invoke) -> None:
-    story, said = told(invoke, run, *question), asked(run, *question)
-    assert (story["answer"], story["other"]) == tuple(said["answers"])
-    for part in story["heads"]:
-        assert part["brings"] == pytest.approx(said["effects"][part["head"]], abs=1e-4)
-        place, weight = part["looks"][0]
-        row = said["maps"][part["head"]][-1 if part["at"] is None else part["at"]]
-        assert weight == pytest.approx(row[place], abs=1e-3) and weight >= row[1:].max() - 1e-3  # 0 is a special
-    carried = sorted((part["brings"] for part in story["heads"]), reverse=True)
-    assert carried[0] == pytest.approx(max(said["effects"].values()), abs=1e-4)
-    parts = sum(part["adds"] for part in story["heads"]) + sum(story["feed_forwards"].values())
-    assert parts + story["embedding"] + story["bias"] == pytest.approx(story["logit"], abs=1e-4)
-
-
 def test_it_is_told_in_words(run: Path, invoke: Invoke) -> None:
     story = told(invoke, run, *TENSE)
+    assert all(part["looks"] for part in story["heads"])
+    carried = [abs(part["brings"]) for part in story["heads"]]
+    assert carried == sorted(carried, reverse=True) and carried[0] > 0.1
+    parts = sum(part["adds"] for part in story["heads"]) + sum(story["feed_forwards"].values())
+    assert parts + story["embedding"] + story["bias"] == pytest.approx(story["logit"], abs=1e-4)
     text = invoke("why", str(run), *TENSE).out
     assert f"it looks at {story['tokens'][story['heads'][0]['looks'][0][0]]}" in text
     assert re.search(f" brings? {story['answer']}", text)  # one head, or several

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import refuses
+from cases import refuses, refuses_table
 from families import DECODERS, FAMILIES, answer, gpt_of, inputs_of, model_of, real
 from helpers import watch_call
 from small_models import past
@@ -183,20 +183,14 @@ def test_means_of_what_was_seen_serve_a_cached_step() -> None:
     assert (rest - whole[:, 17:]).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("kind", ["a step", "a chunk", "generate"])
-def test_a_mean_of_a_cached_step_is_refused(kind: str) -> None:
-    model, inputs = model_of("gpt2"), inputs_of("gpt2")
-    ids = inputs["input_ids"]
+@pytest.mark.parametrize("end", [18, 20])
+def test_a_mean_of_a_cached_step_is_refused(end: int) -> None:
+    model, ids = model_of("gpt2"), inputs_of("gpt2")["input_ids"]
+    said = r"^how='mean' in a step of \d+ tokens with \d+ in the cache has too"
     with torch.no_grad():
         held = past(model(input_ids=ids[:, :17]))
-        with (
-            pytest.raises(hw.HeadwiseError, match=r"^how='mean' in a step of \d+ tokens with \d+ in the cache has too"),
-            hw.ablate(model, ["L0.H1"], how="mean"),
-        ):
-            if kind == "generate":
-                model.generate(**inputs, max_new_tokens=3, do_sample=False)
-            else:
-                model(input_ids=ids[:, 17 : 18 if kind == "a step" else 20], **held)
+        with pytest.raises(hw.HeadwiseError, match=said), hw.ablate(model, ["L0.H1"], how="mean"):
+            model(input_ids=ids[:, 17:end], **held)
 
 
 def test_means_that_do_not_fit_are_refused() -> None:
@@ -298,3 +292,37 @@ def test_a_block_in_which_no_listed_head_was_reached_says_so() -> None:
         thread.join()
     with hw.ablate(ours, []):
         pass
+
+
+@pytest.mark.parametrize("change", ["add", "scale"])
+@torch.no_grad()
+def test_steering_is_a_hook_before_w_o(change: str) -> None:
+    """Grouped heads: head 4 reads key/value head 1, and only its own columns of W_O's input move."""
+    model, inputs = model_of("llama"), inputs_of("llama")
+    projection: Any = projections("llama", model)["L1"]
+    width = projection.weight.shape[1] // 6
+    vector = torch.randn(width, generator=torch.Generator().manual_seed(7))
+
+    def hook(module: nn.Module, args: Any) -> Any:
+        joined = args[0].clone()
+        part = joined[..., 4 * width : 5 * width]
+        part.copy_(part + vector if change == "add" else part * 0.2)
+        return (joined,)
+
+    handle = projection.register_forward_pre_hook(hook)
+    expected = answer(model(**inputs))
+    handle.remove()
+    ways = [vector, vector.numpy(), vector.tolist()] if change == "add" else [0.2, torch.tensor(0.2), np.float32(0.2)]
+    for way in ways:
+        with hw.steer(model, {"L1.H4": way}):
+            assert torch.equal(answer(model(**inputs)), expected)
+    assert not torch.equal(answer(model(**inputs)), expected)
+
+
+def test_what_cannot_be_added_is_refused() -> None:
+    def steered(changes: Any) -> None:
+        model = model_of("llama")
+        with hw.steer(model, changes), torch.no_grad():
+            model(**inputs_of("llama"))
+
+    refuses_table("steering", globals() | {"steered": steered})

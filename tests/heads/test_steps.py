@@ -3,7 +3,6 @@
 import json
 import math
 from dataclasses import asdict
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from headwise.files import packaged, read_text
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import PRESETS
 from headwise.heads.steps import example_model, head_steps
-from headwise.heads.watch import LONGEST, head_maps
+from headwise.heads.watch import head_maps
 from headwise.layer.layer import MultiHeadAttention
 from headwise.models.sites import attention_layers
 
@@ -215,19 +214,8 @@ def test_what_a_record_cannot_hold_is_refused() -> None:
         head_steps(model, [1], ["1"], 1, 0, 0, "run")
     check_every_line(json.loads(json.dumps(asdict(head_steps(model, [1], ["1"], 0, 0, 0, "run")))))
     refuses(lambda: plain_steps(with_layer(mask=hw.Causal(), out_proj=False)), "no output projection")
-
-
-def test_a_text_without_whole_maps_is_refused() -> None:
-    model = build("llama")
-    refuses(lambda: head_maps(model, [], [], "run"), r"^the text has no tokens; pass one with text=$")
-    wide = GPT(GPTConfig(vocab_size=11, context=500, n_layers=1, n_heads=1, d_model=2))
-    for each, longest, bound in (
-        (model, 41, "the model's context is 41"),
-        (wide, LONGEST, "the most that whole maps are drawn for is 400"),
-    ):
-        head_maps(each, [1] * longest, ["1"] * longest, "run")
-        call = partial(head_maps, each, [1] * (longest + 1), ["1"] * (longest + 1), "run")
-        refuses(call, f"^the text has {longest + 1} tokens, and {bound}; pass a shorter one$")
+    said = "^the text has 6 tokens, and the model's context is 5; pass a shorter one$"
+    refuses(lambda: head_maps(model, [1] * 6, ["1"] * 6, "run"), said)
 
 
 @pytest.mark.slow
