@@ -83,15 +83,12 @@ def test_both_paths_equal_the_transcription(order: int, boundary: int | None) ->
         assert math.isclose(loss, -math.log(expected[token]), rel_tol=1e-12)
 
 
-def test_orders_are_measured_together_and_beyond_a_document() -> None:
+def test_orders_are_measured_together() -> None:
     train, held_out = stream(211, seed=3), stream(53, seed=4)
     together = ngram_losses(train, held_out, V, 5, boundary=BOUNDARY)
     assert list(together) == [1, 2, 3, 4, 5]
     for order, loss in together.items():
         assert ngram_losses(train, held_out, V, order, boundary=BOUNDARY)[order] == loss
-    train = [0, 1, 2, 0, 2, 1, 0]  # documents 1 2 and 2 1 between boundaries 0
-    losses = ngram_losses(train, [0, 1, 2, 0], 3, 11, boundary=0)
-    assert losses[3] == losses[5] == losses[11]
 
 
 def test_a_bigram_worked_by_hand() -> None:
@@ -106,17 +103,6 @@ def test_a_bigram_worked_by_hand() -> None:
     np.testing.assert_allclose(model.probabilities([0]), [float(p) for p in after_0], rtol=1e-12)
     assert model.generate([2, 0], 1) == [1]
     assert model.generate([1], 1) == [0]
-
-
-def test_one_boundary_or_two_between_documents() -> None:
-    shared = [0, 1, 2, 0, 2, 2, 0]  # one boundary between documents
-    doubled = [0, 1, 2, 0, 0, 2, 2, 0]  # end and begin
-    held_out = [0, 2, 1, 0, 0, 1, 0]
-    assert ngram_losses(shared, held_out, 3, boundary=0) == ngram_losses(doubled, held_out, 3, boundary=0)
-    counted = np.array([False, True, True, True, False, True, True])
-    assert ngram_losses(shared, held_out, 3, boundary=0) == ngram_losses(
-        shared, held_out, 3, counted=counted, boundary=0
-    )
 
 
 def test_counts_and_losses() -> None:

@@ -82,12 +82,6 @@ def test_a_typed_boundary_is_ordinary_text(bpe: Path) -> None:
         assert tokens.decode(ids) == "the " + BOUNDARY
 
 
-def test_a_file_s_own_normalizer_is_kept(tmp_path: Path) -> None:
-    words, lower = {"type": "WhitespaceSplit"}, {"type": "Lowercase"}
-    path = written(tmp_path / "lower.json", pre_tokenizer=words, normalizer=lower)
-    assert Tokens.from_file(path).encode("A b") == [0, 1]
-
-
 def test_boundaries() -> None:
     assert Tokens.characters("ab", boundary=False).prompt("ba") == [1, 0]
     tokens = Tokens.characters("ab", boundary=True)

@@ -71,5 +71,3 @@ def test_whole_maps_on_request(model: GPT, monkeypatch: pytest.MonkeyPatch) -> N
         model(ids)
         model(ids[:, :1])  # has no row 7: the map is that of the call before
     assert seen["L1.H1"].map == pytest.approx(head.map[7:8], abs=1e-7) and seen["L1.H1"].n_rows == 28
-    seen = watch_call(model, ids, maps=[50])
-    refuses(lambda: seen["L1.H1"].map, r"map of L1.H1 was not kept; ask for it with watch\(model, maps=True\)")

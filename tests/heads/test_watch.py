@@ -239,19 +239,6 @@ def test_a_model_with_a_cache(kind: str, chunks: tuple[int, ...]) -> None:
     assert_rows_of_chunks(seen, whole, chunks)
 
 
-def test_a_cross_attention_cache() -> None:
-    """The context's keys are computed once; what is watched is cross attention, with the context or without."""
-    layer, x, memory = layer_of("cross"), floats(B, T, 29), floats(B, 5, 13, seed=8)
-    whole = watch_call(layer, x, context=memory)
-    cache = hw.KVCache()
-    with hw.watch(layer) as seen:
-        layer(x[:, :5], context=memory, cache=cache)
-        layer(x[:, 5:6], cache=cache)
-        layer(x[:, 6:], cache=cache)
-    assert "distance" not in whole["L0.H0"].rows and "self" not in seen["L0.H0"].rows
-    assert_rows_of_chunks(seen, whole, (5, 1, 7))
-
-
 def test_caches_are_cropped_and_reordered() -> None:
     # As after a rejected draft.
     model = gpt_of()

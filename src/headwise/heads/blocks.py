@@ -202,13 +202,7 @@ class Pass:
         keys = call.k[b].to(self.dtype)
         self.keys = keys.mT.contiguous().mT if self.S > LONG else keys.contiguous()
         if "same_token" in self.formulas and document.k_ids is not None:
-            # Each place follows a copy of the token before it. Sorted by that token, then by place, the places after
-            # the copies of one token lie side by side. Both are one number, token * (S + 1) + place: places are 0 to
-            # S, so that no two tokens mix.
-            before = F.pad(document.k_ids.to(self.device), (1, 0), value=document.before) * (
-                self.S + 1
-            )
-            self.followers = (before + torch.arange(self.S + 1, device=self.device)).sort()
+            self.followers = self._followers(document.k_ids.to(self.device), document.before)
         # (k,RUN) 1, the distance of a key from the middle of its run, and its square: times e and summed over a run
         # they give its weight and its first two moments.
         from_middle = torch.arange(RUN, dtype=self.dtype, device=self.device) - (RUN - 1) / 2
@@ -223,6 +217,16 @@ class Pass:
         self.near = zeros(self.H, n, 1 + len(self.offsets))
         self.copies = zeros(2, self.H, n)
         self.argmax = torch.zeros(self.H, n, dtype=torch.long, device=self.device)
+
+    def _followers(self, k_ids: Tensor, before: int) -> tuple[Tensor, Tensor]:
+        """Places 0 to S by the token before them, then by place: token and place as one number, sorted; the places.
+
+        Each place follows a copy of the token before it, so that the places after the copies of one token lie side by
+        side. Both are one number, token * (S + 1) + place: places are 0 to S, so that no two tokens mix.
+        """
+        tokens = F.pad(k_ids, (1, 0), value=before) * (self.S + 1)
+        values, order = (tokens + torch.arange(self.S + 1, device=self.device)).sort()
+        return values, order
 
     def run(self, thread: int, n_threads: int, inference: bool) -> Tensor:
         """Go over the blocks that are this thread's, and return its `totals`; all other sums go into the pass.

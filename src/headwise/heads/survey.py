@@ -13,7 +13,7 @@ import math
 import os
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -46,7 +46,7 @@ from headwise.gpt.run import held_out_documents, read_run
 from headwise.gpt.train import one_thread
 from headwise.heads.ablate import ablation, importance
 from headwise.heads.blocks import Factors, Measured, measure, top_keys, uniform
-from headwise.heads.documents import Document, Marker, run_documents
+from headwise.heads.documents import Document, run_documents
 from headwise.heads.relations import Scores, described, follow
 from headwise.heads.statistics import all_statistics
 from headwise.heads.table import (
@@ -255,11 +255,12 @@ class Running:
 class Tally:
     """What is summed up of the documents of a corpus, head by head, and what is kept of the first one.
 
-    is_control  of an untrained model: it has no examples and pictures, and even attention is that of the model itself
+    second_half  of random tokens that are repeated: the row from which on each has a copy before it
+    is_control   of an untrained model: it has no examples and pictures, and even attention is that of the model itself
     """
 
-    def __init__(self, model: nn.Module, is_control: bool = False) -> None:
-        self.model, self.is_control = model, is_control
+    def __init__(self, model: nn.Module, second_half: int, is_control: bool) -> None:
+        self.model, self.second_half, self.is_control = model, second_half, is_control
         self.sites: dict[str, Site] = {}
         # (kind, site) -> statistic -> its values so far. Kinds: "scores" (H,), "uniform" (1,) of even attention, and
         # "offsets" (H, 2 REACH + 1): its only statistic "all" is what `_offset_fractions` gives.
@@ -272,6 +273,7 @@ class Tally:
         self.first: dict[str, dict[str, NDArray[Any]]] = {}
         # what calls say of their numbers, each once: a set that keeps its order
         self.notes: dict[str, None] = {}
+        self.followed: Scores = {}  # relations
         self.factors = Factors()
         self.evens: dict[object, Means] = {}  # what `_even` has measured
 
@@ -304,13 +306,13 @@ class Tally:
             }
 
     def take_repeated(
-        self, second_half: int, number: int, site: Site, call: Call, b: int, document: Document
+        self, number: int, site: Site, call: Call, b: int, document: Document
     ) -> None:
-        """Tally a text of random tokens that are repeated from row `second_half` on.
+        """Tally a text of random tokens that are repeated, where only the repetition can be used.
 
         What is measured here goes by another name, since texts have it, too: "after_same" is "induction" of a survey.
         """
-        document = replace(document, real_rows=torch.arange(call.n_queries) >= second_half)
+        document = replace(document, real_rows=torch.arange(call.n_queries) >= self.second_half)
         kinds = {"scores": _means(measure(call, b, document, top=False))}
         if not self.is_control:
             kinds["uniform"] = self._even(f"repeated {number}", site, call, b, document)
@@ -372,25 +374,9 @@ class Tally:
             of_heads.append({key: scores[key] for key in all_statistics() if key in scores})
         return of_heads
 
-    def read(
-        self,
-        documents: Sequence[Ids],
-        marks: Marker,
-        progress: Callable[[int, int], None],
-        distributed: bool,
-    ) -> Tally:
-        """The tally of the documents; of torch.distributed each rank reads a part of them, and gets that of all."""
-        if not distributed:
-            run_documents(self.model, documents, self.take, marks, progress)
-            return self
-        import torch.distributed as dist
-
-        rank, world = dist.get_rank(), dist.get_world_size()
-        begin, end = (len(documents) * part // world for part in (rank, rank + 1))
-        run_documents(self.model, documents[begin:end], self.take, marks, progress, begin)
-        parts: list[Any] = [None] * world
-        dist.all_gather_object(parts, (self.running, self.examples, self.first, self.notes))
-        whole = Tally(self.model)
+    def joined(self, parts: Sequence[Any]) -> Tally:
+        """A tally of what several have seen, of each `running`, `examples`, `first` and `notes`."""
+        whole = Tally(self.model, self.second_half, self.is_control)
         for running, examples, first, notes in parts:
             for place, by_name in running.items():
                 for key, values in by_name.items():
@@ -404,12 +390,14 @@ class Tally:
         return whole
 
     def largest(self, vocabulary: Tensor | None) -> dict[str, float]:
-        """Statistic -> the largest score of any head."""
+        """Statistic, or relation -> the largest score of any head."""
         largest: dict[str, float] = {}
         for site in self.sites.values():
             for scores in self.scores(site, vocabulary):
                 for key, score in scores.items():
                     largest[key] = max(score.mean, largest.get(key, -math.inf))
+        for relation, by_head in self.followed.items():
+            largest[relation] = max(score.mass.mean for score in by_head.values())
         return largest
 
     def even(self, site: Site) -> dict[str, float]:
@@ -443,6 +431,39 @@ def _offset_fractions(measured: Measured, start: int, n_keys: int) -> Tensor:
     return torch.where(2 * able >= len(at), within / able.clamp(min=1), 0)
 
 
+def tallied(
+    tally: Tally,
+    text: Text,
+    probes: Sequence[Ids],
+    progress: Progress,
+    distributed: bool = False,
+) -> Tally:
+    """Everything that a survey reads of a model: documents, repeated tokens, and how heads follow relations.
+
+    Of the ranks of torch.distributed each reads a part of the documents, and gets the tally of all.
+    """
+    model, documents, begin = tally.model, text.documents, 0
+    stages = ["running the model", "repeated tokens", "relations"]
+    if tally.is_control:
+        documents, stages = documents[:CONTROLS], 3 * ["untrained control"]
+    first, second, third = (partial(progress, stage) for stage in stages)
+    if distributed:
+        import torch.distributed as dist
+
+        rank, world = dist.get_rank(), dist.get_world_size()
+        begin, end = (len(documents) * part // world for part in (rank, rank + 1))
+        documents = documents[begin:end]
+    run_documents(model, documents, tally.take, text.marks, first, begin)
+    if distributed:
+        parts: list[Any] = [None] * world
+        dist.all_gather_object(parts, (tally.running, tally.examples, tally.first, tally.notes))
+        tally = tally.joined(parts)
+    run_documents(model, probes, tally.take_repeated, None, second)
+    if text.relations is not None:
+        tally.followed = follow(model, text.relations, text.shown, third)
+    return tally
+
+
 def join_ranks() -> None:
     """Join the processes that torchrun has started; each takes the GPU of its number on this host, if there is one."""
     import torch.distributed as dist  # here: it is a third of the time that torch takes to import
@@ -469,49 +490,26 @@ def _survey(
     roles = (*map(relation_role, relations), *ROLES)
     probes, second_half = repeated_tokens(text, folder.context, seed)
 
-    # 1. The model, and what a reader of its numbers must know.
-    stages = [
-        partial(progress, name) for name in ("running the model", "repeated tokens", "relations")
-    ]
-    tally, followed = _passes(
-        Tally(model), documents, text, probes, second_half, stages, distributed
-    )
+    # 1. The model; and the same with fresh weights: statistic -> the largest score of any head.
+    tally = tallied(Tally(model, second_half, False), text, probes, progress, distributed)
     vocabulary = vocabulary_product(model)
-    notes = [*text.about, *(f"{line}." for line in [*missing(model), *tally.notes])]
-    # MLA: values come out of a latent, so no matrix of the head's own tells what it copies. Without W_O, as where heads
-    # are spread over processes, or without embeddings no head has it, and there is nothing to say.
-    sites = tally.sites.values()
-    latent = [site.name for site in sites if site.w_v is None and site.w_o is not None]
-    if latent and ask.embeddings(model) is not None:
-        notes.append(Note.of("note.compressed", sites=", ".join(latent)))
-    if not probes:
-        notes.append(Note.of("note.few_tokens"))
-    if len(documents) == 1:
-        notes.append(Note.of("note.one_document"))
-
-    # 2. The same with fresh weights: statistic -> the largest score of any head.
+    notes = _notes(folder, text, tally)
     untrained: dict[str, float] | None = None
     if controls and is_sampled(model) and not has_record(model):  # which says where its layers lie
         notes.append(Note.of("note.no_record", most=f"{WHOLE:,}", family=folder.family))
     elif controls:
-        if is_sampled(model):
+        fresh, product = fresh_model(model, seed), vocabulary
+        if is_sampled(model):  # it has the model's own embeddings
             notes.append(Note.of("note.sampled", layers=SAMPLE, most=f"{WHOLE:,}"))
-        control, stages = (
-            Tally(fresh_model(model, seed), True),
-            [partial(progress, "untrained control")] * 3,
-        )
-        some = documents[:CONTROLS]
-        control, by_relation = _passes(control, some, text, probes, second_half, stages, False)
-        # a sample has the model's own embeddings
-        product = vocabulary if is_sampled(model) else vocabulary_product(control.model)
+        else:
+            product = vocabulary_product(fresh)
+        control = tallied(Tally(fresh, second_half, True), text, probes, progress)
         untrained = control.largest(product)
-        for name, by_head in by_relation.items():
-            untrained[name] = max(score.mass.mean for score in by_head.values())
 
-    # 3. What changes without a head, and a profile of each, with the roles that it earns.
+    # 2. What changes without a head, and a profile of each, with the roles that it earns.
     effects = _effects(folder, text, how, progress, notes)
     loss, _, _ = effects
-    profiles = _profiles(tally, vocabulary, text, followed, untrained or {}, roles, effects)
+    profiles = _profiles(tally, vocabulary, text, untrained or {}, roles, effects)
     # Such as heads whose part of W_O `headwise prune` has set to 0: they add nothing to the residual stream.
     silent = [profile.name for profile in profiles if profile.means.get("norm") == 0]
     if silent:
@@ -545,28 +543,26 @@ def _survey(
     )
 
 
-def _passes(
-    tally: Tally,
-    documents: Sequence[Ids],
-    text: Text,
-    probes: Sequence[Ids],
-    second_half: int,
-    stages: Sequence[Callable[[int, int], None]],
-    distributed: bool,
-) -> tuple[Tally, Scores]:
-    """All that is read of a model: documents, repeated tokens, and how heads follow relations."""
-    tally = tally.read(documents, text.marks, stages[0], distributed)
-    run_documents(tally.model, probes, partial(tally.take_repeated, second_half), None, stages[1])
-    if text.relations is None:
-        return tally, {}
-    return tally, follow(tally.model, text.relations, text.shown, stages[2])
+def _notes(folder: Folder, text: Text, tally: Tally) -> list[str]:
+    """What a reader of the numbers must know."""
+    notes = [*text.about, *(f"{line}." for line in [*missing(folder.model), *tally.notes])]
+    # MLA: values come out of a latent, so no matrix of the head's own tells what it copies. Without W_O, as where heads
+    # are spread over processes, or without embeddings no head has it, and there is nothing to say.
+    sites = tally.sites.values()
+    latent = [site.name for site in sites if site.w_v is None and site.w_o is not None]
+    if latent and ask.embeddings(folder.model) is not None:
+        notes.append(Note.of("note.compressed", sites=", ".join(latent)))
+    if not tally.second_half:
+        notes.append(Note.of("note.few_tokens"))
+    if len(text.documents) == 1:
+        notes.append(Note.of("note.one_document"))
+    return notes
 
 
 def _profiles(
     tally: Tally,
     vocabulary: Tensor | None,
     text: Text,
-    followed: Scores,
     untrained: Mapping[str, float],
     roles: Sequence[Role],
     effects: tuple[float | None, Mapping[str, float], Mapping[str, Interval]],
@@ -578,7 +574,7 @@ def _profiles(
         for name, scores in zip(site.heads, tally.scores(site, vocabulary), strict=True):
             part, layer, head = parse_head(name)
             even, elsewhere, relations = tally.even(site), {}, {}
-            for relation, by_head in followed.items():
+            for relation, by_head in tally.followed.items():
                 if name not in by_head:  # cross attention follows none
                     continue
                 score = replace(by_head[name], untrained=untrained.get(relation, math.nan))
@@ -646,7 +642,7 @@ def _effects(
 def repeated_tokens(text: Text, context: int | None, seed: int) -> tuple[list[list[int]], int]:
     """PROBES lists of random tokens of the text, no two alike, then the same again; and the row where that begins.
 
-    None, and row 0, where the text or the model's context has too few tokens.
+    No lists, and row 0, where the text or the model's context has too few tokens.
     """
     # the special tokens with which the model's tokenizer surrounds a text
     before, after = text.frame
