@@ -63,7 +63,7 @@ def train(
         return
     with needs_torch():
         from headwise.gpt.gpt import register_file
-        from headwise.gpt.run import kept_text, read_run, run_training
+        from headwise.gpt.run import kept_text, run_training
     shape = {"n_heads": heads, "n_kv_heads": kv_heads, "head_dim": head_dim, "n_layers": layers}
     shape |= {"d_model": width, "context": context}
     with ExitStack() as stack:
@@ -72,10 +72,8 @@ def train(
             text = [stack.enter_context(kept_text(out, read_text(STDIN)))]
         elif text and Path(STDIN) in text:
             raise HeadwiseError(
-                f"{STDIN} is standard input, a text by itself, which a run keeps: pass it alone, and "
-                "leave it out with --resume"
+                f"{STDIN} is standard input, a text by itself; leave it out with --resume"
             )
-        # a run may be resumed from another folder
         names = tuple(os.path.realpath(text_path(path)) for path in text or [])
         options = {
             "preset": preset,
@@ -94,15 +92,21 @@ def train(
             result = run_training(folder, settings, report, resume, err.say, tell, progress)
             page = write_report_of(folder)
         except KeyboardInterrupt as stop:
-            run = read_run(folder) if folder.is_dir() else None
-            note = "no file was written"
-            if run is not None:
-                note = f"the run has begun in {folder}: go on with --resume --out {folder}"
-                if run.status == "finished":
-                    note = f"the model is written; its report: headwise heads {folder}"
-            stop.add_note(note)
+            stop.add_note(_how_it_goes_on(folder))
             raise
     _print_result(folder, result, page)
+
+
+def _how_it_goes_on(folder: Path) -> str:
+    """What Ctrl-C says where the training itself has no step to tell of."""
+    from headwise.gpt.run import read_run
+
+    run = read_run(folder) if folder.is_dir() else None
+    if run is None:
+        return "no file was written"
+    if run.status == "finished":
+        return f"the model is written; its report: headwise heads {folder}"
+    return f"the run has begun in {folder}: go on with --resume --out {folder}"
 
 
 def _list_presets() -> None:

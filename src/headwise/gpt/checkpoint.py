@@ -255,21 +255,16 @@ def _meta_state(config: GPTConfig) -> dict[str, Tensor]:
 
 def to_hf(model: GPT) -> dict[str, Tensor]:
     """The tensors under the names of the form. Biases that only the form has are zeros."""
-    state = _with_zero_biases(model.state_dict())
-    stacks = _stacks(model.config).items()
-    return {
-        name: _transposed(name, torch.cat([state[part] for part in ours])) for name, ours in stacks
-    }
-
-
-def _with_zero_biases(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same, and for each weight without a bias one of zeros."""
-    # Of a name that does not end in "weight" it makes one that no model has, and nobody asks for.
-    zeros = {
-        name.removesuffix("weight") + "bias": weight.new_zeros(len(weight))
-        for name, weight in tensors.items()
-    }
-    return zeros | tensors
+    state, tensors = model.state_dict(), {}
+    for name, ours in _stacks(model.config).items():
+        parts = []
+        for part in ours:
+            if part not in state:
+                weight = state[part.removesuffix("bias") + "weight"]
+                state[part] = weight.new_zeros(len(weight))
+            parts.append(state[part])
+        tensors[name] = _transposed(name, torch.cat(parts))
+    return tensors
 
 
 def from_hf(config: GPTConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -275,13 +275,6 @@ def _check(folder: Path, settings: Settings, resume: bool) -> Run | None:
         )
     if run.status == "finished":
         raise HeadwiseError(f"the run in {folder} is finished; there is nothing to resume")
-    differing = [
-        name for name, value in vars(settings).items() if value != vars(run.settings)[name]
-    ]
-    if differing:
-        raise HeadwiseError(
-            f"the run in {folder} has other settings ({', '.join(differing)}); resume it with its own"
-        )
     if run.text_size != settings.text_size:
         raise HeadwiseError(
             f"the text is not the one that the run in {folder} began with; pass that one, or another out="
