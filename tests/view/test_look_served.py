@@ -145,7 +145,7 @@ def test_without_a_mouse_on_a_phone_and_in_the_dark(page: Page, served: Served) 
     page.keyboard.press("ArrowRight")
     assert page.inner_text("#large-title") == "L1.H2"
     page.keyboard.press("Escape")
-    page.locator(".word[tabindex='0']").focus()
+    page.locator("#sentence .word[tabindex='0']").focus()
     page.keyboard.press("ArrowLeft")
     assert "'saw'" in plain(page.inner_text("#eight-title"))
     for width, scheme in ((390, "light"), (390, "dark"), (1280, "dark")):

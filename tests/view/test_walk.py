@@ -245,7 +245,7 @@ def walk_text(page: Page, step: int) -> str:
 
 
 def test_a_model_that_does_not_run_in_a_page_is_refused() -> None:
-    with pytest.raises(hw.HeadwiseError, match="it has 5,000,000 parameters, and a page carries at most 4,000,000"):
+    with pytest.raises(hw.HeadwiseError, match="of 5,000,000 parameters, a page takes 4,000,000"):
         walk_html({"reason": "size", "parameters": 5_000_000, "most": 4_000_000}, "x", 0, 0, 0)
 
 

@@ -209,17 +209,9 @@ def walk_html(
     Raises HeadwiseError for a language that is not en or es, and for a model that does not run in a page.
     """
     if "reason" in model:  # why the model was not packed: "size", beside the two numbers
-        sizes = f"{model.get('parameters', 0):,} parameters, and a page carries at most {model.get('most', 0):,}"
-        why = {
-            "foreign": "it is no model of headwise",
-            "reshaped": "its layers differ from one another",
-            "size": f"it has {sizes}",
-            "tokenizer": f"its tokenizer has what the page cannot follow: {model.get('part')}",
-            "range": "it has weights too large for 16 bits",
-        }[model["reason"]]
-        raise HeadwiseError(
-            f"the walk runs the model in the page, and this one does not: {why}; leave out html="
-        )
+        facts = {name: f"{n:,}" if isinstance(n, int) else n for name, n in model.items()}
+        why = phrase(f"report.no_model_{model['reason']}", **facts)
+        raise HeadwiseError(f"the walk runs the model in the page. {why} Leave out html=")
     config = model["config"]
     facts = {
         "name": name,
@@ -257,18 +249,12 @@ def story_page(path: str | Path, story: Story, lang: str = "en") -> None:
         lang: in which the page opens, "en" or "es"; it has a switch
     """
     # the heads that have a sentence, a part of the story's heads
-    told = [part.head for part in story.told]
-    sentences = {lang: [story.sentence(part, lang) for part in story.told] for lang in LANGUAGES}
-    opening = {lang: story.opening(lang) for lang in LANGUAGES}
-    closing = {lang: story.closing(lang) for lang in LANGUAGES}
-    data = {
-        **asdict(story),
-        "told": told,
-        "sentences": sentences,
-        "opening": opening,
-        "closing": closing,
-    }
+    data = {**asdict(story), "told": [part.head for part in story.told]}
     data["moves"] = {part.head: story.moves(part) for part in story.heads}
+    sentences = {lang: [story.sentence(part, lang) for part in story.told] for lang in LANGUAGES}
+    data["sentences"] = sentences
+    data["opening"] = {lang: story.opening(lang) for lang in LANGUAGES}
+    data["closing"] = {lang: story.closing(lang) for lang in LANGUAGES}
     answer = story.answer.strip() or story.answer  # a token may be spaces alone
     document = page(
         "why",

@@ -24,9 +24,9 @@ from headwise.table import escaped
 from headwise.view.page import frame, json_block, large_view, page, word
 from headwise.view.survey import (
     Column,
-    badges_of,
     columns_of,
     head_notes,
+    kinds_of,
     n_layers,
     value_of,
 )
@@ -46,9 +46,9 @@ def survey_data(
     """The data of the page; the arguments are those of `report_html`."""
     columns = columns_of(survey)
     roles = []
-    for role, badge in zip(survey.roles, badges_of(survey.roles).values(), strict=True):
+    for role, kind in zip(survey.roles, kinds_of(survey.roles), strict=True):
         texts = {"meaning": sent(role.meaning), "source": sent(role.source)}
-        roles.append({**vars(badge), **vars(role), **texts})
+        roles.append({"kind": kind, **vars(role), **texts})
     # Do some positions of keys not fit into 16 bits?
     wide = any(profile.top_keys.max(initial=0) > LEVELS for profile in survey.profiles)
     return {
@@ -103,40 +103,30 @@ def _heads(survey: Survey, columns: tuple[Column, ...], wide: bool) -> list[Fact
     roles = {role.name: place for place, role in enumerate(survey.roles)}
     heads = []
     for profile in survey.profiles:
-        head = _numbers(survey, profile, columns, *pictures[profile.name]) | _text_of(
-            profile, survey.passage, wide
+        shares, first = pictures[profile.name]
+        heads.append(
+            {
+                "name": profile.name,
+                "part": profile.part,
+                "layer": profile.layer,
+                "head": profile.head,
+                "cross": profile.part == "cross",
+                "values": [_interval(value_of(profile, column.key)) for column in columns],
+                "uniform": [_rounded(profile.uniform.get(column.key)) for column in columns],
+                "rows": shares.shape[0],
+                "columns": shares.shape[1],
+                "length": text_length(survey, profile),
+                "shares": quantised(shares),
+                "first": quantised(first),
+                "says": list(map(sent, head_notes(survey, profile))),
+                "roles": [roles[role] for role in profile.roles],
+                **_looks(profile, survey.passage, wide),
+            }
         )
-        head |= {
-            "name": profile.name,
-            "part": profile.part,
-            "layer": profile.layer,
-            "head": profile.head,
-        }
-        head |= {
-            "says": list(map(sent, head_notes(survey, profile))),
-            "roles": [roles[role] for role in profile.roles],
-        }
-        heads.append(head)
     return heads
 
 
-def _numbers(
-    survey: Survey, profile: HeadProfile, columns: tuple[Column, ...], shares: Shares, first: Shares
-) -> Facts:
-    """Statistics and picture of a head; `shares` and `first` as `shares_of` gives them."""
-    return {
-        "values": [_interval(value_of(profile, column.key)) for column in columns],
-        "uniform": [_rounded(profile.uniform.get(column.key)) for column in columns],
-        "rows": shares.shape[0],
-        "columns": shares.shape[1],
-        "length": text_length(survey, profile),
-        "cross": profile.part == "cross",
-        "shares": quantised(shares),
-        "first": quantised(first),
-    }
-
-
-def _text_of(profile: HeadProfile, passage: int, wide: bool) -> Facts:
+def _looks(profile: HeadProfile, passage: int, wide: bool) -> Facts:
     """Where each token of the passage looks, and what it receives; received weights are fractions of the largest.
 
     passage  tokens at the beginning of the text that the page shows

@@ -7,7 +7,6 @@ each head, and what belongs together.
 from __future__ import annotations
 
 import math
-import string
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -35,7 +34,7 @@ MAIN = (
     "induction",
 )
 FEW = 10  # so many statistics, or fewer, are all shown at once: a round choice
-KINDS = 10  # kinds of badges in report_roles.css, .r0 to .r9
+KINDS = 10  # colours of roles in heads.css, .r0 to .r9
 
 
 @dataclass(frozen=True)
@@ -48,20 +47,6 @@ class Column:
     decimals: int
     signed: bool = False
     main: bool = True  # shown at once; the others on demand
-
-
-@dataclass(frozen=True)
-class Badge:
-    """The sign of a role: a letter of its own, and one of the shapes and colours of the style sheet."""
-
-    role: str
-    letter: str
-    kind: int
-
-
-def label(key: str) -> str:
-    """What the reader calls a statistic: `same token` for same_token, `offset 3` for offset_3."""
-    return key.replace("_", " ")
 
 
 def columns_of(survey: Survey) -> tuple[Column, ...]:
@@ -79,9 +64,8 @@ def columns_of(survey: Survey) -> tuple[Column, ...]:
         followed = any(key == relation.name for relation in survey.relations)
         main = key in effects or followed or key in MAIN or len(survey.statistics) <= FEW
         # Ablation has a sign: without a head the loss may rise or fall.
-        columns.append(
-            Column(key, label(key), meaning, decimals_for(known), key == "ablation", main)
-        )
+        label, signed = key.replace("_", " "), key == "ablation"
+        columns.append(Column(key, label, meaning, decimals_for(known), signed, main))
     return tuple(columns)
 
 
@@ -104,19 +88,11 @@ def decimals_for(values: Iterable[float]) -> int:
     return max(0, 3 - order) if order >= 0 else min(6, 2 - order)
 
 
-def badges_of(roles: Iterable[Role]) -> dict[str, Badge]:
-    """A badge for each role, the same in every report; the letter is the first of its name that is not taken yet."""
-    names = [role.name for role in roles]
-    badges: dict[str, Badge] = {}
-    # The roles of data/roles.toml come first, whether a survey has them or not, so that theirs never change; behind
-    # them those of relations. dict.fromkeys leaves out what comes twice.
-    for place, name in enumerate(dict.fromkeys([*(role.name for role in ROLES), *names])):
-        taken = {badge.letter for badge in badges.values()}
-        candidates = [*filter(str.isalpha, name.upper()), *string.ascii_uppercase, *string.digits]
-        letter = next((candidate for candidate in candidates if candidate not in taken), "?")
-        # from the eleventh on shapes and colours come again
-        badges[name] = Badge(name, letter, place % KINDS)
-    return {name: badges[name] for name in names}
+def kinds_of(roles: Iterable[Role]) -> list[int]:
+    """The colour of each role, the same in every report: those of data/roles.toml come first, then relations."""
+    order = [role.name for role in ROLES]
+    order += [role.name for role in roles if role.name not in order]
+    return [order.index(role.name) % KINDS for role in roles]
 
 
 def n_layers(survey: Survey) -> int:
@@ -168,14 +144,10 @@ def _look(survey: Survey, profile: HeadProfile) -> Note:
         role = max(followed, key=lambda name: profile.relations[name].mass.mean)
         score = profile.relations[role]
         # the token that looks, the one it looks at, with which weight
-        looks, at, weight = score.example
-        facts = {
-            "looks": looks,
-            "at": at,
-            "weight": number(weight, 2),
-            "role": labelled("role", role),
-        }
-        return Note.of("sentence.relation", **facts, mean=number(score.mass.mean, 2))
+        looks, at, size = score.example
+        weight, mean = number(size, 2), number(score.mass.mean, 2)
+        name = labelled("role", role)
+        return Note.of("sentence.relation", looks=looks, at=at, weight=weight, role=name, mean=mean)
     # a role -> the statistic by which it is earned
     scores = {role.name: role.score for role in survey.roles}
     for role in TELLING:
@@ -186,8 +158,8 @@ def _look(survey: Survey, profile: HeadProfile) -> Note:
         return Note.of("sentence.nothing", mean=number(profile.means.get("confidence"), 2))
     hardest = profile.examples[0]  # they come with the largest weight first
     # Without the space that many tokens begin with; the example of a relation comes without it.
-    tokens = {"looks": hardest.looks.strip(), "at": hardest.at.strip()}
-    return Note.of("sentence.strongest", **tokens, weight=number(hardest.weight, 2))
+    looks, at, weight = hardest.looks.strip(), hardest.at.strip(), number(hardest.weight, 2)
+    return Note.of("sentence.strongest", looks=looks, at=at, weight=weight)
 
 
 def _effect(change: Interval | None) -> list[Note]:
@@ -298,11 +270,8 @@ def _shown_number(value: Interval | None, column: Column) -> str:
 BEST = 2  # heads of a relation that are shown: a round choice
 
 
-def relation_rows(survey: Survey) -> list[list[str]]:
-    """For each relation its best heads: a cell for each heading; a head with the role has a star.
-
-    The best are those whose mass lies furthest above what they are held against (`lead`).
-    """
+def print_relations(screen: Screen, survey: Survey) -> None:
+    """The best heads of each relation, those whose mass lies furthest above its controls (`lead`)."""
     rows = []
     for relation in survey.relations:
         heads = [head for head in survey.profiles if relation.name in head.relations]
@@ -312,36 +281,16 @@ def relation_rows(survey: Survey) -> list[list[str]]:
             low, high = score.mass.low, score.mass.high
             # Of one document the interval has no ends.
             span = f"{number(low, 2)}-{number(high, 2)}" if math.isfinite(high - low) else "-"
-            controls = [
-                number(x, 2)
-                for x in (score.even, score.untrained, score.elsewhere, score.accuracy.mean)
-            ]
             offset = f"{relation.offset}: {number(relation.offset_accuracy, 2)}"
-            rows.append(
-                [
-                    relation.name,
-                    head.name + star,
-                    number(score.mass.mean, 2),
-                    span,
-                    *controls,
-                    offset,
-                ]
-            )
-    return rows
-
-
-def print_relations(screen: Screen, survey: Survey) -> None:
-    """The best heads of each relation, and what the columns mean; nothing where no relation is known."""
-    if not survey.relations:
-        return
+            figures = (score.even, score.untrained, score.elsewhere, score.accuracy.mean)
+            row = [relation.name, head.name + star, number(score.mass.mean, 2), span]
+            rows.append([*row, *(number(figure, 2) for figure in figures), offset])
     headings = ["relation", "head", "mass", "95 %", "even", "untr.", "else.", "right", "offset"]
-    notes = (
-        "what belongs together",
-        (
-            "mass: weight on the right tokens, with its 95 % interval; even: that of attention spread evenly; "
-            "untr.: of the best untrained head; else.: of the same head at the same distances from other tokens; "
-            "right: tokens whose largest weight is on a right one; offset: the best fixed distance, and how often "
-            "it is right; *: has the role"
-        ),
+    note = (
+        "mass: weight on the right tokens, with its 95 % interval; even: that of attention spread evenly; "
+        "untr.: of the best untrained head; else.: of the same head at the same distances from other tokens; "
+        "right: tokens whose largest weight is on a right one; offset: the best fixed distance, and how often "
+        "it is right; *: has the role"
     )
-    Table(headings, relation_rows(survey), *notes).print(screen, (0, 1))
+    if rows:
+        Table(headings, rows, "what belongs together", note).print(screen, (0, 1))

@@ -152,4 +152,4 @@ byId('why').hidden = !data.predicts;
 byId('hide-word').hidden = !data.mask;
 byId('own-text').value = data.example;
 makeHeads();
-read();
+engine.run({ text: '' }, { slot: 'b' }).then(read); // a page that was open before may have had a second text

@@ -91,6 +91,7 @@ function showEight() {
   box.replaceChildren(...looks.map(([number, key, weight]) => {
     const card = makeCard(number);
     card.dataset.words = `${quoted(cut(tokens[key] ?? ''))} ${inWords(weight)}`;
+    sayLook(card);
     return card;
   }));
   // The card of the same head gets the focus back, or else the first.
@@ -105,20 +106,23 @@ function drawCards() {
   for (const card of [...byId('eight').children, ...[...inSight].map((number) => cards[number])]) draw(card);
 }
 
-// Paints the map of a card, lights the row of the word that is looked from, and writes below what the head looks at:
-// one of the eight that word, others a factor, or else the kind of key and how much of the weight goes there.
+// Writes below a card what its head looks at: one of the eight at which word, others the kind of key, or a factor.
+function sayLook(card) {
+  const number = Number(card.dataset.number), factor = factorOf(number);
+  const words = card.dataset.words ?? (factor === 1 || factor === 0 ? kindWords(number) : times(factor));
+  card.querySelector('.largest').textContent = words;
+}
+
+// Paints the map of a card, and lights the row of the word that is looked from.
 function draw(card) {
   if (!view.shown.tokens.length) return; // nothing was read yet
-  const number = Number(card.dataset.number), picture = drawCard(card), factor = factorOf(number);
-  const square = card.querySelector('.square');
+  const picture = drawCard(card), square = card.querySelector('.square');
   square.classList.toggle('unlit', !picture || view.at < 0 || view.at >= picture.rows);
   square.style.setProperty('--rows', picture ? picture.rows : 1);
   square.style.setProperty('--lit', view.at);
-  const below = card.dataset.words ?? (factor === 1 || factor === 0 ? kindWords(number) : times(factor));
-  card.querySelector('.largest').textContent = below;
 }
 
-on('read language', showTiles);
+on('read language', () => { showTiles(); cards.forEach(sayLook); });
 on('changes language', () => cards.forEach(nameCard));
 on('point language', showEight);
 on('maps switches', drawCards);
