@@ -205,7 +205,7 @@ def test_where_a_head_looks_is_drawn_over_the_image(looked: tuple[Tensor, Seen],
     assert np.corrcoef(light.ravel(), weights.ravel())[0, 1] > 0.95
     (tmp_path / "no.png").write_bytes(b"no image")
     for image, head, grid, said in (
-        (pixels[0], words, (5, 4), "sees 16 places of the image, fewer than 5 x 4; pass grid="),
+        (pixels[0], words, (5, 4), "sees 16 places of the image, not 5 x 4; pass grid="),
         (pixels[0], words, (0, 4), "sees 16 places of the image, not 0 x 4; pass grid="),
         (tmp_path / "no.png", words, None, "no.png cannot be read as an image"),
         (np.zeros(7), words, None, r"an image is \(rows, columns, 3\) or \(3, rows, columns\), and this one is \(7,\)"),

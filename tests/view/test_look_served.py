@@ -62,12 +62,6 @@ def test_questions_are_answered_in_turn_and_the_latest_text_alone_is_read(served
     assert post(served, do="read", turn=10) == {"refused": "ZeroDivisionError: division by zero"}
 
 
-def test_why_comes_as_sentences_in_both_languages(served: Served) -> None:
-    post(served, do="read")
-    answer = post(served, do="why")
-    assert answer["why"] and {"en", "es"} == set(answer["why"][0][1]) and answer["why"][0][0] in served.desk.heads
-
-
 def test_in_python(folder: Path) -> None:
     shown = hw.look(hw.open(folder), TEXT)
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{20,}/", shown.address)

@@ -110,22 +110,13 @@ def test_what_a_head_adds_and_a_scaled_head(browsed: Page) -> None:
     """A layer's output is the sum of what its heads add and the bias; scaled heads add so much of it."""
     model, tokens = CASES["wide heads"](), words(67)
     load(browsed, pack_model(model, tokens))
-    ids = tokens.prompt("w1 w5 w2 w8 w13")
+    ids = torch.tensor([tokens.prompt("w1 w5 w2 w8 w13")])
     factors = {f"L{n}.H{h}": 0.25 + 0.5 * h - n for n in range(2) for h in range(6)}
     outputs: list[torch.Tensor] = []
-    hooks = []
-    for n, block in enumerate(model.blocks):
-        attention: Any = block.attention
-        scale = torch.tensor([factors[f"L{n}.H{h}"] for h in range(6)])
-        hooks.append(
-            attention.register_forward_pre_hook(
-                lambda module, given, named, scale=scale: (given, {**named, "gate": scale}), with_kwargs=True
-            )
-        )
-        hooks.append(attention.register_forward_hook(lambda module, given, output: outputs.append(output[0])))
-    logits = model(torch.tensor([ids]))[0]
-    for hook in hooks:
-        hook.remove()
+    for block in model.blocks:
+        block.attention.register_forward_hook(lambda module, given, output: outputs.append(output[0]))
+    with hw.steer(model, factors):
+        logits = model(ids)[0]
     result = run(browsed, "w1 w5 w2 w8 w13", scale=factors)
     assert torch.allclose(torch.tensor(result["logits"]), logits, atol=EXACTLY)
     for n, output in enumerate(outputs):

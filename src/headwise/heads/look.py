@@ -145,7 +145,6 @@ class Desk:
             "heads": heads,
             "predicts": self.kind,
             "mask": self.mask_text,
-            "longest": self.longest,
         }
 
     @property

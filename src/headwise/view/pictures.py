@@ -152,13 +152,8 @@ def patches(head: SeenHead, grid: tuple[int, int] | None) -> NDArray[np.float64]
     # Of a square that was guessed at most a class token may be left over; whoever passes a grid knows what is before.
     before = n - rows * columns
     if min(rows, columns) < 1 or before < 0 or (grid is None and before > 1):
-        shape = (
-            "no square"
-            if grid is None
-            else f"{'fewer than' if before < 0 else 'not'} {rows} x {columns}"
-        )
         raise HeadwiseError(
-            f"{head.name} sees {n} places of the image, {shape}; pass grid=(rows, columns) of patches"
+            f"{head.name} sees {n} places of the image, not {rows} x {columns}; pass grid=(rows, columns) of patches"
         )
     patch_weights: NDArray[np.float64] = weights.mean(0)[before:].reshape(rows, columns)
     return patch_weights

@@ -139,7 +139,7 @@ def _looks(profile: HeadProfile, passage: int, wide: bool) -> Facts:
     keys = profile.top_keys[:passage].astype("<u4" if wide else "<u2")
     return {
         "k": keys.shape[1],
-        "keys": base64.b64encode(keys.tobytes()).decode("ascii"),
+        "keys": _packed(keys),
         "weights": quantised(profile.top_weights[:passage]),
         "largest": largest,
         "received": quantised(received / largest),
@@ -188,10 +188,12 @@ def text_length(survey: Survey, profile: HeadProfile) -> int | None:
 
 def quantised(weights: NDArray[Any]) -> str:
     """Weights in 0..1, any shape, row by row, as base64 of little-endian 16-bit whole numbers of 1/65535; NaN is 0."""
-    levels = np.rint(np.clip(np.nan_to_num(weights.astype(np.float64)), 0.0, 1.0) * LEVELS).astype(
-        "<u2"
-    )
-    return base64.b64encode(levels.tobytes()).decode("ascii")
+    levels = np.rint(np.clip(np.nan_to_num(weights.astype(np.float64)), 0.0, 1.0) * LEVELS)
+    return _packed(levels.astype("<u2"))
+
+
+def _packed(numbers: NDArray[Any]) -> str:
+    return base64.b64encode(numbers.tobytes()).decode("ascii")
 
 
 def _maps(maps: HeadMaps) -> Facts:
