@@ -183,24 +183,3 @@ def test_a_context_is_projected_once_and_is_the_same_each_time() -> None:
     out = layer(x, cache=cache)
     torch.testing.assert_close(out, expected)
     out.sum().backward()
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
-@pytest.mark.parametrize("kind", ["growing", "static", "rolling"])
-def test_what_inference_mode_has_filled_is_used_outside_of_it(kind: str, mode: Any) -> None:
-    """Tensors of that mode may not be written elsewhere."""
-    layer, x = hw.MultiHeadAttention(30, 6, 2, mask=hw.Window(5, 0)), torch.randn(B, T, 30)
-    build = {
-        "growing": hw.KVCache,
-        "static": lambda: hw.KVCache(max_length=13),
-        "rolling": lambda: hw.KVCache(window=5),
-    }[kind]
-    first, second = build(), build()
-    steps = [slice(0, 7), slice(7, 8), slice(8, 9), slice(9, T)]  # a cache grows by doubling, so the third has room
-    with torch.no_grad():
-        expected = torch.cat([layer(x[:, step], cache=first) for step in steps], 1)
-    with torch.inference_mode():
-        begun = [layer(x[:, step], cache=second) for step in steps[:2]]
-    with mode():
-        rest = [layer(x[:, step], cache=second) for step in steps[2:]]
-    torch.testing.assert_close(torch.cat([*begun, *rest], 1), expected)

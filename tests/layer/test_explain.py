@@ -176,17 +176,6 @@ def counted(layer: hw.MultiHeadAttention, x: Tensor, arguments: dict[str, Any]) 
     return linears, counter.get_total_flops() - linears
 
 
-@pytest.mark.parametrize("n", [2, 7, 13])
-def test_flops_of_the_causal_flag_are_those_of_the_triangle(n: int) -> None:
-    """torch counts the whole square there, of which the kernel does n + 1 of every 2n."""
-    layer, x = make(mask=hw.Causal()), draw(n)
-    told, (projections, square) = hw.explain(layer, x), counted(layer, x, {})
-    assert told.path == "fused causal"
-    assert told.flops["projections"] == projections
-    assert square == 2 * B * H * n * n * 2 * D
-    assert told.flops["attention"] * 2 * n == square * (n + 1)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", PRICED)
 def test_flops_are_those_that_torch_counts_and_bytes_those_of_the_tensors(name: str, dtype: torch.dtype) -> None:
@@ -207,24 +196,6 @@ def test_flops_are_those_that_torch_counts_and_bytes_those_of_the_tensors(name: 
     maps = told.bytes.get("maps", 0)
     each = max(4, dtype.itemsize)
     assert maps == (3 * B * H * told.sizes.T * told.sizes.S * each if told.path == "explicit" else 0)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"mask": hw.Window(2, 0)},
-        {"mask": hw.Window(1, 1)},
-        {"mask": hw.Causal() & hw.Lengths([3, 5])},
-        {"mask": hw.Alibi()},
-        {"mask": hw.Bias(torch.ones(H, 5, 5))},
-        {"mask": hw.Allowed(torch.ones(B, H, 5, 5, dtype=torch.bool))},
-    ],
-    ids=str,
-)
-def test_bytes_of_the_mask_are_those_of_its_tensor(options: dict[str, Any]) -> None:
-    layer, x = make(**options), draw(5)
-    told, (calls, _) = hw.explain(layer, x), run(layer, x)
-    assert told.bytes["mask"] == calls[0]["attn_mask"].nbytes
 
 
 def test_nothing_changes_by_an_explanation() -> None:

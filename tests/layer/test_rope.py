@@ -51,16 +51,6 @@ def theirs(head_dim: int, **parameters: Any) -> tuple[list[float], float]:
     return frequencies.tolist(), factor
 
 
-@every("theta", [10_000.0, 500_000.0, 31.0])
-@every("factor", FACTORS)
-@pytest.mark.parametrize("dim", DIMS)
-def test_linear(dim: int, factor: float, theta: float) -> None:
-    ours = hw.RoPE(theta, scaling="linear", factor=factor).frequencies(dim)
-    expected = theirs(dim, rope_type="linear", factor=factor, rope_theta=theta)
-    assert ours[0] == pytest.approx(expected[0], **FLOAT32)
-    assert ours[1] == expected[1] == 1.0
-
-
 @every("betas", [{}, {"beta_fast": 16.0, "beta_slow": 2.0}])
 @every("original, theta", [(4096, 10_000.0), (257, 10_000.0), (32_768, 1_000_000.0), (53, 31.0)])
 @every("factor", FACTORS)

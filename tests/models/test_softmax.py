@@ -466,24 +466,6 @@ def test_weights_that_fully_shard_gathers_are_those_of_all_heads() -> None:
 
 
 @torch.no_grad()
-def test_windows_are_watched_without_distances() -> None:
-    class Windows(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.attention = Attention()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.attention(x.reshape(-1, 5, C)).reshape(x.shape)
-
-    model, x = shaken(Windows()), torch.randn(B, 15, C)
-    seen = watch_call(model, x)
-    assert seen["L0.H0"].n_rows == B * 15 and 0 < seen["L0.H0"].entropy < math.log(5)
-    assert [note for note in seen.notes if note.startswith("L0: it attends within windows or chunks")]
-    with pytest.raises(hw.MissingError):
-        _ = seen["L0.H0"].distance
-
-
-@torch.no_grad()
 def test_a_part_that_is_handed_queries_and_keys_has_distances_where_it_is_causal() -> None:
     class Attend(nn.Module):
         def __init__(self, causal: bool) -> None:
