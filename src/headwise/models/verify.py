@@ -39,7 +39,7 @@ SHORTER = 7  # tokens that the second text of a padded batch has fewer
 ANSWER = 5  # tokens that a decoder beside an encoder reads
 STEPS = 3  # tokens that are read one by one behind a padded text
 # A way may differ by so many roundings of the model itself, or of its dtype: another shape of the batch reorders sums.
-ALLOWED, FLOOR = 50.0, 64.0
+ALLOWED, FLOOR = 200.0, 256.0
 WHOLE = "logits"  # what the model itself gives, in the place of the name of an attention
 
 # What each attention gave, (B,T,C) by its name in the order of the call; `WHOLE` last.
