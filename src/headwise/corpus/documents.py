@@ -29,7 +29,6 @@ from headwise.corpus.tokens import (
     Reader,
     TextTokens,
     require_tokens,
-    unknown_characters,
     unknown_note,
 )
 from headwise.errors import HeadwiseError
@@ -158,8 +157,13 @@ def encoded(reader: Reader, text: str, facts: Counter[str]) -> list[int]:
             f"the tokenizer of {reader.name} has the token id {max(ids)} and the model knows {reader.vocab_size} "
             f"tokens: they do not belong together"
         )
-    facts["unknown"] += unknown_characters(tokens, text, ids)
     facts["characters"] += len(text)
+    if tokens.unknown in ids:
+        # "[UNK]", say: where a text itself has these letters, they are known
+        sign = tokens.shown([tokens.unknown])[0]
+        for i, (start, end) in zip(ids, tokens.places(text), strict=True):
+            if i == tokens.unknown and text[start:end] != sign:
+                facts["unknown"] += end - start
     return ids
 
 

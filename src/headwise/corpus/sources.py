@@ -26,37 +26,34 @@ class Sources:
     """
 
     def __init__(self, paths: Sequence[Path], progress: Progress | None = None) -> None:
-        self.files = [
-            file for path in paths for file in (files_of(path) if path.is_dir() else [path])
-        ]
+        self.files: list[Path] = []
+        for path in paths:
+            self.files += files_of(path) if path.is_dir() else [path]
         self.size = sum(map(check_file, self.files))  # bytes
         self._progress = progress
-        names = [path.name for path in paths[:1]]
+        self.name = paths[0].name if paths else ""
         if len(paths) > 1:
-            names.append(f"{len(paths) - 1} more")
-        self.name = " and ".join(names)
+            self.name += f" and {len(paths) - 1} more"
 
     def __iter__(self) -> Iterator[str]:
         """The text of each file."""
-        done, blank = 0, bool(self.files)  # no files are not blank: all texts may have been typed
+        done, has_text = 0, not self.files  # without files all texts may have been typed
         for file in self.files:
             text = read_text(file, blank=True)
-            blank = blank and not text.strip()
+            has_text |= not text.isspace() and bool(text)
+            done += file.stat().st_size
             if self._progress and done >> 20:
                 self._progress("MB of text read", done >> 20, self.size >> 20)
-            done += file.stat().st_size
             yield text
-        if blank:  # a folder may have thousands
-            raise HeadwiseError(
-                f"{', '.join(map(str, self.files[:3]))} is empty, or holds nothing but white space"
-            )
+        if not has_text:  # a folder may have thousands
+            names = ", ".join(map(str, self.files[:3]))
+            raise HeadwiseError(f"{names} is empty, or holds nothing but white space")
 
     def text(self) -> str:
         """One text of all, with a line end between two."""
-        texts = list(filter(None, self))
-        return (
-            "".join(text if text.endswith("\n") else f"{text}\n" for text in texts[:-1]) + texts[-1]
-        )
+        texts = [text for text in self if text]
+        ended = [text if text.endswith("\n") else f"{text}\n" for text in texts[:-1]]
+        return "".join([*ended, texts[-1]])
 
 
 def pieces(text: str) -> Iterator[str]:

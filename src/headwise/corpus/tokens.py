@@ -81,16 +81,6 @@ def require_tokens(reader: Reader) -> TextTokens:
     return reader.tokens
 
 
-def unknown_characters(tokens: TextTokens, text: str, ids: Ids) -> int:
-    """How many characters of a text became the id of the unknown; `ids` are those that `encode` gives of the text."""
-    if tokens.unknown is None or tokens.unknown not in ids:
-        return 0
-    # "[UNK]", say: where a text itself has these letters, they are known
-    sign = tokens.shown([tokens.unknown])[0]
-    spans = [span for i, span in zip(ids, tokens.places(text), strict=True) if i == tokens.unknown]
-    return sum(end - start for start, end in spans if text[start:end] != sign)
-
-
 def unknown_note(tokens: TextTokens | None, facts: Counter[str]) -> tuple[str, ...]:
     """The note that so many "characters" of a text are "unknown", in a tuple; () where there are none."""
     if tokens is None or tokens.unknown is None or not facts["unknown"]:
@@ -205,8 +195,6 @@ class Tokens:
 
     def places(self, text: str) -> list[tuple[int, int]]:
         """For each id of `encode` the characters [start, end) of the text that it stands for."""
-        if self._by_character:
-            return [(i, i + 1) for i in range(len(text))]
         return list(self._read(text).offsets)
 
     def _read(self, text: str) -> Encoding:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, takewhile
 from pathlib import Path
 
 import numpy as np
@@ -60,10 +59,8 @@ class Stream:
 
     def ngram(self, vocab_size: int) -> tuple[int, float]:
         """Order and loss of the best n-gram. It sees all text before a token; the model at most its context."""
-        train, held_out = (
-            self._ids[: self._cut][-NGRAM_TOKENS:],
-            self._ids[self._cut :][:NGRAM_SCORED],
-        )
+        train, held_out = self._ids[: self._cut], self._ids[self._cut :]
+        train, held_out = train[-NGRAM_TOKENS:], held_out[:NGRAM_SCORED]
         return best_order(ngram_losses(train, held_out, vocab_size))
 
     def _pieces(self, starts: Tensor) -> Batch:  # of starts (B,1)
@@ -132,18 +129,19 @@ class Documents:
 
     def held_out_documents(self, limit: int) -> list[list[int]]:
         """Held-out lines as ids, with the boundary before and without the one after; about `limit` tokens of them."""
-        ends = accumulate(map(len, self._held_out))
-        return [
-            ids[:-1]
-            for ids in self._held_out[: max(1, sum(1 for _ in takewhile(limit.__gt__, ends)))]
-        ]
+        documents: list[list[int]] = []
+        total = 0
+        for ids in self._held_out:
+            total += len(ids)
+            if documents and total >= limit:
+                break
+            documents.append(ids[:-1])
+        return documents
 
     def ngram(self, vocab_size: int) -> tuple[int, float]:
         """Order and loss of the best n-gram on the scored tokens. It knows one way to write each line, the first."""
-        train, held_out = (
-            _some([ways[0] for ways in self._train], NGRAM_TOKENS),
-            _some(self._held_out, NGRAM_SCORED),
-        )
+        train = _some([ways[0] for ways in self._train], NGRAM_TOKENS)
+        held_out = _some(self._held_out, NGRAM_SCORED)
         counted = np.concatenate([np.arange(len(ids)) >= self._unscored(ids) for ids in held_out])
         rows = np.concatenate(train), np.concatenate(held_out)
         return best_order(ngram_losses(*rows, vocab_size, counted=counted, boundary=self.boundary))
@@ -218,25 +216,18 @@ def text_corpus(
     seed   draws which lines are held out; a stream does not ask
     """
     whole = text.text()
-    tokens = (
-        Tokens.characters(whole, boundary=lines)
-        if tokenizer is None
-        else Tokens.from_file(tokenizer)
-    )
+    if tokenizer is None:
+        tokens = Tokens.characters(whole, boundary=lines)
+    else:
+        tokens = Tokens.from_file(tokenizer)
     if not lines:
         stream = Stream([i for piece in pieces(whole) for i in tokens.encode(piece)], context)
-        return Corpus(
-            text.name,
-            tokens,
-            stream,
-            tokens.decode(stream.held_out_documents(1)[0][:EXAMPLE_TOKENS]),
-        )
-    documents = [line for each in whole.splitlines() if (line := each.strip())]
+        example = tokens.decode(stream.held_out_documents(1)[0][:EXAMPLE_TOKENS])
+        return Corpus(text.name, tokens, stream, example)
+    documents = [line.strip() for line in whole.splitlines() if line.strip()]
     drawn = torch.randperm(len(documents), generator=torch.Generator().manual_seed(seed)).tolist()
     cut = int(len(documents) * (1 - HELD_OUT_SHARE))
-    train, held_out = (
-        [documents[number] for number in part] for part in (drawn[:cut], drawn[cut:])
-    )
+    train, held_out = [documents[n] for n in drawn[:cut]], [documents[n] for n in drawn[cut:]]
     data = Documents(tokens, train, held_out, context)
     # Without its boundaries, and as much as fits into the context behind one.
     return Corpus(text.name, tokens, data, tokens.decode(tokens.encode(held_out[0])[: context - 1]))
