@@ -27,7 +27,7 @@ from headwise.spec import AttentionSpec
 if TYPE_CHECKING:
     from headwise.backends.cache import KVCache
     from headwise.checker.bugs import Verdict
-    from headwise.checker.check import check
+    from headwise.checker.verdict import check
     from headwise.cost.price import Price, price
     from headwise.gpt.gpt import GPT, GPTConfig
     from headwise.heads.ablate import ablate, steer
@@ -83,7 +83,7 @@ _LAZY = {
         "models.open": "generate open train", "models.verify": "verify",
         "reshape.prune": "prune",
         "reshape.job": "Reshaped", "reshape.share": "share", "backends.cache": "KVCache",
-        "checker.check": "check", "checker.bugs": "Verdict", "view.look": "look",
+        "checker.verdict": "check", "checker.bugs": "Verdict", "view.look": "look",
         "view.pictures": "attention overlay", "view.page": "story_page",
     }.items()
     for name in names.split()

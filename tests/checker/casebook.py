@@ -5,6 +5,7 @@ at once), then texts to take out (`- `) and what stands there instead (`+ `).
 """
 
 import difflib
+import importlib
 import re
 import sys
 import types
@@ -14,10 +15,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headwise.checker.bugs import Verdict
-from headwise.checker.check import check, read_source, run
-from headwise.checker.loops import NAME, unimported
-from headwise.checker.source import Source, candidates, kind_of
-from headwise.checker.subject import Options, Target
+from headwise.checker.contract import Options, Target
+from headwise.checker.loops import NAME
+from headwise.checker.source import MODULES, Source, candidates, kind_of, unimported
+from headwise.checker.verdict import check, read_source, run
 
 FOLDER = Path(__file__).parent / "cases"
 
@@ -89,7 +90,7 @@ def loaded(version: Version) -> tuple[types.ModuleType, str, Source]:
     module.__file__ = path
     linecache.cache[path] = (len(source.text), None, source.text.splitlines(keepends=True), path)
     sys.modules[module.__name__] = module
-    vars(module).update(unimported(source))
+    vars(module).update({name: importlib.import_module(MODULES[name]) for name in unimported(source)})
     run(replace(source, path=path), vars(module))
     return module, names[0], replace(source, path=path)
 

@@ -7,14 +7,15 @@ from invoking import contents
 
 import headwise as hw
 
-CLASS = "class Attention:\n    def __init__(self, d_model): pass\n    def forward(self, x): return x\n"
+CLASS = "class Attention:\n    def __init__(self, d_model): exec(WORK)\n    def forward(self, x): return x\n"
 
 
 @pytest.mark.slow
 def test_a_file_stands_in_a_folder_of_its_own_that_goes_with_it(tmp_path: Path) -> None:
     path = tmp_path / "learner.py"
     writes = "import os\nopen('left', 'w').write('x')\nprint('loud')\n"
-    path.write_text(f"{CLASS}{writes}raise ValueError(os.getcwd() + '|' + os.environ['TMPDIR'])\n")
+    writes += "raise ValueError(os.getcwd() + '|' + os.environ['TMPDIR'])\n"
+    path.write_text(f"WORK = {writes!r}\n{CLASS}")
     before = contents(tmp_path)
     (reason,) = hw.check(path, seconds=300).not_checked
     folder, temporary = reason.removeprefix("ValueError: ").split(" (line")[0].split("|")
@@ -27,5 +28,6 @@ def test_neither_a_thread_nor_a_child_holds_the_check_up(tmp_path: Path) -> None
     path = tmp_path / "learner.py"
     waits = "import signal, subprocess, sys, threading\nthreading.Thread(target=signal.pause).start()\n"
     child = "subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])\n"
-    path.write_text(f"{CLASS}{waits}{child}raise ValueError('done')\n")
+    work = f"{waits}{child}raise ValueError('done')\n"
+    path.write_text(f"WORK = {work!r}\n{CLASS}")
     assert hw.check(path, seconds=300).not_checked[0].startswith("ValueError: done")

@@ -13,11 +13,11 @@ from casebook import targets
 from numpy.typing import NDArray
 
 import headwise as hw
+from headwise.checker.contract import LAYOUTS, Attention, Target, adapters, build
 from headwise.checker.form import Masks, Stages, compute
 from headwise.checker.reading import arrays_of, parts_of, readings, renew, width_of
 from headwise.checker.search import close
 from headwise.checker.source import ENCODINGS, meanings_of
-from headwise.checker.subject import Subject, Target, build, subject_of
 from headwise.errors import HeadwiseError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,13 +36,13 @@ def called(target: Target) -> tuple[hw.Seen, Stages]:
 
 def watched(target: Target, module: Any) -> tuple[hw.Seen, Stages]:
     renew(arrays_of(module), np.random.default_rng(3))
-    subject = subject_of(target, module.forward, module)
+    subject = next(adapters(target, module.forward, module, ["btc"]))
     subject.call = module  # with its hooks, which `forward` does not call
     choices = readings(target, module, folded=True)
     width = width_of(parts_of(module, {}), {})
     x = np.random.default_rng(5).normal(size=(BATCH, TOKENS, width))
     for rank, mask in ((rank, mask) for rank in (3, 2) for mask in masks(target, subject)):
-        subject.rank = rank
+        subject.layout = LAYOUTS["btc" if rank == 3 else "tc"]
         try:
             with hw.watch(module) as seen:
                 out = subject((x, x, x), mask)
@@ -58,7 +58,7 @@ def watched(target: Target, module: Any) -> tuple[hw.Seen, Stages]:
     raise LookupError(f"{target.name}: no reading gives its numbers")
 
 
-def masks(target: Target, subject: Subject) -> list[Any]:
+def masks(target: Target, subject: Attention) -> list[Any]:
     """None, and causal masks in the forms that the code may take."""
     if subject.mask is None:
         return [None]

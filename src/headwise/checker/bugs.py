@@ -14,7 +14,7 @@ from headwise.errors import HeadwiseError
 from headwise.table import escaped
 from headwise.words import LANGUAGES, check_lang, unknown
 
-# values by names: steps of the form (form.py), or sizes for arguments (subject.py)
+# values by names: steps of the form (form.py), or sizes for arguments (contract.py)
 Settings = Mapping[str, Any]
 UNKNOWN = "unknown"  # the id of a difference that no bug explains
 

@@ -18,16 +18,12 @@ from typing import Any
 import numpy as np
 
 from headwise.checker.bugs import UNKNOWN, UncheckedError, Verdict, in_one_line
-from headwise.checker.form import CORRECT, Masks, attend
-from headwise.checker.reading import arrays_of
-from headwise.checker.search import close
-from headwise.checker.source import QUERY
-from headwise.checker.subject import (
+from headwise.checker.contract import (
     BATCH,
     HEAD_DIM,
     HEADS,
     TOKENS,
-    Subject,
+    Attention,
     Target,
     angle_tables,
     arguments_of,
@@ -39,6 +35,10 @@ from headwise.checker.subject import (
     to_kind,
     value_of,
 )
+from headwise.checker.form import CORRECT, Masks, attend
+from headwise.checker.reading import arrays_of
+from headwise.checker.search import close
+from headwise.checker.source import QUERY
 
 # Values of parameters, by what a name means ("WIDTH") or by the name itself (`n`). A width is that of a head: its
 # vectors are what is rotated, or kept in a cache. LENGTHS are those of a builder's tables, as long as the text.
@@ -235,7 +235,9 @@ READERS = r"get|read|fetch|all|kv|stack|keys_values"
 # A layer that has a cache.
 
 
-def cache_bug(subject: Subject, x: Any, whole: Any, target: Target) -> dict[str, str] | None:
+def cache_bug(
+    subject: Attention, x: Any, whole: Any, target: Target, mask: Any = None
+) -> dict[str, str] | None:
     """The bug of a layer's cache and what shows it, nothing where there is none; None without a cache.
 
     UncheckedError where no call with it came to an end.
@@ -252,8 +254,22 @@ def cache_bug(subject: Subject, x: Any, whole: Any, target: Target) -> dict[str,
         subject.new_cache = partial(_cache_object, target)
     text = np.random.default_rng(1).normal(size=(len(x), LONG, x.shape[2]))
     # its context may be shorter, or tables of another length were passed
+    tables = {name: table(0, LONG) for name, table in subject.tables.items()}
+    asked = {
+        **tables,
+        **(mask(0, LONG) if mask else {}),
+        subject.inputs[0]: to_kind(text, subject.kind),
+    }
     with contextlib.suppress(Exception):
-        x, whole = text, subject((text,) * 3)
+        x, whole = text, pick(subject.result(asked, LONG), text.shape)
+    if mask and x is not text:
+        return None
+    if not mask:  # what sees the future as a whole cannot be the same step by step
+        changed = np.concatenate([x[:, :-1], -x[:, -1:]], 1)
+        asked[subject.inputs[0]] = to_kind(changed, subject.kind)
+        out = pick(subject.result(asked, x.shape[1]), x.shape)
+        if x is text and not close(out[:, :-1], whole[:, :-1]):
+            raise UncheckedError("sees_future")
     tokens = x.shape[1]
     worst: dict[str, str] = {}
     failures = []
@@ -265,12 +281,12 @@ def cache_bug(subject: Subject, x: Any, whole: Any, target: Target) -> dict[str,
     )
     for steps in (pieces, prompt_and_tokens, single_tokens):
         try:
-            out, held = _step_by_step(subject, x, steps, names)
+            out, held = _step_by_step(subject, x, steps, names, mask)
         except Exception as error:  # this way of cutting was a guess
             failures.append(error)
             continue
         gap = float(np.nan_to_num(np.abs(out - whole), nan=np.inf).max())
-        bug = _out_of_order(held, x, subject, names)
+        bug = _out_of_order(held, x, subject, names, mask)
         # float32 rounds by less, and a token in another place changes more
         if gap < 1e-3 and bug != "cache-order":
             # A prompt and single tokens after it: so text is generated, and pieces alone are wrong. Code that is
@@ -295,7 +311,7 @@ def cache_bug(subject: Subject, x: Any, whole: Any, target: Target) -> dict[str,
     return {"cache-raises": failure}
 
 
-def cache_arguments(subject: Subject) -> dict[str, str]:
+def cache_arguments(subject: Attention) -> dict[str, str]:
     """Which arguments of a call have to do with a cache: the `cache`, `use` of it, and where a piece `start`s."""
     names = {}
     for name in arguments_of(subject.call):
@@ -319,7 +335,7 @@ def _cache_object(target: Target) -> Any:
 
 
 def _step_by_step(
-    subject: Subject, x: Any, steps: tuple[int, ...], names: dict[str, str]
+    subject: Attention, x: Any, steps: tuple[int, ...], names: dict[str, str], mask: Any
 ) -> tuple[Any, list[Any]]:
     """Output (B,T,C) of the pieces joined, and the arrays that the cache holds at the end.
 
@@ -335,9 +351,12 @@ def _step_by_step(
         piece = x[:, start : start + n]
         of_cache = {"cache": state, "use": True, "start": start}
         arguments = {subject.inputs[0]: to_kind(piece, subject.kind)}
-        result = subject.result(
-            arguments | {name: of_cache[role] for name, role in names.items()}, n
-        )
+        arguments |= {name: of_cache[role] for name, role in names.items()}
+        arguments |= {
+            name: table(*_span(start, n, names)) for name, table in subject.tables.items()
+        }
+        arguments |= mask(start, n) if mask else {}
+        result = subject.result(arguments, n)
         outs.append(pick(result, piece.shape))
         if isinstance(result, tuple):  # the output, and then the cache for the next call
             later = [part for part in result[1:] if part is not None]
@@ -356,11 +375,19 @@ def _step_by_step(
     return np.concatenate(outs, 1), held
 
 
-def _out_of_order(held: list[Any], x: Any, subject: Subject, names: dict[str, str]) -> str | None:
+def _span(start: int, n: int, names: dict[str, str]) -> tuple[int, int]:
+    """Start and length of a table: whole where the code cuts it by an argument that counts on, else of the piece."""
+    counts_on = "start" in names.values() and "cache" in names.values()
+    return (0, LONG) if counts_on else (start, n)
+
+
+def _out_of_order(
+    held: list[Any], x: Any, subject: Attention, names: dict[str, str], mask: Any
+) -> str | None:
     """Which bug shows in what is held: other places than in a whole text held at once, or keys as values."""
     total = x.shape[1]
     try:
-        _, whole = _step_by_step(subject, x, (total,), names)
+        _, whole = _step_by_step(subject, x, (total,), names, mask)
     except Exception:  # a cache that takes single tokens alone
         return None
     # What is held after the pieces, and after the whole text, the axis of tokens first in both.

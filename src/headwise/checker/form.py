@@ -66,10 +66,14 @@ CORRECT: dict[str, Any] = {
     "batch": "apart",  # or "flat": all documents of a batch as one long one
     "rope": None,  # none; or (layout of the turn, layout of the table, base): see `rotate`
     "rope_k": None,  # the same of keys, where they are rotated in another way than queries
+    "rope_sign": 1,  # or -1: turned the other way, which is as right
     "rope_values": False,  # are values rotated, too?
     "rope_part": 1,  # how much of a head's features is rotated, 0 to 1: the first ones
     "start": 0,  # position of the first query, where keys begin at 0; or "tokens", "-tokens": T, -T
     "residual": False,  # is the input of queries added to what comes out?
+    "softcap": 0.0,  # scores are softcap * tanh(scores / softcap); 0: they are not capped
+    "window": 0,  # the latest tokens that a query sees; 0: all
+    "gate": "sigmoid",  # or "silu": what the gate goes through, where the weights have one
     "qk_norm": None,  # "rms" or "layer", with the gains of the weights
 }
 
@@ -83,6 +87,8 @@ class Weights:
     matrices: Arrays  # q (C,h*d), k (C,g*d), v (C,g*e), o (h*e,C), or None
     biases: Arrays = field(default_factory=dict)  # of the same names, where there is one
     gains: Arrays = field(default_factory=dict)  # of a norm on queries and keys: q, k (d,)
+    sink: Any = None  # (h,), one more logit of each head
+    gate: Any = None  # (C,h*e) or (C,h): what comes of the heads is multiplied by it before W_O
 
 
 @dataclass(frozen=True)
@@ -115,10 +121,11 @@ def compute(weights: Weights, inputs: Inputs, masks: Masks, settings: Settings) 
         # of (B,T,C), and of the heads (B,h,T,d) that come where there is no W_Q
         T = x["q"].shape[-2]
         start = {"tokens": T, "-tokens": -T}.get(s["start"], s["start"])
-        vectors["q"] = rotate(vectors["q"], s["rope"], start, s["rope_part"])
-        vectors["k"] = rotate(vectors["k"], s["rope_k"] or s["rope"], 0, s["rope_part"])
+        turned = {"part": s["rope_part"], "sign": s["rope_sign"]}
+        vectors["q"] = rotate(vectors["q"], s["rope"], start, **turned)
+        vectors["k"] = rotate(vectors["k"], s["rope_k"] or s["rope"], 0, **turned)
         if s["rope_values"]:
-            vectors["v"] = rotate(vectors["v"], s["rope"], 0, s["rope_part"])
+            vectors["v"] = rotate(vectors["v"], s["rope"], 0, **turned)
     if s["split_k"] != "tokens":  # there axis 1 is not heads
         for place in "kv":
             how = s["group"] if place in s["grouped"] else "repeat"
@@ -128,10 +135,15 @@ def compute(weights: Weights, inputs: Inputs, masks: Masks, settings: Settings) 
         B, H, T, _ = q.shape
         real = None if masks.real is None else masks.real.reshape(1, -1)
         q_, k_, v_ = (x.swapaxes(0, 1).reshape(1, x.shape[1], -1, x.shape[3]) for x in (q, k, v))
-        scores, attention, heads = attend(q_, k_, v_, Masks(masks.causal, real), s)
+        scores, attention, heads = attend(q_, k_, v_, Masks(masks.causal, real), s, weights.sink)
         heads = heads.reshape(H, B, T, -1).swapaxes(0, 1)
     else:
-        scores, attention, heads = attend(q, k, v, masks, s)
+        scores, attention, heads = attend(q, k, v, masks, s, weights.sink)
+    if weights.gate is not None:
+        gate = x["q"] @ weights.gate
+        opened = 1 / (1 + np.exp(-gate)) * (gate if s["gate"] == "silu" else 1.0)
+        B, H, T = heads.shape[:3]
+        heads = heads * opened.reshape(B, T, H, -1).swapaxes(1, 2)
     out = output(weights, heads, s)
     if s["residual"]:
         out = out + x["q"]
@@ -155,8 +167,9 @@ def project(w: Weights, x: Any, place: str, s: Settings) -> Any:
     heads = _split(projected, n, s[f"split_{place}"])
     if role.upper() in s["shared"]:  # the finished head 0 for all, with its bias
         heads = np.concatenate([heads[:, :1]] * n, 1)
-    gain = w.gains.get(role)
-    return heads if gain is None or s["qk_norm"] is None else normed(heads, gain, s["qk_norm"])
+    if s["qk_norm"] is None or (role == "v" and "v" not in w.gains):
+        return heads
+    return normed(heads, w.gains.get(role, 1.0), s["qk_norm"])
 
 
 def normed(x: Any, gain: Any, kind: str) -> Any:
@@ -201,7 +214,9 @@ def _spread(x: Any, n_heads: int, how: Any) -> Any:
     )
 
 
-def attend(q: Any, k: Any, v: Any, masks: Masks, s: Settings) -> tuple[Any, Any, Any]:
+def attend(
+    q: Any, k: Any, v: Any, masks: Masks, s: Settings, sink: Any = None
+) -> tuple[Any, Any, Any]:
     """Scores and weights (B,h,T,S), heads (B,h,T,e). `s` has all of CORRECT."""
     (B, H, T, d), S = q.shape, k.shape[2]
     widths = {"head": d, "model": H * d, "input": s["input_width"], "heads": H, "tokens": T}
@@ -218,6 +233,8 @@ def attend(q: Any, k: Any, v: Any, masks: Masks, s: Settings) -> tuple[Any, Any,
         scores = scores * 0 + scores.sum(1)[:, None]
     if s["scale_at"] == "scores":
         scores = scores / size
+    if s["softcap"]:
+        scores = s["softcap"] * np.tanh(scores / s["softcap"])
     ok = allowed_by(masks, s, B, H, T, S)
     if ok is not None and s["mask_at"] == "scores":
         # a raw one is divided like the scores
@@ -228,7 +245,12 @@ def attend(q: Any, k: Any, v: Any, masks: Masks, s: Settings) -> tuple[Any, Any,
     # A softmax of rows is not changed by it; "exp" is, and a softmax along another axis.
     if s["top"] == "row":
         scores = scores - np.amax(scores, -1)[..., None]
+    if sink is not None:  # another key, which is forgotten after the softmax
+        column = np.broadcast_to(np.reshape(sink, (1, -1, 1, 1)), (*scores.shape[:3], 1))
+        scores = np.concatenate([scores, column], -1)
     weights = softmax(scores, s["axis"]) if s["norm"] == "softmax" else weighted(scores, s["norm"])
+    if sink is not None:
+        scores, weights = scores[..., :-1], weights[..., :-1]
     if ok is not None and s["empty"] != "nan":
         weights = np.where(ok.any(-1)[..., None], weights, 0.0 if s["empty"] == "zero" else 1 / S)
     if ok is not None and s["mask_at"] == "weights":
@@ -289,6 +311,8 @@ def allowed_by(masks: Masks, s: Settings, B: int, H: int, T: int, S: int) -> Any
             "all": True,
         }
         allowed = allowed & rules.get(s["see"], ahead <= 0)
+        if s["window"]:
+            allowed = allowed & (ahead > -s["window"])
     if masks.real is not None and s["padding"] != "nothing":
         document, head = np.arange(B)[:, None], np.arange(H)[None]
         # "cycle": the B masks are laid again and again on the B * H maps, so that head 1 of document 0 gets the mask
@@ -343,7 +367,7 @@ def output(w: Weights, heads: Any, s: Settings) -> Any:
     return out + w.biases["o"] if "o" in w.biases and "o" not in s["no_bias"] else out
 
 
-def rotate(x: Any, rope: tuple[str, str, float], start: int, part: float = 1) -> Any:
+def rotate(x: Any, rope: tuple[str, str, float], start: int, part: float = 1, sign: int = 1) -> Any:
     """Rotary positions on (...,T,d), Su et al. 2021 (arXiv 2104.09864).
 
     rope   (turn, table, base), as follows
@@ -355,12 +379,12 @@ def rotate(x: Any, rope: tuple[str, str, float], start: int, part: float = 1) ->
     """
     if part != 1:
         width = int(x.shape[-1] * part)
-        return np.concatenate([rotate(x[..., :width], rope, start), x[..., width:]], -1)
+        return np.concatenate([rotate(x[..., :width], rope, start, 1, sign), x[..., width:]], -1)
     turn, table, base = rope
     if turn == "none":
         return x
     T, d = x.shape[-2:]
-    angles = np.outer(np.arange(T) + start, base ** (-np.arange(0, d, 2) / d))
+    angles = sign * np.outer(np.arange(T) + start, base ** (-np.arange(0, d, 2) / d))
     full = (
         np.repeat(angles, 2, 1) if table == "interleaved" else np.concatenate([angles, angles], 1)
     )

@@ -8,27 +8,18 @@ from __future__ import annotations
 
 import ast
 import builtins
-import importlib
 import math
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from headwise.checker.source import KEY, VALUE, Source
-from headwise.checker.subject import meaning_of
+from headwise.checker.contract import meaning_of
+from headwise.checker.source import KEY, MODULES, VALUE, Source, bound_by, names_of
 
 NAME, OUTPUTS = "head_loop", "outputs_of_tokens"  # names in the function that is written out below
 # names of the layer's number: a loop is checked alone, so it is the first
 LAYERS = r"li|layer|layer_idx"
-MODULES = {
-    "math": "math",
-    "np": "numpy",
-    "numpy": "numpy",
-    "torch": "torch",
-    "nn": "torch.nn",
-    "F": "torch.nn.functional",
-}  # of texts that are pasted without imports
 # The name of a matrix of weights: "wq", "attn_wq", "W_key", "q_proj", "out_weight".
 WEIGHT = re.compile(
     r"(^|_)w_?(q|k|v|o|query|key|value|out)$|(q|k|v|o|query|key|value|out)_?(proj|weight)", re.I
@@ -106,7 +97,7 @@ def _taken_out(tree: ast.Module, lines: list[str], path: str, within: str) -> So
         is_around = any(inner is block for inner in _blocks(node))  # it has the loop in it
         if node not in kept and not is_around and _is_kept(node, defined):
             kept.append(node)
-            defined.update(_defined(node))
+            defined.update(bound_by(node))
     taken, result = _extent(block, defined)
     text, numbers = _written_out(lines, taken, result, defined)
     for node in kept:
@@ -143,27 +134,10 @@ def _is_head_loop(node: ast.stmt) -> bool:
 def _is_kept(node: ast.stmt, defined: set[str]) -> bool:
     """Is it a definition, an import or a plain constant, of those before it? What else a file does is left alone."""
     if isinstance(node, ast.Assign):
-        return defined.issuperset(_names([node.value], ast.Load)) and bool(
+        return defined.issuperset(names_of([node.value], ast.Load)) and bool(
             PLAIN.fullmatch(ast.unparse(node.value))
         )
     return isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef)
-
-
-def _defined(node: ast.stmt) -> list[str]:
-    # The names that a statement of the file binds.
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        return [alias.asname or alias.name for alias in node.names]
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        return [node.name]
-    return _names([node], ast.Store)
-
-
-def _names(nodes: Sequence[ast.AST], context: type[ast.expr_context]) -> list[str]:
-    """Names that are read (ast.Load) or bound (ast.Store)."""
-    parts = [part for node in nodes for part in ast.walk(node)]
-    return [
-        part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, context)
-    ]
 
 
 def _grown(statement: ast.AST) -> str:
@@ -187,24 +161,26 @@ def _extent(block: list[ast.stmt], defined: set[str]) -> tuple[list[ast.stmt], s
     loop = block[place]
     inside = [node for node in ast.walk(loop) if isinstance(node, ast.stmt)]
     # Names that the loop makes anew in each round, lists to which it adds, and what it reads from before it.
-    bound = _names(
+    bound = names_of(
         [node for node in inside if isinstance(node, ast.Assign) and not _grown(node)], ast.Store
     )
     grown = [name for name in map(_grown, inside) if name and name not in bound]
-    read = {*_names([loop], ast.Load), *grown} - defined
+    read = {*names_of([loop], ast.Load), *grown} - defined
     # It begins at the first projection; where nothing is projected, at the first statement that makes what is read.
     projections = [i for i in range(place) if _is_weighted(block[i])]
-    makers = [i for i in range(place) if read & {*_names([block[i]], ast.Store), _grown(block[i])}]
+    makers = [
+        i for i in range(place) if read & {*names_of([block[i]], ast.Store), _grown(block[i])}
+    ]
     start = min(projections or makers, default=place)
     # The result is the list that grows last. Where none grows, it is a name from before the loop that the loop writes
     # over: the last head is all that is left. Where that is missing, too, the function returns None.
-    before = _names(block[:place], ast.Store)
+    before = names_of(block[:place], ast.Store)
     result = ["None", *(name for name in bound if name in before), *grown][-1]
     # Forwards from the loop to W_O: what reads the result makes a new one. `end` is behind the last statement taken.
     end = place + 1
     for i, statement in enumerate(block[end:], end):
         weighted = _is_weighted(statement)
-        if result in _names([statement], ast.Load):
+        if result in names_of([statement], ast.Load):
             # Would the function need more arguments with this statement?
             reads_more = set(_free(block[start : i + 1], defined)) > set(
                 _free(block[start:i], defined)
@@ -227,15 +203,15 @@ def _free(taken: Sequence[ast.stmt], defined: set[str]) -> list[str]:
     parts = [node for statement in taken for node in ast.walk(statement)]
     # Variables of comprehensions are no names from outside, wherever they stand.
     bound.update(
-        _names([node.target for node in parts if isinstance(node, ast.comprehension)], ast.Store)
+        names_of([node.target for node in parts if isinstance(node, ast.comprehension)], ast.Store)
     )
     free = []
     for statement in taken:
-        stored = _names([statement], ast.Store)
+        stored = names_of([statement], ast.Store)
         # its body reads what it binds itself; other statements read first
         if isinstance(statement, ast.For):
             bound.update(stored)
-        free += [name for name in _names([statement], ast.Load) if name not in bound]
+        free += [name for name in names_of([statement], ast.Load) if name not in bound]
         bound.update(stored)
     return list(dict.fromkeys(free))  # each once, in the order of the code
 
@@ -302,15 +278,3 @@ def _written_out(
     # Lines that the file does not have get the number of its first or last line.
     numbers = [first] * (1 + len(before)) + list(range(first, last + 1)) + [last] * len(after)
     return whole, numbers
-
-
-def unimported(source: Source) -> dict[str, Any]:
-    """The usual modules, by name, that a text uses and does not import: a page prints a class without them."""
-    known = _names([source.tree], ast.Store)
-    for node in ast.walk(source.tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            known += _defined(node)
-    used = [
-        name for name in _names([source.tree], ast.Load) if name in MODULES and name not in known
-    ]
-    return {name: importlib.import_module(MODULES[name]) for name in used}

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from headwise.checker.bugs import Settings, UncheckedError
-from headwise.checker.form import Weights
-from headwise.checker.subject import (
+from headwise.checker.contract import (
     HEAD_DIM,
     HEADS,
     NAMES,
@@ -27,6 +26,7 @@ from headwise.checker.subject import (
     arguments_of,
     meaning_of,
 )
+from headwise.checker.form import Weights
 
 # Role -> the pattern of a whole name, from parts in names.toml: "wq", "qproj" and "toqueries" are q. The first
 # role that fits counts.
@@ -50,7 +50,7 @@ FRACTIONS = (1, 0.5, 0.25)
 # What says that code may add its input to what comes out.
 RESIDUAL = r"residual|return [^\n]*\+|\+ ?(x|inputs?|queries|q|hidden_states)\b"
 # Of a path: "b", "b_q", "bq", "q_bias", "sesgo". It decides where two axes leave open whether an array is a bias.
-_BIAS = re.compile(r"(^|_|\.)b(ias)?(_|$|\.)|^b[qkvo]$|bias|sesgo", re.I)
+_BIAS = re.compile(r"(^|_|\.)b(ias)?(_|$|\.)|^b[qkvo]$|bias|beta|sesgo", re.I)
 _NORM = re.compile(r"norm|(^|\.)ln|_ln\b", re.I)  # of a path: "q_norm", "ln_q", "q_ln"
 
 
@@ -64,7 +64,7 @@ class Array:
     holder: Any = None  # the tensor or array itself, to write new numbers into
 
 
-@dataclass(frozen=True)
+@dataclass
 class Parts:
     """The arrays of a layer by role: each role has one matrix, or one for each head."""
 
@@ -72,6 +72,9 @@ class Parts:
     biases: dict[str, list[Array]] = field(default_factory=dict)
     gains: dict[str, Array] = field(default_factory=dict)  # of norms on queries and keys: by q, k
     same_head: bool = False  # one module stands in the list of heads several times
+    sink: Any = None  # (h,)
+    gate: Any = None  # (C,h*e) or (C,h)
+    unread: list[str] = field(default_factory=list)  # paths of matrices whose role nothing tells
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ def arrays_of(target: Any) -> list[Array]:
             is_linear = hasattr(value, "in_features") and hasattr(value, "out_features")
             for name, item in _children(value):
                 visit(item, f"{path}.{name}", is_linear and name == "weight")
-        elif numbers.dtype.kind == "f":
+        elif numbers.dtype.kind == "f" and numbers.size > 1:  # a single number is a scale
             arrays.append(Array(path, numbers, linear, value))
 
     visit(target, "", False)
@@ -138,23 +141,21 @@ def _children(value: Any) -> Any:
 
 
 def role_of(path: str) -> str | None:
-    """q, k, v, o, qkv or kv, by the last part of a path that names a role."""
+    """q, k, v, o, qkv or kv, by the last part of a path that names a role; a name of W_O counts where no other does."""
+    role = None
     # "attn.q_proj.weight": the last parts are the most exact
     for part in reversed(path.lower().split(".")):
         plain = re.sub(r"[^a-z]", "", part)
         # The pattern of a role matches some words that tell none by themselves.
-        for role, pattern in ROLES.items():
-            if pattern.match(plain) and plain not in (
-                "weight",
-                "weights",
-                "bias",
-                "b",
-                "w",
-                "attn",
-                "attention",
-            ):
-                return role
-    return None
+        if plain in ("weight", "weights", "bias", "b", "w", "attn", "attention"):
+            continue
+        for name, pattern in ROLES.items():
+            if pattern.match(plain):
+                if name != "o":
+                    return name
+                role = role or name
+                break
+    return role
 
 
 def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
@@ -162,6 +163,7 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
     parts = Parts(same_head=_is_one_module(target))
     # `named` has every path and each of its parts, by which `mapping` may name an array; `paths` are for the error.
     named, paths = set[str](), list[str]()
+    others: list[Array] = []
     for array in arrays_of(target):
         path = array.path.strip(".")
         paths.append(path)
@@ -174,11 +176,19 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
             if side and flat:
                 parts.gains[side[1]] = array
             continue
+        if re.search("sink", path) and array.value.size > 1:
+            parts.sink = array.value.ravel()
+            continue
+        if re.search("gate", path) and array.value.ndim == 2:
+            parts.gate = array.value.T if array.linear else array.value
+            continue
         role = role_of(path)
         for wanted, name in mapping.items():
             if name in (path, *path.split(".")):
                 role = wanted
-        if role is not None:
+        if role is None and array.value.ndim > 1:
+            others.append(array)
+        elif role is not None:
             # A bias may have an axis of heads: b_q (h,d).
             is_bias = flat or (array.value.ndim == 2 and _BIAS.search(path) is not None)
             (parts.biases if is_bias else parts.weights).setdefault(role, []).append(array)
@@ -191,7 +201,77 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
             arrays.update(
                 {role: [array] for role, array in zip("qkvo", arrays.pop("o", []), strict=False)}
             )
+    _add_unnamed(parts, _without_latent(parts, others))
     return parts
+
+
+def _without_latent(parts: Parts, others: list[Array]) -> list[Array]:
+    """What is left of unnamed matrices once keys and values made of a latent text have one matrix each."""
+    named = {}
+    for array in [
+        *others,
+        *parts.weights.get("kv", ()),
+        *parts.weights.get("k", ()),
+        *parts.weights.get("v", ()),
+    ]:
+        plain = re.sub("[^a-z]|weight|proj|linear", "", array.path.lower())
+        for key, pattern in LATENT.items():
+            if re.fullmatch(pattern, plain):
+                named[key] = array
+    if set(named) != set(LATENT):
+        return others
+    down = _in_out(named["down"])
+    for role in "kv":
+        up = named[role]
+        parts.weights[role] = [replace(up, value=down @ _in_out(up), linear=False)]
+    parts.weights.pop("kv", None)
+    return [array for array in others if array not in named.values()]
+
+
+def _in_out(array: Array) -> Any:
+    return array.value.T if array.linear else array.value
+
+
+# Names of the matrices of latent attention: down to what keys and values are made of, and up to each.
+LATENT = {
+    "down": "w?(d|down|to)?(kv)(a|down|compress|latent)?|w?kvlatent",
+    "k": "w?(u|up)?k(up|u|b)?|w?upk",
+    "v": "w?(u|up)?v(up|u|b)?|w?upv",
+}
+
+
+def _add_unnamed(parts: Parts, others: list[Array]) -> None:
+    """A single matrix without a role is W_QKV, or W_O, where its shape allows that and no other one has the role."""
+    weights = parts.weights
+    role = None
+    if len(others) == 1 and others[0].value.ndim == 2:
+        small, large = sorted(others[0].value.shape)
+        if not {"q", "qkv"} & set(weights) and large == 3 * small:
+            role = "qkv"
+        elif "o" not in weights and len(weights.get("q", weights.get("qkv", ()))) == 1:
+            shapes = [
+                n for array in (weights.get("q") or weights["qkv"]) for n in array.value.shape
+            ]
+            if small in shapes and large in (*shapes, max(shapes) // 3):
+                role = "o"
+    if role:
+        weights[role] = others
+    else:
+        parts.unread.extend(array.path for array in others)
+
+
+def still_norms(module: Any) -> bool:
+    """Put the identity in the place of norms around the attention; those of queries and keys stay. Was there one?"""
+    import torch
+
+    changed = False
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            of_heads = re.search(r"(?<![a-z])(q|k|quer\w*|keys?|qk)(?![a-z])", name)
+            if re.search("Norm", type(child).__name__) and not of_heads:
+                setattr(parent, name, torch.nn.Identity())
+                changed = True
+    return changed
 
 
 def readings(target: Target, instance: Any, folded: bool = False) -> list[Reading]:
@@ -207,10 +287,12 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
     # A count that the object does not keep may be wrong: then each number that it keeps is tried, too.
     if counts[0][0] not in kept:
         counts += [(n, None) for n in sorted(kept) if width % n == 0]
+    if "qkv" in parts.weights:  # one key/value head for all
+        counts += [(heads, 1) for heads, groups in counts if heads and groups is None]
     # how q, k and v stand in one fused matrix; see `_unfused`
     orders: tuple[str, ...] = ("blocks",)
     if {"qkv", "kv"} & set(parts.weights):
-        orders = ("blocks", "heads", "features", "kqv", "vqk", "qvk")
+        orders = ("blocks", "heads", "features", "groups", "kqv", "vqk", "qvk")
     sides: tuple[str, ...] = ("in-out",)  # of a matrix: which of its axes is summed over
     if any(_is_square(array) for arrays in parts.weights.values() for array in arrays):
         sides = ("in-out", "out-in")
@@ -229,15 +311,29 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
         # Round bounds: below lie sizes, such as a width of 64; above lie numbers that hide scores, such as 1e9.
         others = [n for n in target.source.numbers if 100 <= n < 1e7 and n != 10000.0]
         bases = [10000.0, *others[:3]]
+    inside = getattr(instance, "__dict__", {})
+    modules = {**inside, **inside.get("_modules", {})}
+    if any(re.search("rope|rotary", name) and not value for name, value in modules.items()):
+        bases = []  # they are off
     fractions = FRACTIONS if target.scope.says(ROTATES_PART) else (1,)
     scales: list[Settings] = [{}, {"scale": "none"}] if folded else [{}]
     residuals: list[Settings] = [{}, {"residual": True}] if target.scope.says(RESIDUAL) else [{}]
+    extras: list[Settings] = [{}]
+    if target.scope.says("tanh"):
+        numbers = (
+            [*vars(instance).values(), *target.source.numbers] if kept else target.source.numbers
+        )
+        caps = dict.fromkeys(float(n) for n in numbers if type(n) in (int, float) and n > 1)
+        extras += [{"softcap": cap} for cap in list(caps)[:6]]
+    if parts.gate is not None:
+        extras += [{"gate": "silu"}]
     choices: list[Reading] = []
     # Of readings that give the same numbers the first one counts, so the usual ones come before a scale that is
     # folded into a weight, and before an input that is added.
-    for residual, scale, reading in itertools.product(residuals, scales, fitting):
-        settings = {**reading.settings, **scale, **residual}
-        choices += styles(replace(reading, settings=settings), bases, fractions)
+    for residual, scale, extra, reading in itertools.product(residuals, scales, extras, fitting):
+        settings = {**reading.settings, **scale, **residual, **extra}
+        reading = replace(reading, settings=settings)
+        choices += styles(reading, bases, fractions, normed=target.scope.says(r"norm\("))
     return choices
 
 
@@ -320,11 +416,16 @@ def _read(parts: Parts, H: int | None, G: int | None, width: int, order: str, si
     G = of_k // max(d, 1)
     if not G or of_q % H or of_k % d or H % G or of_v % G:
         raise ValueError("heads of other widths")
+    out = matrices["o"]
+    if out is not None and not shared and len(out) not in (H * of_v // G, of_v // G):
+        raise ValueError("W_O reads other heads")
     # A norm of all heads together, (h*d,), is left out: the form has none.
     gains = {role: array.value for role, array in parts.gains.items() if array.value.shape == (d,)}
     structural = ("heads-share-projection",) if shared else ()
     return Reading(
-        Weights(H, G, matrices, biases, gains), {"qk_norm": "rms"} if gains else {}, structural
+        Weights(H, G, matrices, biases, gains, parts.sink, parts.gate),
+        {"qk_norm": "rms"} if gains else {},
+        structural,
     )
 
 
@@ -345,12 +446,16 @@ def _unfused(
     shares = [H, G, G] if fused == "qkv" else [1, 1]  # of the width, for each role
     parts = len(shares)
     n = H if fused == "qkv" else G
-    # Only in blocks may there be fewer key/value heads than query heads.
-    if width % sum(shares) or (order != "blocks" and n != G):
+    # Only in blocks and groups may there be fewer key/value heads than query heads.
+    if width % sum(shares) or (order not in ("blocks", "groups") and n != G):
         raise ValueError("no whole heads")
 
     def cut(x: Any) -> list[Any]:
         """Of a matrix (C, width) or of a bias (width,)."""
+        if order == "groups":  # of each key/value head its queries, its key, its value
+            x = x.reshape(*x.shape[:-1], G, (H // G + 2), -1)
+            pieces = [x[..., :-2, :], x[..., -2:-1, :], x[..., -1:, :]]
+            return [piece.reshape(*x.shape[:-3], -1) for piece in pieces]
         if order not in ("heads", "features"):
             return np.split(x, np.cumsum(shares)[:-1] * (width // sum(shares)), -1)
         lead = x.shape[:-1]
@@ -364,7 +469,11 @@ def _unfused(
 
 
 def styles(
-    reading: Reading, bases: Sequence[float], parts: Sequence[float] = (1,)
+    reading: Reading,
+    bases: Sequence[float],
+    parts: Sequence[float] = (1,),
+    signs: Sequence[int] = (1, -1),
+    normed: bool = False,
 ) -> Iterator[Reading]:
     """The readings of the same weights in every layout, and in every rotation with one of these bases.
 
@@ -375,15 +484,15 @@ def styles(
     # W_Q is called W_K and the other way round, which is no bug
     exchanged = {"q_from": "k", "k_from": "q"}
     weights = reading.weights
-    turns = itertools.product(parts, bases, ("half", "interleaved"))
+    turns = itertools.product(signs, parts, bases, ("half", "interleaved"))
     # The layout stands twice: of the turn, and of the table, which agree in correct code.
-    ropes: list[Settings] = [
-        {"rope": (turn, turn, base), "rope_part": part} for part, base, turn in turns
-    ]
+    ropes: list[Settings] = []
+    for sign, part, base, turn in turns:
+        ropes.append({"rope": (turn, turn, base), "rope_part": part, "rope_sign": sign})
     norms: list[Settings] = [{"qk_norm": kind} for kind in ("rms", "layer")]
     choices: list[list[Settings]] = [
         ropes or [{}],
-        norms if weights.gains else [{}],
+        norms if weights.gains else [{}, *norms] if normed else [{}],
         [{}, interleaved] if weights.n_heads > 1 else [{}],
         [{}, exchanged] if weights.n_heads == weights.n_kv_heads else [{}],
     ]

@@ -100,6 +100,23 @@ class Search:
         # choice: with less, a machine that others use as well would find fewer bugs.
         self.until, self.clock = time.process_time() + seconds, time.monotonic() + 2 * seconds
 
+    def right(self, readings: Sequence[Reading], cases: Sequence[Case]) -> Explanation | None:
+        """The first reading under which the correct form gives the numbers of every case; None where none does."""
+        for reading in readings:
+            if reading.structural:
+                continue
+            if time.process_time() > self.until:
+                return None
+            by_case = {}
+            for case in cases:
+                settings = self._fit(reading, reading.settings, case)
+                if settings is None:
+                    break
+                by_case[case.name] = settings
+            else:
+                return Explanation(reading, (), by_case[cases[-1].name], by_case)
+        return None
+
     def explain(self, readings: Sequence[Reading], cases: Sequence[Case]) -> Explanation:
         """The explanation with the fewest bugs: of the first case, then of each further one on top of it."""
         so_far = self._first(readings, cases[0], {})

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import importlib
+import json
 import re
-from collections.abc import Mapping, Sequence
+import sys
+import tokenize
+import types
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from headwise.checker.bugs import read_toml
+from headwise.checker.bugs import UncheckedError, read_toml
 
 # What names of classes and functions tell: att(ention), rotary positions, a cache, in English or Spanish.
 ATTENTION = re.compile(r"att|mha|mqa|gqa|head|sdpa|atenc|cabeza", re.I)
@@ -22,6 +29,8 @@ AFTER = "after softmax: "
 MASK = re.compile(r"mask|m[aá]scara", re.I)  # an argument of such a name is a mask
 # Methods of a class that attend, the usual one first.
 CALLS = ("forward", "__call__", "call", "attend", "attention", "step")
+# What attends says so: a softmax by some name, and queries.
+SOFTMAX = r"softmax|scaled_dot_product|exp\(|multiheadattention\("
 # A function with such a name is a helper, even where its name says attention too: `attention_mask`.
 HELPER = re.compile(
     r"mask|split|join|merge|combin|softmax|repeat|config|block|transformer|norm|test|main|demo",
@@ -32,7 +41,7 @@ QUERIES = r"\b(w_?q\w*|q|q_\w+|to_q\w*|quer\w+|c_attn|consultas?)\b"
 _END = r"(_?(new|in|input|states?|heads?|x))?\w?$"  # what may follow: "k_new", "q_heads", "ks"
 # Names of what attention takes: q, k_new, x_v, values, consultas.
 QUERY, KEY, VALUE = DATA = tuple(
-    re.compile(rf"^_*(x_?)?({words}){_END}", re.I)
+    re.compile(rf"^(_|x_?|encodings_for_|input_?|in_)*({words}){_END}", re.I)
     for words in ("q|query|queries|consultas?", "k|keys?|claves?", "v|values?|val|valor(es)?")
 )
 
@@ -173,35 +182,53 @@ def kind_of(node: ast.AST | None) -> str | None:
         if keeps and not (attends and is_called):
             return "cache"
         # The last word counts: an AttentionBlock has attention in it, and GPTAttention is one.
-        is_around = re.search(
-            rf"(config|block|transformer|gpt)(?!.*({ATTENTION.pattern}))", node.name, re.I
-        )
+        words = rf"(config|block|transformer|gpt)(?!.*({ATTENTION.pattern}))"
+        is_around = re.search(words, node.name, re.I)
         return "layer" if is_called and attends and not is_around else None
     # A function, told by its name and the names of its arguments.
-    names = [argument.arg for argument in node.args.args]
+    names = [argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)]
     # One argument is too few: `reset_cache(cache)` is given nothing to keep, `show_heads(weights)` nothing to weigh.
     if keeps and len(names) > 1:
         return "cache"
     # Functions with such names make tables of angles, or turn half of a vector: no rotation by itself.
-    if (
-        turns
-        and names
-        and not re.search(r"half|freq|table|param|precomp|angles|build|cos", node.name)
-    ):
+    makers = r"half|freq|table|param|precomp|angles|build|cos"
+    if turns and names and not re.search(makers, node.name):
         return "rotary"
     takes_all_three = all(any(map(pattern.match, names)) for pattern in DATA)
     takes_heads = attends and len(names) > 1 and not HELPER.search(node.name)
     return "function" if takes_all_three or takes_heads else None
 
 
+def _attends(node: ast.AST) -> bool:
+    """Does it attend by itself: has it a softmax by some name, and queries?"""
+    is_called = any(function.name in CALLS for function in _functions(node))
+    text = ast.unparse(node)
+    is_attention = re.search(SOFTMAX, text) and re.search(QUERIES, text, re.I)
+    return bool(isinstance(node, ast.ClassDef) and is_called and is_attention)
+
+
 def candidates(source: Source) -> dict[str, str]:
     """Names with their kinds: the candidates that no other one uses, of the kind that is most of a layer."""
     kinds = {name: kind for name, node in source.definitions.items() if (kind := kind_of(node))}
+    for (
+        name,
+        node,
+    ) in source.definitions.items():  # classes of other names, which attend by themselves
+        if name not in kinds and _attends(node) and not set(source.reach(name)[1:]) & set(kinds):
+            kinds[name] = "layer"
+    # A head of another kind, such as one that classifies, attends nowhere.
+    attending = {
+        name
+        for name in kinds
+        if any(_attends(source.definitions[part]) for part in source.reach(name))
+    }
+    for name in set(kinds) - attending if attending else ():
+        if kinds[name] == "layer" and not re.search("att|mha|mqa|gqa", name, re.I):
+            kinds.pop(name)
     if not kinds:  # a class of any name that can be called
         for name, node in source.definitions.items():
-            if isinstance(node, ast.ClassDef) and any(
-                function.name in CALLS for function in _functions(node)
-            ):
+            calls = [function.name for function in _functions(node) if function.name in CALLS]
+            if isinstance(node, ast.ClassDef) and calls:
                 kinds[name] = "layer"
     used = {name for candidate in kinds for name in source.reach(candidate)[1:]}
     # all, where they use one another
@@ -216,10 +243,7 @@ def passed_over(source: Source) -> list[str]:
     names = []
     for name, node in source.definitions.items():
         text = ast.unparse(node)
-        # A softmax by some name, and queries.
-        attends = re.search(r"softmax|scaled_dot_product|exp\(", text) and re.search(
-            QUERIES, text, re.I
-        )
+        attends = re.search(SOFTMAX, text) and re.search(QUERIES, text, re.I)
         if name not in reached and (attends or kind_of(node) in ("rotary", "cache")):
             names.append(name)
     return names
@@ -278,6 +302,13 @@ def _told(text: str) -> str | None:
 
     "may attend" or "forbidden"; None where no text says it.
     """
+    docs = re.findall(r"#.*$|\"\"\"(?:.|\n)*?\"\"\"|'''(?:.|\\n)*?'''", text, re.M)
+    lines = "\n".join(docs).splitlines()
+    text = "\n".join(
+        line
+        for line in lines
+        if re.search(r"mask|m[aá]scara|pad|tril|triu", line, re.I) or len(lines) < 4
+    )
     # `other` is what a one means where the text says of `number` that it may attend: of 0, a one is forbidden then.
     for number, other in (("1s?|true|ones?", "may attend"), ("0s?|false|zeros?", "forbidden")):
         # The number, a sign or a space, and what stands behind it, as far as the next number.
@@ -294,3 +325,313 @@ def _told(text: str) -> str | None:
             if re.search(_MAY, window, re.I):
                 return other
     return None
+
+
+# Reading a file: its definitions, and of its statements those alone that a name of them needs.
+
+# Imports that stand at the head of a text which a page prints without them.
+MODULES = {
+    "math": "math",
+    "np": "numpy",
+    "numpy": "numpy",
+    "torch": "torch",
+    "nn": "torch.nn",
+    "F": "torch.nn.functional",
+}
+
+
+class Stub:
+    """What stands in for an import that is not there. Reading it is no harm; a call of it cannot be checked."""
+
+    loading = False  # while a file is read its calls are those of decorators and of values nobody may need
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Stub:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Stub(f"{self._name}.{name}")
+
+    def __getitem__(self, key: Any) -> Stub:
+        return self
+
+    __or__ = __ror__ = __getitem__
+
+    def __iter__(self) -> Iterator[Any]:
+        raise UncheckedError("needs", name=self._name)
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[Any, ...]:
+        """As the base of a class: a module of torch where its name says so."""
+        if not self._name.endswith(("Module", "Layer", "Model")):
+            return ()
+        return (importlib.import_module("torch.nn").Module,)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not Stub.loading:
+            raise UncheckedError("needs", name=self._name)
+        return args[0] if len(args) == 1 and callable(args[0]) else self
+
+
+class _Silent(ast.NodeTransformer):
+    """Leaves out the calls of stubs whose result nobody uses, such as those of a logger."""
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        self.namespace = namespace
+
+    def visit_Expr(self, node: ast.Expr) -> ast.stmt:
+        root: Any = node.value.func if isinstance(node.value, ast.Call) else None
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        if isinstance(self.namespace.get(getattr(root, "id", "")), Stub):
+            return ast.copy_location(ast.Pass(), node)
+        return node
+
+
+def read_text(path: Path) -> str:
+    """The text of a file of Python, or of the cells of a notebook, one behind the other; magics are left out."""
+    if path.suffix != ".ipynb":
+        with tokenize.open(path) as file:
+            return file.read()
+    cells = []
+    for cell in json.loads(path.read_text(encoding="utf-8")).get("cells", []):
+        lines = (
+            "".join(cell.get("source", "")).splitlines() if cell.get("cell_type") == "code" else []
+        )
+        text = "\n".join("pass" if re.match(r"\s*[%!?]", line) else line for line in lines)
+        with contextlib.suppress(SyntaxError):  # a cell of another language, or half of one
+            ast.parse(text)
+            cells.append(text)
+    return "\n".join(cells) + "\n"
+
+
+def names_of(nodes: Sequence[ast.AST], context: type[ast.expr_context]) -> list[str]:
+    """Names that are read (ast.Load) or bound (ast.Store)."""
+    parts = [part for node in nodes for part in ast.walk(node)]
+    return [
+        part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, context)
+    ]
+
+
+def bound_by(node: ast.stmt) -> list[str]:
+    """The names that a statement of a file binds."""
+    if isinstance(node, ast.Import):
+        return [alias.asname or alias.name.split(".")[0] for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [alias.asname or alias.name for alias in node.names]
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    inner = [x for x in ast.walk(node) if isinstance(x, ast.Import | ast.ImportFrom)]
+    return [*names_of([node], ast.Store), *(name for each in inner for name in bound_by(each))]
+
+
+def free_names(node: ast.AST) -> set[str]:
+    """Names that a statement reads and does not bind itself; of a definition those of its file."""
+    functions = [part for part in ast.walk(node) if isinstance(part, ast.FunctionDef | ast.Lambda)]
+    bound = {
+        argument.arg
+        for function in functions
+        for argument in ast.walk(function.args)
+        if isinstance(argument, ast.arg)
+    }
+    stored = set(names_of([node], ast.Store)) if functions else set()
+    return set(names_of([node], ast.Load)) - bound - stored
+
+
+def needed_statements(source: Source, name: str) -> list[ast.stmt]:
+    """The statements of a file that `name` needs: imports, definitions, plain values, what makes a name they read."""
+    body: list[ast.stmt] = []
+    for node in source.tree.body:
+        is_main = isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
+        body += node.body if is_main else [node]  # type: ignore[attr-defined]
+    wanted = {each for part in source.reach(name) for each in free_names(source.definitions[part])}
+    kept: set[int] = set()
+    grows = True
+    while grows:
+        grows = False
+        for index, node in enumerate(body):
+            if index in kept or isinstance(node, ast.Expr | ast.For | ast.While):
+                continue
+            is_definition = isinstance(node, ast.FunctionDef | ast.ClassDef)
+            plain = is_definition or isinstance(node, ast.Import | ast.ImportFrom)
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value:
+                plain = not any(isinstance(part, ast.Call) for part in ast.walk(node.value))
+            makes = bool(wanted & set(bound_by(node)))
+            if plain or makes:
+                kept.add(index)
+                grows = True
+                if makes:
+                    wanted |= free_names(node)
+    return [body[index] for index in sorted(kept)]
+
+
+def run_definitions(source: Source, name: str, namespace: dict[str, Any]) -> list[str]:
+    """Run what `name` needs of a file. What fails beside it becomes a stub; returns the names of imports lent."""
+    for word in [word for word in names_of([source.tree], ast.Load) if word in MODULES]:
+        namespace.setdefault(word, importlib.import_module(MODULES[word]))
+    lent = unimported(source)
+    Stub.loading = True
+    try:
+        for node in needed_statements(source, name):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                lent += _import(node, Path(source.path), namespace)
+                continue
+            module = ast.Module([_Silent(namespace).visit(node)], [])
+            code = compile(module, source.path or "<learner>", "exec", FUTURE, True)
+            try:
+                exec(code, namespace)
+            except Exception:
+                if getattr(node, "name", "") == name:
+                    raise
+                namespace.update({each: Stub(each) for each in bound_by(node)})
+    finally:
+        Stub.loading = False
+    return lent
+
+
+FUTURE = __import__("__future__").annotations.compiler_flag
+
+
+def _import(node: ast.Import | ast.ImportFrom, path: Path, namespace: dict[str, Any]) -> list[str]:
+    """Run an import: of what is installed, of a file beside this one, of a stand-in, or a stub. Names of stand-ins."""
+    lent = []
+    for alias in node.names:
+        origin = alias.name if isinstance(node, ast.Import) else node.module or ""
+        as_name = alias.asname or alias.name
+        level = getattr(node, "level", 0)
+        module: Any = None
+        beside = path.parent.joinpath(*origin.split(".")).with_suffix(".py") if origin else path
+        if beside != path and beside.is_file():
+            module = _module_of(beside)
+        with contextlib.suppress(Exception, SystemExit):
+            module = module or (None if level else importlib.import_module(origin))
+        if module is None and (near := _sibling(origin or alias.name, path)):
+            module = _module_of(near)
+        if module is None and (module := stand_in(origin)):
+            lent.append(origin)
+        module = module or Stub(origin or alias.name)
+        if isinstance(node, ast.Import):
+            top = sys.modules.get(origin.split(".")[0], module)
+            namespace[alias.asname or origin.split(".")[0]] = module if alias.asname else top
+        elif alias.name == "*":
+            namespace.update({k: v for k, v in vars(module).items() if not k.startswith("_")})
+        else:
+            value = getattr(module, alias.name, None) if origin else module
+            if value is None:
+                with contextlib.suppress(Exception):
+                    value = importlib.import_module(f"{origin}.{alias.name}")
+            namespace[as_name] = Stub(f"{origin}.{alias.name}") if value is None else value
+    return lent
+
+
+def _sibling(name: str, path: Path) -> Path | None:
+    """The file of a module beside another file, or in the folders above it."""
+    parts = name.split(".")
+    for folder in list(path.parents)[:4]:
+        for tail in (parts, parts[-1:]):
+            near = folder.joinpath(*tail).with_suffix(".py")
+            if near.is_file() and near != path:
+                return near
+    return None
+
+
+def _module_of(path: Path) -> types.ModuleType:
+    """The definitions of a file beside the learner's, as a module."""
+    if path.stem in sys.modules:
+        return sys.modules[path.stem]
+    module = sys.modules[path.stem] = types.ModuleType(path.stem)
+    module.__file__ = str(path)
+    source = Source(read_text(path), str(path))
+    for name in source.definitions:
+        run_definitions(source, name, vars(module))
+        Stub.loading = True
+    return module
+
+
+def unimported(source: Source) -> list[str]:
+    """The usual modules that a text uses and does not import: a page prints a class without them."""
+    known = set(names_of([source.tree], ast.Store))
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            known.update(bound_by(node))
+    used = dict.fromkeys(names_of([source.tree], ast.Load))
+    return [name for name in used if name in MODULES and name not in known]
+
+
+# Stand-ins for libraries that courses use and a machine may lack.
+
+
+def stand_in(name: str) -> Any:
+    """A module that has the few functions of einops, or of JAX, that attention takes; None for any other."""
+    if name in ("einops", "fancy_einsum"):
+        functions: Any = {"rearrange": rearrange, "repeat": rearrange, "einsum": named_einsum}
+        return types.SimpleNamespace(**functions)
+    if name in ("jax.numpy", "jax.nn", "jax"):
+        nn = types.SimpleNamespace(softmax=_softmax, relu=lambda x: np.maximum(x, 0))
+        whole = types.SimpleNamespace(numpy=np, nn=nn, vmap=_vmap, jit=lambda f, **_: f)
+        return {"jax.numpy": np, "jax.nn": nn, "jax": whole}[name]
+    return None
+
+
+def _softmax(x: Any, axis: int = -1) -> Any:
+    powers = np.exp(x - x.max(axis, keepdims=True))
+    return powers / powers.sum(axis, keepdims=True)
+
+
+def _vmap(function: Any, in_axes: Any = 0, out_axes: int = 0) -> Any:
+    def mapped(*args: Any) -> Any:
+        axes = in_axes if isinstance(in_axes, tuple | list) else (in_axes,) * len(args)
+        moved = [x if a is None else np.moveaxis(x, a, 0) for x, a in zip(args, axes, strict=True)]
+        count = next(len(x) for x, a in zip(moved, axes, strict=True) if a is not None)
+        rows = []
+        for i in range(count):
+            picked = [x if a is None else x[i] for x, a in zip(moved, axes, strict=True)]
+            rows.append(function(*picked))
+        return np.moveaxis(np.array(rows), 0, out_axes)
+
+    return mapped
+
+
+def named_einsum(*args: Any) -> Any:
+    """einsum whose axes are words: "b p e, n e h -> b p n h", the text first or last."""
+    text = next(arg for arg in args if isinstance(arg, str))
+    arrays = [arg for arg in args if not isinstance(arg, str)]
+    words = re.findall(r"[A-Za-z_]\w*", text)
+    letters = {word: chr(ord("a") + place) for place, word in enumerate(dict.fromkeys(words))}
+    plain = re.sub(r"[A-Za-z_]\w*", lambda match: letters[match[0]], text).replace(" ", "")
+    library = importlib.import_module("torch" if hasattr(arrays[0], "detach") else "numpy")
+    return library.einsum(plain, *arrays)
+
+
+def rearrange(x: Any, pattern: str, **sizes: int) -> Any:
+    """einops.rearrange and einops.repeat: "b t (h d) -> b h t d", h=4; a new axis on the right is repeated."""
+    left, right = (re.findall(r"\([^)]*\)|\.\.\.|\w+", side) for side in pattern.split("->"))
+    if "..." in left:
+        free = [f"_{i}" for i in range(len(x.shape) - len(left) + 1)]
+        place = left.index("...")
+        left[place : place + 1] = free
+        place = right.index("...")
+        right[place : place + 1] = free
+    for group, size in zip(left, x.shape, strict=True):
+        names = re.findall(r"\w+", group)
+        unknown = [name for name in names if name not in sizes and not name.isdigit()]
+        known = int(np.prod([sizes.get(name, 1) for name in names]))
+        sizes.update(dict.fromkeys(unknown, size // known))
+    axes = [name for group in left for name in re.findall(r"[A-Za-z_]\w*", group)]
+    x = x.reshape([sizes[name] for name in axes])
+    wanted = [name for group in right for name in re.findall(r"[A-Za-z_]\w*", group)]
+    for name in wanted:
+        if name not in axes:
+            x = x[..., None] + importlib.import_module("numpy").zeros(1, "float32")[0]
+            x = (
+                x.repeat_interleave(sizes[name], -1)
+                if hasattr(x, "detach")
+                else x.repeat(sizes[name], -1)
+            )
+            axes.append(name)
+    order = [axes.index(name) for name in wanted]
+    x = x.permute(*order) if hasattr(x, "detach") else x.transpose(order)
+    shape = [
+        int(np.prod([sizes.get(name, 1) for name in re.findall(r"\w+", group)])) for group in right
+    ]
+    return x.reshape(shape)

@@ -50,7 +50,7 @@ def check(
     known bug is tried on it: the one that gives your numbers is yours. The file runs in a process of its own, with a
     limit of time and memory. Exit code 0: right, 1: wrong, 2: it could not be checked.
     """
-    from headwise.checker.check import check as checked
+    from headwise.checker.verdict import check as checked
 
     if listed or explain is not None:
         _tell_catalogue(explain)

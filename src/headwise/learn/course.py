@@ -13,7 +13,7 @@ from importlib import resources
 from pathlib import Path
 
 from headwise.checker.bugs import UNKNOWN, Say, catalogue, speaker, words
-from headwise.checker.check import check
+from headwise.checker.verdict import check
 from headwise.errors import HeadwiseError
 from headwise.files import read_bytes, read_json, read_text, write_whole
 from headwise.learn.exercises import COURSE_NAMES, Exercise, Mark, exercises, find_exercise, mark

@@ -15,6 +15,7 @@ An exercise calls it with the learner's file and reads the verdict:
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import inspect
 import json
@@ -24,7 +25,6 @@ import signal
 import sys
 import textwrap
 import threading
-import tokenize
 import traceback
 import types
 import warnings
@@ -38,12 +38,21 @@ import numpy as np
 
 from headwise.checker.bugs import Finding, Say, UncheckedError, Verdict, in_one_line, speaker
 from headwise.checker.caches import examine_cache, examine_rotation
+from headwise.checker.contract import CAUSAL, Options, Target
 from headwise.checker.examine import examine
-from headwise.checker.loops import CALLED, NAME, head_loop, unimported
+from headwise.checker.loops import CALLED, NAME, head_loop
 from headwise.checker.reading import ROLES
 from headwise.checker.sandbox import MEMORY, alone, run_apart
-from headwise.checker.source import Source, candidates, kind_of, passed_over
-from headwise.checker.subject import CAUSAL, Options, Target
+from headwise.checker.source import (
+    MODULES,
+    Source,
+    candidates,
+    kind_of,
+    passed_over,
+    read_text,
+    run_definitions,
+    unimported,
+)
 from headwise.errors import HeadwiseError
 from headwise.table import listed
 from headwise.words import unknown
@@ -162,7 +171,8 @@ def run(source: Source, namespace: dict[str, Any]) -> None:
     """Run the text of a file, or of a loop with what that may use."""
     # Only a loop has numbers of its own. What pages call without printing it is added, under what is there already.
     if source.numbers_of_lines:
-        namespace.update({**CALLED, **unimported(source), **namespace})
+        modules = {name: importlib.import_module(MODULES[name]) for name in unimported(source)}
+        namespace.update({**CALLED, **modules, **namespace})
     # As this file does, the text gets `from __future__ import annotations`: a name in a hint need not be imported.
     exec(compile(source.text, source.path or "<learner>", "exec"), namespace)
 
@@ -259,8 +269,8 @@ def _path_and_name(spec: str, say: Say) -> tuple[Path, str]:
         problem = "no_file"
     elif path.is_dir():
         problem = "is_folder"
-    elif path.suffix != ".py":
-        problem = "is_notebook" if path.suffix == ".ipynb" else "no_python"
+    elif path.suffix not in (".py", ".ipynb"):
+        problem = "no_python"
     if problem:
         raise HeadwiseError(say(problem, path=path))
     return path.resolve(), name
@@ -273,8 +283,7 @@ def read_targets(spec: str, options: Options) -> list[Target]:
     """
     say = speaker(options.lang)
     path, name = _path_and_name(spec, say)
-    with tokenize.open(path) as file:
-        source = read_source(file.read(), str(path), name)
+    source = read_source(read_text(path), str(path), name)
     names = [NAME] if source.numbers_of_lines else [name] if name else list(candidates(source))
     if not names:
         raise HeadwiseError(say("no_candidate", file=path.name, name="NAME"))
@@ -325,7 +334,7 @@ def _check_apart(target: Target, seconds: float) -> Verdict:
     say = target.say
     # The process counts its seconds from where its imports are done, and ends itself; this is for one that cannot.
     ended = run_apart(
-        "headwise.checker.check", {**request_of(target), "seconds": seconds}, seconds + STARTING
+        "headwise.checker.verdict", {**request_of(target), "seconds": seconds}, seconds + STARTING
     )
     if ended.answer:
         verdict = _verdict_of(json.loads(ended.answer))
@@ -400,10 +409,10 @@ def read_request(request: Mapping[str, Any]) -> tuple[Target, Callable[[], None]
             if source.says(rf"from {file} import") and importlib.util.find_spec(file) is None:
                 sys.modules[file] = importlib.import_module(STACKED)
                 target.lent.append(target.say("lent", file=file))
-        if not source.numbers_of_lines and (modules := unimported(source)):
-            target.namespace.update(modules)
-            target.lent.append(target.say("unimported", names=", ".join(modules)))
-        run(source, target.namespace)
+        if source.numbers_of_lines:
+            run(source, target.namespace)
+        elif lent := run_definitions(source, target.name, target.namespace):
+            target.lent.append(target.say("unimported", names=", ".join(dict.fromkeys(lent))))
         target.thing = target.namespace[target.name]
 
     return target, load

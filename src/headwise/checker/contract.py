@@ -1,0 +1,676 @@
+"""The contract: an attention takes q, k, v, or one text, perhaps a mask, and gives outputs; how code is brought to it.
+
+An adapter is a way to build and to call a stranger's code: which parameter is which, in which order the axes stand,
+what stands in for tables and flags. `adapters` yields those that names and text leave open, the likeliest first; each
+is tried. To add a layout is a line of LAYOUTS, to know a name a line of `names.toml`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import inspect
+import itertools
+import re
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from headwise.checker.bugs import (
+    UNKNOWN,
+    AskedError,
+    Finding,
+    Settings,
+    UncheckedError,
+    Verdict,
+    bug_named,
+    read_toml,
+    speaker,
+)
+from headwise.checker.form import Inputs
+from headwise.checker.source import CALLS, DATA, MASK, Source
+
+# No two of these sizes are equal, so that no axis can be taken for another.
+BATCH, TOKENS, HEADS, KV_HEADS, HEAD_DIM, CONTEXT = 5, 7, 6, 2, 8, 16
+WIDTH = HEADS * HEAD_DIM
+# Real tokens of the documents: of one all, as in a batch that was padded to its longest; of the others fewer.
+LENGTHS = np.array([7, 4, 6, 3, 5])
+# What is passed for a parameter, by what its name means in names.toml. Dropout is high, so that it shows.
+VALUES: dict[str, Any] = {
+    "KV_HEADS": KV_HEADS,
+    "HEADS": HEADS,
+    "HEAD_DIM": HEAD_DIM,
+    "CONTEXT": CONTEXT,
+    "WIDTH": WIDTH,
+    "BATCH": BATCH,
+    "DROPOUT": 0.5,
+    "ROOT": HEAD_DIM**0.5,
+    "none": None,
+    "rng": np.random.default_rng(0),
+}
+NAMES = read_toml("names.toml")
+CALL = {name: re.compile(pattern, re.I) for name, pattern in NAMES["call"].items()}
+CAUSAL = r"(is_?|apply_)?causal(_mask)?"
+UNFILLED: Any = object()  # stands for "nothing is known": None is a value that may be passed
+STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the caller of a check says; see `headwise.check`. `seconds` are of the search for bugs."""
+
+    causal: bool | None = None
+    args: Settings = field(default_factory=dict)
+    mapping: Mapping[str, str] = field(default_factory=dict)
+    lang: str = "en"
+    seconds: float = 10.0
+
+
+@dataclass
+class Target:
+    """One check: the object, its name, its kind (layer, function, rotary, cache), its source, the names of its file."""
+
+    thing: Any
+    name: str
+    kind: str
+    source: Source
+    options: Options
+    namespace: dict[str, Any] = field(default_factory=dict)  # what the names of its file stand for
+    checked: list[str] = field(default_factory=list)
+    not_checked: list[str] = field(default_factory=list)
+    lent: list[str] = field(
+        default_factory=list
+    )  # what stood in for parts that a file does not have
+
+    def say(self, key: str, /, **facts: Any) -> str:
+        return speaker(self.options.lang)(key, **facts)
+
+    def did(self, key: str) -> None:
+        self.checked.append(self.say(key))
+
+    def left_out(self, key: str, /, **facts: Any) -> None:
+        self.not_checked.append(self.say(key, **facts))
+
+    @property
+    def number(self) -> type | None:
+        """The file's own class of numbers (`Value`) or of matrices (`Matrix`); None where arrays or lists will do."""
+        for name, is_used in (("Value", r"\.data\b|\.exp\(\)"), ("Matrix", "")):
+            value = self.namespace.get(name)
+            if isinstance(value, type) and self.scope.says(is_used):
+                return value
+        return None
+
+    @cached_property
+    def scope(self) -> Source:
+        """The text of the object and of what it uses."""
+        source = self.source
+        nodes = [source.definitions[name] for name in source.reach(self.name)]
+        texts = ["\n".join(source.lines[node.lineno - 1 : node.end_lineno]) for node in nodes]
+        return Source("\n".join(texts)) if nodes else source
+
+    def finding(self, bug: str, evidence: str) -> Finding:
+        """A bug of the catalogue with its likely line; one that it does not have stands nowhere."""
+        if bug == UNKNOWN:
+            return Finding(bug, None, "", evidence, self.say("unknown_fix"))
+        entry = bug_named(bug)
+        line, quote = self.source.line_of(entry.lines, self.source.reach(self.name)) or (None, "")
+        return Finding(bug, line, quote, evidence, entry.text("fix", self.options.lang))
+
+    def verdict(
+        self, right: bool | None, findings: tuple[Finding, ...] = (), reason: str = ""
+    ) -> Verdict:
+        left_out = [reason, *self.not_checked] if reason else self.not_checked
+        checked, lang = tuple(self.checked), self.options.lang
+        return Verdict(self.name, self.kind, right, findings, checked, tuple(left_out), lang)
+
+
+# Building: arguments by what their names mean.
+
+
+def value_of(name: str, sizes: Settings, default: Any = UNFILLED) -> Any:
+    """What to pass for a parameter of that name; the default where the name says nothing.
+
+    sizes  come first: values by the names of parameters, or by what names mean, as "WIDTH"
+    """
+    meaning = meaning_of(name)
+    if name in sizes or meaning is None:
+        return sizes.get(name, default)
+    # A meaning that has no entry in VALUES is the value itself: True, 1e-6, "cpu".
+    return sizes.get(meaning, VALUES.get(meaning, meaning))
+
+
+@functools.cache
+def meaning_of(name: str) -> Any:
+    """The `value` that names.toml has for such a name: "HEADS" for `num_heads`. None where the name says nothing."""
+    plain = name.lower().strip("_")
+    for entry in NAMES["arguments"]:
+        if re.fullmatch("|".join(entry["names"]), plain):
+            return entry["value"]
+    return None
+
+
+class Config:
+    """A config object of any course: attributes and items, by what their names mean, else as the defaults say.
+
+    defaults  an object with the learner's own fields, or None
+    theirs    do the defaults come before everything else?
+    """
+
+    def __init__(self, sizes: Settings, defaults: Any = None, theirs: bool = False) -> None:
+        self._sizes, self._defaults, self._theirs = sizes, defaults, theirs
+
+    def get(self, name: str, default: Any = None) -> Any:
+        kept = getattr(self._defaults, name, default)
+        if self._theirs and kept is not default:
+            return kept
+        is_choice = isinstance(kept, bool | str) and kept is not default and name not in self._sizes
+        return kept if is_choice else value_of(name, self._sizes, kept)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # Python asks for such names itself, as for `__deepcopy__`
+            raise AttributeError(name)
+        if (value := self.get(name, UNFILLED)) is UNFILLED:
+            raise AskedError("asks_config", name=name)
+        return value
+
+    __getitem__ = __getattr__
+
+    def __contains__(self, name: str) -> bool:
+        return True  # what is asked for is there, or an error says that it is not
+
+
+def build(target: Target, sizes: Settings, theirs: bool = False) -> Any:
+    """An instance of a learner's class, its arguments filled in by name. `sizes` come before what a name means.
+
+    theirs  the learner's defaults stay, where there are any
+    """
+    arguments = {}  # what stands in none of the branches below is left at the learner's default
+    for name, parameter in arguments_of(target.thing).items():
+        plain, default = name.lower(), parameter.default
+        required = default is parameter.empty
+        if CALL["config"].fullmatch(plain) and name not in sizes:
+            arguments[name] = Config(sizes, _defaults(default, target), theirs)
+        elif re.fullmatch(r"w_?(q|k|v|o|query|key|value|out)", plain):  # a matrix that is handed in
+            arguments[name] = np.random.default_rng(1).normal(size=(WIDTH, WIDTH)) / WIDTH**0.5
+        elif required or name in sizes or (not theirs and _is_ours(plain, default)):
+            value = value_of(name, sizes)
+            if value is not UNFILLED:
+                arguments[name] = value
+            elif required:
+                raise UncheckedError("asks_parameter", name=name, call=target.name)
+    return target.thing(**arguments)
+
+
+def _is_ours(name: str, default: Any) -> bool:
+    """Is an optional argument ours to set? Sizes and biases are, so that nothing hides; other choices stay theirs.
+
+    At their defaults biases are often off and dropout 0, and None stands for as many key/value heads as heads.
+    """
+    if re.search("bias|drop|causal|^p$", name):
+        return True
+    if default is None:
+        return re.search("kv|group|theta|max_seq", name) is not None
+    # A default of 0 or 1 is an axis or a switch where the name speaks of a width; no bool, though it counts as one.
+    is_axis = meaning_of(name) == "WIDTH" and default in (-2, -1, 0, 1)
+    return type(default) is int and "seed" not in name and not is_axis
+
+
+def _defaults(default: Any, target: Target) -> Any:
+    """What has the learner's own fields of a config: its default, a dictionary or a class of the file; or None."""
+    if default not in (inspect.Parameter.empty, None):
+        return default
+    for value in list(target.namespace.values()):
+        if isinstance(value, dict) and any("head" in str(key) for key in value):
+            return types.SimpleNamespace(**{str(key): field for key, field in value.items()})
+        if isinstance(value, type) and re.search(r"config|args$|cfg", value.__name__, re.I):
+            # a class of theirs may want arguments, or do anything at all
+            with contextlib.suppress(Exception):
+                return value()
+    return None
+
+
+def call_of(thing: Any) -> Any:
+    """What attends of an object or of a class: the usual one of its methods. A function is its own."""
+    kind = thing if isinstance(thing, type) else type(thing)
+    if kind in (
+        types.FunctionType,
+        functools.partial,
+    ):  # a partial is a function with weights bound
+        return thing
+    call = next((getattr(thing, name) for name in CALLS if name in dir(kind)), None)
+    if call is None:
+        raise UncheckedError("no_call", name=kind.__name__)
+    return call
+
+
+def arguments_of(call: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The parameters of a call that have a name and no value yet."""
+    # What a functools.partial passes itself; and self, which a method has that is taken from its class.
+    bound = {"self", *getattr(call, "keywords", ())}
+    parameters = inspect.signature(call).parameters.items()
+    return {name: p for name, p in parameters if name not in bound and p.kind not in STARRED}
+
+
+def required_of(call: Callable[..., Any]) -> list[str]:
+    parameters = arguments_of(call).items()
+    return [name for name, parameter in parameters if parameter.default is parameter.empty]
+
+
+# Arrays of any kind.
+
+
+def kind_of_arrays(module: Any, code: str) -> str:
+    """torch, numpy or lists: what an object, or code of that text (in small letters), computes with."""
+    if hasattr(module, "named_parameters") or re.search(r"\btorch\b|\bf\.softmax", code):
+        return "torch"
+    kept = getattr(module, "__dict__", {}).values()
+    arrays = any(isinstance(value, np.ndarray) for value in kept)
+    # Of code whose text is not known, NumPy arrays are the best guess.
+    return "numpy" if arrays or not code or re.search(r"\bj?np\b|\bnumpy\b", code) else "lists"
+
+
+def to_kind(x: Any, kind: Any) -> Any:
+    """An array, or a dictionary of them, as torch, numpy, or lists: of floats, or of what the class `kind` makes."""
+    if isinstance(x, dict):
+        return type(x)({name: to_kind(array, kind) for name, array in x.items()})
+    if isinstance(x, tuple):
+        return tuple(to_kind(part, kind) for part in x)
+    if isinstance(kind, type):
+        if kind.__name__ == "Matrix":
+            rows = np.asarray(x).tolist()
+            return kind(rows) if np.ndim(x) == 2 else rows
+        return [to_kind(row, kind) for row in x] if np.ndim(x) else kind(float(x))
+    if kind == "torch":
+        import torch
+
+        x = np.ascontiguousarray(x)
+        return torch.from_numpy(x.astype(np.float32) if x.dtype.kind == "f" else x)
+    return x if kind == "numpy" else x.tolist()
+
+
+def to_array(value: Any) -> Any:
+    """A result as a NumPy array of float64; None for what is none."""
+    if hasattr(value, "detach"):
+        return value.detach().cpu().double().numpy()
+    try:
+        return np.array(value, dtype=float)
+    except (ValueError, TypeError):
+        if isinstance(value, list) and value:  # of tensors, or of the file's own numbers
+            parts = [to_array(part) for part in value]
+            return None if any(part is None for part in parts) else np.array(parts)
+        for kept in getattr(
+            value, "__dict__", {}
+        ).values():  # a matrix of the file's own keeps its rows
+            if isinstance(kept, list) and kept and isinstance(kept[0], list):
+                return to_array(kept)
+        number = getattr(value, "data", None)  # of a class that remembers how its numbers were made
+        return np.array(float(number)) if isinstance(number, int | float) else None
+
+
+def arrays_in(result: Any) -> Iterator[Any]:
+    """The arrays of a result, in its tuples, dictionaries and records too."""
+    values = vars(result) if hasattr(result, "__dataclass_fields__") else result
+    if isinstance(values, dict):
+        values = tuple(values.values())
+    if isinstance(values, tuple):
+        for value in values:
+            yield from arrays_in(value)
+    elif (array := to_array(values)) is not None:
+        yield array
+
+
+def pick(result: Any, shape: tuple[int, ...], width: int = -1) -> Any:
+    """That array of a result which has the axes of an output, `shape`; None where none has.
+
+    width  the axis of features, whose size may differ
+    """
+    lead = [n for axis, n in enumerate(shape) if axis != width % len(shape)]
+    fitting = []
+    for x in arrays_in(result):
+        if x.ndim == len(shape) and [*np.delete(x.shape, width)] == lead:
+            fitting.append(x)
+    # the first of the same width, if one has it
+    return min(fitting, key=lambda x: x.shape != shape, default=None)
+
+
+def angle_tables(kind: str, sizes: Settings, start: int = 0, tokens: int = 0) -> list[Any]:
+    """The usual tables (cos, sin) of rotary positions: (T,d) for halves, (T,d) for pairs, (T,d/2), one angle a pair."""
+    tokens, width = tokens or sizes.get("TOKENS", TOKENS), sizes.get("HEAD_DIM", HEAD_DIM)
+    places = np.arange(start, start + tokens)
+    angles = np.outer(places, 10000.0 ** (-np.arange(0, width, 2) / width))
+    tables = np.concatenate([angles, angles], 1), np.repeat(angles, 2, 1), angles
+    return [(to_kind(np.cos(table), kind), to_kind(np.sin(table), kind)) for table in tables]
+
+
+# Dropout is watched and held still.
+
+
+@dataclass
+class Seen:
+    """What the calls of dropout got."""
+
+    in_eval: bool = False  # one would have dropped something, though the module was not training
+    on_scores: bool = False  # one got scores, in the place of weights
+
+
+@contextlib.contextmanager
+def still_dropout(seen: Seen, trains: bool, tokens: int) -> Iterator[None]:
+    """Within this block torch's dropout changes nothing, and `seen` learns where it was called.
+
+    tokens  of the text, by which a map (T,T) is told
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    from unittest.mock import patch  # a tenth of a second, which code without torch is spared
+
+    functional = torch.nn.functional  # where nn.Dropout finds its function, too
+    attend = functional.scaled_dot_product_attention
+
+    def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        if training and p > 0:
+            seen.in_eval |= not trains
+            is_map = x.ndim >= 2 and x.shape[-1] == x.shape[-2] == tokens
+            seen.on_scores |= is_map and bool((x < -1e-6).any())  # weights are never negative
+        return x
+
+    def fused(
+        query: Any, key: Any, value: Any, mask: Any = None, dropout_p: float = 0.0, *rest: Any,
+        **more: Any,
+    ) -> Any:  # fmt: skip
+        mask = more.pop("attn_mask", mask)
+        seen.in_eval |= dropout_p > 0 and not trains
+        return attend(query, key, value, mask, 0.0, *rest, **more)
+
+    with patch.multiple(functional, dropout=dropout, scaled_dot_product_attention=fused):
+        yield
+
+
+# Calling.
+
+
+class Layout(NamedTuple):
+    """An order of axes: how many the code takes (what it does not take is looped over), and the way there and back.
+
+    The axes are those of our (B,T,C) and (B,H,T,d), from the left cut to `rank`.
+    """
+
+    rank: int
+    to: Callable[[Any], Any]
+    back: Callable[[Any], Any]
+    width: int = -1  # the axis of features in the code's own order
+
+
+def _swapped(rank: int, a: int, b: int) -> Layout:
+    width = {a: b, b: a}.get(rank - 1, rank - 1)
+    return Layout(rank, lambda x: x.swapaxes(a, b), lambda y: y.swapaxes(a, b), width)
+
+
+def _same(x: Any) -> Any:
+    return x
+
+
+LAYOUTS = {
+    # one text: batch, tokens, width
+    "btc": Layout(3, _same, _same),
+    "tbc": _swapped(3, 0, 1),
+    "bct": _swapped(3, 1, 2),
+    "image": Layout(
+        3, lambda x: x.swapaxes(1, 2)[..., None], lambda y: y[..., 0].swapaxes(1, 2), 1
+    ),
+    "tc": Layout(2, _same, _same),
+    "ct": _swapped(2, 0, 1),
+    "c": Layout(1, _same, _same),
+    # heads: batch, heads, tokens, features
+    "bhtd": Layout(4, _same, _same),
+    "bthd": _swapped(4, 1, 2),
+    "htd": Layout(3, _same, _same),
+    "td": Layout(2, _same, _same),
+    "d": Layout(1, _same, _same),
+}
+
+
+@dataclass
+class Attention:
+    """A stranger's code under the contract: inputs of ours in, an output (B,T,C) or (B,H,T,e) of float64 out.
+
+    kind     of arrays: "torch", "numpy" or "lists"; or the file's own class of numbers
+    inputs   names of the parameters that take data: one (x), two (x, context) or three (q, k, v), in our order
+    mask     name of the parameter that takes a mask; None where there is none
+    fixed    what every call gets besides, by the names of parameters
+    module   the learner's object; None for a function
+    """
+
+    call: Callable[..., Any]
+    kind: Any
+    inputs: tuple[str, ...]
+    mask: str | None = None
+    mask_required: bool = False
+    layout: Layout = LAYOUTS["btc"]
+    fixed: dict[str, Any] = field(default_factory=dict)
+    guessed: tuple[str, ...] = ()  # parameters whose value is a guess
+    output: str = ""  # the parameter that the code writes its output into
+    module: Any = None
+    seen: Seen = field(default_factory=Seen)
+    passed: set[str] = field(default_factory=set)  # arguments that some call was given, and took
+    learns: bool = False  # does a call find the gradients of the weights, too?
+    gathers: bool = False  # does the object gather the keys and values of one token after another?
+    fresh: dict[str, Any] = field(
+        default_factory=dict
+    )  # of what keeps tokens: attributes before any call
+    new_cache: Callable[[], Any] = lambda: (
+        None
+    )  # what the argument of a cache gets before the first token
+    tables: Mapping[str, Callable[[int, int], Any]] = field(
+        default_factory=dict
+    )  # by start, tokens
+
+    @property
+    def rank(self) -> int:
+        return self.layout.rank
+
+    @property
+    def is_lengths(self) -> bool:
+        """Are the lengths of the documents what it takes for a mask?"""
+        return self.mask is not None and bool(CALL["lengths"].fullmatch(self.mask))
+
+    @property
+    def is_told_causal(self) -> bool:
+        return any("causal" in name.lower() for name in self.fixed)
+
+    def __call__(self, inputs: Inputs, mask: Any = None) -> Any:
+        lead = inputs[0].ndim - self.rank  # axes that the code does not take: they are looped over
+        if lead <= 0:
+            return self._output(inputs, mask)
+        axes = inputs[0].shape[:lead]
+        rows = []
+        for index in np.ndindex(*axes):
+            # a text begins: the code takes it whole, or here
+            if self.gathers and (self.rank > 1 or index[-1] == 0):
+                self.restart()
+            q, k, v = inputs
+            # a single query, and all keys of its document
+            document = index if self.rank > 1 else index[:-1]
+            row_mask = mask
+            if mask is not None and mask.ndim > 2:  # (B,...,T,S) -> (T,S) of this document
+                row_mask = mask[index[0]].reshape(mask.shape[-2:])
+            if mask is not None and self.rank == 1:  # (S,) of this query
+                row_mask = row_mask[index[-1]]
+            rows.append(self._output((q[index], k[document], v[document]), row_mask))
+        stacked = np.array(rows)
+        return stacked.reshape(*axes, *stacked.shape[1:])
+
+    def restart(self) -> None:
+        """Let the object forget what it keeps of a text: it is what it was before any call."""
+        attributes = vars(self.module)
+        fresh = copy.deepcopy(self.fresh, {id(self.module): self.module})
+        attributes.clear()
+        attributes.update(fresh)
+
+    def result(self, arguments: dict[str, Any], tokens: int) -> Any:
+        """What the code hands back; `seen` learns of its dropout, which changes nothing."""
+        grad: Any = contextlib.nullcontext()
+        if self.kind == "torch":
+            grad = sys.modules["torch"].set_grad_enabled(self.learns)
+        training = bool(getattr(self.module, "training", False))
+        with still_dropout(self.seen, training, tokens), np.errstate(all="ignore"), grad:
+            named = {**self.fixed, **arguments}
+            places = inspect.signature(self.call).parameters.values()
+            alone = [p.name for p in places if p.kind is p.POSITIONAL_ONLY and p.name in named]
+            result = self.call(*(named.pop(name) for name in alone), **named)
+            if self.learns:
+                outputs = result if isinstance(result, tuple) else (result,)
+                # Cubes: neither the sum that a LayerNorm gives nor that of squares depends on a weight before it.
+                sum(part.pow(3).sum() for part in outputs if hasattr(part, "pow")).backward()
+        self.passed.update(arguments, self.fixed)
+        return result
+
+    def _output(self, inputs: Inputs, mask: Any) -> Any:
+        tokens = inputs[1].shape[-2]
+        if self.rank > 1:
+            inputs = tuple(map(self.layout.to, inputs))
+        arguments = {}
+        shared: dict[int, Any] = {}  # one array for one text: code may ask whether q is k
+        for name, x in zip(self.inputs, inputs, strict=False):
+            arguments[name] = shared.setdefault(id(x), to_kind(x, self.kind))
+        if mask is not None and self.mask:
+            arguments[self.mask] = to_kind(mask, self.kind)
+        if self.output:
+            arguments[self.output] = to_kind(np.zeros(inputs[0].shape), self.kind)
+        result = self.result(arguments, tokens)
+        if self.output:
+            result = arguments[self.output]
+        if result is None:
+            raise UncheckedError("no_return", name=getattr(self.call, "__name__", "forward"))
+        out = pick(result, inputs[0].shape, self.layout.width)
+        if out is None:
+            first = result[0] if isinstance(result, tuple) and result else result
+            shape = getattr(to_array(first), "shape", type(first).__name__)
+            raise UncheckedError("returns_shape", shape=shape, input=inputs[0].shape)
+        return self.layout.back(out)
+
+
+def adapters(
+    target: Target, call: Callable[..., Any], module: Any, layouts: list[str]
+) -> Iterator[Attention]:
+    """Every way to make a call that its names leave open, the likeliest first."""
+    first = _bound(target, call, module)
+    names = [name for name in arguments_of(call) if CALL["tables"].search(name)]
+    wanted = [name for name in names if name in first.fixed]
+    for name, (key, make) in itertools.product(layouts, _table_forms(target, wanted, first.kind)):
+        tables = {part: functools.partial(make, part) for part in wanted}
+        fixed = {**first.fixed, **{part: table(0, TOKENS) for part, table in tables.items()}}
+        guessed = first.guessed if key == "none" else (*first.guessed, *wanted)
+        changes = {"layout": LAYOUTS[name], "fixed": fixed, "tables": tables, "guessed": guessed}
+        yield _copied(first, **changes)
+        if len(first.inputs) == 2:  # which of two texts asks is a guess
+            yield _copied(first, **changes, inputs=first.inputs[::-1])
+
+
+def _copied(attention: Attention, **changes: Any) -> Attention:
+    fields = {**vars(attention), "seen": Seen(), "passed": set(), **changes}
+    return Attention(**fields)
+
+
+def _table_forms(
+    target: Target, wanted: list[str], kind: Any
+) -> list[tuple[str, Callable[[str, int, int], Any]]]:
+    """Forms of rotary tables: key -> what makes that of a parameter from the first position and a count of tokens."""
+    if not wanted:
+        return [("none", lambda name, start, tokens: None)]
+
+    def table(form: int, axes: int, name: str, start: int, tokens: int) -> Any:
+        cos, sin = angle_tables("numpy", target.options.args, start, tokens)[form]
+        angle_pairs = angle_tables("numpy", target.options.args, start, tokens)[2]
+        shape = (1,) * (axes > 2) + cos.shape[:1] + (1,) * (axes > 3) + cos.shape[1:]
+        cos, sin = (to_kind(x.reshape(shape), kind) for x in (cos, sin))
+        if re.search("cis|complex", name):
+            return to_kind(angle_pairs[0] + 1j * angle_pairs[1], kind)
+        if re.search("cache", name):  # pairs of cosine and sine
+            return to_kind(np.stack(angle_pairs, -1), kind)
+        has_both = re.search("cos", name) and re.search("sin", name)
+        if has_both or not re.search("cos|sin", name):
+            return cos, sin
+        return cos if "cos" in name else sin
+
+    choices = itertools.product((0, 2, 1), (2, 4, 3))
+    return [(f"{form}{axes}", functools.partial(table, form, axes)) for form, axes in choices]
+
+
+def _bound(target: Target, call: Callable[..., Any], module: Any) -> Attention:
+    """A call with its inputs and its mask told apart, and with values for whatever else it wants."""
+    names, required = list(arguments_of(call)), required_of(call)
+    mask = next(filter(MASK.search, names), None)
+    if mask is None:
+        mask = next(
+            (name for name in names if CALL["lengths"].fullmatch(name) and name in required), None
+        )
+    output = next((name for name in required if CALL["output"].fullmatch(name)), "")
+    rest = [name for name in names if name not in (mask, output)]
+    # The first name like a query's, the first like a key's, the first like a value's.
+    inputs = [name for pattern in DATA for name in [*filter(pattern.match, rest)][:1]]
+    if len(inputs) < 3:  # then one input of whatever name, and perhaps another text
+        data = [name for name in rest if name in required and not CALL["free"].search(name)]
+        inputs = data[:1] or rest[:1]
+        inputs += [name for name in data[1:] if CALL["second"].search(name)][:1]
+    kind = _kind(target, call, module)
+    sizes = {"CONTEXT": TOKENS, **target.options.args}
+    fixed: dict[str, Any] = {}
+    guessed: list[str] = []
+    for name in names:
+        if name in (*inputs, mask, output):
+            continue
+        if re.fullmatch(r"(is_)?train(ing)?", name):
+            fixed[name] = False
+        elif re.fullmatch(CAUSAL, name.lower()):
+            # On where nothing was said: what can be causal is checked as such. `check` lets `args` have no such name.
+            fixed[name] = target.options.causal is not False
+        elif name in target.options.args:
+            fixed[name] = target.options.args[name]
+        elif name in required:
+            if CALL["tables"].search(name) or CALL["nothing"].fullmatch(name):
+                fixed[name] = None
+            else:
+                fixed[name] = value_of(name, sizes)
+            if fixed[name] is UNFILLED:
+                raise UncheckedError("asks_call", name=name)
+            if meaning_of(name) is None:
+                guessed.append(name)
+    if len(inputs) == 2 or (len(inputs) == 1 and not CALL["text"].fullmatch(inputs[0])):
+        guessed += inputs[1:]
+    return Attention(
+        call, kind, tuple(inputs), mask, mask in required, fixed=fixed, guessed=tuple(guessed),
+        output=output, module=module,
+    )  # fmt: skip
+
+
+def _kind(target: Target, call: Callable[..., Any], module: Any) -> Any:
+    """What arrays the code takes: of a function its own text tells, for a file may have code of several kinds."""
+    if module is not None:
+        kind = kind_of_arrays(module, target.source.code)
+        return (target.number or kind) if kind == "lists" else kind
+    kind = kind_of_arrays(None, f"{target.scope.code} {inspect.signature(call)}".lower())
+    if kind == "lists":
+        methods = r"\.(shape|size|view|reshape|transpose|swapaxes)\b"
+        if target.scope.says(methods) and target.number is None:
+            # methods alone: the imports say whose
+            kind = "torch" if "torch" in target.source.code else "numpy"
+    return target.number or kind
+
+
+def layouts_of(target: Target, module: Any, has_split: bool) -> list[str]:
+    """The orders of axes that the text of the code leaves open, the likeliest first."""
+    text = target.scope.text
+    if module is not None:
+        first = ["btc", "tc", "ct", "bct", "image"]
+        if re.search(NAMES["layouts"]["tbc"], f"{target.scope.code}\n{text.lower()}"):
+            return ["tbc", *first]
+        return first
+    return ["bhtd", "htd", "td", "d"]

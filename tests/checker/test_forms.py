@@ -1,0 +1,68 @@
+"""Right code in the forms of courses, and files that are more than their attention."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from cases import every
+
+import headwise as hw
+from headwise.checker.bugs import Verdict
+from headwise.checker.contract import Options
+from headwise.checker.verdict import judged, read_request, read_targets, request_of
+
+TEXT = Path(__file__).with_name("forms.txt").read_text(encoding="utf-8")
+FORMS = dict(part.split("\n", 1) for part in re.split(r"^=== ", TEXT, flags=re.M)[1:])
+UNCHECKED = {"differential"}  # two maps a head, of which the form here knows nothing
+
+
+def here(path: Path, name: str = "") -> list[Verdict]:
+    """The verdicts on a file, in this process."""
+    verdicts = []
+    for target in read_targets(f"{path}:{name}" if name else str(path), Options(seconds=60)):
+        read, load = read_request(request_of(target))
+        verdicts.append(judged(read, 120, load))
+    return verdicts
+
+
+@pytest.fixture(autouse=True)
+def _paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.path", list(sys.path))
+
+
+@every("name, code", FORMS.items(), list(FORMS))
+def test_a_right_form_is_not_called_wrong(name: str, code: str, tmp_path: Path) -> None:
+    path = tmp_path / f"{name}.py"
+    path.write_text(code)
+    for verdict in here(path):
+        assert verdict.right is (None if name in UNCHECKED else True), verdict
+        assert not verdict.findings
+
+
+def test_a_bug_in_a_form_is_named(tmp_path: Path) -> None:
+    for name, old, new, bug in (
+        ("lecture_file", " * self.key.out_features**-0.5", "", "scale-missing"),
+        ("arena", "diagonal=1", "diagonal=2", "mask-sees-next"),
+        ("images", "/ self.scale", "", "scale-missing"),
+        ("llama_cache", "math.sqrt(self.head_dim)", "self.head_dim", "scale-no-root"),
+        ("keyword_only", "dim=1", "dim=0", "softmax-axis"),
+    ):
+        path = tmp_path / f"{name}_wrong.py"
+        assert FORMS[name].count(old) == 1
+        path.write_text(FORMS[name].replace(old, new))
+        assert here(path)[0].bugs == (bug,), name
+
+
+@pytest.mark.slow
+def test_a_notebook_is_read_cell_by_cell_and_its_file_beside_it(tmp_path: Path) -> None:
+    text = FORMS["annotated"]
+    head, _, tail = text.partition("class MultiHeaded")
+    cells = ["%matplotlib inline\n!pip install x\n", "from parts import attention, clones\n", "not python (\n"]
+    cells += [f"import math, torch\nimport torch.nn as nn\nclass MultiHeaded{tail}", "print(undefined)\n"]
+    kinds = [{"cell_type": "code", "source": cell.splitlines(keepends=True)} for cell in cells]
+    (tmp_path / "parts.py").write_text(head + "raise SystemExit\n")
+    path = tmp_path / "lesson.ipynb"
+    path.write_text(json.dumps({"cells": [{"cell_type": "markdown", "source": "# Title"}, *kinds]}))
+    assert hw.check(path).right
