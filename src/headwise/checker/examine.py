@@ -909,7 +909,7 @@ class Examiner:
     # Errors.
 
     def stopped(self) -> Verdict:
-        """The verdict on code that stops whatever it is given: wrong at its line, unless something of ours may be why."""
+        """The verdict on code that stops whatever it is given: wrong at its line, unless we may be the cause."""
         if not self.errors:
             raise UncheckedError("no_qkv", name=self.target.name)
         error = max(self.errors, key=self._reached)
