@@ -36,7 +36,7 @@ def looks(page: Page) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = page.evaluate(
         """heads.map(({ name }, number) => {
           const { inside } = looksOf(number, view.at), key = inside.indexOf(Math.max(...inside));
-          return { name, at: shown.tokens[key], weight: inside[key] };
+          return { name, at: view.shown.tokens[key], weight: inside[key] };
         })"""
     )
     return found
@@ -54,11 +54,11 @@ def silence(page: Page, head: str) -> None:
 def after(page: Page) -> dict[str, str]:
     """What the page says of the next token, with and without the silenced heads."""
     told: dict[str, str] = page.evaluate(
-        """(() => { const { before, after, chosen, place } = prediction();
-          const [first, now] = [before, after].map(likeliest);
-          const name = (id) => vocabulary()[id];
-          return { from: shown.tokens[place], chosen: name(chosen), first: name(first), now: name(now),
-            whole: percent(before[chosen]), less: percent(after[chosen]), then: percent(after[now]) }; })()"""
+        """(() => { const { after, rows, follow } = engine.next(view.at);
+          const best = (column) => rows.reduce((most, row) => (row[column] > most[column] ? row : most));
+          const chosen = rows.find(([id]) => id === follow), first = best(2), now = best(3);
+          return { from: after, chosen: chosen[1], first: first[1], now: now[1],
+            whole: percent(chosen[2]), less: percent(chosen[3]), then: percent(now[3]) }; })()"""
     )
     return told
 
@@ -120,7 +120,7 @@ def main() -> None:
         text = page.input_value("#own-text")
         page.locator("#sentence .looking").click()
         tense = strongest(page, AUXILIARIES)
-        decides = page.evaluate("shown.tokens[shown.tokens.indexOf('=') - 1]")
+        decides = page.evaluate("view.shown.tokens[view.shown.tokens.indexOf('=') - 1]")
         verbs = [look for look in looks(page) if look["at"] == decides and look["weight"] > 0.5]
         for look in verbs:
             silence(page, look["name"])
