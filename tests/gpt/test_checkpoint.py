@@ -164,20 +164,6 @@ def test_a_damaged_folder_is_refused_and_says_why(damage: Damage, said: str, sou
     assert "is no folder; pass a run folder" in refusal(sound / CONFIG)
 
 
-def test_every_tensor_is_needed_in_its_own_shape(folder: Path) -> None:
-    tensors = load_file(folder / WEIGHTS)
-    for name, tensor in tensors.items():
-        others = {other: kept for other, kept in tensors.items() if other != name}
-        save_file(others, folder / WEIGHTS)
-        message = refusal(folder)
-        assert NO_FIT in message and name in message
-        if not tensor.any():
-            continue  # GPT-2's biases of a model that has none
-        for wrong in (torch.cat([tensor, tensor[..., -1:]], -1), tensor.flatten()[None], tensor.flatten()[0]):
-            save_file({**others, name: wrong.contiguous()}, folder / WEIGHTS)
-            assert NO_FIT in refusal(folder)
-
-
 @every(
     "name, value",
     [

@@ -99,16 +99,6 @@ def test_a_model_without_a_form_keeps_its_own_names(tokens: Tokens, tmp_path: Pa
     assert same_bytes(load_model(tmp_path)[0], model)
 
 
-@pytest.mark.parametrize("preset", ["verbs", "nanogpt", "llama"])
-def test_what_hugging_face_saves_again_is_still_ours(hf: Any, tokens: Tokens, tmp_path: Path, preset: str) -> None:
-    model = tiny(preset, len(tokens))
-    save_model(tmp_path, model, tokens)
-    theirs = read_by_hf(hf, tmp_path)
-    with quiet():
-        theirs.save_pretrained(tmp_path)
-    assert same_bytes(load_model(tmp_path)[0], model)
-
-
 def test_a_bias_that_the_model_has_no_place_for_is_refused(hf: Any, tokens: Tokens, tmp_path: Path) -> None:
     """GPT-2 always has biases. One that was trained there cannot be dropped on the way back."""
     save_model(tmp_path, tiny("nanogpt", len(tokens)), tokens)

@@ -3,7 +3,6 @@
 import math
 import os
 import pickle
-import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -110,27 +109,6 @@ def test_evaluation_and_reports(data: Stream, config: Any, tmp_path: Path) -> No
         {"step": x.step, "train_loss": x.loss, "held_out_loss": x.held_out_loss} for x in evaluated
     ]
     assert all(math.isfinite(x.loss) and x.tokens_per_second > 0 and x.steps == 31 for x in reports)
-
-
-@pytest.mark.slow
-def test_every_step_and_every_seed_draws_its_own_batch(
-    tmp_path: Path, data: Stream, config: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drawn: list[tuple[int, ...]] = []
-    draw, steps = Stream.batch, 7
-
-    def noted(self: Stream, generator: torch.Generator, size: int) -> Any:
-        batch = draw(self, generator, size)
-        drawn.append(tuple(batch[0].flatten().tolist()))
-        return batch
-
-    monkeypatch.setattr(Stream, "batch", noted)
-    for seed in (0, 1, 0):
-        shutil.rmtree(tmp_path / "run", ignore_errors=True)
-        train(_folder(tmp_path / "run"), config, replace(RECIPE, steps=steps), data, seed, quiet)
-    first, other, again = drawn[:steps], drawn[steps : 2 * steps], drawn[2 * steps :]
-    assert again == first
-    assert len(set(first + other)) == 2 * steps
 
 
 def test_a_divergence_is_said_and_the_earlier_state_stays(

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import reshape_models
 import torch
-import transformers as tf
 from cases import refuses, refuses_table
 from reshape_models import build
 from surveys import survey_of
@@ -95,10 +94,3 @@ def test_what_cannot_be_done_is_said_before_a_text_is_read() -> None:
         reshape(model.eval(), change, text="no text: two words")
 
     refuses_table("jobs", vars(reshape_models) | vars(prune) | vars(share) | {"job": job, "NANOGPT": NANOGPT})
-
-
-def test_a_family_without_a_record_is_refused_before_weights_are_read(tmp_path: Path) -> None:
-    """There are none: the file is empty."""
-    tf.BloomConfig().save_pretrained(tmp_path)
-    (tmp_path / "model.safetensors").touch()
-    refuses(lambda: share.share(tmp_path, 1), "bloom is a family whose heads cannot be reshaped yet")
