@@ -308,10 +308,11 @@ class _Reader:
         """
         if self.model is None:
             return
-        given = self._arguments(args, kwargs)
-        self.past, cache = _past(given)
+        arguments = self._arguments(args, kwargs)
+        self.past, cache = _past(arguments)
         # `ids` is the name in our GPT, `input_ids` that in transformers.
-        ids, embedded = given.get("input_ids", given.get("ids")), given.get("inputs_embeds")
+        ids = arguments.get("input_ids", arguments.get("ids"))
+        embedded = arguments.get("inputs_embeds")
         known, self.ids, self.spans = self.ids, None, {}
         # It ran unwatched, or its documents have changed places. By `is`: == would compare the numbers of tensors.
         if cache is None or self.cache is None or not all(map(is_, cache, self.cache)):
@@ -332,9 +333,9 @@ class _Reader:
         self.n_tokens, self.held = None, ()
         if isinstance(sequence, Tensor):
             self.n_tokens = sequence.shape[1]
-            self.held = _held(given, self.n_tokens)
-        self.padding = self._real(given.get("attention_mask"), around)
-        positions, context = given.get("position_ids"), given.get("encoder_attention_mask")
+            self.held = _held(arguments, self.n_tokens)
+        self.padding = self._real(arguments.get("attention_mask"), around)
+        positions, context = arguments.get("position_ids"), arguments.get("encoder_attention_mask")
         self.positions = self.context_padding = None
         if isinstance(positions, Tensor) and positions.ndim == 2 and not self.past:
             self.positions = positions

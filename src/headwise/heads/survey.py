@@ -327,8 +327,8 @@ class Tally:
         is_trivial = (argmax == 0) | (argmax == rows)  # there most heads rest
         weights, at = measured.rows["confidence"].cpu().double().masked_fill(is_trivial, -1).max(1)
         keys = argmax.gather(1, at[:, None])[:, 0]
-        found = zip(weights.tolist(), rows[at].tolist(), keys.tolist(), strict=True)
-        for head, (weight, row, key) in zip(site.heads, found, strict=True):
+        of_heads = zip(weights.tolist(), rows[at].tolist(), keys.tolist(), strict=True)
+        for head, (weight, row, key) in zip(site.heads, of_heads, strict=True):
             if weight >= 0:
                 best = [*self.examples[head], (-weight, number, row, key)]
                 self.examples[head] = sorted(best)[:EXAMPLES]
