@@ -77,17 +77,23 @@ def _layers_apart(model: Any) -> Any:
 def write_gguf(path: Path, folder: Path) -> None:
     """Write a GGUF file as a model folder; the library does not save such a model as it reads it."""
     options = {"gguf_file": path.name, **LOCAL}
-    with whole_folder(folder) as scratch, _loading(path, f"{path} does not load"):
-        read = transformers.AutoModelForCausalLM.from_pretrained(path.parent, **options)
-        fields = read.config.to_dict()
-        # A model of the same class is made anew, without the form of quantisation that the file has. The other three
-        # fields are written by `save_pretrained`, as they are in the new model.
-        for name in ("model_type", "quantization_config", "architectures", "dtype"):
-            fields.pop(name, None)
-        fresh = type(read)(type(read.config)(**fields))
-        fresh.load_state_dict(read.state_dict())
-        fresh.to(_gguf_dtype(path)).save_pretrained(scratch)
-        transformers.AutoTokenizer.from_pretrained(path.parent, **options).save_pretrained(scratch)
+    try:
+        with whole_folder(folder) as scratch, _loading(path, f"{path} does not load"):
+            read = transformers.AutoModelForCausalLM.from_pretrained(path.parent, **options)
+            fields = read.config.to_dict()
+            # A model of the same class is made anew, without the form of quantisation that the file has. The other
+            # three fields are written by `save_pretrained`, as they are in the new model.
+            for name in ("model_type", "quantization_config", "architectures", "dtype"):
+                fields.pop(name, None)
+            fresh = type(read)(type(read.config)(**fields))
+            fresh.load_state_dict(read.state_dict())
+            fresh.to(_gguf_dtype(path)).save_pretrained(scratch)
+            transformers.AutoTokenizer.from_pretrained(path.parent, **options).save_pretrained(
+                scratch
+            )
+    except OSError:
+        if not folder.exists():  # else another process has written it in the meantime
+            raise
 
 
 def _gguf_dtype(path: Path) -> torch.dtype:

@@ -514,9 +514,10 @@ def _told_count(*holders: Any) -> int | None:
 # How many heads a module of transformers has, by itself, its config, that of its model, or W_Q; 0 where none says it.
 def _count(module: Any, owner: nn.Module) -> int:
     told = _told_count(module, getattr(module, "config", None), getattr(owner, "config", None))
-    if told is None and hasattr(module, "head_dim") and hasattr(module, "q_proj"):
-        # a call with another number is refused (`Tap.at_interface`)
-        return len(module.q_proj.weight) // int(module.head_dim)
+    width = getattr(module, "head_dim", 0)
+    rows = getattr(getattr(module, "q_proj", None), "weight", None)
+    if told is None and rows is not None and width:
+        return len(rows) // int(width)  # a call with another number is refused (`Tap.at_interface`)
     return told or 0
 
 
