@@ -12,6 +12,7 @@ from surveys import survey_of
 import headwise as hw
 from headwise.corpus import verbs
 from headwise.records import RunSummary
+from headwise.table import escaped
 from headwise.view.page import json_block, page, word
 from headwise.view.report import survey_data
 from headwise.words import LANGUAGES, Note, phrase, phrase_html, table
@@ -51,7 +52,7 @@ def test_phrases(monkeypatch: pytest.MonkeyPatch) -> None:
     html = phrase_html("page.test", "en", {"n": 1, "x": "<*a* b_c>"})
     assert html == "<b>1</b> head by <kbd>Esc</kbd> of k<sub>j</sub>: &lt;*a* b_c&gt;"
     assert phrase("page.test", "es", n=2, x="y") == "*2* heads by `Esc` of k_j: y"
-    refuses(lambda: page("test", "", title="x", lang="fr"), r"^lang='fr' is not known; one of en, es$")
+    refuses(lambda: page("test", "", title="", lang="fr"), r"^lang='fr' is not known; one of en, es$")
     note = Note.of("note.silent", heads="L0.H1")
     assert note == "Silent heads, whose output is zero whatever they look at: L0.H1."
     assert copy.deepcopy(note).key == "note.silent"
@@ -75,7 +76,8 @@ def test_a_page_speaks_both_languages(open_page: Opener, tmp_path: Path, monkeyp
     body = f'<main>{word("page.test", "h1", n=2, x=HOSTILE)}<input data-word-aria-label="page.language"></main>'
     for lang, other in (("en", "es"), ("es", "en")):
         path = tmp_path / f"{lang}.html"
-        path.write_text(page("test", body, title=HOSTILE, lang=lang), encoding="utf-8")
+        title = f"<title>{escaped(HOSTILE)}</title>"
+        path.write_text(page("test", body, title=title, lang=lang), encoding="utf-8")
         opened = open_page(path)
         assert opened.title() == HOSTILE
         first = opened.inner_html("h1")

@@ -98,7 +98,7 @@ def page(
 
     name     the class of the body, by which style sheets tell pages apart
     body     HTML, its texts escaped already: header and main, and what a page needs besides
-    title    plain text, or the element `word(key, "title", ...)`
+    title    the element `word(key, "title", ...)`
     script   the module of `page/` that begins; it brings what it imports
     styles   files of that package, after the base's own, in this order one sheet
     data     blocks of JSON by id, each from `json_block`; scripts read them with `readData(id)`
@@ -117,9 +117,7 @@ def page(
         lang=lang,
         # 'self': where the page comes from
         policy=policy(style, code) + ("; connect-src 'self'" if served else ""),
-        title=filled(
-            title if title.startswith("<title") else f"<title>{escaped(title)}</title>", lang
-        ),
+        title=filled(title, lang),
         style=style,
         name=name,
         body=filled(body, lang),
@@ -174,16 +172,13 @@ def policy(style: str, script: str) -> str:
 
     So what a model or a text brings cannot run, whatever it holds, and the page asks nobody for anything.
     """
+    hashes = [hashlib.sha256(text.encode()).digest() for text in (style, script)]
+    style_hash, script_hash = (base64.b64encode(digest).decode() for digest in hashes)
     # The last two: no element may change what addresses are relative to, and no form is sent anywhere.
     return (
-        f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; img-src data:; "
+        f"default-src 'none'; style-src 'sha256-{style_hash}'; script-src 'sha256-{script_hash}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-
-
-def _hash(text: str) -> str:
-    """A style or script as a policy names it: by the base64 of its SHA-256."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 # The guided walk, and the story of a prediction.
@@ -213,20 +208,25 @@ def walk_html(
         why = phrase(f"report.no_model_{model['reason']}", **facts)
         raise HeadwiseError(f"the walk runs the model in the page. {why} Leave out html=")
     config = model["config"]
-    facts = {
-        "name": name,
-        "layers": config["n_layers"],
-        "heads": config["n_heads"],
-        "width": config["d_model"],
-        "parameters": f"{model['parameters']:,}",
-    }
+    layers, heads, width = config["n_layers"], config["n_heads"], config["d_model"]
+    count = f"{model['parameters']:,}"
     # Weights that travel in 16 bits give slightly other numbers: the page then says by how much at most.
     halved = (
         word("walk.halved", "p", 'class="caption"', error=f"{model['error']:.1g}")
         if model["error"]
         else ""
     )
-    body = frame("page/walk.html", facts=escaped(json_block(facts)), halved=halved)
+    lede = word(
+        "walk.lede",
+        "p",
+        'class="lede"',
+        name=name,
+        layers=layers,
+        heads=heads,
+        width=width,
+        parameters=count,
+    )
+    body = frame("page/walk.html", lede=lede, halved=halved)
     start = {"text": text, "layer": layer, "head": head, "at": at, "report": report}
     return page(
         "walk",

@@ -176,15 +176,12 @@ def _pixels(image: Any) -> Any:
     # not give, are colours and opacity.
     if pixels.ndim == 3 and pixels.shape[0] in (1, 3) and pixels.shape[2] not in (1, 3, 4):
         pixels = pixels.transpose(1, 2, 0)
-    if (
-        pixels.ndim not in (2, 3)
-        or not pixels.size
-        or (pixels.ndim == 3 and pixels.shape[2] not in (1, 3, 4))
-    ):
+    is_coloured = pixels.ndim == 3 and pixels.shape[2] in (1, 3, 4)
+    if not pixels.size or not (pixels.ndim == 2 or is_coloured):
         raise HeadwiseError(
             f"an image is (rows, columns, 3) or (3, rows, columns), and this one is {pixels.shape}"
         )
-    if pixels.ndim == 3:
+    if is_coloured:
         pixels = pixels[..., :3]  # without opacity
     # From the darkest to the brightest: what a processor normed lies around 0. A copy, for the image is the caller's.
     pixels = pixels - pixels.min()
