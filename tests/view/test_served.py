@@ -61,7 +61,7 @@ def test_a_page_that_asks_has_a_secret(served: Served) -> None:
     assert served.server_address[0] == "127.0.0.1"
     assert len(secret) >= 20 and served.address == f"http://127.0.0.1:{served.server_port}/{secret}/"
     status, content, answer = ask(served, f"/{secret}/")
-    assert status == 200 and content == served.document
+    assert status == 200 and content == served.document == ask(served, f"/{secret}/?lang=es")[1]
     assert answer.headers["Cache-Control"] == "no-store" and answer.headers["X-Content-Type-Options"] == "nosniff"
     assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
     assert answer.headers["Access-Control-Allow-Origin"] is None
