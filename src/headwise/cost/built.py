@@ -24,7 +24,7 @@ from torch.utils.flop_counter import flop_registry
 
 from headwise.cost.shape import Experts, Heads, Kept, Layer, ModelShape, Piece
 from headwise.errors import HeadwiseError
-from headwise.models.ask import context_of
+from headwise.models.ask import cache_name, context_of
 from headwise.models.hf import AnyCache, meta_model, quiet
 from headwise.models.sites import Site, sites_of
 
@@ -151,6 +151,7 @@ class Run:
     seen: int  # keys before and in it
     flops: Counter[str]
     calls: int
+    bits: int  # of a number of the model; what has others has them whatever the model's format is
     name: str  # of the cache among the arguments of the model
     cache: Any
     kept: list[dict[str, Entry]]  # of each layer
@@ -223,11 +224,10 @@ def _run(model: Any, stack: Stack, tokens: int, before: Run | None = None) -> Ru
             for module, name in named:
                 handles.append(module.register_forward_pre_hook(enter(name)))
                 handles.append(module.register_forward_hook(leave))
-    arguments = {} if before is None else {before.name: before.cache}
     ids = torch.zeros((1, tokens), dtype=torch.long, device="meta")
     try:
         with torch.no_grad(), quiet(), counting:
-            out = _call(model, ids, arguments)
+            name, cache = called(model, ids, *((before.name, before.cache) if before else ()))
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise HeadwiseError(
@@ -236,41 +236,57 @@ def _run(model: Any, stack: Stack, tokens: int, before: Run | None = None) -> Ru
     finally:
         for handle in handles:
             handle.remove()
-    name = next((name for name in CACHES if getattr(out, name, None) is not None), "")
-    cache = getattr(out, name, None)
     seen = tokens + (before.seen if before else 0)
     kept = _entries(cache, model, stack)
-    return Run(tokens, seen, counting.flops, counting.calls, name, cache, kept)
+    bits = 8 * model.get_input_embeddings().weight.element_size()
+    return Run(tokens, seen, counting.flops, counting.calls, bits, name, cache, kept)
 
 
-def _call(model: Any, ids: Tensor, arguments: dict[str, Any]) -> Any:
+def called(model: Any, ids: Tensor, name: str = "", cache: Any = None) -> tuple[str, Any]:
+    """Call a model of transformers on ids (B,T): the name of its cache among its arguments, and the cache."""
+    arguments = {"input_ids": ids, "use_cache": True}
+    if name:
+        arguments[name] = cache
     try:
-        return model(input_ids=ids, use_cache=True, **arguments)
+        out = model(**arguments)
     except (ValueError, IndexError):
-        if arguments:
+        if name:
             raise
-        cache = AnyCache(config=model.config)
-        return model(input_ids=ids, use_cache=True, past_key_values=cache)
+        return called(model, ids, cache_name(model), AnyCache(config=model.config))
     except RuntimeError:  # a class that mixes number formats
-        return model.to(torch.float32)(input_ids=ids, use_cache=True, **arguments)
+        out = model.to(torch.float32)(**arguments)
+    for key in CACHES:
+        if getattr(out, key, None) is not None:
+            return key, getattr(out, key)
+    if not name and any(hasattr(module, "_setup_cache") for module in model.modules()):
+        # Recurrent Gemma has states in its modules, and keys and values in a cache that is handed to it
+        return called(model, ids, cache_name(model), AnyCache(config=model.config))
+    return name, cache
+
+
+def cached_bytes(model: Any, cache: Any) -> int:
+    """Bytes that a model of transformers keeps in its cache and its modules."""
+    layers = _entries(cache, model, Stack.of(model))
+    return sum(entry.values * entry.bits // 8 for layer in layers for entry in layer.values())
 
 
 def _entries(cache: Any, model: nn.Module, stack: Stack) -> list[dict[str, Entry]]:
     """What each layer keeps, by name, as it is now; each tensor once."""
     kept: list[dict[str, Entry]] = [{} for _ in range(stack.n)]
-    layers = getattr(cache, "layers", None)
-    if layers is not None:
-        for n, layer in enumerate(layers[: stack.n]):
-            kept[n] = dict(_inside(vars(layer)))
-    elif cache is not None:  # of all layers together: each has an equal part
+    if hasattr(cache, "layers"):  # a cache of transformers: lists with an entry for each layer
+        lists = {name: value for name, value in vars(cache).items() if isinstance(value, list)}
+        for name, values in lists.items():
+            for each, value in zip(kept, values, strict=False):
+                each |= dict(_inside(vars(value) if name == "layers" else {name: value}))
+    else:  # of all layers together: each has an equal part
         for name, entry in _inside(getattr(cache, "__dict__", cache)):
             for each in kept:
                 each[name] = replace(entry, values=entry.values // stack.n)
-    else:  # Recurrent Gemma keeps it in its modules
-        for number, (module, n) in enumerate(stack.place.items()):
-            of_module = {name: x for name, x in vars(module).items() if "states" in name}
-            for name, entry in _inside(of_module):
-                kept[n][f"{number}.{name}"] = entry
+    for number, (module, n) in enumerate(
+        stack.place.items()
+    ):  # Recurrent Gemma's are in its modules
+        of_module = {name: value for name, value in vars(module).items() if "state" in name}
+        kept[n] |= {f"{number}.{name}": entry for name, entry in _inside(of_module)}
     return kept
 
 
@@ -289,17 +305,14 @@ def _inside(
             yield from _inside(inner, f"{name}.{key}".strip("."), seen)
 
 
-def _kept(runs: Sequence[Run], n: int, bits: int) -> list[Kept]:
-    """How what a layer keeps grows with the text, from two prompts.
-
-    bits  of a number of the model: a state in another format has it whatever the model's own is
-    """
+def _kept(runs: Sequence[Run], n: int) -> list[Kept]:
+    """How what a layer keeps grows with the text, from two prompts."""
     first, second = runs
     window, every = first.attribute(n, "sliding_window"), first.attribute(n, "compress_rate")
     parts: dict[Kept, int] = {}
     for name, entry in second.kept[n].items():
         before = first.kept[n].get(name)
-        fixed = None if entry.bits == bits else entry.bits
+        fixed = None if entry.bits == second.bits else entry.bits
         is_row = name in ("keys", "values")
         if is_row and window is not None and first.attribute(n, "is_sliding"):
             rows = window - 1
@@ -309,15 +322,20 @@ def _kept(runs: Sequence[Run], n: int, bits: int) -> list[Kept]:
             values = entry.values // entry.shape[1] if entry.shape[1] else entry.shape[-1]
             is_open = name.startswith("buffer")
             law = Kept(values=0, every=every, open_block=is_open, bits=fixed)
-        elif before is None or before.values == entry.values:
-            law, values = Kept(values=0, grows=False, bits=fixed), entry.values
-        elif before.values * second.tokens == entry.values * first.tokens:
-            law, values = Kept(values=0, heads=is_row, bits=fixed), entry.values // second.tokens
         else:
-            raise HeadwiseError(
-                f"L{n} keeps {name}, {before.values} numbers of {first.tokens} tokens and {entry.values} of "
-                f"{second.tokens}: how it grows is not known"
+            grown = entry.values - (before.values if before else entry.values)
+            values, rest = divmod(grown, second.tokens - first.tokens)
+            # CPM-Ant adds tokens of its own to each text, so that not all that is kept need grow
+            law, once = (
+                Kept(values=0, heads=is_row, bits=fixed),
+                Kept(values=0, grows=False, bits=fixed),
             )
+            if rest or grown < 0:
+                raise HeadwiseError(
+                    f"L{n} keeps {entry.values} numbers of {second.tokens} tokens as {name}, and {grown} fewer of "
+                    f"{first.tokens}: how they grow is not known"
+                )
+            parts[once] = parts.get(once, 0) + entry.values - values * second.tokens
         parts[law] = parts.get(law, 0) + values
     return [replace(law, values=values) for law, values in parts.items() if values]
 
@@ -342,8 +360,7 @@ class Built:
         self.modules = [module for top in stack.tops[n] for module in top.modules()]
         sites = stack.sites(model)
         self.site: Site | None = sites.get(n)
-        bits = 8 * model.get_input_embeddings().weight.element_size()
-        self.kept = _kept(runs, n, bits)
+        self.kept = _kept(runs, n)
         # what stands in the place of an attention knows the number of its layer, for its part of the cache
         self.mixers = {
             part
@@ -455,7 +472,6 @@ class Built:
     def kind(self, heads: Heads | None) -> str:
         """The kind of the layer by what it keeps."""
         entries = self.runs[1].kept[self.n]
-        states = [name for name in entries if "state" in name and "keys" not in name]
         names = []
         if heads is not None and any(part.heads for part in self.kept):
             is_sliding = heads.window is not None
@@ -468,13 +484,12 @@ class Built:
                 names.append("chunked" if heads.chunked else "sliding" if is_sliding else "full")
             if is_indexed:
                 names.append("indexed")
-        if any("recurrent" in name or "conv" not in name for name in states):
-            names.append("linear")
-        elif states:
-            names.append("conv")
+        others = [name for name in entries if name not in ("keys", "values")]
+        if others and "compressed" not in names and not all(part.grows for part in self.kept):
+            names.append("conv" if all("conv" in name for name in others) else "linear")
         if not names and heads is not None:
             names.append("shared" if any(any(run) for run in self.runs[1].kept) else "full")
-        return " + ".join(names) or ("linear" if entries else "none")
+        return " + ".join(names) or "none"
 
     def experts(self, run: Run) -> Experts | None:
         """The experts of the layer, and how many a token is sent to: by the FLOPs, else by the config."""
