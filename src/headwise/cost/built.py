@@ -29,10 +29,9 @@ from headwise.models.hf import AnyCache, meta_model, quiet
 from headwise.models.sites import Site, sites_of
 
 SHORT = (8, 16)  # tokens of the two prompts
-CHUNKED = (
-    256,
-    512,
-)  # where a layer works through whole chunks of tokens, which are at most so long
+CHUNK = (
+    64  # tokens that a linear attention works through at a time, where its config does not say it
+)
 # where a model hands out what it keeps, and fields of configs with the experts of a token
 CACHES = ("cache", "past_key_values", "cache_params", "state", "mems")
 ACTIVE = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k")
@@ -158,7 +157,8 @@ class Run:
 
     def attribute(self, n: int, name: str) -> Any:
         """What the cache of a layer says of itself; None where it does not."""
-        layers = getattr(self.cache, "layers", ())
+        cache = getattr(self.cache, "self_attention_cache", self.cache)
+        layers = getattr(cache, "layers", ())
         return getattr(layers[n], name, None) if n < len(layers) else None
 
 
@@ -180,15 +180,17 @@ def shape_of_model(model: Any, family: str) -> ModelShape:
     lengths = runs
     # A layer that fills up a chunk of tokens costs the same however few there are; one that loops over them does not.
     is_loop = runs[1].calls - runs[0].calls > SHORT[0]
-    if any(runs[0].kept) and not is_loop and any(_has_state(runs, n) for n in range(stack.n)):
-        lengths = [_run(model, stack, tokens) for tokens in CHUNKED]
     config = model.config.get_text_config(decoder=True)
+    if any(runs[0].kept) and not is_loop and any(_has_state(runs, n) for n in range(stack.n)):
+        named = (getattr(config, name, None) for name in ("chunk_size", "mamba_chunk_size"))
+        chunk: int = next(filter(None, named), CHUNK)
+        lengths = [_run(model, stack, tokens) for tokens in (chunk, 2 * chunk)]
     of_layer = [Built(model, config, stack, runs, n) for n in range(stack.n)]
     counts = _parameters(model, of_layer, stack)
     layers = tuple(built.layer(counts[built.n], lengths, steps) for built in of_layer)
     return ModelShape(
         family=family,
-        d_model=model.get_input_embeddings().weight.shape[-1],
+        d_model=_table(model).weight.shape[-1],
         layers=layers,
         pieces=_pieces(model, counts[-1], lengths),
         positions=context_of(model),
@@ -238,8 +240,14 @@ def _run(model: Any, stack: Stack, tokens: int, before: Run | None = None) -> Ru
             handle.remove()
     seen = tokens + (before.seen if before else 0)
     kept = _entries(cache, model, stack)
-    bits = 8 * model.get_input_embeddings().weight.element_size()
+    bits = 8 * _table(model).weight.element_size()
     return Run(tokens, seen, counting.flops, counting.calls, bits, name, cache, kept)
+
+
+def _table(model: Any) -> Any:
+    """The table of the tokens; the first of several, as where MusicGen reads several codes of a sound."""
+    table = model.get_input_embeddings()
+    return table[0] if isinstance(table, nn.ModuleList) else table
 
 
 def called(model: Any, ids: Tensor, name: str = "", cache: Any = None) -> tuple[str, Any]:
@@ -253,8 +261,12 @@ def called(model: Any, ids: Tensor, name: str = "", cache: Any = None) -> tuple[
         if name:
             raise
         return called(model, ids, cache_name(model), AnyCache(config=model.config))
-    except RuntimeError:  # a class that mixes number formats
-        out = model.to(torch.float32)(**arguments)
+    except (
+        RuntimeError
+    ):  # a class that mixes number formats or devices, or reads several codes of a sound at a time
+        arguments["input_ids"] = ids.expand(getattr(model.config, "num_codebooks", 1), -1)
+        with ids.device:
+            out = model.to(torch.float32)(**arguments)
     for key in CACHES:
         if getattr(out, key, None) is not None:
             return key, getattr(out, key)
@@ -273,7 +285,11 @@ def cached_bytes(model: Any, cache: Any) -> int:
 def _entries(cache: Any, model: nn.Module, stack: Stack) -> list[dict[str, Entry]]:
     """What each layer keeps, by name, as it is now; each tensor once."""
     kept: list[dict[str, Entry]] = [{} for _ in range(stack.n)]
-    if hasattr(cache, "layers"):  # a cache of transformers: lists with an entry for each layer
+    cache = getattr(cache, "self_attention_cache", cache)  # beside that of cross attention
+    if isinstance(cache, tuple) and len(cache) == stack.n:  # XLNet
+        for each, value in zip(kept, cache, strict=True):
+            each |= dict(_inside({"memory": value}))
+    elif hasattr(cache, "layers"):  # a cache of transformers: lists with an entry for each layer
         lists = {name: value for name, value in vars(cache).items() if isinstance(value, list)}
         for name, values in lists.items():
             for each, value in zip(kept, values, strict=False):
@@ -305,8 +321,8 @@ def _inside(
             yield from _inside(inner, f"{name}.{key}".strip("."), seen)
 
 
-def _kept(runs: Sequence[Run], n: int) -> list[Kept]:
-    """How what a layer keeps grows with the text, from two prompts."""
+def _kept(runs: Sequence[Run], n: int, memory: int | None) -> list[Kept]:
+    """How what a layer keeps grows with the text, from two prompts; XLNet's `memory` is of so many tokens at most."""
     first, second = runs
     window, every = first.attribute(n, "sliding_window"), first.attribute(n, "compress_rate")
     parts: dict[Kept, int] = {}
@@ -326,8 +342,9 @@ def _kept(runs: Sequence[Run], n: int) -> list[Kept]:
             grown = entry.values - (before.values if before else entry.values)
             values, rest = divmod(grown, second.tokens - first.tokens)
             # CPM-Ant adds tokens of its own to each text, so that not all that is kept need grow
+            rows = memory if name == "memory" else None
             law, once = (
-                Kept(values=0, heads=is_row, bits=fixed),
+                Kept(values=0, rows=rows, heads=is_row, bits=fixed),
                 Kept(values=0, grows=False, bits=fixed),
             )
             if rest or grown < 0:
@@ -360,7 +377,7 @@ class Built:
         self.modules = [module for top in stack.tops[n] for module in top.modules()]
         sites = stack.sites(model)
         self.site: Site | None = sites.get(n)
-        self.kept = _kept(runs, n)
+        self.kept = _kept(runs, n, getattr(config, "mem_len", None))
         # what stands in the place of an attention knows the number of its layer, for its part of the cache
         self.mixers = {
             part
@@ -389,6 +406,9 @@ class Built:
         heads = self.heads(counts["attention"])
         experts = self.experts(lengths[1])
         linear, pair = _law(lengths, self.n, quadratic=True)
+        if heads is None:  # it has no pairs: a chunk costs a little more behind another one
+            long = lengths[1]
+            linear = (long.flops[str(self.n)] + long.flops[f"{self.n}e"]) // long.tokens
         step, step_pair = linear, pair
         if steps:
             step, step_pair = _law(steps, self.n, quadratic=False)
@@ -488,7 +508,8 @@ class Built:
         if others and "compressed" not in names and not all(part.grows for part in self.kept):
             names.append("conv" if all("conv" in name for name in others) else "linear")
         if not names and heads is not None:
-            names.append("shared" if any(any(run) for run in self.runs[1].kept) else "full")
+            is_shared = not self.kept and any(self.runs[1].kept)
+            names.append("shared" if is_shared else "full")
         return " + ".join(names) or "none"
 
     def experts(self, run: Run) -> Experts | None:
@@ -529,7 +550,7 @@ def _parameters(model: Any, of_layer: Sequence[Built], stack: Stack) -> dict[int
     """Parameters of each layer by what has them, and under -1 those outside, each once."""
     counts: defaultdict[int, Counter[str]] = defaultdict(Counter)
     counted: set[nn.Parameter] = set()
-    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    head, table = model.get_output_embeddings(), _table(model)
     # the table first: a head may be tied to it
     for module in (table, *model.modules()):
         n = stack.place.get(module, -1)
@@ -553,7 +574,7 @@ def _pieces(model: Any, counts: Counter[str], lengths: Sequence[Run]) -> tuple[P
     """What stands outside the layers."""
     (x, t), (y, u) = ((run.flops[""], run.tokens) for run in lengths)
     per_token = (y - x) // (u - t)
-    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    head, table = model.get_output_embeddings(), _table(model)
     is_tied = getattr(head, "weight", None) is table.weight
     borrowed = math.prod(table.weight.shape) if is_tied else 0
     pieces = [

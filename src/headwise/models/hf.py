@@ -133,6 +133,11 @@ def meta_model(fields: Mapping[str, Any]) -> tuple[Any, str | None]:
     failure = f"transformers {transformers.__version__} builds no {kind} of this config"
     with _loading(Path(), failure):
         config = transformers.CONFIG_MAPPING[kind].from_dict(plain)
+        for name in ("hidden_size", "num_hidden_layers"):
+            field = config.attribute_map.get(name, name)
+            is_derived = isinstance(getattr(type(config), name, None), property)
+            if hasattr(config, name) and not is_derived and not {name, field} & fields.keys():
+                raise HeadwiseError(f"{field} is missing, and there is no size without it")
         named = fields.get("architectures") or [""]
         model_class = getattr(transformers, str(named[0]), None)
         for mapping in (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_MAPPING):
@@ -164,7 +169,7 @@ def _on_meta(model_class: Any, config: Any) -> Any:
         model = model_class._from_config(config, attn_implementation="eager", dtype=torch.bfloat16)
     with suppress(Exception):  # this one alone is matrix products; a class without experts has none
         model.set_experts_implementation("batched_mm")
-    return model.eval()
+    return model.eval().to("meta")  # XLNet makes its weights on the processor
 
 
 def _filled(config: Any) -> Any:
