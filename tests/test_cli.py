@@ -112,16 +112,6 @@ def test_train_json_is_one_document_with_progress_elsewhere(trained: tuple[Path,
     assert document["held_out_loss"] > 0 and document["baseline_loss"] > 0
     steps = re.findall(r"^step (\d/3)", err, re.MULTILINE)
     assert list(dict.fromkeys(steps)) == ["1/3", "2/3", "3/3"]  # a slow machine says one twice
-    before, _, after = err.partition("step 0 of 3: where heads look so far")
-    heads, first_row = after.splitlines()[2:4]  # under the title
-    assert heads.split() == ["L0.H0", "L0.H1"] and first_row.split()[1:] == ["█", "█"]
-    assert "loss" not in before  # they are seen before the first step is told of
-
-
-def test_live_draws_the_heads_at_each_frame(invoke: Invoke, tmp_path: Path) -> None:
-    sizes = ("--layers", 1, "--heads", 2, "--width", 8, "--context", 16, "--steps", 3)
-    err = invoke("train", *sizes, "--out", tmp_path / "run", "--live").err
-    assert re.findall(r"^step (\d) of 3: where heads look", err, re.MULTILINE) == ["0", "1", "2", "3"]
 
 
 def test_generate_prints_the_text_and_nothing_else_or_one_document(run: Path, invoke: Invoke) -> None:

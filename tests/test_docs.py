@@ -35,7 +35,6 @@ CHAPTERS = ("multi-head-attention.md", "multi-head-attention.es.md", "sharing.md
 
 TABLES = tomllib.loads(Path(__file__).with_name("pages.toml").read_text(encoding="utf-8"))
 SHORT: dict[str, str] = TABLES["short"]
-ONLY_PARSED = ("train --live",)  # takes long whatever the options
 
 
 class Block(NamedTuple):
@@ -99,7 +98,7 @@ class Shell:
     def headwise(self, words: list[str]) -> None:
         self.runs_are_made(words)
         command = shlex.join(words)
-        if command in ONLY_PARSED or (words[0] == "why" and "--corrupt" in words):  # needs a model that has learned
+        if words[0] == "why" and "--corrupt" in words:  # needs a model that has learned
             parse(words)
         elif command not in self.done:
             self.done.add(command)

@@ -1,9 +1,8 @@
-"""`headwise train`, with the first maps in the terminal while it goes on."""
+"""`headwise train`."""
 
 from __future__ import annotations
 
 import os
-from base64 import b64decode
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,13 +20,11 @@ from headwise.words import Facts
 
 if TYPE_CHECKING:
     from headwise.gpt.run import Run, Settings
-    from headwise.gpt.train import Film, Frame
     from headwise.gpt.train import Progress as TrainingProgress
 
 LISTED = "list"  # of --preset: what presets there are
 # of a preset, as they are listed
 SIZES = ("n_layers", "n_heads", "n_kv_heads", "d_model", "context")
-FIRST_HEADS, FIRST_TOKENS = 8, 16  # that the terminal shows: two rows of pictures, as a rule
 
 
 def _presets() -> list[str]:  # what a shell offers to complete --preset
@@ -51,7 +48,6 @@ def train(
     lines: bool | None = None,
     out: File = None,  # a folder, or none
     resume: Annotated[bool, Option("--resume")] = False,
-    live: Annotated[bool, Option("--live")] = False,
     attention: Annotated[str | None, Option(metavar="FILE:CLASS")] = None,
 ) -> None:
     """Train a small GPT and write a report.
@@ -88,8 +84,8 @@ def train(
         folder, settings = run_settings(options, out, resume)
         progress = stack.enter_context(Progress("preparing the text and the model"))
         try:
-            report, tell = _reporter(progress), _drawer(folder, live)
-            result = run_training(folder, settings, report, resume, err.say, tell, progress)
+            report = _reporter(progress)
+            result = run_training(folder, settings, report, resume, err.say, progress)
             page = write_report_of(folder)
         except KeyboardInterrupt as stop:
             stop.add_note(_how_it_goes_on(folder))
@@ -224,31 +220,3 @@ def _reporter(progress: Progress) -> Callable[[TrainingProgress], None]:
         progress("step", state.step, state.steps, numbers, milestone=is_evaluated)
 
     return report
-
-
-def _drawer(folder: Path, live: bool) -> Callable[[Film, Frame], None]:
-    """Draws the first heads on the first tokens of the line: at each frame if `live`, else at a ninth of the steps.
-
-    Heads differ by then, and who started the training is still watching.
-    """
-
-    def draw(film: Film, frame: Frame) -> None:
-        import numpy as np
-
-        from headwise.records import HeadMap, HeadMaps, parse_head
-        from headwise.view.terminal import print_maps
-
-        step, steps, tokens = frame["step"], film.about["steps"], film.about["tokens"]
-        if not live and step != steps // 9:
-            return
-        flat = np.frombuffer(b64decode(frame["maps"]), np.uint8) / np.float32(255)
-        weights = flat.reshape(-1, len(tokens), len(tokens))[:, :FIRST_TOKENS, :FIRST_TOKENS]
-        maps = []
-        for name, of_head in zip(film.about["heads"][:FIRST_HEADS], weights, strict=False):
-            maps.append(HeadMap(*parse_head(name)[1:], of_head))
-        err.say(
-            f"step {step} of {steps}: where heads look so far (--live shows it at twenty steps)"
-        )
-        print_maps(err, HeadMaps(folder.name, tuple(tokens[:FIRST_TOKENS]), tuple(maps)))
-
-    return draw

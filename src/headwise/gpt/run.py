@@ -33,7 +33,7 @@ from headwise.gpt.checkpoint import hf_form, load_model, save_model
 from headwise.gpt.generate import generate
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe, check_seed, find_preset
-from headwise.gpt.train import STATE, Film, Frame, Progress, train
+from headwise.gpt.train import STATE, Film, Progress, train
 from headwise.layer.projections import shapes_alone
 from headwise.records import CurvePoint, RunSummary, head_name
 from headwise.spec import require_size
@@ -131,15 +131,14 @@ def run_training(
     report: Callable[[Progress], None] = lambda progress: None,
     resume: bool = False,
     say: Callable[[str], None] = lambda line: None,
-    tell: Callable[[Film, Frame], None] = lambda film, frame: None,
     reading: Reading | None = None,
     n_samples: int = SAMPLES,
     is_filmed: bool = True,
 ) -> Run:
     """Train into `folder`, or go on there, and write the model and the results.
 
-    `report` hears of every ten steps, `reading` of a large text that is read, `say` of what else goes on, `tell` of
-    each frame of the film, if it `is_filmed`. In the end the model writes `n_samples` texts. A folder with a run in
+    `report` hears of every ten steps, `reading` of a large text that is read, `say` of what else goes on. A film is
+    taken if it `is_filmed`. In the end the model writes `n_samples` texts. A folder with a run in
     it is refused unless `resume` says to go on, with the same settings; a finished run is refused.
     """
     corpus, config, recipe = settings.resolve(reading)
@@ -159,7 +158,7 @@ def run_training(
     say(f"training preset {settings.preset}, {size:,} parameters, on {corpus.name}, into {folder}")
     film = None
     if is_filmed and settings.attention is None:  # a film reads our own layers
-        film = film_of(folder, corpus, config, recipe, tell)
+        film = film_of(folder, corpus, config, recipe)
     began = time.monotonic()
     # Training seeds torch's own generators, from which dropout draws: the caller gets them back as they were.
     with torch.random.fork_rng([]):
@@ -174,20 +173,14 @@ def run_training(
     return run
 
 
-def film_of(
-    folder: Path,
-    corpus: Corpus,
-    config: GPTConfig,
-    recipe: Recipe,
-    tell: Callable[[Film, Frame], None],
-) -> Film:
+def film_of(folder: Path, corpus: Corpus, config: GPTConfig, recipe: Recipe) -> Film:
     """The film of a training, on its example."""
     ids = corpus.tokens.prompt(corpus.example)[: min(FILMED, config.context)]
     heads = []
     for layer in range(config.n_layers):
         heads += [head_name(layer, head) for head in range(config.n_heads)]
     about = {"heads": heads, "tokens": list(corpus.tokens.shown(ids)), "steps": recipe.steps}
-    return Film(folder / FILM, ids, about, tell)
+    return Film(folder / FILM, ids, about)
 
 
 def read_film(folder: Path) -> dict[str, Any] | None:

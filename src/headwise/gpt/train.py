@@ -34,7 +34,6 @@ from headwise.layer.layer import MultiHeadAttention
 from headwise.records import Call, CurvePoint
 
 Kind = TypeVar("Kind", bound=Optimizer)
-Frame = dict[str, Any]  # of a film; see there
 
 STATE = "state.safetensors"
 # Round choices. Each evaluation takes time from training, and a line takes next to none.
@@ -78,13 +77,13 @@ class Film:
         path: of the file, which has `about` and the frames, and from which a training that goes on takes them
         ids: of the line
         about: "heads", "tokens" and "steps": names of the N heads, layer by layer; the line; steps of the training
-        tell: hears of each new frame: "step", and "maps" (N,T,T), base64 of a byte a weight, 255 times it
+
+    A frame is its "step" and "maps" (N,T,T), base64 of a byte a weight, 255 times it.
     """
 
     path: Path
     ids: list[int]
     about: dict[str, Any]
-    tell: Callable[[Film, Frame], None]
 
     def see(self, model: GPT, step: int) -> None:
         """Take a frame where the step is due."""
@@ -100,7 +99,6 @@ class Film:
         maps = maps_on(model, self.ids).numpy().tobytes()
         frame = {"step": step, "maps": b64encode(maps).decode("ascii")}
         write_whole(self.path, json.dumps({**self.about, "frames": [*frames, frame]}))
-        self.tell(self, frame)
 
 
 @torch.no_grad()
