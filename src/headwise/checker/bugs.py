@@ -24,7 +24,7 @@ class Bug:
     """A bug that learners write, as an entry of `bugs.toml` has it."""
 
     id: str  # "scale-missing"
-    # Language -> name, wrong (what is wrong), symptom (what it does), how (it is found), fix.
+    # Language -> name, wrong (what is wrong), symptom (what it does), fix.
     texts: Mapping[str, Mapping[str, str]]
     # patterns of the source line in which it most likely stands, the likeliest first
     lines: Sequence[str]

@@ -62,7 +62,7 @@ from headwise.checker.search import (
     stage_of,
     stages_of,
 )
-from headwise.checker.source import DATA, ENCODINGS, meanings_of, names_of
+from headwise.checker.source import DATA, ENCODINGS, Stub, meanings_of, names_of
 
 SAYS = size.NAMES["says"]  # words of the learner's code, as patterns, and what they tell
 # Of the largest number. bfloat16 keeps 8 bits, so one rounding is off by 0.4 % at most; but several follow one
@@ -920,6 +920,10 @@ class Examiner:
             raise UncheckedError("call_fails", name=self.target.name, error=reason)
         if isinstance(error, UncheckedError) or not frames or not isinstance(error, STOPS):
             raise error
+        if (
+            self._has_stubs()
+        ):  # a base or a decorator that is not installed may have what is missing
+            raise error
         # A name that their own class or file lacks is theirs, whatever we passed.
         owners = "|".join(map(re.escape, self.target.source.definitions))
         missing = re.search(r"name '(\w+)' is not", str(error))
@@ -951,6 +955,17 @@ class Examiner:
         return self.target.verdict(
             False, (replace(finding, line=source.number_of(line), quote=quote),)
         )
+
+    def _has_stubs(self) -> bool:
+        """Does a class that is used here build on what is not there?"""
+        source = self.target.source
+        for name in source.reach(self.target.name):
+            node = source.definitions[name]
+            outer = [*getattr(node, "bases", ()), *node.decorator_list]
+            for each in names_of(outer, ast.Load):
+                if isinstance(self.target.namespace.get(each), Stub):
+                    return True
+        return False
 
     def _frames(self, error: Exception) -> list[traceback.FrameSummary]:
         """Where in the learner's file an error arose, the outermost call first."""

@@ -179,14 +179,14 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
         if re.search("sink", path) and array.value.size > 1:
             parts.sink = array.value.ravel()
             continue
-        if re.search("gate", path) and array.value.ndim == 2:
+        if re.search("(?<![a-z])gate", path) and array.value.ndim == 2:
             parts.gate = array.value.T if array.linear else array.value
             continue
         role = role_of(path)
         for wanted, name in mapping.items():
             if name in (path, *path.split(".")):
                 role = wanted
-        if role is None and array.value.ndim > 1:
+        if role is None:
             others.append(array)
         elif role is not None:
             # A bias may have an axis of heads: b_q (h,d).
@@ -244,8 +244,9 @@ def _add_unnamed(parts: Parts, others: list[Array]) -> None:
     """A single matrix without a role is W_QKV, or W_O, where its shape allows that and no other one has the role."""
     weights = parts.weights
     role = None
-    if len(others) == 1 and others[0].value.ndim == 2:
-        small, large = sorted(others[0].value.shape)
+    matrices = [array for array in others if array.value.ndim > 1]
+    if len(matrices) == 1 and matrices[0].value.ndim == 2:
+        small, large = sorted(matrices[0].value.shape)
         if not {"q", "qkv"} & set(weights) and large == 3 * small:
             role = "qkv"
         elif "o" not in weights and len(weights.get("q", weights.get("qkv", ()))) == 1:
@@ -255,9 +256,13 @@ def _add_unnamed(parts: Parts, others: list[Array]) -> None:
             if small in shapes and large in (*shapes, max(shapes) // 3):
                 role = "o"
     if role:
-        weights[role] = others
+        weights[role] = matrices
+        module = matrices[0].path.rpartition(".")[0]
+        parts.biases[role] = [each for each in others if each.path == f"{module}.bias"]
+        if not parts.biases[role]:
+            parts.biases.pop(role)
     else:
-        parts.unread.extend(array.path for array in others)
+        parts.unread.extend(array.path for array in matrices)
 
 
 def still_norms(module: Any) -> bool:
@@ -325,6 +330,9 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
         )
         caps = dict.fromkeys(float(n) for n in numbers if type(n) in (int, float) and n > 1)
         extras += [{"softcap": cap} for cap in list(caps)[:6]]
+    values = parts.weights.get("v", [])
+    if len(values) > 1 and "o" not in parts.weights and set(values[0].value.shape) == {width}:
+        extras += [{"join": "sum"}]  # W_V and W_O of a head in one matrix
     if parts.gate is not None:
         extras += [{"gate": "silu"}]
     choices: list[Reading] = []

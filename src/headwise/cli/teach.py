@@ -85,9 +85,7 @@ def _tell_catalogue(explain: str | None) -> None:
         (bug,), phrases = bugs, words(lang)
         screen.print(f"{bug.name(lang)} ({bug.id})")
         screen.print(f"  {bug.text('wrong', lang)}\n  {bug.text('symptom', lang)}")
-        screen.print(
-            f"  {phrases['evidence']}: {bug.text('how', lang)}\n  {phrases['fix']}: {bug.text('fix', lang)}"
-        )
+        screen.print(f"  {phrases['fix']}: {bug.text('fix', lang)}")
 
 
 def _in_options(verdict: Verdict) -> Verdict:
