@@ -80,14 +80,6 @@ def test_cut_short_at_any_point(folder: Path) -> None:
         assert f"{WEIGHTS} is damaged or cut short ({cut} bytes)" in message
 
 
-def test_half_precision_weights_are_read(sound: Path) -> None:
-    whole, _ = load_model(sound)
-    save_file({name: tensor.half() for name, tensor in load_file(sound / WEIGHTS).items()}, sound / WEIGHTS)
-    half, _ = load_model(sound)
-    assert half.lm_head.weight.dtype == torch.float32
-    torch.testing.assert_close(half.lm_head.weight, whole.lm_head.weight, rtol=1e-3, atol=1e-3)
-
-
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 @pytest.mark.parametrize("name", [WEIGHTS, CONFIG, TOKENIZER])
 def test_no_file_of_the_folder_is_unpickled(sound: Path, sprung: Path, protocol: int, name: str) -> None:

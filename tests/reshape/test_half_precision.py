@@ -13,7 +13,6 @@ from headwise.models.hf import load_folder
 from headwise.models.weights import cast, read_layers
 from headwise.reshape.heal import compared
 from headwise.reshape.job import verify
-from headwise.reshape.prune import prune
 from headwise.reshape.share import share_heads
 
 HALF = [torch.bfloat16, torch.float16]
@@ -46,18 +45,6 @@ def test_twins_share_without_any_loss_at_far_positions(dtype: torch.dtype) -> No
     ours, theirs = dict(model.named_buffers()), dict(child.named_buffers())
     assert ours and {x.dtype for x in theirs.values()} == {torch.float32}
     assert all(torch.equal(x, theirs[name]) for name, x in ours.items())
-
-
-@pytest.mark.parametrize("dtype", HALF, ids=str)
-def test_healing_leaves_the_frequencies_as_they_are(dtype: torch.dtype) -> None:
-    model = twins(dtype)
-    before = {name: x.clone() for name, x in model.named_buffers()}
-    child = prune(model, ["L0.H0", "L1.H1"], text=ids(13).repeat(5, 1), heal=1)
-    assert child.details["zeroed"] and child.healed is not None
-    healed = child.model
-    assert {p.dtype for p in healed.parameters()} == {dtype}
-    assert not read_layers(healed)[0].wo[:, 0].any() and not read_layers(healed)[1].wq[1].any()
-    assert all(torch.equal(x, before[name]) and x.dtype == before[name].dtype for name, x in healed.named_buffers())
 
 
 def test_a_written_folder_that_is_not_the_model_in_memory_is_refused(tmp_path: Path) -> None:
