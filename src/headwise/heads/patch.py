@@ -129,8 +129,8 @@ def patch(
         progress: is called with the number of pairs of texts done, and of all
     """
     require_next(model)
-    if at not in SETTERS:
-        raise unknown(f"at={at!r} is no place of a head", at, SETTERS)
+    if at not in PLACES:
+        raise unknown(f"at={at!r} is no place of a head", at, PLACES)
     if (fast or together) and (at != "out" or (fast and together)):
         raise HeadwiseError(
             f"fast=True and together=True are each of at='out' alone, not of {at=}, {fast=}, {together=}"
@@ -283,12 +283,9 @@ def set_weights(call: Call, clean: Call, tokens: Tokens) -> Call:
     return call._replace(q=clean.q, k=clean.k, weights=clean.weights)
 
 
-def set_out(call: Call, clean: Call, tokens: Tokens) -> Call:
-    return call._replace(out=clean.out)
-
-
-# `at` of `patch`; at k and v the tokens count, elsewhere what heads give there is all that changes
-SETTERS = {"q": set_q, "k": set_k, "v": set_v, "weights": set_weights, "out": set_out}
+# What makes the output of heads; at k and v tokens count, elsewhere what heads give there is all that changes.
+SETTERS = {"q": set_q, "k": set_k, "v": set_v, "weights": set_weights}
+PLACES = ("out", *SETTERS)  # `at` of `patch`
 
 
 def _put(part: Tensor, clean: Tensor, tokens: Tokens) -> Tensor:
@@ -325,14 +322,9 @@ def _of_heads(call: Call, heads: list[int]) -> Call:
         gate=None if options.gate is None else torch.as_tensor(options.gate)[heads],
         kv_index=None,
     )
-    return call._replace(
-        q=call.q[:, heads],
-        k=call.k[:, read],
-        v=call.v[:, read],
-        out=call.out[:, heads],
-        weights=None if call.weights is None else call.weights[:, heads],
-        options=options,
-    )
+    weights = None if call.weights is None else call.weights[:, heads]
+    q, k, v = call.q[:, heads], call.k[:, read], call.v[:, read]
+    return call._replace(q=q, k=k, v=v, weights=weights, options=options)
 
 
 def _index(call: Call) -> list[int]:
@@ -582,10 +574,12 @@ class Study:
         for name in names:
             site, n = place_of(name)
             call, clean = self.text.calls[site], self.clean_text.calls[site]
+            if at == "out":
+                outs[site][n] = clean.out[0, n]
+                continue
             heads = _readers(call, at, n)
             changed = SETTERS[at](_of_heads(call, heads), _of_heads(clean, heads), tokens)
-            given = changed.out if at == "out" else _attended(changed)
-            outs[site] |= zip(heads, given[0], strict=True)
+            outs[site] |= zip(heads, _attended(changed)[0], strict=True)
         # Other keys and values change what heads give at every token that looks at them.
         reach = ALL if at in SHARED else tokens
         return {site: Edit(of_site, reach) for site, of_site in outs.items()}
