@@ -227,14 +227,6 @@ def test_our_models(preset: str) -> None:
             assert torch.equal(layer(x), layer(x, gate=gate))
 
 
-def test_without_all_heads_the_bias_is_left() -> None:
-    model = gpt_of("nanogpt", bias=True)
-    layer = model.blocks[0].attention
-    with torch.no_grad(), hw.ablate(layer, [f"L0.H{h}" for h in range(6)]):
-        out = layer(torch.randn(1, 3, 24))
-    torch.testing.assert_close(out, layer.o_proj.bias.expand(1, 3, 24))
-
-
 def test_where_there_are_two_stacks_a_bare_layer_is_no_name() -> None:
     model, said = model_of("t5"), r"^no head 'coder\.L1\.H2'; did you mean (en|de)coder\.L1\.H2 or"
     refuses(lambda: hw.ablate(model, ["coder.L1.H2"]).__enter__(), said)
