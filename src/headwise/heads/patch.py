@@ -618,7 +618,7 @@ class Study:
         def keep(sender: str, site: str, call: Call, row: int) -> None:
             for at, name in receivers:
                 place, n = place_of(name)
-                if place == site:
+                if place == site != place_of(sender)[0]:
                     arrived[at, name][sender] = getattr(call, at)[row, n].clone()
 
         heads = self.text.names("out")
@@ -634,9 +634,9 @@ class Study:
             site, n = place_of(name)
             readers = _readers(self.text.calls[site], at, n)
             call = _of_heads(self.text.calls[site], readers)
-            for sender, part in parts.items():
-                arrival: Any = {at: part.expand_as(getattr(call, at))}
-                given = _attended(call._replace(**arrival))[0]
+            rows: Any = {each: getattr(call, each).expand(len(parts), -1, -1, -1) for each in READ}
+            rows[at] = torch.stack(list(parts.values()))[:, None].expand_as(rows[at])
+            for sender, given in zip(parts, _attended(call._replace(**rows)), strict=True):
                 edit = Edit(dict(zip(readers, given, strict=True)))
                 received[(at, name), sender] = {site: edit}
         return self.ask(received, True, progress)
