@@ -381,8 +381,8 @@ class Price:
             rows.append(_bytes("does not grow: states of a text", cache.state_bytes))
             for length in cache.lengths:
                 rows.append(_bytes(f"cache of {length.tokens:,} tokens", length.text_bytes))
-            if setting.batch > 1:
-                rows.append(_bytes(f"cache of the batch of {setting.batch:,}", cache.total_bytes))
+                if setting.batch > 1:
+                    rows.append(_bytes(f"  of {setting.batch:,} such texts", length.total_bytes))
             rows.append(_bytes("weights and cache", self.weight_bytes + cache.total_bytes))
         rows.append(_flops("prefill" if decode else "forward pass", self.prefill.total_flops))
         rows.append(_flops("  of it in attention", self.prefill.attention_flops))
