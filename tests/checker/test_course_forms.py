@@ -66,3 +66,28 @@ def test_a_notebook_is_read_cell_by_cell_and_its_file_beside_it(tmp_path: Path) 
     path = tmp_path / "lesson.ipynb"
     path.write_text(json.dumps({"cells": [{"cell_type": "markdown", "source": "# Title"}, *kinds]}))
     assert hw.check(path).right
+
+
+ODD = """
+import torch
+from torch import nn
+class Odd(nn.Module):
+    def __init__(self, zork):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(48, 48) for _ in range(4))
+    def forward(self, x):
+        x = x.swapaxes(0, 1)
+        y = (self.q(x) @ self.k(x).mT / 48**0.5).softmax(-1) @ self.v(x)
+        return self.o(y).swapaxes(0, 1)
+def mine(x):
+    return Odd(zork=1)(x.swapaxes(0, 1)).swapaxes(0, 1)
+"""
+
+
+def test_a_function_of_a_few_lines_adapts_a_class(tmp_path: Path) -> None:
+    path = tmp_path / "odd.py"
+    for code, bugs in ((ODD, ()), (ODD.replace("48**0.5", "48"), ("scale-no-root",))):
+        path.write_text(code)
+        assert here(path, "Odd")[0].not_checked[0].endswith("def mine(x): return Odd(...)(x)")
+        (verdict,) = here(path, "mine")
+        assert verdict.bugs == bugs and verdict.right is not bool(bugs), verdict

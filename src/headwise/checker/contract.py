@@ -643,8 +643,7 @@ def _bound(target: Target, call: Callable[..., Any], module: Any) -> Attention:
                 raise UncheckedError("asks_call", name=name)
             if meaning_of(name) is None:
                 guessed.append(name)
-    if len(inputs) == 2 or (len(inputs) == 1 and not CALL["text"].fullmatch(inputs[0])):
-        guessed += inputs[1:]
+    guessed += inputs[1:] if len(inputs) == 2 else []
     return Attention(
         call, kind, tuple(inputs), mask, mask in required, fixed=fixed, guessed=tuple(guessed),
         output=output, module=module,
@@ -665,12 +664,8 @@ def _kind(target: Target, call: Callable[..., Any], module: Any) -> Any:
     return target.number or kind
 
 
-def layouts_of(target: Target, module: Any, has_split: bool) -> list[str]:
+def layouts_of(target: Target) -> list[str]:
     """The orders of axes that the text of the code leaves open, the likeliest first."""
-    text = target.scope.text
-    if module is not None:
-        first = ["btc", "tc", "ct", "bct", "image"]
-        if re.search(NAMES["layouts"]["tbc"], f"{target.scope.code}\n{text.lower()}"):
-            return ["tbc", *first]
-        return first
-    return ["bhtd", "htd", "td", "d"]
+    layouts = ["btc", "tc", "ct", "bct", "image"]
+    text = f"{target.scope.code}\n{target.scope.text.lower()}"
+    return ["tbc", *layouts] if re.search(NAMES["layouts"]["tbc"], text) else layouts

@@ -187,12 +187,31 @@ class Examiner:
             return
         first = next(adapters(self.target, thing, None, ["bhtd"]))
         if len(first.inputs) != 3:
+            if built := self._adapted():
+                yield built
+                return
             raise UncheckedError("no_qkv", name=self.target.name)
         split = self._sizes_of_split(first)
-        if split:
-            yield Built(None, thing, None, split)
-        else:
-            yield Built(None, thing, None, None)
+        yield Built(None, thing, None, split)
+
+    def _adapted(self) -> Built | None:
+        """An adapter by hand: a function of one text that builds a class of its file; here one object for all calls."""
+        thing, made = self.target.thing, list[Any]()
+        names = dict(thing.__globals__)
+        for name in self.target.source.uses(self.target.name):
+            kind = names.get(name)
+            if isinstance(kind, type):
+
+                def same(*args: Any, kind: type = kind, **kwargs: Any) -> Any:
+                    if not made:
+                        made.append(kind(*args, **kwargs))
+                    return made[0]
+
+                names[name] = same
+        call = types.FunctionType(thing.__code__, names, thing.__name__, thing.__defaults__)
+        with contextlib.suppress(Exception):  # the width of the text is not known yet
+            call(to_kind(np.zeros((size.BATCH, size.TOKENS, size.WIDTH)), "torch"))
+        return Built(made[0], call, made[0]) if made else None
 
     def _sizes_of_split(self, attention: Attention) -> tuple[int, int, int] | None:
         """Query heads, key/value heads and their width, where the code works with a number of heads; else None.
@@ -304,7 +323,7 @@ class Examiner:
             if still_norms(module):
                 shown["norm"] = ""
         try:
-            layouts = layouts_of(target, built.holder, False)
+            layouts = layouts_of(target)
             self._filled(built, layouts)
             parts = parts_of(built.holder, self.options.mapping)
             if module is not None and not parts.weights and self._takes_heads(built):

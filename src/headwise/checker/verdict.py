@@ -63,6 +63,17 @@ LENT, STACKED = ("casual_attention", "causal_attention"), "headwise.courses.from
 # for one check, the import of the file included: a round choice; with less, fewer bugs are tried
 SECONDS = 20.0
 STARTING = 60.0  # that a process may take to import torch on a busy machine: a round choice
+# Reasons that a function of a few lines, an adapter by hand, does away with.
+ADAPTABLE = {
+    "needs",
+    "no_fit",
+    "no_weights",
+    "call_fails",
+    "returns_shape",
+    "asks_parameter",
+    "asks_call",
+    "no_call",
+}
 LONGEST = 86_400.0  # a day; clocks of a system end somewhere above
 
 
@@ -143,6 +154,11 @@ def judged(target: Target, seconds: float, load: Callable[[], None] = lambda: No
         reason = target.say("too_long", seconds=seconds)
     except (Exception, SystemExit) as error:
         reason = explained(error, target.source, lang)
+        if getattr(error, "key", None) in ADAPTABLE or not isinstance(
+            error, UncheckedError | SyntaxError | SystemExit
+        ):
+            call = f"{target.name}(...)(x)" if target.kind == "layer" else f"{target.name}(x, ...)"
+            reason += "; " + target.say("adapter", call=call)
     return target.verdict(None, reason=reason)
 
 
