@@ -22,7 +22,7 @@ from headwise.corpus.tokens import Tokens
 from headwise.heads import patch as patching
 from headwise.heads.ablate import ablation
 from headwise.heads.attribute import attribute
-from headwise.heads.patch import patch, path_effects
+from headwise.heads.patch import Passes, Study, patch, path_effects
 from headwise.models.ask import answer_logits, logits
 from headwise.models.hook import attach
 from headwise.models.open import remember
@@ -274,6 +274,17 @@ def test_every_verb_passes_by_a_layer_that_does_not_run() -> None:
     assert {head.head for head in hw.why(model, clean, corrupted).heads} <= {*ran}
     found = path_effects(model, clean, corrupted, "L3.H2")
     assert list(found) == ran[:12] and any(abs(each.mean) > 1e-4 for each in found.values())
+
+
+def test_paths_come_from_layers_below_alone() -> None:
+    model = build("ours")
+    passes = Passes(model)
+    study = Study(passes, passes.read(ids(3)), passes.read(ids(4)), 7, 11)
+    found = study.paths([("q", "L1.H0"), ("k", "L2.KV1"), ("v", "L0.KV0")])
+    senders = {at: {sender[:2] for (place, _), sender in found if place == at} for at in "qkv"}
+    assert senders == {"q": {"L0"}, "k": {"L0", "L1"}, "v": set()}
+    for sender, effect in path_effects(model, ids(3), ids(4), "L1.H0", target=(7, 11)).items():
+        assert found[("q", "L1.H0"), sender] == pytest.approx(effect.mean, abs=1e-5)
 
 
 def test_all_heads_and_positions() -> None:

@@ -76,19 +76,7 @@ def why(
         with recorded(passes.layers) as rows:
             text = passes.read(torch.tensor(question.ids))
         corrupted = None if twin is None else passes.read(torch.tensor(twin.ids))
-        token = int(text.answer.argmax())
-        if answer is not None:
-            token = _token(question, answer, text.answer, notes)
-        second = None  # what it is compared with; None where both texts are answered with the token
-        if other is not None:
-            second = _token(question, other, text.answer, notes)
-            if second == token:
-                raise HeadwiseError(
-                    f"{other!r} is the answer and what it is compared with, so there is no difference to "
-                    "explain; pass another token"
-                )
-        elif corrupted is not None and int(corrupted.answer.argmax()) != token:
-            second = int(corrupted.answer.argmax())
+        token, second = _compared(question, (answer, other), text, corrupted, notes)
         rival = second
         if rival is None:  # the likeliest other token
             rival = next(i for i in text.answer.topk(2).indices.tolist() if i != token)
@@ -196,6 +184,29 @@ def _check_twin(question: _Question, twin: _Question) -> None:
         raise HeadwiseError(
             "the corrupted text is the prompt itself, so there is no difference to explain; change a word"
         )
+
+
+def _compared(
+    question: _Question,
+    words: tuple[str | int | None, str | int | None],
+    text: Reading,
+    corrupted: Reading | None,
+    notes: list[str],
+) -> tuple[int, int | None]:
+    """The token that is explained, and what it is compared with: None where both texts are answered with it."""
+    token, second = (
+        None if word is None else _token(question, word, text.answer, notes) for word in words
+    )
+    if token is None:
+        token = int(text.answer.argmax())
+    if second == token:
+        raise HeadwiseError(
+            f"{words[1]!r} is the answer and what it is compared with, so there is no difference to "
+            "explain; pass another token"
+        )
+    if second is None and corrupted is not None:
+        second = int(corrupted.answer.argmax())
+    return token, None if second == token else second
 
 
 def _token(question: _Question, word: str | int, row: Tensor, notes: list[str]) -> int:
