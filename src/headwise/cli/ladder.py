@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import typer
 
-from headwise.cli.app import Count, Seed, command, needs_torch, print_json, wants_json
+from headwise.cli.app import Count, command, needs_torch, print_json, wants_json
 from headwise.table import Table
 from headwise.view import Progress, screen
 
 
 @command()
-def ladder(width: Count = 64, heads: Count = 4, tokens: Count = 16, seed: Seed = 0) -> None:
+def ladder(width: Count = 64, heads: Count = 4, tokens: Count = 16) -> None:
     """Compute one layer in eight ways, compare them, and time them.
 
     One draw of weights and one text go through plain loops, microgpt's head loop, NumPy, the classes of courses,
@@ -20,7 +20,7 @@ def ladder(width: Count = 64, heads: Count = 4, tokens: Count = 16, seed: Seed =
         from headwise.courses.ladder import run_ladder
 
     with Progress("computing in eight ways"):
-        record = run_ladder(width, heads, tokens, seed)
+        record = run_ladder(width, heads, tokens)
     if wants_json():
         print_json("ladder", vars(record))
     else:
@@ -35,7 +35,7 @@ def ladder(width: Count = 64, heads: Count = 4, tokens: Count = 16, seed: Seed =
                 else "0"
             )
             rows.append((way.name, far, way.ms, f"{slowest / way.ms:,.0f}x"))
-        title = f"One causal layer: {tokens} tokens, width {width}, {heads} heads, seed {seed}"
+        title = f"One causal layer: {tokens} tokens, width {width}, {heads} heads"
         note = f"Differences are the largest from the loops; rounding in float32 explains up to {record.tolerance:.0e}."
         Table(("way", "difference", "ms", "speed"), rows, title, note).print(screen)
         screen.say(
