@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,44 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "checker")]
 
+import numpy as np  # noqa: E402
 from casebook import changed_lines, judge, line_of, versions  # noqa: E402
-from test_check import explained as bugs_of  # noqa: E402
-from test_check import pairs_of_bugs  # noqa: E402
+
+from headwise.checker.bugs import catalogue, changes_of  # noqa: E402
+from headwise.checker.form import Masks, Weights, compute  # noqa: E402
+from headwise.checker.reading import Reading  # noqa: E402
+from headwise.checker.search import Case, Search, close  # noqa: E402
 
 PAGE = ROOT / "docs" / "check.md"
 AT_A_STOP = ("raises", "length-fixed")  # whose line is that of the error
+
+
+RNG = np.random.default_rng(0)
+DRAWN = {role: RNG.normal(size=(30, 30)) * 0.25 for role in "qkvo"}
+BIASES = {role: RNG.normal(size=30) * 0.4 for role in "qkvo"}
+LAYER = Weights(5, 5, DRAWN, BIASES)
+Q, K, V = (RNG.normal(size=(3, 7, 30)) for _ in range(3))
+
+
+def pairs_of_bugs() -> Iterator[tuple[tuple[str, str], Case]]:
+    """Two bugs at once in the correct form's own style, where neither hides the other."""
+    masks, paired = Masks(causal=True), []
+    for bug in catalogue().values():
+        if not bug.id.startswith(("group", "padding", "mask-head", "rope")):
+            paired += [(bug.id, change) for change in itertools.islice(changes_of(bug, {}), 1)]
+    with np.errstate(all="ignore"):
+        for (a, first), (b, second) in itertools.combinations(paired, 2):
+            changes = ({**first, **second}, first, second)
+            both, *alone = (compute(LAYER, (Q, K, V), masks, change).out for change in changes)
+            hidden = any(out.shape == both.shape and close(both, out) for out in alone)
+            if "norm-missing" in (a, b) and (a + b).count("mask"):  # without a softmax, 0 is what forbids
+                continue
+            if not set(first) & set(second) and np.isfinite(both).any() and not hidden:
+                yield (a, b), Case("plain", (Q, K, V), masks, {"": both})
+
+
+def bugs_of(case: Case) -> set[str]:
+    return set(Search([0.0, 1e-9, -1.0], 60).explain([Reading(LAYER)], [case]).bugs)
 
 
 def outcome(bugs: set[str], right: bool | None, named: set[str]) -> str:
