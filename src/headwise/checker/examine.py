@@ -619,8 +619,8 @@ class Examiner:
         says = self.scope.says(r"tril|triu|is_causal|arange|\.tri\(")
         if self.scope.says(rf"is_causal\s*=\s*[^,)]*\b{attention.mask}\b"):
             says = self.scope.says("tril|triu")  # causal only where a mask is passed
-        own = alone or self.options.causal or says
-        masks_itself = bool(causal and own)
+        by_itself = alone or self.options.causal or says
+        masks_itself = bool(causal and by_itself)
         if not attention.mask_required:
             yield Case("plain", inputs, Masks(masks_itself), {"": attention(inputs)})
             trial.checked.append("plain")
@@ -907,14 +907,14 @@ class Examiner:
         """Names of functions that the code calls, and of which the form may know nothing."""
         calls = [node.func for node in ast.walk(self.scope.tree) if isinstance(node, ast.Call)]
         names = {getattr(call, "attr", getattr(call, "id", "")) for call in calls}
-        own = {*self.target.source.definitions, *names_of([self.scope.tree], ast.Store)}
-        own |= {
+        local = {*self.target.source.definitions, *names_of([self.scope.tree], ast.Store)}
+        local |= {
             node.name for node in ast.walk(self.scope.tree) if isinstance(node, ast.FunctionDef)
         }
         kept = {**getattr(module, "__dict__", {}), **getattr(module, "_modules", {})}
         known = re.compile(SAYS["calls"])
         return {
-            name for name in names - own
+            name for name in names - local
             if not known.fullmatch(name) and not hasattr(kept.get(name), "forward") and role_of(name) is None
         }  # fmt: skip
 
