@@ -13,7 +13,6 @@ from typing import Annotated
 from typer import Argument, Option
 
 from headwise.cli.app import (
-    Count,
     File,
     Model,
     Port,
@@ -30,7 +29,7 @@ from headwise.cli.heads import REPORT, write_report_of
 from headwise.errors import HeadwiseError
 from headwise.families import RUN, check_answers, check_reads_tokens, is_own, read_config
 from headwise.files import write_whole
-from headwise.records import MOST_ALIGNED
+from headwise.records import parse_head
 from headwise.view import Progress, err, screen
 
 # A folder whose model reads text has one of these files, by the kind of tokenizer; a run of ours has the first.
@@ -52,7 +51,6 @@ def why(
     other: str | None = None,
     corrupt: str | None = None,
     html: File = None,
-    dtype: str = "auto",
     device: str = "cpu",
 ) -> None:
     """Say which heads bring a prediction, and which work against it.
@@ -61,7 +59,7 @@ def why(
     """
     # All of these raise HeadwiseError, before torch is loaded.
     check_outputs([model], html=html)
-    check_model(model, dtype)
+    check_model(model)
     check_answers(model)
     check_reads_tokens(model)
     with needs_torch():
@@ -72,7 +70,7 @@ def why(
 
     # `open_folder` asks this with the tokenizer, before it reads the weights.
     check = partial(check_question, prompt, corrupt, (answer, other))
-    folder = open_folder(model, dtype=dtype, device=device, check=check)
+    folder = open_folder(model, device=device, check=check)
     with Progress("adding up what each head writes") as progress:
         story = story_of(folder.model, prompt, corrupt, answer, other, progress=progress)
     if html is not None:
@@ -93,8 +91,7 @@ def _tell_page(html: Path | None) -> None:
 def trace(
     run: Annotated[Path | None, Argument(parser=named_path, metavar="[RUN]")] = None,
     text: str | None = None,
-    layer: int = 0,
-    head: int = 0,
+    head: str = "L0.H0",
     at: int | None = None,
     html: File = None,
 ) -> None:
@@ -107,6 +104,7 @@ def trace(
     check_outputs([run], html=html)
     if text == "":
         raise HeadwiseError("the text is empty; pass one with --text")
+    _, layer, number = parse_head(head)
     with needs_torch():
         from headwise.gpt.run import REPORT, example_of, load_run
         from headwise.heads.steps import example_model, head_steps
@@ -124,7 +122,9 @@ def trace(
     # Where --at says nothing: the last token of the user's text, where the model guesses what follows; of an example
     # the last but one, at which it guesses the last, so that the guess can be held against it.
     last = len(ids) - (2 if text is None and len(ids) > 1 else 1)
-    steps = head_steps(model, ids, tokens.shown(ids), layer, head, last if at is None else at, name)
+    steps = head_steps(
+        model, ids, tokens.shown(ids), layer, number, last if at is None else at, name
+    )
     if html is not None:
         # The page links to the report of the run, if there is one.
         report = (
@@ -134,7 +134,7 @@ def trace(
         )
         packed = pack_model(model, tokens)
         page = walk_html(
-            packed, shown_text, layer, head, steps.at, name=name, lang=language(), report=report
+            packed, shown_text, layer, number, steps.at, name=name, lang=language(), report=report
         )
         write_whole(html, page)
     if wants_json():
@@ -155,7 +155,6 @@ def align(
     pairs: Annotated[Path, Option(parser=named_path, metavar="<path>")],
     judge: File = None,
     out: File = None,
-    most: Count = MOST_ALIGNED,
     device: str = "cpu",
 ) -> None:
     """Find the heads that follow the words in time, or in the source."""
@@ -186,7 +185,7 @@ def align(
     named = [f"cross.L{layer}.H{head}" for layer, head in published]
     with Progress("reading the texts") as progress:
         step = partial(progress, "reading the texts")
-        result = aligned(folder.model, texts, others, named=named, most=most, progress=step)
+        result = aligned(folder.model, texts, others, named=named, progress=step)
     if out is not None:
         write_whole(out, json.dumps({"alignment_heads": result.alignment_heads}) + "\n")
     if wants_json():
@@ -207,7 +206,6 @@ def look(
     live: Annotated[bool, Option("--live")] = False,
     port: Port = None,
     browser: Annotated[bool, Option("--open/--no-open")] = True,
-    dtype: str = "auto",
     device: str = "cpu",
 ) -> None:
     """Touch the heads of a model in the browser.
@@ -220,7 +218,7 @@ def look(
         or text is not None
         or (not (model / RUN).exists() and (model / "config.json").exists())
     ):
-        _live(model, text, port or 0, browser, dtype, device)  # port 0: any free one
+        _live(model, text, port or 0, browser, device)  # port 0: any free one
         return
     if port is not None:
         raise HeadwiseError(
@@ -261,9 +259,9 @@ def _report_of(run: Path) -> Path:
     return write_report_of(run)
 
 
-def _live(model: Path, text: str | None, port: int, browser: bool, dtype: str, device: str) -> None:
+def _live(model: Path, text: str | None, port: int, browser: bool, device: str) -> None:
     """Serve the page of a model, and answer it until Ctrl-C. `text` is what it opens with."""
-    check_model(model, dtype)
+    check_model(model)
     _check_reads(model)
     with needs_torch():
         from headwise.gpt.run import example_of
@@ -272,7 +270,7 @@ def _live(model: Path, text: str | None, port: int, browser: bool, dtype: str, d
     from headwise.view.look import Served
 
     with Progress("opening the model"):
-        desk = Desk(open_folder(model, dtype=dtype, device=device))
+        desk = Desk(open_folder(model, device=device))
     # What the page opens with: the text asked for, what a run held out; else a text of its own.
     example = text or (example_of(model) if is_own(model) else None)
     served = Served(desk, port, example, language())
