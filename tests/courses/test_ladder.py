@@ -48,7 +48,7 @@ def test_a_wrong_way_is_found_out(how: str, monkeypatch: pytest.MonkeyPatch, inv
         return calls | {"course class": SPOILED[how](calls["course class"])}
 
     monkeypatch.setattr(study, "ways", spoiled)
-    outcome = invoke("ladder", "--width", WIDTH, "--heads", HEADS, "--tokens", TOKENS, "--json")
+    outcome = invoke("ladder", "--width", WIDTH, "--heads", HEADS, "--json")
     record = json.loads(outcome.out)
     assert outcome.code == 1 and record["agrees"] is False
     wrong = [way["name"] for way in record["ways"] if not (way["difference"] or 1.0) <= record["tolerance"]]

@@ -33,7 +33,19 @@ def cost(
     With what fits in memory. Reads the fields of the model's own config.json, and needs neither weights nor a network;
     families that no formula describes are built without weights, by transformers. Without MODEL a table of the models
     that courses compare.
-    """  # its options: [cost] in commands.toml
+
+    Args:
+        model: A folder with config.json, such a file, a .gguf file, a name on the hub, or a preset, for example
+            llama-2-70b. Default: those that courses compare, in one table.
+        context: Tokens in each text. Default: the longest text of the model.
+        batch: Number of texts processed together.
+        dtype: Number format of the weights: fp32, bf16, fp16, fp8, int4, ... Default: that of the config, or bf16.
+        kv_dtype: Number format of the cache. Default: as --dtype.
+        memory: Memory of the device, such as 24GiB or 80GB: what fits in it?
+        variants: Compare the same model as MHA, as GQA with each divisor, and as MQA.
+
+    Example: headwise cost llama-3-8b --context 8192 --batch 4 --memory 24GiB --variants
+    """
     from headwise import cost as pricing  # this function has its name
     from headwise.view.cost import print_price, print_variants
 

@@ -24,8 +24,18 @@ def generate(
     seed: Seed = 0,
     device: str = "cpu",
 ) -> None:
-    # its options: [generate] in commands.toml
-    """Continue a text with a model that predicts the next token."""
+    """Continue a text with a model that predicts the next token.
+
+    Args:
+        model: A run folder, or a model folder in Hugging Face layout.
+        prompt: The text to continue.
+        tokens: The largest number of tokens to add.
+        temperature: 0: always the most likely token. 1: sample from the model's probabilities. Higher: more random.
+        top_k: Sample from the k most likely tokens only.
+        seed: Seed for sampling.
+
+    Example: headwise generate runs/verbs --prompt "he will work =" --temperature 0
+    """
     check_model(model)
     check_next(
         model, "pass a model with a causal language-model head, such as a GPT-2, a Llama or a Gemma"

@@ -48,8 +48,25 @@ def heads(
     out: Files = None,
     device: str = "cpu",
 ) -> None:
-    # its options: [heads] in commands.toml
-    """Show what each head does, and what breaks without it."""
+    """Show what each head does, and what breaks without it.
+
+    Args:
+        model: A run of `headwise train`, or a model folder in Hugging Face layout.
+        text: A UTF-8 text file, a folder of them, a text, or - for standard input. You may repeat it. Default: what
+            the run held out.
+        ids: A file of token ids instead of a text, one document per line.
+        tokens: Cut the text into documents of this many tokens. Default: only where it is longer than the model
+            takes.
+        documents: Stop after this many documents.
+        relations: A JSON file of texts with pairs of spans that belong together; each name in it is a role. Or
+            grammar, or meaning: labelled sentences that come with headwise.
+        ablate: Remove one head at a time and measure the change in loss: zero, mean or none; auto is zero for
+            models of up to 10 million parameters.
+        html: Write the report to this file. Default: report.html in the run folder.
+        out: Write the table to this .csv file. You may repeat it.
+
+    Example: headwise heads runs/verbs, or headwise heads MODEL --text book.txt --tokens 512 --html r.html
+    """
     from headwise.view.survey import head_sentence, print_survey
 
     files = out or []

@@ -56,6 +56,19 @@ def why(
     """Say which heads bring a prediction, and which work against it.
 
     Where they looked, too, and what happens without them.
+
+    Args:
+        model: A run, or a model folder in Hugging Face layout.
+        prompt: The text whose next token is explained; of an encoder the word at its mask, [MASK] or whatever it
+            calls it, of an encoder-decoder the first token of its answer.
+        answer: The token to explain, one. Default: what the model predicts.
+        other: The token that it is compared with, one. Default: what the model answers to --corrupt; where that is
+            the same, the log-probability of the answer counts. Without --corrupt: the likeliest other token.
+        corrupt: The same text with one thing changed, in as many tokens: heads are ranked by what they carry of the
+            difference, and the paths between them are followed.
+        html: Also write the story as one HTML page.
+
+    Example: headwise why runs/verbs --prompt "he will work = él" --corrupt "he would work = él"
     """
     # All of these raise HeadwiseError, before torch is loaded.
     check_outputs([model], html=html)
@@ -100,6 +113,15 @@ def trace(
     The query, the keys and values, the scores and weights, the output, what each head adds through the output
     projection, and the residual stream, a table each. The page of --html holds the model: text, token and head can be
     changed in it, and its last step runs the model without the head.
+
+    Args:
+        run: A run folder. Without it, a small model is trained on names.
+        text: The text to read. Default: a text that the run held out; without a run, emma.
+        head: The head, such as L0.H2: layer 0, head 2, both from 0.
+        at: The position of the query, counted from 0. Default: the last; of an example, the last but one.
+        html: Also write a page that walks through the steps.
+
+    Example: headwise trace --text emma --head L0.H2 --at 3 --html emma.html
     """
     check_outputs([run], html=html)
     if text == "":
@@ -157,7 +179,17 @@ def align(
     out: File = None,
     device: str = "cpu",
 ) -> None:
-    """Find the heads that follow the words in time, or in the source."""
+    """Find the heads that follow the words in time, or in the source.
+
+    Args:
+        model: A model folder in Hugging Face layout, with cross attention or without.
+        pairs: Texts whose alignment is known, a JSON document a line: audio and words with their seconds; source,
+            target and links; or text and links.
+        judge: Such a file on which what was chosen is judged. Default: half of the texts, drawn.
+        out: Write the chosen heads to this file, as alignment_heads.
+
+    Example: headwise align build/models/whisper-base --pairs speech.jsonl --out alignment.json
+    """
     check_outputs([model, pairs, judge], out=out)
     check_model(model)
     for file in filter(None, (pairs, judge)):
@@ -211,6 +243,15 @@ def look(
     """Touch the heads of a model in the browser.
 
     The page of a finished run, with the model in it; of any other model a page behind which it runs here until Ctrl-C.
+
+    Args:
+        model: The folder of a finished run of `headwise train`, or a model folder in Hugging Face layout.
+        text: The text that a live page opens with.
+        live: Of a run, too, serve a page behind which the model runs, and not its report.
+        port: Port of the served page on 127.0.0.1; 0 or none: any free one.
+        browser: Open the page in the browser, or print its address alone.
+
+    Example: headwise look gemma-3-270m
     """
     # A model that is no run has no report to show. A run is served, too, where that, or another text, is asked for.
     if (

@@ -32,7 +32,6 @@ def share(
     groups: str = "adjacent",
     text: File = None,
     out: File = None,  # a folder, or none: then the damage is shown and nothing written
-    tokens: int | None = None,
     heal: int | None = None,
     force: Annotated[bool, Option("--force")] = False,
     device: str = "cpu",
@@ -42,6 +41,13 @@ def share(
     MODEL is a run of headwise or a folder of Llama, Mistral, Qwen2 or Qwen3. The damage is measured before any
     training. With --heal the model then learns to answer as it did before. --out is read back before it appears. The
     last tenth of TEXT is held out to measure on.
+
+    Args:
+        kv_heads: Key/value heads of each layer: a divisor of today's number, and smaller.
+        method: mean, aligned or aligned+norm.
+        groups: adjacent: neighbours share; best: heads that an estimate finds cheap to share.
+
+    Example: headwise share runs/book --kv-heads 2 --text book.txt --groups best --heal 200 --out runs/book-2kv
     """
     with needs_torch():
         from headwise.reshape.share import Sharing
@@ -50,7 +56,6 @@ def share(
         Sharing(kv_heads, method, groups),
         text=text,
         out=out,
-        tokens=tokens,
         heal=heal,
         force=force,
         device=device,
@@ -66,7 +71,6 @@ def prune(
     uniform: Annotated[bool, Option("--uniform")] = False,
     text: File = None,
     out: File = None,
-    tokens: int | None = None,
     heal: int | None = None,
     force: Annotated[bool, Option("--force")] = False,
     device: str = "cpu",
@@ -76,6 +80,15 @@ def prune(
     Heads leave the weights where the format can carry what remains: as many from each layer, whole groups or evenly
     from each group. Otherwise they are zeroed, and the reason is printed. The rest is as in `headwise share`: the
     damage is measured, healed if you ask for it, and a verified folder is written.
+
+    Args:
+        heads: Heads that go, as L0.H1,L3.H5.
+        keep: Share of the heads that stays, below 1; --by chooses which.
+        by: With --keep, what decides: importance (from gradients, the default), ablation (the loss without the
+            head), or role (heads without a role go first).
+        uniform: As many heads from each layer, so that they leave the weights.
+
+    Example: headwise prune runs/book --keep 0.5 --uniform --text book.txt --heal 200 --out runs/less
     """
     with needs_torch():
         from headwise.reshape.prune import Pruning
@@ -84,7 +97,6 @@ def prune(
         Pruning(heads, keep, by, uniform),
         text=text,
         out=out,
-        tokens=tokens,
         heal=heal,
         force=force,
         device=device,

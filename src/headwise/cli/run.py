@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import io
 import os
+import re
 import signal
 import sys
-import tomllib
 from contextlib import suppress
 from itertools import pairwise
-from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -80,7 +80,17 @@ def _root(
     lang: str | None = None,
     version: Annotated[bool, Option("--version", callback=_print_version, is_eager=True)] = False,
 ) -> None:
-    """Build attention heads, look at them, price them, share them and remove them."""
+    """Build attention heads, look at them, price them, share them and remove them.
+
+    Args:
+        as_json: Print one JSON document; messages go to standard error.
+        debug: Show the traceback of an error.
+        lang: Language of pages, of learn and of verdicts, en or es. Default: as the course in this folder (learn), else
+            as the system.
+        version: Show the version.
+
+    Example: headwise train, then headwise heads runs/verbs
+    """
     if lang is not None:
         check_lang(lang)
     call.as_json, call.debug, call.lang = as_json, debug, lang
@@ -132,19 +142,38 @@ def _hoisted(words: list[str]) -> list[str]:
     return [*first, *rest, *words[end:]]
 
 
-def worded() -> Any:
-    """The command line, whose parameters have their texts of --help.
+# Texts of --help of options that several commands have; a command's own text comes before.
+SHARED = {
+    "model": "A run folder, or a model in Hugging Face layout.",
+    "device": "Where the model computes: cpu, cuda, cuda:1 or mps; auto lets accelerate spread a model of transformers "
+    "over what there is, disk included.",
+    "text": "A UTF-8 text file to calibrate and heal on, and, its last tenth, to measure on; - for standard input; "
+    "default: what a run of headwise was trained on.",
+    "out": "The new model folder; without it the damage is shown and nothing written.",
+    "heal": "Steps of healing, with --out: the new model learns to answer as the old one. Ctrl-C ends it early, with "
+    "the best weights so far.",
+    "force": "Replace --out, if share or prune wrote it.",
+}
 
-    They stand in the section of a command in commands.toml; that of the command itself is its docstring.
+
+def worded() -> Any:
+    """The command line, whose commands and parameters have the texts of their docstrings.
+
+    A docstring says what the command does; under "Args:" stand its parameters, and behind "Example:" a command line.
     """
     root: Any = typer.main.get_command(app)
-    texts = tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
-    for name, command in {"headwise": root, **root.commands}.items():
-        told = texts["common"] | texts[name]  # a command's own text comes before that of several
-        example = f"Example: {told['example']}"
-        command.epilog = example if command is root else f"{told['epilog']} {example}"
+    for command in (root, *root.commands.values()):
+        about, _, rest = inspect.getdoc(command.callback).partition("\n\nArgs:\n")
+        arguments, _, example = (rest or about).partition("\n\nExample: ")
+        texts = dict(SHARED)
+        for entry in re.split(r"\n(?= {4}\w)", arguments) if rest else ():
+            name, _, text = entry.strip().partition(": ")
+            texts[name] = " ".join(text.split())
+        command.help = about.partition("\n\nExample: ")[0]
+        common = "" if command is root else "--json, --lang and --debug go with every command. "
+        command.epilog = f"{common}Example: {example}"
         for parameter in command.params:
-            parameter.help = told.get(parameter.name, parameter.help)
+            parameter.help = texts.get(parameter.name, parameter.help)
     return root
 
 

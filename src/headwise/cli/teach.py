@@ -40,7 +40,6 @@ def check(
     causal: bool | None = None,  # None: guessed, and said
     args: str = "",
     mapping: Annotated[str, Option("--map")] = "",
-    seconds: float = 20.0,
     listed: Annotated[bool, Option("--list")] = False,
     explain: Annotated[str | None, Option(metavar="BUG")] = None,
 ) -> None:
@@ -49,6 +48,16 @@ def check(
     It is a class or a function, in torch, NumPy or plain Python. The same weights go through a correct form, and every
     known bug is tried on it: the one that gives your numbers is yours. The file runs in a process of its own, with a
     limit of time and memory. Exit code 0: right, 1: wrong, 2: it could not be checked.
+
+    Args:
+        target: A Python file, and what of it to check.
+        causal: Ought it to be causal? Default: guessed, and said.
+        args: Values for parameters whose names do not tell: 'd_in=48,n_blocks=2'.
+        mapping: Where weights are: 'q=W_query,k=W_key,v=W_value,o=proj'.
+        listed: Print the bugs that are known.
+        explain: Print what is known of one bug: what it is, its symptom, what shows it, the fix.
+
+    Example: headwise check attention.py:MultiHeadAttention --causal
     """
     from headwise.checker.verdict import check as checked
 
@@ -59,9 +68,7 @@ def check(
         raise HeadwiseError(words(language())["no_target"])
     lang = language()
     pairs, names = _values(args, lang), _pairs(mapping, lang)
-    verdict = _in_options(
-        checked(target, causal=causal, args=pairs, mapping=names, lang=lang, seconds=seconds)
-    )
+    verdict = _in_options(checked(target, causal=causal, args=pairs, mapping=names, lang=lang))
     if wants_json():
         print_json("check", verdict.to_json())
     else:
@@ -147,6 +154,13 @@ def learn(
 
     The first call makes the exercises. Each later one checks your work, names the bug, gives a hint and opens the next.
     Exit code 1 says that an exercise is not right yet.
+
+    Args:
+        folder: Where the exercises are, or will be. Default: learn.
+        watch: Check again at each save.
+        solution: Print the solution of exercise N.
+
+    Example: headwise learn --lang es, then edit learn/01_softmax.py, then headwise learn
     """
     if watch and (solution is not None or wants_json()):
         other = "--json" if solution is None else "--solution"

@@ -53,6 +53,28 @@ def train(
     """Train a small GPT and write a report.
 
     The result is compared with the best n-gram on held-out text. The run folder holds the model and report.html.
+
+    Args:
+        text: UTF-8 text files, or folders of them; - for standard input; tale, a little book; default: the verb
+            corpus.
+        preset: verbs (the default), microgpt, nanogpt, fast, book, llama or course; or list, which tells of them
+            and trains nothing.
+        heads: Query heads per layer.
+        kv_heads: Key/value heads per layer; a divisor of --heads.
+        head_dim: Width of a head. Default: --width divided by --heads.
+        layers: Number of layers.
+        width: Width of the model.
+        context: Longest text the model sees, in tokens.
+        steps: Training steps (updates of the weights).
+        seed: Seed for the weights, the batches and the choice of held-out text.
+        tokenizer: A tokenizer.json. Default: a token is a character.
+        lines: Is each line a document of its own, or is the text one stream?
+        out: The run folder, in Hugging Face layout where the preset has such a form. Default: a new one in runs/.
+        resume: Continue the run in --out.
+        attention: A class in a file of Python that takes the place of the attention, such as attention.py:Mine. Its
+            code is run.
+
+    Example: headwise train book.txt --preset llama --heads 8 --kv-heads 2 --steps 500 --out runs/book
     """
     if preset == LISTED:
         _list_presets()
