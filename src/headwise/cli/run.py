@@ -163,7 +163,8 @@ def worded() -> Any:
     """
     root: Any = typer.main.get_command(app)
     for command in (root, *root.commands.values()):
-        about, _, rest = inspect.getdoc(command.callback).partition("\n\nArgs:\n")
+        docstring = inspect.getdoc(command.callback) or ""
+        about, _, rest = docstring.partition("\n\nArgs:\n")
         arguments, _, example = (rest or about).partition("\n\nExample: ")
         texts = dict(SHARED)
         for entry in re.split(r"\n(?= {4}\w)", arguments) if rest else ():
