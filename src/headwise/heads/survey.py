@@ -133,10 +133,6 @@ def survey(
     folder = folder_of(open_model(model), tokenizer)
     if ablate not in ABLATIONS:
         raise HeadwiseError(f"ablate {ablate!r} is not known; one of {', '.join(ABLATIONS)}")
-    if spread := next((site.name for site in sites_of(folder.model) if site.parts > 1), None):
-        raise HeadwiseError(
-            f"{spread}: this process holds a part of the heads; watch them in each with headwise.watch"
-        )
     if not ask.reads_tokens(folder.model):
         remedy = "watch it in Python on its own input, with headwise.watch(model)"
         raise HeadwiseError(f"{type(folder.model).__name__} reads no tokens; {remedy}")

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from headwise.backends.cache import KVCache
 from headwise.backends.torch_ import Rotation, attend
-from headwise.layer.projections import AttentionLayer, check_rolling, local, normed
+from headwise.layer.projections import AttentionLayer, check_rolling, normed
 from headwise.masks import Mask
 from headwise.positions import RoPE
 from headwise.records import Call
@@ -127,17 +127,15 @@ class MultiHeadLatentAttention(AttentionLayer):
             check_rolling(cache.window, self.mask_with(mask))
         start, spec = 0 if cache is None else cache.length, self.spec
         read = x if spec.q_latent_dim is None else normed(self.q_latent_norm, self.q_down(x))
-        q = self.ready(self.q_proj(read), spec.head_dim, None, start, positions)
+        q = self.ready(self.q_proj(read), spec.n_heads, spec.head_dim, None, start, positions)
         content, rotary = self.kv_down(x).split([spec.latent_dim, spec.rope_dim], -1)
         both = torch.cat([normed(self.kv_latent_norm, content), rotary], -1)
         # The rotation turns the last features: the rotary key. Values are 0 wide, for a cache takes pairs.
-        kept = self.ready(both, spec.cache_values_per_token, None, start, positions)
+        kept = self.ready(both, 1, spec.cache_values_per_token, None, start, positions)
         if cache is not None:
             kept, _ = cache.offer(kept, kept[..., :0])
-        H = q.shape[1]
-        options = self.held(
-            self.options(self.mask_with(mask, start, x.shape[1]), gate), H, H
-        )._replace(kv_index=None)
+        options = self.options(self.mask_with(mask, start, x.shape[1]), gate)
+        options = options._replace(kv_index=None)
         absorbs = _absorbs(self, q.shape[2], kept.shape[2])
         k, v = (kept, kept) if absorbs and not self.watchers else expanded(self, kept)
         out = absorbed(self, q, kept, options) if absorbs else attend(q, k, v, options)
@@ -191,7 +189,7 @@ def expanded(layer: MultiHeadLatentAttention, kept_b1sl: Tensor) -> tuple[Tensor
     """Keys (B,H,S,D) and values (B,H,S,E) of every head, out of what a cache keeps: latents, then rotary keys."""
     spec = layer.spec
     content, rotary = torch.split(kept_b1sl, [spec.latent_dim, spec.rope_dim], -1)
-    up_bhsx = layer.split(layer.kv_up(content.squeeze(1)), spec.up_dim)
+    up_bhsx = layer.split(layer.kv_up(content.squeeze(1)), spec.n_heads, spec.up_dim)
     k, v = torch.split(up_bhsx, [spec.content_dim, spec.value_dim], -1)
     # all heads have the same rotary key
     return torch.cat([k, rotary.expand(-1, k.shape[1], -1, -1)], -1), v
@@ -206,7 +204,7 @@ def absorbed(
     """
     spec = layer.spec
     # Its weight is all of `kv_up`, which never has a bias.
-    up_hxl = local(layer.kv_up.weight).view(-1, spec.up_dim, spec.latent_dim)
+    up_hxl = layer.kv_up.weight.view(spec.n_heads, spec.up_dim, spec.latent_dim)
     up_k, up_v = torch.split(up_hxl, [spec.content_dim, spec.value_dim], 1)
     content, rotary = torch.split(q_bhtd, [spec.content_dim, spec.rope_dim], -1)
     # l is a feature of the latent, n one of a key's content: q . W_UK c = (W_UK^T q) . c

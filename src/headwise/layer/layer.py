@@ -185,16 +185,19 @@ class MultiHeadAttention(AttentionLayer):
         if start and not cross:
             mask = self.mask_with(of_call, start, x.shape[1])
         spec = self.spec
-        q = self.ready(self.q_proj(x), spec.head_dim, self.q_norm, start, positions)
+        n_kv_heads = spec.n_kv_heads
+        q = self.ready(self.q_proj(x), spec.n_heads, spec.head_dim, self.q_norm, start, positions)
         if cache is not None and cache.holds_context:
             k, v = cache.held(*sources)
         else:
             keys = x if context is None else context
-            k = self.ready(self.k_proj(keys), spec.head_dim, self.k_norm, start, positions)
-            v = self.split(self.v_proj(keys if values is None else values), spec.value_dim)
+            k_bsc = self.k_proj(keys)
+            v_bsc = self.v_proj(keys if values is None else values)
+            k = self.ready(k_bsc, n_kv_heads, spec.head_dim, self.k_norm, start, positions)
+            v = self.split(v_bsc, n_kv_heads, spec.value_dim)
             if cache is not None:
                 k, v = cache.offer(k, v)
-        options = self.held(self.options(mask, gate), q.shape[1], k.shape[1])
+        options = self.options(mask, gate)
         out = attend(q, k, v, options)
         # Only now: a call that was refused leaves the cache as it was.
         if cache is not None:

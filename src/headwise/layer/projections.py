@@ -16,17 +16,13 @@ from headwise.backends.torch_ import Rotation
 from headwise.errors import HeadwiseError
 from headwise.masks import Mask, Part, all_of, bare_mask_error
 from headwise.records import Call
-from headwise.spec import AttentionSpec, Options, check_per_head
+from headwise.spec import AttentionSpec, Options
 
 _numbers = itertools.count()  # of layers, one each, in the order in which they are made
 
 
 class AttentionLayer(nn.Module):
-    """What `MultiHeadAttention` and `MultiHeadLatentAttention` share.
-
-    Tensor parallelism (torch's `parallelize_module`, a `tp_plan` of transformers) leaves each process some of the
-    heads, side by side: rows of W_Q, W_K and W_V, and columns of W_O. So heads are counted by their width, everywhere.
-    """
+    """What `MultiHeadAttention` and `MultiHeadLatentAttention` share."""
 
     spec: AttentionSpec
     q_proj: nn.Linear
@@ -77,48 +73,30 @@ class AttentionLayer(nn.Module):
             mask, self.spec.scale, self.spec.softcap, self.sink, dropout, gate, self.spec.kv_index
         )
 
-    def held(self, options: Options, H: int, G: int) -> Options:
-        """The options of the H query heads and G key/value heads that this process holds."""
-        spec = self.spec
-        if (spec.n_heads, spec.n_kv_heads) == (H, G):
-            return options
-        first = _first_held(self.q_proj, H, spec.n_heads)
-        heads = range(first, first + H)
-        first_kv = (
-            0
-            if spec.n_kv_heads == G
-            else _first_held(getattr(self, "k_proj", self.q_proj), G, spec.n_kv_heads)
-        )
-        index = [spec.kv_index[head] - first_kv for head in heads]
-        if not 0 <= min(index) <= max(index) < G:
-            raise HeadwiseError(
-                f"query heads {first} to {heads[-1]} read key/value heads {min(index) + first_kv} to "
-                f"{max(index) + first_kv}, and this process holds {G} from {first_kv} on; leave k_proj and v_proj whole"
-            )
-        per_head: dict[str, Any] = {}
-        for name, values in (("sink", options.sink), ("gate", options.gate)):
-            if values is not None:
-                tensor = local(torch.as_tensor(values))
-                check_per_head(name, tensor.shape, H if len(tensor) == H else spec.n_heads)
-                per_head[name] = tensor if len(tensor) == H else tensor[heads.start : heads.stop]
-        mask = None if options.mask is None else options.mask.for_heads(heads, spec.n_heads)
-        return options._replace(mask=mask, kv_index=index, **per_head)
-
-    def split(self, x: Tensor, width: int) -> Tensor:
+    def split(self, x: Tensor, n_heads: int, width: int) -> Tensor:
         """(B,T,h*d) -> (B,h,T,d): head h is the h-th slice of the width, d wide."""
-        x_btc = local(x)
-        if x_btc.shape[-1] % width:
+        # Tensor parallelism leaves a process a part of the heads, or of a DTensor, known by what only it has.
+        part: Any = x
+        is_dtensor = hasattr(part, "placements")
+        if is_dtensor or x.shape[-1] != n_heads * width:
+            local = part.to_local() if is_dtensor else part
             raise HeadwiseError(
-                f"this process holds {x_btc.shape[-1]} features of heads that are {width} wide: the number of "
-                f"processes must divide n_heads and n_kv_heads; leave out k_proj and v_proj, or use fewer processes"
+                f"this process holds {local.shape[-1] / width:g} of {n_heads} heads, as tensor parallelism leaves them"
+                f"; run the whole layer in each process"
             )
-        return x_btc.reshape(*x_btc.shape[:2], x_btc.shape[-1] // width, width).transpose(1, 2)
+        return x.reshape(*x.shape[:2], n_heads, width).transpose(1, 2)
 
     def ready(
-        self, x: Tensor, width: int, norm: nn.Module | None, start: int, positions: Tensor | None
+        self,
+        x: Tensor,
+        n_heads: int,
+        width: int,
+        norm: nn.Module | None,
+        start: int,
+        positions: Tensor | None,
     ) -> Tensor:
         """Projected queries or keys as (B,h,T,d), normed and rotated; which comes first the RoPE says."""
-        x_bhtd = self.split(x, width)
+        x_bhtd = self.split(x, n_heads, width)
         rotation = self._rotation
         if rotation is not None and rotation.rope.before_norm:
             x_bhtd = rotation(x_bhtd, start, positions)
@@ -190,25 +168,6 @@ class AttentionLayer(nn.Module):
 
     def extra_repr(self) -> str:
         return repr(self.spec)
-
-
-def local(x: Tensor) -> Tensor:
-    """The part of a DTensor that this process holds; any other tensor itself."""
-    part: Any = x
-    held: Tensor = part.to_local() if hasattr(part, "placements") else x
-    return held
-
-
-def _first_held(linear: nn.Module, count: int, total: int) -> int:
-    """The number, of `total` heads, of the first of `count` that this process holds, by the rows of a projection."""
-    weight: Any = getattr(linear, "weight", None)
-    for axis, placement in enumerate(getattr(weight, "placements", ())):
-        if placement.is_shard(0) and weight.device_mesh.size(axis) * count == total:
-            return int(weight.device_mesh.get_local_rank(axis)) * count
-    raise HeadwiseError(
-        f"this process has {count} of {total} heads, and its weights do not say which; split the layer with torch's "
-        f"parallelize_module, by a number of processes that divides them"
-    )
 
 
 def normed(norm: nn.Module, x: Tensor) -> Tensor:

@@ -75,10 +75,6 @@ class Site:
     cross: bool  # as far as the module tells; a call of ours has the last word
     # Of transformers: the module of W_O, whose input is what the heads give; None where it is not known.
     projection: nn.Module | None = None
-    # Of a model whose heads are spread over `parts` processes: `weights` and `n_heads` are those that this process
-    # holds, and `part` is its number.
-    part: int = 0
-    parts: int = 1
     free: bool = False  # does it call functions of torch itself?
     # of a free one: what in its model has a native path of torch
     native: tuple[nn.Module, ...] = ()
@@ -96,7 +92,7 @@ class Site:
         return self.weights("o")
 
     def head(self, number: int) -> str:
-        return head_name(self.name, self.part * self.n_heads + number)
+        return head_name(self.name, number)
 
     @property
     def heads(self) -> list[str]:
@@ -106,12 +102,15 @@ class Site:
 def sites_of(model: nn.Module) -> list[Site]:
     """The attentions of a model: own ones, then foreign, then free ones, each in the order of its modules.
 
-    Raises HeadwiseError where there are none. What stays without a map is said by `missing`.
+    Raises HeadwiseError where there are none, and where tensor parallelism spreads them over processes. What stays
+    without a map is said by `missing`.
     """
     if not isinstance(model, nn.Module):
         raise HeadwiseError(
             f"model={model!r} is no model; pass an nn.Module, such as headwise.open gives"
         )
+    modules = dict(model.named_modules())
+    _check_whole(model, modules)
     sites: list[Site] = []
     parts: set[nn.Module] = set()
     for module in model.modules():
@@ -119,7 +118,6 @@ def sites_of(model: nn.Module) -> list[Site]:
         if module not in parts and is_watchable(module):
             sites.append(_own_site(f"L{len(sites)}", module))
             parts.update(module.modules())
-    modules = dict(model.named_modules())
     paths = {module: path for path, module in modules.items()}
     for others in (_foreign_sites(model, modules), _free_sites(model, modules, parts)):
         taken = {site.name for site in sites}
@@ -134,29 +132,28 @@ def sites_of(model: nn.Module) -> list[Site]:
             f"headwise.MultiHeadAttention, none that goes through the attention interface of transformers, and no "
             f"module that calls scaled_dot_product_attention or multiplies a softmax with values"
         )
+    return sites
+
+
+def _check_whole(model: nn.Module, modules: Modules) -> None:
+    """Refuse attentions whose weights tensor parallelism has cut: other processes hold some of their heads."""
+    # Parts are a DTensor, whose class takes long to import; it is known by what only it has.
+    cut: list[Any] = [weights for weights in model.parameters() if hasattr(weights, "placements")]
+    if not cut:
+        return
     # Modules whose weights torch's `fully_shard` gathers while they run: every process has all of their heads then.
     gathered: set[nn.Module] = set()
     for module in modules.values():
         if any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__):
             gathered.update(module.modules())
-    # What splits the heads of an attention over processes, here and in transformers, knows none that is free.
-    return [site if site.free or site.module in gathered else _held_here(site) for site in sites]
-
-
-def _held_here(site: Site) -> Site:
-    """The site with the part of its weights, and of its heads, that this process holds."""
-    matrix: Any = site.w_o
-    # Parts are a DTensor, whose class takes long to import; it is known by what only it has.
-    if not any(placement.is_shard() for placement in getattr(matrix, "placements", ())):
-        return site
-    mesh = matrix.device_mesh
-
-    def local(name: str) -> Tensor | None:
-        weights: Any = site.weights(name)
-        return weights.to_local() if hasattr(weights, "to_local") else weights
-
-    part, parts, n_heads = mesh.get_local_rank(), mesh.size(), site.n_heads // mesh.size()
-    return replace(site, n_heads=n_heads, weights=local, part=part, parts=parts)
+    for path, module in modules.items():
+        if module in gathered or not is_attention(module):
+            continue
+        if any(hasattr(weights, "placements") for weights in module.parameters()):
+            raise HeadwiseError(
+                f"{path or type(module).__name__}: each of {cut[0].device_mesh.size()} processes holds some of its "
+                f"heads, as tensor parallelism leaves them; run the whole model in each process"
+            )
 
 
 def attention_layers(model: nn.Module) -> list[MultiHeadAttention]:
