@@ -38,7 +38,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 LEFT_OUT = {"slow", "browser", "gpu"}  # markers of what --quick leaves out
 LONG = 1.0  # seconds of such a test, roughly
 # Files that start processes or a browser, train to the end, or are alone in importing a library that is slow to import.
-WORK = "cli half_precision film shares train_call ranks why heal workplace learn"
+WORK = "cli half_precision film train_call ranks why heal workplace learn"
 WORK += r" own\.py run\.py leaks device offload onnx walk damage job functions \w*browser"
 LONG_FILES = re.compile(rf"test_({'|'.join(WORK.split())})")
 

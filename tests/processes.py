@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -58,14 +57,6 @@ class Started:
 def together(folder: Path, world: int, target: Callable[..., None], *arguments: Any) -> list[Ended]:
     """Run `target(*arguments)` in so many processes, to their end."""
     return Started(folder, world, target, *arguments).wait()
-
-
-def command(*words: object) -> None:
-    """A target: the command line."""
-    from headwise import cli
-
-    sys.argv = ["headwise", *map(str, words)]
-    cli.main()
 
 
 def _work(folder: Path, variables: dict[str, str], target: Callable[..., None], arguments: Sequence[Any]) -> None:

@@ -235,7 +235,7 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / link).exists(), link
 
 
-OF_OTHERS = {"--help", "--no-deps", "--nproc-per-node", "--only", "--minutes"}  # of pip, torchrun and studies, too
+OF_OTHERS = {"--help", "--no-deps", "--only", "--minutes"}  # of pip and studies, too
 
 
 def test_pages_name_options_and_functions_that_are_there() -> None:

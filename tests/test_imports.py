@@ -31,7 +31,7 @@ BASE = {
 }  # fmt: skip
 APART = {"headwise.backends.loops", "headwise.backends.numpy_", "headwise.backends.torch_"}
 TABLES = tomllib.loads(Path(__file__).with_name("packages.toml").read_text(encoding="utf-8"))
-ONE_DOOR = ("transformers", "safetensors", "tokenizers", "torch.distributed")
+ONE_DOOR = ("transformers", "safetensors", "tokenizers")
 
 
 def package_of(module: str) -> str | None:

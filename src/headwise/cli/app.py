@@ -22,7 +22,7 @@ from headwise.errors import HeadwiseError
 from headwise.families import RUN
 from headwise.files import check_link, is_stream, read_json
 from headwise.records import plain_data
-from headwise.view import CONTROL, screen
+from headwise.view import CONTROL
 from headwise.words import LANGUAGES, Facts, system_language
 
 COURSE = Path("learn")  # the folder of a course, where none is named
@@ -108,11 +108,6 @@ def in_options(message: str) -> str:
         return f"{option} {value if ' ' in value else unquoted}"
 
     return ARGUMENT.sub(translated, message)
-
-
-def is_one_of_many() -> bool:
-    """Has torchrun started this process?"""
-    return {"RANK", "MASTER_ADDR"} <= os.environ.keys()
 
 
 def named_path(name: str) -> Path:
@@ -220,8 +215,8 @@ def _is_same(path: Path, other: Path) -> bool:
 
 def print_json(kind: str, document: Facts) -> None:
     """One document on standard output; `kind` is its entry in the schema (examples/schema_page.py)."""
-    # None: the process has no standard output, as after `>&-` in a shell. Quiet: it is not the first of many.
-    if sys.stdout is not None and not screen.quiet:
+    # None: the process has no standard output, as after `>&-` in a shell.
+    if sys.stdout is not None:
         # what is no file, such as io.StringIO, has none and takes all text
         encoding = sys.stdout.encoding or "utf-8"
         whole = {"schema": f"headwise-{kind}-1", **document}

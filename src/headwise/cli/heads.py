@@ -12,7 +12,6 @@ from headwise.cli.app import (
     SomeCount,
     check_outputs,
     command,
-    is_one_of_many,
     language,
     needs_torch,
     print_json,
@@ -80,10 +79,6 @@ def heads(
     check_model(model)
     check_reads_tokens(model)
     _check_text(model, text, ids, tokens, labels)
-    with needs_torch():
-        from headwise.heads.survey import join_ranks
-    if is_one_of_many():
-        join_ranks()
     survey, maps = surveyed(
         model,
         text,
@@ -93,10 +88,7 @@ def heads(
         labels,
         device,
         ablate=ablate,
-        distributed=is_one_of_many(),
     )
-    if screen.quiet:  # of many processes the first alone writes and prints
-        return
     # report.html in a run folder tells of the run on what it held out, or a part of it (--documents). All else goes
     # only where --html says.
     special = text or ids is not None or labels

@@ -29,7 +29,7 @@ from headwise.cli import (  # noqa: F401
     train,
     verify,
 )
-from headwise.cli.app import app, call, in_options, is_one_of_many
+from headwise.cli.app import app, call, in_options
 from headwise.cli.interrupt import INTERRUPTED
 from headwise.errors import HeadwiseError
 from headwise.view import err, screen
@@ -57,8 +57,6 @@ def run() -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             # a character that the terminal lacks is shown as its code
             stream.reconfigure(errors="backslashreplace")
-    # of many processes the first prints
-    screen.quiet = err.quiet = is_one_of_many() and os.environ["RANK"] != "0"
     call.as_json, call.debug, call.lang, call.options = False, False, None, {"lang": LANG}
     sys.exit(_exit_code())
 
@@ -98,8 +96,6 @@ def _root(
     if name is None:
         screen.print(context.get_help())
         return
-    if is_one_of_many() and name != "heads":
-        raise HeadwiseError(f"headwise {name} works in one process; torchrun is for headwise heads")
     group: Any = context.command
     call.options = _options_of(group.commands[name])
 
@@ -247,12 +243,7 @@ def _failed(error: BaseException, message: str, code: int = 2) -> int:
     """Say in one line what went wrong; gives the exit code."""
     if call.debug:
         raise error  # --debug: Python shows where it came from
-
-    prefix = ""
-    # one of many processes, which otherwise leaves printing to the first
-    if err.quiet and code != INTERRUPTED:
-        err.quiet, prefix = False, f"rank {os.environ['RANK']}: "
-    err.print(f"headwise: {prefix}{' '.join(message.split())}")
+    err.print(f"headwise: {' '.join(message.split())}")
     return code
 
 

@@ -180,7 +180,6 @@ def run_documents(
     take: Callable[[int, Site, Call, int, Document], None],
     marker: Marker | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
-    begin: int = 0,
 ) -> None:
     """Run documents of ids through the model and hand each, in every call of a site, to `take`.
 
@@ -190,13 +189,12 @@ def run_documents(
               call, and what is known of it
     marker    see `listening`
     progress  is called with the tokens that have run and those to run
-    begin     number of the first document
     """
     if not documents:
         return  # `attach` raises where no head is reached
     total = sum(map(len, documents))
     done = 0  # tokens that have run
-    number = begin  # of the first document of the batch that runs
+    number = 0  # of the first document of the batch that runs
 
     def listener(site: Site, call: Call, described: Sequence[Document]) -> None:
         for b, document in enumerate(described):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -61,7 +60,7 @@ from headwise.heads.table import (
 from headwise.intervals import Interval, interval_from
 from headwise.models import ask
 from headwise.models.open import Folder, folder_of, open_model
-from headwise.models.sites import Site, loaded, missing, sites_of
+from headwise.models.sites import Site, loaded, missing
 from headwise.models.weights import blocks, has_record
 from headwise.records import Call, parse_head
 from headwise.shapes import shape_of
@@ -103,7 +102,6 @@ def survey(
     seed: int = 0,
     progress: Progress | None = None,
     relations: Relations | str | Path | None = None,
-    distributed: bool = False,
 ) -> Survey:
     """Statistics, roles and effects of every head of a model: `survey["L3.H5"].entropy`.
 
@@ -123,8 +121,6 @@ def survey(
         relations: what is known to belong together: the Path of a file that `read_relations` reads, "grammar" or
             "meaning" for sentences that come with headwise, or `Relations`, which also are a text; default: of
             the verb corpus
-        distributed: each rank of torch.distributed reads a part of the documents; all must call, with the same
-            model and texts, and all get the same survey
 
     Raises:
         HeadwiseError: when the model reads no tokens, its attention cannot be watched, or a text does not fit.
@@ -140,7 +136,7 @@ def survey(
     if ablate == "auto":
         ablate = "zero" if _size(folder.model) <= ABLATE_UP_TO else "none"
     step = progress or (lambda *counts: None)
-    return _survey(folder, text, controls, ablate, seed, step, distributed)
+    return _survey(folder, text, controls, ablate, seed, step)
 
 
 def read_texts(
@@ -233,15 +229,6 @@ class Running:
         self.mean = self.mean + off_old_mean / np.maximum(self.n, 1)
         off_new_mean = np.where(is_number, values - self.mean, 0.0)
         self.squares = self.squares + off_old_mean * off_new_mean
-
-    def join(self, other: Running) -> None:
-        """Add what another one has seen (Chan, Golub & LeVeque 1979, formula 2.1)."""
-        total = self.n + other.n
-        apart = other.mean - self.mean
-        fraction = other.n / np.maximum(total, 1)  # what of all is the other's
-        self.squares = self.squares + other.squares + apart**2 * self.n * fraction
-        self.mean = self.mean + apart * fraction
-        self.n = total
 
     def interval(self, *cell: int) -> Interval:
         # `cell` is its index on each axis.
@@ -370,21 +357,6 @@ class Tally:
             of_heads.append({key: scores[key] for key in all_statistics() if key in scores})
         return of_heads
 
-    def joined(self, parts: Sequence[Any]) -> Tally:
-        """A tally of what several have seen, of each `running`, `examples`, `first` and `notes`."""
-        whole = Tally(self.model, self.second_half, self.is_control)
-        for running, examples, first, notes in parts:
-            for place, by_name in running.items():
-                for key, values in by_name.items():
-                    whole.running[place][key].join(values)
-            for head, more in examples.items():
-                whole.examples[head] = sorted([*whole.examples[head], *more])[:EXAMPLES]
-            whole.first |= first
-            whole.notes |= notes
-        names = {site for _, site in whole.running}
-        whole.sites = {site.name: site for site in sites_of(self.model) if site.name in names}
-        return whole
-
     def largest(self, vocabulary: Tensor | None) -> dict[str, float]:
         """Statistic, or relation -> the largest score of any head."""
         largest: dict[str, float] = {}
@@ -432,41 +404,18 @@ def tallied(
     text: Text,
     probes: Sequence[Ids],
     progress: Progress,
-    distributed: bool = False,
 ) -> Tally:
-    """Everything that a survey reads of a model: documents, repeated tokens, and how heads follow relations.
-
-    Of the ranks of torch.distributed each reads a part of the documents, and gets the tally of all.
-    """
-    model, documents, begin = tally.model, text.documents, 0
+    """Everything that a survey reads of a model: documents, repeated tokens, and how heads follow relations."""
+    model, documents = tally.model, text.documents
     stages = ["running the model", "repeated tokens", "relations"]
     if tally.is_control:
         documents, stages = documents[:CONTROLS], 3 * ["untrained control"]
     first, second, third = (partial(progress, stage) for stage in stages)
-    if distributed:
-        import torch.distributed as dist
-
-        rank, world = dist.get_rank(), dist.get_world_size()
-        begin, end = (len(documents) * part // world for part in (rank, rank + 1))
-        documents = documents[begin:end]
-    run_documents(model, documents, tally.take, text.marks, first, begin)
-    if distributed:
-        parts: list[Any] = [None] * world
-        dist.all_gather_object(parts, (tally.running, tally.examples, tally.first, tally.notes))
-        tally = tally.joined(parts)
+    run_documents(model, documents, tally.take, text.marks, first)
     run_documents(model, probes, tally.take_repeated, None, second)
     if text.relations is not None:
         tally.followed = follow(model, text.relations, text.shown, third)
     return tally
-
-
-def join_ranks() -> None:
-    """Join the processes that torchrun has started; each takes the GPU of its number on this host, if there is one."""
-    import torch.distributed as dist  # here: it is a third of the time that torch takes to import
-
-    dist.init_process_group("gloo")
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
 
 
 # What is made of it.
@@ -479,7 +428,6 @@ def _survey(
     how: str,
     seed: int,
     progress: Progress,
-    distributed: bool,
 ) -> Survey:
     model, documents = folder.model, text.documents
     relations = () if text.relations is None else described(text.relations)
@@ -487,7 +435,7 @@ def _survey(
     probes, second_half = repeated_tokens(text, folder.context, seed)
 
     # 1. The model; and the same with fresh weights: statistic -> the largest score of any head.
-    tally = tallied(Tally(model, second_half, False), text, probes, progress, distributed)
+    tally = tallied(Tally(model, second_half, False), text, probes, progress)
     vocabulary = vocabulary_product(model)
     notes = _notes(folder, text, tally)
     untrained: dict[str, float] | None = None
