@@ -103,8 +103,8 @@ def test_what_does_not_fit_or_changes_nothing_is_refused_and_not_written(tmp_pat
 def test_an_editor_knows_the_options() -> None:
     for function in (share, prune):
         assert inspect.signature(function).parameters["options"].annotation == "Unpack[Options]"
-    for command in (commands.share, commands.prune):  # but for those that fine-tune a healing
+    for command in (commands.share, commands.prune):  # but for those that tune the work
         missing = Options.__annotations__.keys() - inspect.signature(command).parameters.keys()
-        assert missing == {"batch", "lr", "hidden", "seed"}
+        assert missing == {"documents", "batch", "lr", "hidden", "seed"}
     with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
         share(build("rope"), 1, colour=1)  # type: ignore[call-arg]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from headwise.corpus.sources import Sources, contents
 from headwise.errors import HeadwiseError
-from headwise.families import FAMILIES, check_folder, is_own, read_config, require_run
+from headwise.families import check_folder, is_own, read_config, require_run
 from headwise.files import STDIN
 
 if TYPE_CHECKING:
@@ -43,20 +43,6 @@ def check_texts(folder: Path, texts: Sequence[str | Path] | None) -> None:
     if sources.size <= AT_ONCE:
         # reads them all, and raises HeadwiseError for what is blank, damaged or no UTF-8
         list(sources)
-
-
-def check_one_count(folder: Path) -> None:
-    """Refuse a family whose config has one number for query heads and key/value heads."""
-    if is_own(folder):  # our config has both numbers
-        return
-    # None: no family that is reshaped, which `check_reshapable` refuses, or a model of pictures and text.
-    family = FAMILIES.get(str(read_config(folder).get("model_type")))
-    # its record names no field for key/value heads
-    if family is not None and not family.grouped:
-        raise HeadwiseError(
-            f"{family.name}'s config has no num_key_value_heads, so what shares its heads' keys and values "
-            "cannot be written; share a Llama-type model, or remove heads with `headwise prune`"
-        )
 
 
 def shape_of(folder: Path) -> ModelShape | None:

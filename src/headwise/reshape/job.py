@@ -32,7 +32,7 @@ from headwise.corpus.documents import BATCH, cut, encoded
 from headwise.corpus.sources import Sources, exists
 from headwise.corpus.tokens import require_tokens, unknown_note
 from headwise.corpus.training import HELD_OUT_SHARE
-from headwise.cost.config import shape_by_formula
+from headwise.cost.config import check_sizes, shape_by_formula
 from headwise.errors import HeadwiseError
 from headwise.families import RECORD, check_reshapable, read_config, require_run, run_of
 from headwise.files import read_text, sync_folder, text_path, write_whole
@@ -111,6 +111,10 @@ class Changed:
 
 class Change(ABC):
     """A way to reshape; its fields, with the text, determine the child."""
+
+    @abstractmethod
+    def check_config(self, folder: Path) -> None:
+        """Refuse the family of a model that lies in a folder, by its config alone."""
 
     @abstractmethod
     def check_sizes(self, n_layers: int, n_heads: int, n_kv_heads: int) -> None:
@@ -215,9 +219,9 @@ def reshape(
         check_place(path, out, force)
     elif force:
         raise HeadwiseError("force=True is about the folder that is written; pass out=")
-    name, text = read_user_text(text, path)
     if not isinstance(model, nn.Module):
         _check_config(path, change, tokens)
+    name, text = read_user_text(text, path)
     source, dtype = _opened(model, path, device)
     with _left_alone(source.model):
         _check_model(source, writes=out is not None)
@@ -226,10 +230,9 @@ def reshape(
         # 2. The text, the change, and what it costs.
         calibration = calibrate(name, text, source, tokens, documents)
         read, measured = n_tokens(calibration.statistics), n_tokens(calibration.evaluation)
-        bounded = "" if documents else "; documents= bounds them"
         listener.say(
             f"reading {change.passes(source.model)} x {read:,} tokens to make the change, and "
-            f"2 x {measured:,} to measure it{bounded}"
+            f"2 x {measured:,} to measure it"
         )
         changed = change.apply(source, calibration)
         child = changed.model
@@ -315,10 +318,17 @@ def _path_of(model: nn.Module | str | Path) -> Path:
 
 
 def _check_config(path: Path, change: Change, tokens: int | None) -> None:
-    """Refuse what the sizes in config.json cannot give."""
+    """Refuse what config.json rules out: the family, and sizes that the change cannot have."""
+    change.check_config(path)
+    config = read_config(path)
     try:
-        shape = shape_by_formula(read_config(path))
-    except HeadwiseError:  # they cannot be told exactly: the model itself is then asked
+        shape = shape_by_formula(config)
+    except HeadwiseError:  # not every size is told; these may be
+        check_sizes(config)
+        names = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+        sizes = [config[name] for name in names if isinstance(config.get(name), int)]
+        if len(sizes) == len(names):
+            change.check_sizes(*sizes)
         return
     attention = shape.layers[0].heads  # the first layer has as many heads as any other
     assert attention is not None

@@ -19,6 +19,7 @@ from torch import nn
 
 from headwise.corpus.documents import text_of
 from headwise.errors import HeadwiseError
+from headwise.families import check_next
 from headwise.heads.ablate import ablation, importance
 from headwise.heads.survey import survey
 from headwise.models.ask import predicts
@@ -110,6 +111,10 @@ class Pruning(Change):
                 f"keep={keep} must lie between 0 and 1; 0.75 removes a quarter of the heads"
             )
         vars(self)["by"] = by or SCORES[0]  # a frozen record has no assignment to its fields
+
+    def check_config(self, folder: Path) -> None:
+        if self.by not in (None, "role"):  # the other scores need the loss of a next token
+            check_next(folder, "pass by='role', or heads=")
 
     def check_sizes(self, n_layers: int, n_heads: int, n_kv_heads: int) -> None:
         if self.heads is not None:
