@@ -3,7 +3,6 @@
 import gc
 import importlib.util
 import json
-import sys
 import weakref
 from functools import partial
 from pathlib import Path
@@ -181,38 +180,6 @@ def test_the_price_of_a_gguf_file_is_that_of_its_fields(
 SMALL = {"hidden_size": 12, "intermediate_size": 7, "num_hidden_layers": 1, "num_attention_heads": 3, "vocab_size": 11}
 
 
-@pytest.mark.parametrize(
-    ("kinds", "dtype"),
-    [(["F32"], "float32"), (["F16"], "float16"), (["F32", "F16"], "float32"), (["Q4_K"], "bfloat16")],
-)
-def test_a_gguf_file_keeps_its_digits(
-    kinds: list[str], dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Norms are float32 in every file: its matrices tell."""
-    from types import SimpleNamespace
-
-    from headwise.models import hf
-
-    stock = tf.LlamaForCausalLM(tf.LlamaConfig(**SMALL))
-
-    def tensor(kind: str, *shape: int) -> Any:
-        return SimpleNamespace(tensor_type=SimpleNamespace(name=kind), shape=shape)
-
-    tensors = [tensor("F32", 7), *(tensor(kind, 5, 7) for kind in kinds)]
-    fake = SimpleNamespace(GGUFReader=lambda path: SimpleNamespace(tensors=tensors))
-    monkeypatch.setitem(sys.modules, "gguf", fake)
-    monkeypatch.setattr(tf.AutoModelForCausalLM, "from_pretrained", lambda *args, **options: stock)
-    monkeypatch.setattr(
-        tf.AutoTokenizer, "from_pretrained", lambda *a, **o: SimpleNamespace(save_pretrained=lambda to: None)
-    )
-    monkeypatch.setattr("headwise.models.open.has_bfloat16", lambda: True)  # also on a processor without
-    hf.write_gguf(tmp_path / "small.gguf", tmp_path / "made")
-    model = hw.open(tmp_path / "made")
-    assert model.dtype == getattr(torch, dtype)
-    if dtype == "float32":
-        assert torch.equal(model.lm_head.weight, stock.lm_head.weight)
-
-
 def test_bfloat16_is_float32_on_a_processor_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tf.LlamaForCausalLM(tf.LlamaConfig(**SMALL)).bfloat16().save_pretrained(tmp_path)
     for there, dtype in ((True, torch.bfloat16), (False, torch.float32)):
@@ -240,5 +207,9 @@ def test_names_that_are_not_to_be_had(hub: Path, tmp_path: Path, monkeypatch: py
     refuses(lambda: hw.open("someone/else"), r"someone/else is no folder here.*`hf download someone/else`")
     refuses(lambda: hw.open("hub/else"), "hub/else is no folder; pass a run folder")
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    refuses(
+        lambda: hw.open(tmp_path / "model.gguf"),
+        r"GGUF file; .*from_pretrained\('.*', gguf_file='model.gguf'\).*headwise.open\(model\)$",
+    )
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "gguf" else object())
-    refuses(lambda: hw.open(tmp_path / "model.gguf"), r"model.gguf is a GGUF file; to read one: pip install gguf$")
+    refuses(lambda: hw.price(tmp_path / "model.gguf"), r"model.gguf is a GGUF file; to price one: pip install gguf$")

@@ -120,7 +120,7 @@ def named_path(name: str) -> Path:
 
 
 def model_path(name: str) -> Path:
-    """The folder of a model, which may also be a GGUF file or a name on the hub."""
+    """The folder of a model, which may also be a name on the hub."""
     from headwise.models import located
 
     return located(named_path(name))

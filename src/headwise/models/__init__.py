@@ -1,15 +1,12 @@
 """Any model: open it, find its attention, read each call. Here, without torch: where a model lies.
 
-It is a folder, a GGUF file, or a name on the hub (owner/name). A name is looked up in the cache of `huggingface_hub`,
-and downloaded through it where there is a network: weights as safetensors, never pickles or code. A GGUF file becomes
-a folder once, which is kept in a cache of our own.
+It is a folder, or a name on the hub (owner/name). A name is looked up in the cache of `huggingface_hub`, and downloaded
+through it where there is a network: weights as safetensors, never pickles or code.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
-import os
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -17,7 +14,7 @@ from typing import Any
 
 from headwise.errors import HeadwiseError
 from headwise.families import check_folder, read_config
-from headwise.files import check_file, read_json
+from headwise.files import read_json
 from headwise.words import unknown
 
 # "openai-community/gpt2", with one slash and no leading dot
@@ -30,13 +27,16 @@ GGUF_PACKAGES = ("transformers", "torch", "gguf", "accelerate")
 
 
 def located(source: Path) -> Path:
-    """The folder of a model, downloaded or made of a GGUF file where that is what is named.
+    """The folder of a model, downloaded where a name on the hub is given.
 
-    Raises HeadwiseError for a name that is not in the hub's cache and cannot be downloaded, and for a GGUF file that
-    cannot be read. Whether a folder is one of a model is not looked at.
+    Raises HeadwiseError for a name that is not in the hub's cache and cannot be downloaded, and for a GGUF file.
+    Whether a folder is one of a model is not looked at.
     """
     if _is_gguf(source):
-        return _from_gguf(source)
+        raise HeadwiseError(
+            f"{source} is a GGUF file; read it with transformers, model = AutoModelForCausalLM.from_pretrained("
+            f"{str(source.parent)!r}, gguf_file={source.name!r}), and pass headwise.open(model)"
+        )
     return _from_hub(str(source)) if _is_hub_name(source) else source
 
 
@@ -144,29 +144,7 @@ def _is_gguf(path: Path) -> bool:
     return path.suffix == ".gguf" and path.is_file()
 
 
-def _from_gguf(path: Path) -> Path:
-    """A folder with the weights of a GGUF file, made once.
-
-    Its name has a hash of the file's path, size and time of change: a file that has changed gets another folder.
-    """
-    check_file(path)
-    state = path.stat()
-    # 2 is a number of the way in which the folder is made. 16 hexadecimal digits are 64 bits: two files of one name get
-    # the same ones by chance once in 2^64.
-    key = hashlib.sha256(
-        f"{path.resolve()} {state.st_size} {state.st_mtime_ns} 2".encode()
-    ).hexdigest()[:16]
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = caches / "headwise" / f"{path.stem}-{key}"
-    if not folder.exists():
-        _require_readers(path)
-        from headwise.models.hf import write_gguf
-
-        write_gguf(path, folder)
-    return folder
-
-
 def _require_readers(path: Path) -> None:
     lacking = [name for name in GGUF_PACKAGES if importlib.util.find_spec(name) is None]
     if lacking:
-        raise HeadwiseError(f"{path} is a GGUF file; to read one: pip install {' '.join(lacking)}")
+        raise HeadwiseError(f"{path} is a GGUF file; to price one: pip install {' '.join(lacking)}")

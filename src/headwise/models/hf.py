@@ -20,7 +20,7 @@ from transformers.utils import logging
 from headwise.corpus.tokens import BOUNDARY, tokenising
 from headwise.errors import HeadwiseError
 from headwise.families import check_folder
-from headwise.files import read_json, whole_folder
+from headwise.files import read_json
 from headwise.words import unknown
 
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -72,40 +72,6 @@ def _layers_apart(model: Any) -> Any:
             # As many groups as layers: then ALBERT's rule picks group n for layer n.
             module.config.num_hidden_groups = config.num_hidden_groups = n_layers
     return model
-
-
-def write_gguf(path: Path, folder: Path) -> None:
-    """Write a GGUF file as a model folder; the library does not save such a model as it reads it."""
-    options = {"gguf_file": path.name, **LOCAL}
-    try:
-        with whole_folder(folder) as scratch, _loading(path, f"{path} does not load"):
-            read = transformers.AutoModelForCausalLM.from_pretrained(path.parent, **options)
-            fields = read.config.to_dict()
-            # A model of the same class is made anew, without the form of quantisation that the file has. The other
-            # three fields are written by `save_pretrained`, as they are in the new model.
-            for name in ("model_type", "quantization_config", "architectures", "dtype"):
-                fields.pop(name, None)
-            fresh = type(read)(type(read.config)(**fields))
-            fresh.load_state_dict(read.state_dict())
-            fresh.to(_gguf_dtype(path)).save_pretrained(scratch)
-            transformers.AutoTokenizer.from_pretrained(path.parent, **options).save_pretrained(
-                scratch
-            )
-    except OSError:
-        if not folder.exists():  # else another process has written it in the meantime
-            raise
-
-
-def _gguf_dtype(path: Path) -> torch.dtype:
-    """The number format of a GGUF file's matrices; bfloat16, which has digits enough, where any is quantised."""
-    import gguf
-
-    kinds = {
-        tensor.tensor_type.name for tensor in gguf.GGUFReader(path).tensors if len(tensor.shape) > 1
-    }
-    if not kinds <= {"F32", "F16"}:
-        return torch.bfloat16
-    return torch.float16 if kinds == {"F16"} else torch.float32  # of both float32 keeps all digits
 
 
 def gguf_config(path: Path) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def open_model(
     its tokenizer and its text.
 
     Args:
-        source: a folder, a GGUF file, or a name on the hub such as "openai-community/gpt2" (`models.located`)
+        source: a folder, or a name on the hub such as "openai-community/gpt2" (`models.located`)
         dtype: its number format: "auto", as it is stored, but float32 for bfloat16 on a processor without
             instructions for it, where it is slower and coarser; or "float32", "bfloat16", "float16"
         device: where it computes: "cpu", "cuda", "cuda:1", "mps"; "auto" is device_map="auto"
