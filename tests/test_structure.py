@@ -89,7 +89,8 @@ def test_only_masks_are_asked_which_mask_they_are() -> None:
 
 
 def test_no_function_is_long() -> None:
-    assert [f"{name}:{line} {what}" for name, tree in trees() for line, what in long_functions(tree)] == []
+    long = [f"{name}:{line} {what}" for name, tree in trees() for line, what in long_functions(tree)]
+    assert long == [], f"{long} have over {LONGEST_FUNCTION} lines: split them by what they do"
 
 
 # What `make measure` counts may fall, and rises with a reason alone; who makes it fall lowers the number here.
@@ -106,12 +107,14 @@ def test_the_package_grows_no_more() -> None:
         "options": len(measure.options()),
         "test lines": measure.lines_of_tests(),
     }
-    assert {name: count for name, count in counted.items() if count > MOST[name]} == {}
+    larger = {name: f"{count:,} > {MOST[name]:,}" for name, count in counted.items() if count > MOST[name]}
+    assert larger == {}, f"{larger}: simplify what you touched (make measure), or raise MOST here and give the reason"
 
 
 def test_names_say_what_they_name() -> None:
     names = [(name, line, what) for name, tree in trees() for line, what in bound_names(tree)]
-    assert [name for name in names if name[2] in VAGUE] == []
+    vague = [name for name in names if name[2] in VAGUE]
+    assert vague == [], f"{vague}: rename them by a noun of the field"
 
 
 def test_no_two_files_of_tests_have_one_name() -> None:

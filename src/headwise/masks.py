@@ -431,6 +431,10 @@ class Shifted(Mask):
         if self.by_document:
             return self.offset
         try:
+            if isinstance(
+                self.offset, bool
+            ):  # as a number, True would show each query the key after it
+                raise TypeError
             offset = operator.index(self.offset)  # type: ignore[arg-type]  # what is no whole number is caught
         except TypeError:
             raise HeadwiseError(

@@ -33,7 +33,7 @@ class KVCache:
 
     Args:
         max_length: room for so many tokens, taken once; one more is an error
-        window: roll: keep the latest so many tokens, all that a layer with a Window of left <= window looks at
+        window: keep only the latest `window` tokens: enough for a layer with a Window of left <= window
     """
 
     def __init__(self, max_length: int | None = None, window: int | None = None) -> None:
@@ -46,7 +46,7 @@ class KVCache:
             )
         self.max_length, self.window = max_length, window
         self.length = 0  # tokens seen
-        self.reorders = 0  # times that documents changed places: who sums up over calls must know
+        self.reorders = 0  # how often documents changed places, for callers that add up over calls
         # of keys (B,G,room,D) and of values (B,G,room,E), once there are some
         self._buffers: tuple[Tensor, ...] = ()
         # the rows that are held: tokens before them are dropped, room is behind
@@ -87,7 +87,7 @@ class KVCache:
         return tuple(buffer[:, :, self._begin : self._end] for buffer in self._buffers)
 
     def _held(self, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        """The keys and the values held; before the first, of as many heads and as wide as these new ones, no rows."""
+        """The keys and values held; before the first token, views of `k` and `v` without rows."""
         return self._views() or (k[:, :, :0], v[:, :, :0])
 
     @property
@@ -186,7 +186,7 @@ class KVCache:
             self._buffers, self._begin, self._end, n_new = self._offered
             self._offered = None
             self.length += n_new
-            # only now: the new tokens themselves may look back a window each
+            # Old tokens leave only now: each new one may still look back a whole window.
             if self.window is not None:
                 self._begin = max(self._begin, self._end - self.window)
 
@@ -227,7 +227,7 @@ class KVCache:
         # copies of what is held alone
         self._buffers = tuple(view[index.to(view.device)] for view in self._views())
         self._begin, self._end = 0, self.kept
-        # then `offer` joins, and wants no room
+        # With gradients `offer` concatenates, and needs no room to spare.
         has_gradients = any(buffer.requires_grad for buffer in self._buffers)
         if self._buffers and self.max_length is not None and not has_gradients:
             # a static cache has its room from the first token on

@@ -55,7 +55,7 @@ def generate(
         for token in stream:
             ids.append(token)
             progress("token", len(ids) - n_prompt, tokens)
-    # never 0, by which is divided
+    # never 0: it is a divisor
     n_new, seconds = len(ids) - n_prompt, max(time.monotonic() - began, 1e-9)
     document = {"prompt": prompt, "text": decode(ids), "ids": ids, "n_tokens": n_new}
     print_json("generate", {**document, "tokens_per_second": round(n_new / seconds, 1)})
@@ -68,7 +68,7 @@ def _print_text(ids: list[int], stream: Iterator[int], decode: Callable[[list[in
     for token in stream:
         ids.append(token)
         text = decode(ids)  # all of it: what a token reads as may depend on those before
-        # A character may take several tokens; until the last of them comes, its half decodes to this sign, and waits.
+        # A character may take several tokens; until the last arrives it decodes to U+FFFD, so printing waits.
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):
             screen.print(text[len(written) :], end="")
             written = text

@@ -61,7 +61,7 @@ def attend_einsum(q_htd: Array, k_gsd: Array, v_gsd: Array, mask_ts: Array | Non
     """The same by the names of axes. Queries that share a key stand on an axis r, and K and V are not repeated."""
     *batch, H, T, d = q_htd.shape
     q_grtd = q_htd.reshape(*batch, k_gsd.shape[-3], -1, T, d)
-    # With `optimize` einsum leaves the sum to a matrix product: of 8 heads and 128 tokens in a tenth of the time.
+    # `optimize` makes einsum use matrix products: ten times as fast for 8 heads and 128 tokens.
     scores = np.einsum("...grtd,...gsd->...grts", q_grtd, k_gsd, optimize=True) / math.sqrt(d)
     if mask_ts is not None:
         scores = scores + mask_ts
@@ -74,8 +74,8 @@ def attend_einsum(q_htd: Array, k_gsd: Array, v_gsd: Array, mask_ts: Array | Non
 def softmax(x: Array) -> Array:
     """exp x / sum exp x along the last axis; a row of -inf, which may look at nothing, gives zeros."""
     top = x.max(axis=-1, keepdims=True)
-    # In a row of -inf 0 is taken off instead: -inf - -inf would be nan. Its total, 0, is then divided by 1.
-    # exp of the largest is 1, so none can overflow
+    # The row's maximum is subtracted, so that exp cannot overflow. From a row of -inf 0 is subtracted, as -inf - -inf
+    # is nan; its total, 0, is divided by 1.
     powers = np.exp(x - np.where(top == -np.inf, 0, top))
     total = powers.sum(axis=-1, keepdims=True)
     return powers / np.where(total == 0, 1, total)

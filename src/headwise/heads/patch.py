@@ -417,14 +417,14 @@ class Passes:
         metric: Metric,
         early: bool = False,
         progress: Progress = no_progress,
-        heard: Callable[[Key, str, Call, int], None] | None = None,
+        on_call: Callable[[Key, str, Call, int], None] | None = None,
         until: str = "",
     ) -> dict[Key, float]:
         """What a metric makes of the answer to each variant of a text.
 
-        early  do the heads give it before the gates and norms of their site?
-        heard  is called with the call of each site that changes, and the row of the variant there
-        until  the site behind which nothing is asked: passes end there, without an answer
+        early    do the heads give it before the gates and norms of their site?
+        on_call  is called with the call of each site that changes, and the row of the variant there
+        until    the site behind which nothing is asked: passes end there, without an answer
         """
         order = list(text.outputs)
         # Only the states of the block below are handed on, and a block that reads an encoder takes more than these.
@@ -434,8 +434,8 @@ class Passes:
             start = min(order.index(self.blocks[name]) for name in edits)
             starts[0 if is_crossed else start].append(key)
 
-        def run(given: Sequence[nn.Module], batch: Sequence[Key]) -> Tensor:
-            # logits (n,V) of variants that begin behind the given blocks
+        def run(skipped: Sequence[nn.Module], batch: Sequence[Key]) -> Tensor:
+            # logits (n,V) of variants that begin behind the skipped blocks
             n, ran = len(batch), set()
 
             def change(site: Site, call: Call) -> Tensor:
@@ -449,15 +449,15 @@ class Passes:
                     if site.name not in variants[key]:
                         continue
                     edit = variants[key][site.name]
-                    if heard is not None:
-                        heard(key, site.name, call, row)
+                    if on_call is not None:
+                        on_call(key, site.name, call, row)
                     for h, new in edit.outs.items():
                         out[row, h, edit.tokens] = new[edit.tokens].to(out)
                 if site.name == until:
                     raise _ReachedError
                 return out
 
-            outputs = {block: _repeated(text.outputs[block], n) for block in given}
+            outputs = {block: _repeated(text.outputs[block], n) for block in skipped}
             names = set().union(*(variants[key] for key in batch))
             handlers = {self.sites[name]: partial(change, self.sites[name]) for name in names}
             with attach(handlers, early):
@@ -628,7 +628,7 @@ class Study:
             above = order[order.index(place_of(sender)[0]) + 1 : last + 1]
             frozen = {site: Edit(dict(enumerate(self.text.calls[site].out[0]))) for site in above}
             variants[sender] = {**self.variant("out", [sender]), **frozen}
-        self.passes.ask(self.text, variants, self.metric, heard=keep, until=order[last])
+        self.passes.ask(self.text, variants, self.metric, on_call=keep, until=order[last])
         received: dict[tuple[Receiver, str], Variant] = {}
         for (at, name), parts in arrived.items():
             site, n = place_of(name)
@@ -636,8 +636,8 @@ class Study:
             call = _of_heads(self.text.calls[site], readers)
             rows: Any = {each: getattr(call, each).expand(len(parts), -1, -1, -1) for each in READ}
             rows[at] = torch.stack(list(parts.values()))[:, None].expand_as(rows[at])
-            for sender, given in zip(parts, _attended(call._replace(**rows)), strict=True):
-                edit = Edit(dict(zip(readers, given, strict=True)))
+            for sender, outs in zip(parts, _attended(call._replace(**rows)), strict=True):
+                edit = Edit(dict(zip(readers, outs, strict=True)))
                 received[(at, name), sender] = {site: edit}
         return self.ask(received, True, progress)
 

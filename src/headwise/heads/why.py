@@ -390,8 +390,8 @@ def _read_by(
     receivers = [receiver for receiver in readers if abs(effects[receiver]) >= Story.CLEAR]
     paths = []
     if receivers:
-        found = study.paths(receivers, progress=partial(progress, "following paths"))
-        for ((at, receiver), sender), effect in found.items():
+        effects_of = study.paths(receivers, progress=partial(progress, "following paths"))
+        for ((at, receiver), sender), effect in effects_of.items():
             if abs(effect) >= Story.CLEAR:
                 paths.append(StoryPath(sender, receiver, readers[at, receiver], at, effect))
     return keys, sorted(paths, key=lambda path: -abs(path.effect))

@@ -79,7 +79,7 @@ def value_of(profile: HeadProfile, key: str) -> Interval | None:
 
 
 def decimals_for(values: Iterable[float]) -> int:
-    """So many decimals for a whole column that its largest number has four digits, three below 1; at most six."""
+    """Decimals of a column, so that its largest number shows four digits, or three below 1; at most six."""
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     if not largest:  # all are 0, or there are none
         return 3
@@ -179,7 +179,7 @@ def _effect(change: Interval | None) -> list[Note]:
 
 # columns, for 80 places
 SHOWN = ("entropy", "distance", "confidence", "first", "previous", "importance", "ablation")
-# heads that are named behind a role, and texts behind a model: a round choice, as is the next
+# most heads that are named behind a role, and texts behind a model; this and LONG are round choices
 NAMED = 6
 LONG = 40  # characters of the name of a text, at most
 # short, for 80 columns
@@ -205,7 +205,7 @@ def print_survey(screen: Screen, survey: Survey, maps: HeadMaps | None = None) -
 
 
 def _print_facts(screen: Screen, survey: Survey) -> None:
-    """The model, on what it was looked at, and its loss."""
+    """The model, the texts that it read, and its loss."""
     # A name may be a whole text.
     names = [name if len(name) <= LONG else f"{name[: LONG - 3]}..." for name in survey.texts]
     of = f" of {listed(names, NAMED)}" if names else ""
