@@ -301,21 +301,6 @@ def test_all_heads_and_positions() -> None:
     assert one.effects == same.effects and one.effects["L1.H2"].mean != 0
 
 
-def test_the_estimate_is_exact_for_small_changes() -> None:
-    """Two texts that differ by little: the slope tells the effect. Token 50 is made nearly a copy of token 60."""
-    model = build("ours")
-    with torch.no_grad():
-        table = model.token_embedding.weight
-        table[50] = table[60] + 1e-3 * torch.randn(36, generator=torch.Generator().manual_seed(1))
-    clean, corrupted = ids(3), ids(3)
-    clean[7], corrupted[7] = 50, 60
-    exact = patch(model, clean, corrupted, target=(7, 11))
-    fast = patch(model, clean, corrupted, target=(7, 11), fast=True)
-    for head, effect in exact.effects.items():
-        assert fast.effects[head].mean == pytest.approx(effect.mean, abs=0.02)
-    assert max(abs(effect.mean) for effect in exact.effects.values()) > 0.1
-
-
 def test_bad_requests_of_patching() -> None:
     torch.manual_seed(5)
     texts = {"clean": ids(3), "corrupted": ids(4)}
@@ -379,13 +364,8 @@ def test_a_study_leaves_the_model_alone() -> None:
     found = patch(model, ids(3), ids(4), heads=["L1.H2"]).effects["L1.H2"].mean
     assert found == pytest.approx(effect, abs=2e-4)
     assert vars(block)["forward"] is own and "forward" not in vars(model.model.layers[1])
-    # What needs a slope leaves that mode; a model whose weights were made in it has none.
-    model = build("ours")
-    expected = patch(model, ids(3), ids(4), fast=True).effects
     with torch.inference_mode():
-        assert patch(model, ids(3), ids(4), fast=True).effects == expected
-        stuck = build("ours")
-        refuses(lambda: patch(stuck, ids(3), ids(4), fast=True), r"made under torch\.inference_mode, so")
+        assert patch(model, ids(3), ids(4), heads=["L1.H2"]).effects["L1.H2"].mean == pytest.approx(found, abs=1e-6)
 
 
 def test_targets_and_progress() -> None:

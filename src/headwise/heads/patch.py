@@ -25,16 +25,9 @@ from torch import Tensor, nn
 
 from headwise.backends.torch_ import attend
 from headwise.errors import HeadwiseError
-from headwise.heads.ablate import slopes_of
 from headwise.heads.statistics import unknown_head
 from headwise.intervals import Interval, interval_of
-from headwise.models.ask import (
-    answer_logits,
-    device_of,
-    evaluating,
-    require_next,
-    require_slopes,
-)
+from headwise.models.ask import answer_logits, device_of, evaluating, require_next
 from headwise.models.hook import attach, hooked
 from headwise.models.open import ids_of, token_of
 from headwise.models.sites import Site, layers_of
@@ -93,8 +86,6 @@ class Patching:
         return f"Patching(at {self.at!r}, {self.clean.n} pairs: {parts}, ...)"
 
 
-# Also where the caller is in inference mode: a tensor of that mode could take no part in the backward pass of `fast`.
-@torch.inference_mode(False)
 @torch.no_grad()
 def patch(
     model: nn.Module,
@@ -106,7 +97,6 @@ def patch(
     positions: Sequence[int] | str | None = None,
     target: Target | None = None,
     together: bool = False,
-    fast: bool = False,
     progress: Progress = no_progress,
 ) -> Patching:
     """Give one head at a time, while the model reads `corrupted`, what it had while reading `clean`.
@@ -124,19 +114,13 @@ def patch(
         target: two token ids, or words such as " Mary": the answer to the clean text and the one to the corrupted
             text, or ids (N,2); default: what the model likes best after each
         together: patch all `heads` at once; the one effect is named "together"
-        fast: an estimate from one backward pass, of `out` alone: (clean - corrupted) times the slope of the
-            answer (Nanda 2023, "Attribution patching"; Syed et al. 2023, arXiv 2310.10348)
         progress: is called with the number of pairs of texts done, and of all
     """
     require_next(model)
     if at not in PLACES:
         raise unknown(f"at={at!r} is no place of a head", at, PLACES)
-    if (fast or together) and (at != "out" or (fast and together)):
-        raise HeadwiseError(
-            f"fast=True and together=True are each of at='out' alone, not of {at=}, {fast=}, {together=}"
-        )
-    if fast:
-        require_slopes(model)
+    if together and at != "out":
+        raise HeadwiseError(f"together=True is of at='out' alone, not of {at=}")
     pairs = _pairs(model, clean, corrupted, target)
     T = len(pairs[0][0])
     tokens = _tokens(positions, T)
@@ -145,11 +129,8 @@ def patch(
     for study in _studies(model, pairs):
         names = _chosen(study.text.names(at), heads)
         ends.append((study.clean, study.corrupted))
-        if fast:
-            table = study.estimate(names, tokens)
-        else:
-            sets = {"together": names} if together else {name: [name] for name in names}
-            table = study.effects(at, sets, tokens)
+        sets = {"together": names} if together else {name: [name] for name in names}
+        table = study.effects(at, sets, tokens)
         for t in range(T if positions == "each" else 0):
             table |= study.effects(at, {(name, t): [name] for name in names}, [t])
         for key, effect in table.items():
@@ -200,8 +181,7 @@ def path_effects(
 
 def _pairs(model: nn.Module, clean: Ids, corrupted: Ids, target: Target | None) -> list[Pair]:
     """The arguments of `patch`, checked, pair by pair."""
-    # A copy is no tensor of torch.inference_mode, which a backward pass could not keep.
-    good, bad = (torch.as_tensor(ids_of(model, ids)).clone() for ids in (clean, corrupted))
+    good, bad = (torch.as_tensor(ids_of(model, ids)) for ids in (clean, corrupted))
     if good.shape != bad.shape or good.ndim not in (1, 2) or good.numel() == 0:
         raise HeadwiseError(
             f"clean is {tuple(good.shape)} and corrupted {tuple(bad.shape)}: pass as many tokens in both, (T,) or (N,T)"
@@ -583,22 +563,6 @@ class Study:
         # Other keys and values change what heads give at every token that looks at them.
         reach = ALL if at in SHARED else tokens
         return {site: Edit(of_site, reach) for site, of_site in outs.items()}
-
-    def estimate(self, names: Iterable[str], tokens: Tokens) -> dict[str, float]:
-        """What one backward pass says of the effect of each head's output: its change times the answer's slope."""
-
-        def answer() -> Tensor:
-            passes = self.passes
-            return self.metric(answer_logits(passes.model, self.text.ids, passes.position)[0])
-
-        sites = list(self.passes.sites.values())
-        effects = dict[str, float]()
-        for site, out, slope in slopes_of(sites, answer):
-            moved = (self.clean_text.calls[site.name].out - out) * slope
-            # of the difference of logits, to first order
-            gained = moved[0, :, tokens].sum((1, 2)) / (self.clean - self.corrupted)
-            effects |= zip(site.heads, gained.tolist(), strict=True)
-        return {name: effects[name] for name in names}
 
     def paths(
         self,
