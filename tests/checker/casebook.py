@@ -5,7 +5,6 @@ at once), then texts to take out (`- `) and what stands there instead (`+ `).
 """
 
 import difflib
-import importlib
 import re
 import sys
 import types
@@ -16,9 +15,9 @@ from typing import NamedTuple
 
 from headwise.checker.bugs import Verdict
 from headwise.checker.contract import Options, Target
-from headwise.checker.loops import NAME
-from headwise.checker.source import MODULES, Source, candidates, kind_of, unimported
-from headwise.checker.verdict import check, read_source, run
+from headwise.checker.loops import CALLED, NAME
+from headwise.checker.source import Source, candidates, kind_of, run_definitions
+from headwise.checker.verdict import check, read_source
 
 FOLDER = Path(__file__).parent / "cases"
 
@@ -90,8 +89,8 @@ def loaded(version: Version) -> tuple[types.ModuleType, str, Source]:
     module.__file__ = path
     linecache.cache[path] = (len(source.text), None, source.text.splitlines(keepends=True), path)
     sys.modules[module.__name__] = module
-    vars(module).update({name: importlib.import_module(MODULES[name]) for name in unimported(source)})
-    run(replace(source, path=path), vars(module))
+    vars(module).update(CALLED if source.numbers_of_lines else {})
+    run_definitions(replace(source, path=path), names[0], vars(module))
     return module, names[0], replace(source, path=path)
 
 

@@ -16,7 +16,7 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -403,8 +403,8 @@ class Layout(NamedTuple):
     """
 
     rank: int
-    to: Callable[[Any], Any]
-    back: Callable[[Any], Any]
+    to: Callable[[Any], Any] = lambda x: x
+    back: Callable[[Any], Any] = lambda y: y
     width: int = -1  # the axis of features in the code's own order
 
 
@@ -413,27 +413,23 @@ def _swapped(rank: int, a: int, b: int) -> Layout:
     return Layout(rank, lambda x: x.swapaxes(a, b), lambda y: y.swapaxes(a, b), width)
 
 
-def _same(x: Any) -> Any:
-    return x
-
-
 LAYOUTS = {
     # one text: batch, tokens, width
-    "btc": Layout(3, _same, _same),
+    "btc": Layout(3),
     "tbc": _swapped(3, 0, 1),
     "bct": _swapped(3, 1, 2),
     "image": Layout(
         3, lambda x: x.swapaxes(1, 2)[..., None], lambda y: y[..., 0].swapaxes(1, 2), 1
     ),
-    "tc": Layout(2, _same, _same),
+    "tc": Layout(2),
     "ct": _swapped(2, 0, 1),
-    "c": Layout(1, _same, _same),
+    "c": Layout(1),
     # heads: batch, heads, tokens, features
-    "bhtd": Layout(4, _same, _same),
+    "bhtd": Layout(4),
     "bthd": _swapped(4, 1, 2),
-    "htd": Layout(3, _same, _same),
-    "td": Layout(2, _same, _same),
-    "d": Layout(1, _same, _same),
+    "htd": Layout(3),
+    "td": Layout(2),
+    "d": Layout(1),
 }
 
 
@@ -562,46 +558,40 @@ def adapters(
 ) -> Iterator[Attention]:
     """Every way to make a call that its names leave open, the likeliest first."""
     first = _bound(target, call, module)
-    names = [name for name in arguments_of(call) if CALL["tables"].search(name)]
-    wanted = [name for name in names if name in first.fixed]
-    for name, (key, make) in itertools.product(layouts, _table_forms(target, wanted, first.kind)):
-        tables = {part: functools.partial(make, part) for part in wanted}
-        fixed = {**first.fixed, **{part: table(0, TOKENS) for part, table in tables.items()}}
-        guessed = first.guessed if key == "none" else (*first.guessed, *wanted)
-        changes = {"layout": LAYOUTS[name], "fixed": fixed, "tables": tables, "guessed": guessed}
-        yield _copied(first, **changes)
-        if len(first.inputs) == 2:  # which of two texts asks is a guess
-            yield _copied(first, **changes, inputs=first.inputs[::-1])
+    wanted = [name for name in first.fixed if CALL["tables"].search(name)]
+    forms = itertools.product((0, 2, 1), (2, 4, 3)) if wanted else [(0, 0)]
+    # which of two texts asks is a guess
+    orders = [first.inputs, first.inputs[::-1]] if len(first.inputs) == 2 else [first.inputs]
+    for name, form in itertools.product(layouts, forms):
+        tables = {
+            part: functools.partial(_table, target, first.kind, form, part) for part in wanted
+        }
+        for inputs in orders:
+            yield replace(
+                first, inputs=inputs, layout=LAYOUTS[name], tables=tables, seen=Seen(), passed=set(),
+                fixed={**first.fixed, **{part: table(0, TOKENS) for part, table in tables.items()}},
+                guessed=(*first.guessed, *wanted),
+            )  # fmt: skip
 
 
-def _copied(attention: Attention, **changes: Any) -> Attention:
-    fields = {**vars(attention), "seen": Seen(), "passed": set(), **changes}
-    return Attention(**fields)
+def _table(
+    target: Target, kind: Any, form: tuple[int, int], name: str, start: int, tokens: int
+) -> Any:
+    """The rotary tables that a parameter wants, from the position `start` on.
 
-
-def _table_forms(
-    target: Target, wanted: list[str], kind: Any
-) -> list[tuple[str, Callable[[str, int, int], Any]]]:
-    """Forms of rotary tables: key -> what makes that of a parameter from the first position and a count of tokens."""
-    if not wanted:
-        return [("none", lambda name, start, tokens: None)]
-
-    def table(form: int, axes: int, name: str, start: int, tokens: int) -> Any:
-        cos, sin = angle_tables("numpy", target.options.args, start, tokens)[form]
-        angle_pairs = angle_tables("numpy", target.options.args, start, tokens)[2]
-        shape = (1,) * (axes > 2) + cos.shape[:1] + (1,) * (axes > 3) + cos.shape[1:]
-        cos, sin = (to_kind(x.reshape(shape), kind) for x in (cos, sin))
-        if re.search("cis|complex", name):
-            return to_kind(angle_pairs[0] + 1j * angle_pairs[1], kind)
-        if re.search("cache", name):  # pairs of cosine and sine
-            return to_kind(np.stack(angle_pairs, -1), kind)
-        has_both = re.search("cos", name) and re.search("sin", name)
-        if has_both or not re.search("cos|sin", name):
-            return cos, sin
-        return cos if "cos" in name else sin
-
-    choices = itertools.product((0, 2, 1), (2, 4, 3))
-    return [(f"{form}{axes}", functools.partial(table, form, axes)) for form, axes in choices]
+    form  which of `angle_tables`, and how many axes it has
+    """
+    which, axes = form
+    usual = angle_tables("numpy", target.options.args, start, tokens)
+    if re.search("cis|complex", name):
+        return to_kind(usual[2][0] + 1j * usual[2][1], kind)
+    if re.search("cache", name):  # pairs of cosine and sine
+        return to_kind(np.stack(usual[2], -1), kind)
+    length, width = usual[which][0].shape
+    shape = (1,) * (axes > 2) + (length,) + (1,) * (axes > 3) + (width,)
+    cos, sin = (to_kind(x.reshape(shape), kind) for x in usual[which])
+    is_of = [bool(re.search(word, name)) for word in ("cos", "sin")]
+    return (cos, sin) if is_of[0] == is_of[1] else cos if is_of[0] else sin
 
 
 def _bound(target: Target, call: Callable[..., Any], module: Any) -> Attention:

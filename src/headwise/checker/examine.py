@@ -62,7 +62,7 @@ from headwise.checker.search import (
     stage_of,
     stages_of,
 )
-from headwise.checker.source import DATA, ENCODINGS, Stub, meanings_of, names_of
+from headwise.checker.source import ENCODINGS, Stub, meanings_of, names_of, takes_all_three
 
 SAYS = size.NAMES["says"]  # words of the learner's code, as patterns, and what they tell
 # Of the largest number. bfloat16 keeps 8 bits, so one rounding is off by 0.4 % at most; but several follow one
@@ -218,9 +218,8 @@ class Examiner:
 
         Arguments, defaults and constants of the file are the learner's; what is left is ours, and is made to fit them.
         """
-        names = [node for node in ast.walk(self.scope.tree) if isinstance(node, ast.Name)]
-        used = {node.id for node in names}
-        variables = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+        used = set(names_of([self.scope.tree], ast.expr_context))
+        variables = names_of([self.scope.tree], ast.Store)
         defaults = {name: p.default for name, p in arguments_of(attention.call).items()}
         theirs = {}  # by meaning; a later place overrides an earlier one
         for place in (self.target.namespace, defaults, self.options.args):
@@ -326,7 +325,11 @@ class Examiner:
             layouts = layouts_of(target)
             self._filled(built, layouts)
             parts = parts_of(built.holder, self.options.mapping)
-            if module is not None and not parts.weights and self._takes_heads(built):
+            if (
+                module is not None
+                and not parts.weights
+                and takes_all_three(arguments_of(built.call))
+            ):
                 return self._trials_of_heads(Built(None, built.call, module))
             folded = scale_is_folded(
                 parts
@@ -362,10 +365,6 @@ class Examiner:
             inputs = self._inputs(attention, (size.BATCH, size.TOKENS, size.WIDTH))
             if self._runs(Trial(attention, [], inputs)):
                 return
-
-    def _takes_heads(self, built: Built) -> bool:
-        names = list(arguments_of(built.call))
-        return all(any(map(pattern.match, names)) for pattern in DATA)
 
     def _remember(self, attention: Attention, gathers: bool) -> None:
         """Keep what the object was before any call, where it keeps tokens."""
@@ -413,7 +412,7 @@ class Examiner:
         """Arguments that name a size get that of what is passed."""
         heads, groups, d = sizes
         fitting = {"HEADS": heads, "KV_HEADS": groups, "HEAD_DIM": d, "WIDTH": heads * d}
-        used = {node.id for node in ast.walk(self.scope.tree) if isinstance(node, ast.Name)}
+        used = names_of([self.scope.tree], ast.expr_context)
         for name in arguments_of(attention.call):
             is_data = name in (*attention.inputs, attention.mask, attention.output)
             is_ours = name in used and not is_data and name not in self.options.args
@@ -495,15 +494,9 @@ class Examiner:
         """None, and masks of every form that forbid nothing but the future, or what is padded."""
         B, T, S = len(trial.inputs[0]), trial.inputs[0].shape[-2], trial.inputs[1].shape[-2]
         name = str(trial.attention.mask)
-        past = np.tril(np.ones((T, S), bool))
+        past = np.tril(np.ones((1, 1, T, S), bool))
         real = np.arange(S)[None] < LENGTHS[:B, None]
-        shapes = [
-            past,
-            np.repeat(past[None, None], B, 0),
-            np.repeat(past[None], B, 0),
-            real[:, None, None],
-            real,
-        ]
+        shapes = [*{**_laid_out(past, None, B), **_laid_out(past, real, B)}.values()]
         if re.search(SAYS["padding"], name, re.I):
             shapes.reverse()
         meanings = meanings_of(self.scope, self.target.source, name)
@@ -657,8 +650,7 @@ class Examiner:
         Where the call fails the argument stays among those that were not tried.
         """
         attention, inputs = trial.attention, trial.inputs
-        nodes = [node for node in ast.walk(self.scope.tree) if isinstance(node, ast.Name)]
-        read = [node.id for node in nodes if isinstance(node.ctx, ast.Load)]
+        read = names_of([self.scope.tree], ast.Load)
         for name, parameter in arguments_of(attention.call).items():
             if parameter.default is not None or name not in read:  # by choice: its default is None
                 continue
@@ -691,16 +683,9 @@ class Examiner:
         attention, inputs = trial.attention, trial.inputs
         if attention.is_lengths:
             return {"lengths": attention(inputs, LENGTHS[: len(inputs[0])])}
-        # (1,1,T,S) or (B,1,T,S) -> (B,1,T,S)
-        whole = np.repeat(allowed, len(inputs[0]) // len(allowed), 0)
-        shapes = {"(B,1,T,S)": whole, "(B,T,S)": whole[:, 0]}
-        if real is None:
-            shapes = {"(T,S)": allowed[0, 0], **shapes}
-        else:
-            shapes |= {"(B,1,1,S)": real[:, None, None], "(B,S)": real}
         outputs = {}
         for meaning in meanings_of(self.scope, self.target.source, str(attention.mask)):
-            for shape, mask in shapes.items():
+            for shape, mask in _laid_out(allowed, real, len(inputs[0])).items():
                 # a form of the mask that this code does not take
                 with contextlib.suppress(Exception):
                     outputs[f"{shape} {meaning}"] = attention(inputs, ENCODINGS[meaning](mask))
@@ -905,12 +890,13 @@ class Examiner:
 
     def _strange_calls(self, module: Any) -> set[str]:
         """Names of functions that the code calls, and of which the form may know nothing."""
-        calls = [node.func for node in ast.walk(self.scope.tree) if isinstance(node, ast.Call)]
-        names = {getattr(call, "attr", getattr(call, "id", "")) for call in calls}
-        local = {*self.target.source.definitions, *names_of([self.scope.tree], ast.Store)}
-        local |= {
-            node.name for node in ast.walk(self.scope.tree) if isinstance(node, ast.FunctionDef)
-        }
+        names, local = set(), {*self.target.source.definitions}
+        local.update(names_of([self.scope.tree], ast.Store))
+        for node in ast.walk(self.scope.tree):
+            if isinstance(node, ast.Call):
+                names.add(getattr(node.func, "attr", getattr(node.func, "id", "")))
+            elif isinstance(node, ast.FunctionDef):
+                local.add(node.name)
         kept = {**getattr(module, "__dict__", {}), **getattr(module, "_modules", {})}
         known = re.compile(SAYS["calls"])
         return {
@@ -1002,6 +988,15 @@ class Examiner:
         frames = self._frames(error)
         # An UncheckedError is raised by what reads the result, after the call.
         return isinstance(error, UncheckedError), (frames[0].lineno or 0) if frames else 0
+
+
+def _laid_out(allowed: Any, real: Any, B: int) -> dict[str, Any]:
+    """The forms in which code may take a mask (1,1,T,S) or (B,1,T,S); `real` (B,S) where it is one of padding."""
+    whole = np.repeat(allowed, B // len(allowed), 0)
+    forms = {"(B,1,T,S)": whole, "(B,T,S)": whole[:, 0]}
+    if real is None:
+        return {"(T,S)": allowed[0, 0], **forms}
+    return {**forms, "(B,1,1,S)": real[:, None, None], "(B,S)": real}
 
 
 def _gathers(module: Any, kind: Any) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -180,7 +180,7 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
             parts.sink = array.value.ravel()
             continue
         if re.search("(?<![a-z])gate", path) and array.value.ndim == 2:
-            parts.gate = array.value.T if array.linear else array.value
+            parts.gate = _in_out(array)
             continue
         role = role_of(path)
         for wanted, name in mapping.items():
@@ -188,7 +188,7 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
                 role = wanted
         if role is None:
             others.append(array)
-        elif role is not None:
+        else:
             # A bias may have an axis of heads: b_q (h,d).
             is_bias = flat or (array.value.ndim == 2 and _BIAS.search(path) is not None)
             (parts.biases if is_bias else parts.weights).setdefault(role, []).append(array)
@@ -208,12 +208,8 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
 def _without_latent(parts: Parts, others: list[Array]) -> list[Array]:
     """What is left of unnamed matrices once keys and values made of a latent text have one matrix each."""
     named = {}
-    for array in [
-        *others,
-        *parts.weights.get("kv", ()),
-        *parts.weights.get("k", ()),
-        *parts.weights.get("v", ()),
-    ]:
+    told = [array for role in ("kv", "k", "v") for array in parts.weights.get(role, ())]
+    for array in (*others, *told):
         plain = re.sub("[^a-z]|weight|proj|linear", "", array.path.lower())
         for key, pattern in LATENT.items():
             if re.fullmatch(pattern, plain):
@@ -258,9 +254,8 @@ def _add_unnamed(parts: Parts, others: list[Array]) -> None:
     if role:
         weights[role] = matrices
         module = matrices[0].path.rpartition(".")[0]
-        parts.biases[role] = [each for each in others if each.path == f"{module}.bias"]
-        if not parts.biases[role]:
-            parts.biases.pop(role)
+        if biases := [each for each in others if each.path == f"{module}.bias"]:
+            parts.biases[role] = biases
     else:
         parts.unread.extend(array.path for array in matrices)
 
@@ -287,7 +282,8 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
     parts = parts_of(instance, target.options.mapping)
     width = width_of(parts, target.options.args)
     counts = [heads_of(instance, target)]
-    attributes = getattr(instance, "__dict__", {}).values()
+    inside = getattr(instance, "__dict__", {})
+    attributes = inside.values()
     kept = {x for x in attributes if type(x) is int and 1 < x < width}
     # A count that the object does not keep may be wrong: then each number that it keeps is tried, too.
     if counts[0][0] not in kept:
@@ -297,7 +293,7 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
     # how q, k and v stand in one fused matrix; see `_unfused`
     orders: tuple[str, ...] = ("blocks",)
     if {"qkv", "kv"} & set(parts.weights):
-        orders = ("blocks", "heads", "features", "groups", "kqv", "vqk", "qvk")
+        orders = ("blocks", "groups", "features", "kqv", "vqk", "qvk")
     sides: tuple[str, ...] = ("in-out",)  # of a matrix: which of its axes is summed over
     if any(_is_square(array) for arrays in parts.weights.values() for array in arrays):
         sides = ("in-out", "out-in")
@@ -316,7 +312,6 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
         # Round bounds: below lie sizes, such as a width of 64; above lie numbers that hide scores, such as 1e9.
         others = [n for n in target.source.numbers if 100 <= n < 1e7 and n != 10000.0]
         bases = [10000.0, *others[:3]]
-    inside = getattr(instance, "__dict__", {})
     modules = {**inside, **inside.get("_modules", {})}
     if any(re.search("rope|rotary", name) and not value for name, value in modules.items()):
         bases = []  # they are off
@@ -325,9 +320,7 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
     residuals: list[Settings] = [{}, {"residual": True}] if target.scope.says(RESIDUAL) else [{}]
     extras: list[Settings] = [{}]
     if target.scope.says("tanh"):
-        numbers = (
-            [*vars(instance).values(), *target.source.numbers] if kept else target.source.numbers
-        )
+        numbers = [*attributes, *target.source.numbers]
         caps = dict.fromkeys(float(n) for n in numbers if type(n) in (int, float) and n > 1)
         extras += [{"softcap": cap} for cap in list(caps)[:6]]
     values = parts.weights.get("v", [])
@@ -401,10 +394,9 @@ def _read(parts: Parts, H: int | None, G: int | None, width: int, order: str, si
         pieces = [array.value.ravel() for array in arrays]
         biases[role] = sum(pieces[:outputs]) if role == "o" else np.concatenate(pieces)
     for fused in {"qkv", "kv"} & set(matrices):
-        names, cut = _unfused(fused, matrices[fused].shape[1], H, G, order)
         for held in (matrices, biases):
             if fused in held:
-                held.update(zip(names, cut(held.pop(fused)), strict=True))
+                held.update(_unfused(held.pop(fused), fused, H, G, order))
     # How many features each matrix makes, of all its heads together.
     of_q, of_k, of_v = (matrices[role].shape[1] for role in "qkv")
     d = of_q // H
@@ -437,62 +429,44 @@ def _read(parts: Parts, H: int | None, G: int | None, width: int, order: str, si
     )
 
 
-def _unfused(
-    fused: str, width: int, H: int, G: int, order: str
-) -> tuple[str, Callable[[Any], list[Any]]]:
-    """What W_QKV, or W_KV, holds, and a function that cuts it, or its bias, into those.
+def _unfused(x: Any, fused: str, H: int, G: int, order: str) -> dict[str, Any]:
+    """W_QKV or W_KV (C, width), or its bias (width,), cut into those of the roles; ValueError where no heads fit.
 
     fused  "qkv" or "kv"
-    width  features that it makes
-    order  "blocks" q | k | v; "heads" (h, 3, d); "features" (h, d, 3); "kqv" and such: blocks in another order
-
-    Returns the roles in their order, such as "kqv", and the function. ValueError where the width has no whole heads.
+    order  "blocks" q | k | v; "groups", of each key/value head its queries, its key, its value; "features" (h, d, 3);
+           "kqv" and such: blocks in another order
     """
     names = fused
     if order in ("kqv", "vqk", "qvk"):
         names = order if fused == "qkv" else "vk"
-    shares = [H, G, G] if fused == "qkv" else [1, 1]  # of the width, for each role
-    parts = len(shares)
-    n = H if fused == "qkv" else G
     # Only in blocks and groups may there be fewer key/value heads than query heads.
-    if width % sum(shares) or (order not in ("blocks", "groups") and n != G):
+    if H % G or (order not in ("blocks", "groups") and fused == "qkv" and H != G):
         raise ValueError("no whole heads")
-
-    def cut(x: Any) -> list[Any]:
-        """Of a matrix (C, width) or of a bias (width,)."""
-        if order == "groups":  # of each key/value head its queries, its key, its value
-            x = x.reshape(*x.shape[:-1], G, (H // G + 2), -1)
-            pieces = [x[..., :-2, :], x[..., -2:-1, :], x[..., -1:, :]]
-            return [piece.reshape(*x.shape[:-3], -1) for piece in pieces]
-        if order not in ("heads", "features"):
-            return np.split(x, np.cumsum(shares)[:-1] * (width // sum(shares)), -1)
-        lead = x.shape[:-1]
-        if order == "heads":
-            pieces = np.moveaxis(x.reshape(*lead, n, parts, -1), -2, 0)
-        else:
-            pieces = np.moveaxis(x.reshape(*lead, n, -1, parts), -1, 0)
-        return [piece.reshape(*lead, -1) for piece in pieces]
-
-    return names, cut
+    shares = [H // G if role == "q" else 1 for role in names]  # heads of each, for a key/value head
+    n = sum(shares)
+    axes = {"groups": (G, n, -1), "features": (-1, n)}.get(order, (n, -1))
+    lead = x.shape[:-1]
+    x = x.reshape(*lead, *axes)
+    pieces = np.split(x, np.cumsum(shares)[:-1], -1 if order == "features" else -2)
+    return {role: piece.reshape(*lead, -1) for role, piece in zip(names, pieces, strict=True)}
 
 
 def styles(
     reading: Reading,
     bases: Sequence[float],
-    parts: Sequence[float] = (1,),
-    signs: Sequence[int] = (1, -1),
+    fractions: Sequence[float] = (1,),
     normed: bool = False,
 ) -> Iterator[Reading]:
     """The readings of the same weights in every layout, and in every rotation with one of these bases.
 
-    bases  of rotary angles; without one nothing is rotated
-    parts  how much of the features of a head may be rotated, 0 to 1
+    bases      of rotary angles; without one nothing is rotated
+    fractions  how much of the features of a head may be rotated, 0 to 1
     """
     interleaved = {f"split_{role}": "interleaved" for role in "qkv"} | {"join": "interleaved"}
     # W_Q is called W_K and the other way round, which is no bug
     exchanged = {"q_from": "k", "k_from": "q"}
     weights = reading.weights
-    turns = itertools.product(signs, parts, bases, ("half", "interleaved"))
+    turns = itertools.product((1, -1), fractions, bases, ("half", "interleaved"))
     # The layout stands twice: of the turn, and of the table, which agree in correct code.
     ropes: list[Settings] = []
     for sign, part, base, turn in turns:
@@ -557,7 +531,7 @@ def _is_one_module(instance: Any) -> bool:
             listed
             and len(heads) > 1
             and hasattr(heads[0], "__dict__")
-            and len(set(map(id, heads))) == 1
+            and len({*map(id, heads)}) == 1
         ):
             return True
     return False

@@ -10,7 +10,7 @@ import re
 import sys
 import tokenize
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -176,7 +176,7 @@ def kind_of(node: ast.AST | None) -> str | None:
         return None
     attends, turns, keeps = (pattern.search(node.name) for pattern in (ATTENTION, ROTARY, CACHE))
     if isinstance(node, ast.ClassDef):
-        is_called = any(function.name in CALLS for function in _functions(node))
+        is_called = _is_called(node)
         if turns and not attends:
             return "rotary"
         if keeps and not (attends and is_called):
@@ -194,42 +194,41 @@ def kind_of(node: ast.AST | None) -> str | None:
     makers = r"half|freq|table|param|precomp|angles|build|cos"
     if turns and names and not re.search(makers, node.name):
         return "rotary"
-    takes_all_three = all(any(map(pattern.match, names)) for pattern in DATA)
     takes_heads = attends and len(names) > 1 and not HELPER.search(node.name)
-    return "function" if takes_all_three or takes_heads else None
+    return "function" if takes_all_three(names) or takes_heads else None
+
+
+def takes_all_three(names: Iterable[str]) -> bool:
+    """Are there queries, keys and values among names of arguments?"""
+    return all(any(map(pattern.match, names)) for pattern in DATA)
+
+
+def _is_called(node: ast.AST) -> bool:
+    """Is it a class that can be called?"""
+    functions = _functions(node) if isinstance(node, ast.ClassDef) else []
+    return any(function.name in CALLS for function in functions)
 
 
 def _attends(node: ast.AST) -> bool:
     """Does it attend by itself: has it a softmax by some name, and queries?"""
-    is_called = any(function.name in CALLS for function in _functions(node))
     text = ast.unparse(node)
-    is_attention = re.search(SOFTMAX, text) and re.search(QUERIES, text, re.I)
-    return bool(isinstance(node, ast.ClassDef) and is_called and is_attention)
+    return bool(re.search(SOFTMAX, text) and re.search(QUERIES, text, re.I))
 
 
 def candidates(source: Source) -> dict[str, str]:
     """Names with their kinds: the candidates that no other one uses, of the kind that is most of a layer."""
     kinds = {name: kind for name, node in source.definitions.items() if (kind := kind_of(node))}
-    for (
-        name,
-        node,
-    ) in source.definitions.items():  # classes of other names, which attend by themselves
-        if name not in kinds and _attends(node) and not set(source.reach(name)[1:]) & set(kinds):
+    called = [name for name, node in source.definitions.items() if _is_called(node)]
+    attending = {name for name in called if _attends(source.definitions[name])}
+    for name in called:  # classes of other names, which attend by themselves
+        if name in attending and not set(source.reach(name)) & set(kinds):
             kinds[name] = "layer"
     # A head of another kind, such as one that classifies, attends nowhere.
-    attending = {
-        name
-        for name in kinds
-        if any(_attends(source.definitions[part]) for part in source.reach(name))
-    }
-    for name in set(kinds) - attending if attending else ():
+    nowhere = {name for name in kinds if not attending.intersection(source.reach(name))}
+    for name in nowhere if nowhere < set(kinds) else ():
         if kinds[name] == "layer" and not re.search("att|mha|mqa|gqa", name, re.I):
             kinds.pop(name)
-    if not kinds:  # a class of any name that can be called
-        for name, node in source.definitions.items():
-            calls = [function.name for function in _functions(node) if function.name in CALLS]
-            if isinstance(node, ast.ClassDef) and calls:
-                kinds[name] = "layer"
+    kinds = kinds or dict.fromkeys(called, "layer")  # a class of any name that can be called
     used = {name for candidate in kinds for name in source.reach(candidate)[1:]}
     # all, where they use one another
     top = {name: kind for name, kind in kinds.items() if name not in used} or kinds
@@ -242,9 +241,7 @@ def passed_over(source: Source) -> list[str]:
     reached = {name for candidate in candidates(source) for name in source.reach(candidate)}
     names = []
     for name, node in source.definitions.items():
-        text = ast.unparse(node)
-        attends = re.search(SOFTMAX, text) and re.search(QUERIES, text, re.I)
-        if name not in reached and (attends or kind_of(node) in ("rotary", "cache")):
+        if name not in reached and (_attends(node) or kind_of(node) in ("rotary", "cache")):
             names.append(name)
     return names
 

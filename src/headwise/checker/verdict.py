@@ -44,14 +44,12 @@ from headwise.checker.loops import CALLED, NAME, head_loop
 from headwise.checker.reading import ROLES
 from headwise.checker.sandbox import MEMORY, alone, run_apart
 from headwise.checker.source import (
-    MODULES,
     Source,
     candidates,
     kind_of,
     passed_over,
     read_text,
     run_definitions,
-    unimported,
 )
 from headwise.errors import HeadwiseError
 from headwise.table import listed
@@ -176,21 +174,11 @@ def _examined(target: Target) -> Verdict:
         )
         if loop is None:
             raise
-    target.source, target.namespace = loop, dict(target.namespace)
-    run(loop, target.namespace)
+    target.source, target.namespace = loop, {**CALLED, **target.namespace}
+    run_definitions(loop, NAME, target.namespace)
     target.name, target.thing = NAME, target.namespace[NAME]
     target.__dict__.pop("scope", None)  # it is cached, of what the target was before
     return examine(target)
-
-
-def run(source: Source, namespace: dict[str, Any]) -> None:
-    """Run the text of a file, or of a loop with what that may use."""
-    # Only a loop has numbers of its own. What pages call without printing it is added, under what is there already.
-    if source.numbers_of_lines:
-        modules = {name: importlib.import_module(MODULES[name]) for name in unimported(source)}
-        namespace.update({**CALLED, **modules, **namespace})
-    # As this file does, the text gets `from __future__ import annotations`: a name in a hint need not be imported.
-    exec(compile(source.text, source.path or "<learner>", "exec"), namespace)
 
 
 def explained(error: BaseException, source: Source, lang: str) -> str:
@@ -425,9 +413,10 @@ def read_request(request: Mapping[str, Any]) -> tuple[Target, Callable[[], None]
             if source.says(rf"from {file} import") and importlib.util.find_spec(file) is None:
                 sys.modules[file] = importlib.import_module(STACKED)
                 target.lent.append(target.say("lent", file=file))
-        if source.numbers_of_lines:
-            run(source, target.namespace)
-        elif lent := run_definitions(source, target.name, target.namespace):
+        is_loop = bool(source.numbers_of_lines)
+        target.namespace.update(CALLED if is_loop else {})
+        lent = run_definitions(source, target.name, target.namespace)
+        if lent and not is_loop:
             target.lent.append(target.say("unimported", names=", ".join(dict.fromkeys(lent))))
         target.thing = target.namespace[target.name]
 
