@@ -45,15 +45,11 @@ class Bug:
         return self.texts[lang][what]
 
 
-def room(*names: str) -> Any:
-    """A file of the checker."""
-    return resources.files("headwise.checker").joinpath(*names)
-
-
 @cache
-def read_toml(*names: str) -> dict[str, Any]:
-    """The content of a data file of this room."""
-    return tomllib.loads(room(*names).read_text(encoding="utf-8"))
+def read_toml(name: str) -> dict[str, Any]:
+    """The content of a data file of the checker."""
+    file = resources.files("headwise.checker").joinpath(name)
+    return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
 @cache

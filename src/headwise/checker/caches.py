@@ -254,9 +254,8 @@ def cache_bug(
         subject.new_cache = partial(_cache_object, target)
     text = np.random.default_rng(1).normal(size=(len(x), LONG, x.shape[2]))
     # its context may be shorter, or tables of another length were passed
-    tables = {name: table(0, LONG) for name, table in subject.tables.items()}
     asked = {
-        **tables,
+        **{name: table(0, LONG) for name, table in subject.tables.items()},
         **(mask(0, LONG) if mask else {}),
         subject.inputs[0]: to_kind(text, subject.kind),
     }
@@ -274,12 +273,8 @@ def cache_bug(
     worst: dict[str, str] = {}
     failures = []
     # Three ways to cut the text, the hardest first; code that is right in it is right.
-    pieces, prompt_and_tokens, single_tokens = (
-        (3, 1, 2, tokens - 6),
-        (3, *(1,) * (tokens - 3)),
-        (1,) * tokens,
-    )
-    for steps in (pieces, prompt_and_tokens, single_tokens):
+    pieces, prompt_and_tokens = (3, 1, 2, tokens - 6), (3, *(1,) * (tokens - 3))
+    for steps in (pieces, prompt_and_tokens, (1,) * tokens):
         try:
             out, held = _step_by_step(subject, x, steps, names, mask)
         except Exception as error:  # this way of cutting was a guess
@@ -347,14 +342,14 @@ def _step_by_step(
     state = subject.new_cache()
     outs = []
     start = 0
+    # A table is whole where the code cuts it by an argument that counts on, else that of the piece.
+    whole = (0, LONG) if {"start", "cache"} <= {*names.values()} else None
     for n in steps:
         piece = x[:, start : start + n]
         of_cache = {"cache": state, "use": True, "start": start}
         arguments = {subject.inputs[0]: to_kind(piece, subject.kind)}
         arguments |= {name: of_cache[role] for name, role in names.items()}
-        arguments |= {
-            name: table(*_span(start, n, names)) for name, table in subject.tables.items()
-        }
+        arguments |= {name: table(*(whole or (start, n))) for name, table in subject.tables.items()}
         arguments |= mask(start, n) if mask else {}
         result = subject.result(arguments, n)
         outs.append(pick(result, piece.shape))
@@ -375,12 +370,6 @@ def _step_by_step(
     return np.concatenate(outs, 1), held
 
 
-def _span(start: int, n: int, names: dict[str, str]) -> tuple[int, int]:
-    """Start and length of a table: whole where the code cuts it by an argument that counts on, else of the piece."""
-    counts_on = "start" in names.values() and "cache" in names.values()
-    return (0, LONG) if counts_on else (start, n)
-
-
 def _out_of_order(
     held: list[Any], x: Any, subject: Attention, names: dict[str, str], mask: Any
 ) -> str | None:
@@ -390,17 +379,16 @@ def _out_of_order(
         _, whole = _step_by_step(subject, x, (total,), names, mask)
     except Exception:  # a cache that takes single tokens alone
         return None
-    # What is held after the pieces, and after the whole text, the axis of tokens first in both.
-    pairs = [
-        [np.moveaxis(array, right.shape.index(total), 0) for array in (part, right)]
-        for part, right in zip(held, whole, strict=False)
-        if total in right.shape
-    ]
-    if any(_misplaced(array, right, 0) == "cache-order" for array, right in pairs):
-        return "cache-order"
-    # Is the first token of one of them that of another one of the right ones, as a key in the place of a value?
-    for (array, _), (_, other) in itertools.permutations(pairs, 2):
-        if close(array[0], other[0]):
+    firsts = []  # the first token that is held after the pieces, and after the whole text
+    for array, right in zip(held, whole, strict=False):
+        if total in right.shape:
+            axis = right.shape.index(total)
+            if _misplaced(array, right, axis) == "cache-order":
+                return "cache-order"
+            firsts.append([x.take(0, axis) for x in (array, right)])
+    # Is one of them that of another one of the right ones, as a key in the place of a value?
+    for (array, _), (_, other) in itertools.permutations(firsts, 2):
+        if close(array, other):
             return "values-from-keys"
     return None
 

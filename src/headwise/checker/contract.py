@@ -238,10 +238,7 @@ def _defaults(default: Any, target: Target) -> Any:
 def call_of(thing: Any) -> Any:
     """What attends of an object or of a class: the usual one of its methods. A function is its own."""
     kind = thing if isinstance(thing, type) else type(thing)
-    if kind in (
-        types.FunctionType,
-        functools.partial,
-    ):  # a partial is a function with weights bound
+    if kind is functools.partial:  # a function with weights bound
         return thing
     call = next((getattr(thing, name) for name in CALLS if name in dir(kind)), None)
     if call is None:
@@ -279,8 +276,6 @@ def to_kind(x: Any, kind: Any) -> Any:
     """An array, or a dictionary of them, as torch, numpy, or lists: of floats, or of what the class `kind` makes."""
     if isinstance(x, dict):
         return type(x)({name: to_kind(array, kind) for name, array in x.items()})
-    if isinstance(x, tuple):
-        return tuple(to_kind(part, kind) for part in x)
     if isinstance(kind, type):
         if kind.__name__ == "Matrix":
             rows = np.asarray(x).tolist()

@@ -266,8 +266,6 @@ class Examiner:
         ) or (1, 1, size.WIDTH)
         three = [name for name in wanted if roles.get(name) in ("q", "k", "v")]
         listed = any(self.scope.says(rf"\b{name.lower()}\[[a-z]\w*\]") for name in three)
-        if self.scope.says(r"\bvmap\("):  # a function of one head is mapped over matrices of all
-            listed = True
         if listed and heads == 1:
             heads, d = size.HEADS, size.HEAD_DIM
             groups = heads
@@ -294,15 +292,13 @@ class Examiner:
 
         listed  has each head a matrix of its own?
         """
-        width, mapped = heads * d, self.scope.says(r"\bvmap\(")
+        width = heads * d
         inner = narrow or (groups if role in ("k", "v") else heads) * d
         if re.match("b", name.lower().removeprefix("attn_")) or "bias" in name.lower():
             return (width,) if role == "o" else (inner,)
         if listed and role in ("q", "k", "v"):
             return (heads, width, d)
-        if role == "o":
-            return (heads, d, width) if listed and mapped else (inner, width)
-        return (width, inner)
+        return (inner, width) if role == "o" else (width, inner)
 
     # Calling.
 
@@ -627,18 +623,15 @@ class Examiner:
             ("mask", past[None, None], Masks(True)),
             ("padding", of_documents, Masks(masks_itself, real)),
         ]
-        of_past: dict[str, Any] = {}
         if re.search(SAYS["padding"], attention.mask, re.I) or attention.is_lengths:
             cases = cases[1:]  # by its name it is for padding alone
+        before: list[Any] = []
         for name, allowed, masks in cases:
             outputs = self._masked(trial, allowed, masks.real)
-            if name == "mask":
-                of_past = outputs
-            elif of_past and all(
-                any(close(x, y) for y in of_past.values()) for x in outputs.values()
-            ):
-                outputs = {}  # any mask makes it causal, whatever it says
-            if outputs:
+            # Where it gives the same as before, any mask makes it causal, whatever it says.
+            new = [x for x in outputs.values() if not any(close(x, y) for y in before)]
+            before += outputs.values()
+            if new:
                 yield Case(name, inputs, masks, outputs)
                 trial.checked.append(name)
             else:
@@ -735,10 +728,8 @@ class Examiner:
     def _causal_mask(self, trial: Trial) -> Any:
         """What makes a causal mask for some queries, from `start` on: of a layer that is causal by its mask alone."""
         explanation, name = trial.explanation, str(trial.attention.mask)
-        if trial.causal or explanation is None or trial.attention.is_lengths:
-            return None
         case = next((case for case in trial.cases if case.name == "mask"), None)
-        if case is None:
+        if trial.causal or not explanation or not case or trial.attention.is_lengths:
             return None
         stages = stages_of(explanation.reading, explanation.by_case.get("mask", {}), case)
         if stages is None:
@@ -747,13 +738,11 @@ class Examiner:
         if not fitting:
             return None
         shape, _, meaning = fitting[0].partition(" ")
-        heads = {"(T,S)": 0, "(B,T,S)": 1, "(B,1,T,S)": 2}[shape]
 
         def mask(start: int, n: int) -> Any:
-            past = np.tril(np.ones((n, start + n), bool), start)
-            lead = (len(case.inputs[0]),) * (heads > 0) + (1,) * (heads > 1)
-            form = ENCODINGS[meaning](np.broadcast_to(past, (*lead, *past.shape)))
-            return {name: to_kind(np.array(form), trial.attention.kind)}
+            past = np.tril(np.ones((1, 1, n, start + n), bool), start)
+            form = _laid_out(past, None, len(case.inputs[0]))[shape]
+            return {name: to_kind(ENCODINGS[meaning](form), trial.attention.kind)}
 
         return mask
 
@@ -861,11 +850,7 @@ class Examiner:
 
     def _lacks_output(self, trial: Trial) -> bool:
         """Has it several heads, no matrix W_O, and no other class that may hold it?"""
-        weights = (
-            trial.readings[0].weights
-            if trial.explanation is None
-            else trial.explanation.reading.weights
-        )
+        weights = trial.explanation.reading.weights
         # A list of heads, and a function that loops over them, may join them without W_O, as courses do.
         loop = r"modulelist|for \w+ in self\.\w*heads?"
         if inspect.isfunction(self.target.thing):
@@ -906,8 +891,6 @@ class Examiner:
 
     def _renamed(self, bug: str) -> str:
         """The bug that gives the numbers of this one in code such as the learner's."""
-        if bug == "norm":
-            return bug
         rules = bug_named(bug).renamed
         return next((rule["to"] for rule in rules if self.scope.says(rule["code"])), bug)
 

@@ -72,7 +72,6 @@ CORRECT: dict[str, Any] = {
     "start": 0,  # position of the first query, where keys begin at 0; or "tokens", "-tokens": T, -T
     "residual": False,  # is the input of queries added to what comes out?
     "softcap": 0.0,  # scores are softcap * tanh(scores / softcap); 0: they are not capped
-    "window": 0,  # the latest tokens that a query sees; 0: all
     "gate": "sigmoid",  # or "silu": what the gate goes through, where the weights have one
     "qk_norm": None,  # "rms" or "layer", with the gains of the weights
 }
@@ -207,11 +206,9 @@ def _spread(x: Any, n_heads: int, how: Any) -> Any:
     axes, axis, way = ("bgsd", 1, how) if isinstance(how, str) else how
     x = x if axes == "bgsd" else x.swapaxes(1, 2)
     x = np.concatenate([x] * r, axis) if way == "tile" else np.stack([x] * r, axis + 1)
-    return (
-        x.reshape(B, n_heads, S, d)
-        if axes == "bgsd"
-        else x.reshape(B, S, n_heads, d).swapaxes(1, 2)
-    )
+    if axes == "bgsd":
+        return x.reshape(B, n_heads, S, d)
+    return x.reshape(B, S, n_heads, d).swapaxes(1, 2)
 
 
 def attend(
@@ -311,8 +308,6 @@ def allowed_by(masks: Masks, s: Settings, B: int, H: int, T: int, S: int) -> Any
             "all": True,
         }
         allowed = allowed & rules.get(s["see"], ahead <= 0)
-        if s["window"]:
-            allowed = allowed & (ahead > -s["window"])
     if masks.real is not None and s["padding"] != "nothing":
         document, head = np.arange(B)[:, None], np.arange(H)[None]
         # "cycle": the B masks are laid again and again on the B * H maps, so that head 1 of document 0 gets the mask

@@ -56,8 +56,6 @@ def run_apart(module: str, request: dict[str, Any], seconds: float) -> Ended:
             "PYTHONPATH": path,
             "PYTHONDONTWRITEBYTECODE": "1",
             "HOME": str(work),
-        }
-        environment |= {
             "TMPDIR": str(work),
             "CUDA_VISIBLE_DEVICES": "",
             "MPLBACKEND": "agg",

@@ -565,7 +565,7 @@ def stand_in(name: str) -> Any:
         return types.SimpleNamespace(**functions)
     if name in ("jax.numpy", "jax.nn", "jax"):
         nn = types.SimpleNamespace(softmax=_softmax, relu=lambda x: np.maximum(x, 0))
-        whole = types.SimpleNamespace(numpy=np, nn=nn, vmap=_vmap, jit=lambda f, **_: f)
+        whole = types.SimpleNamespace(numpy=np, nn=nn)
         return {"jax.numpy": np, "jax.nn": nn, "jax": whole}[name]
     return None
 
@@ -575,20 +575,6 @@ def _softmax(x: Any, axis: int = -1) -> Any:
     return powers / powers.sum(axis, keepdims=True)
 
 
-def _vmap(function: Any, in_axes: Any = 0, out_axes: int = 0) -> Any:
-    def mapped(*args: Any) -> Any:
-        axes = in_axes if isinstance(in_axes, tuple | list) else (in_axes,) * len(args)
-        moved = [x if a is None else np.moveaxis(x, a, 0) for x, a in zip(args, axes, strict=True)]
-        count = next(len(x) for x, a in zip(moved, axes, strict=True) if a is not None)
-        rows = []
-        for i in range(count):
-            picked = [x if a is None else x[i] for x, a in zip(moved, axes, strict=True)]
-            rows.append(function(*picked))
-        return np.moveaxis(np.array(rows), 0, out_axes)
-
-    return mapped
-
-
 def named_einsum(*args: Any) -> Any:
     """einsum whose axes are words: "b p e, n e h -> b p n h", the text first or last."""
     text = next(arg for arg in args if isinstance(arg, str))
@@ -596,8 +582,11 @@ def named_einsum(*args: Any) -> Any:
     words = re.findall(r"[A-Za-z_]\w*", text)
     letters = {word: chr(ord("a") + place) for place, word in enumerate(dict.fromkeys(words))}
     plain = re.sub(r"[A-Za-z_]\w*", lambda match: letters[match[0]], text).replace(" ", "")
-    library = importlib.import_module("torch" if hasattr(arrays[0], "detach") else "numpy")
-    return library.einsum(plain, *arrays)
+    return _library(arrays[0]).einsum(plain, *arrays)
+
+
+def _library(x: Any) -> Any:
+    return importlib.import_module("torch" if hasattr(x, "detach") else "numpy")
 
 
 def rearrange(x: Any, pattern: str, **sizes: int) -> Any:
@@ -614,21 +603,16 @@ def rearrange(x: Any, pattern: str, **sizes: int) -> Any:
         unknown = [name for name in names if name not in sizes and not name.isdigit()]
         known = int(np.prod([sizes.get(name, 1) for name in names]))
         sizes.update(dict.fromkeys(unknown, size // known))
-    axes = [name for group in left for name in re.findall(r"[A-Za-z_]\w*", group)]
+    library = _library(x)
+    axes = re.findall(r"[A-Za-z_]\w*", " ".join(left))
+    wanted = re.findall(r"[A-Za-z_]\w*", " ".join(right))
     x = x.reshape([sizes[name] for name in axes])
-    wanted = [name for group in right for name in re.findall(r"[A-Za-z_]\w*", group)]
     for name in wanted:
         if name not in axes:
-            x = x[..., None] + importlib.import_module("numpy").zeros(1, "float32")[0]
-            x = (
-                x.repeat_interleave(sizes[name], -1)
-                if hasattr(x, "detach")
-                else x.repeat(sizes[name], -1)
-            )
+            x = library.broadcast_to(x[..., None], (*x.shape, sizes[name]))
             axes.append(name)
-    order = [axes.index(name) for name in wanted]
-    x = x.permute(*order) if hasattr(x, "detach") else x.transpose(order)
-    shape = [
-        int(np.prod([sizes.get(name, 1) for name in re.findall(r"\w+", group)])) for group in right
-    ]
+    x = library.moveaxis(x, [axes.index(name) for name in wanted], list(range(len(wanted))))
+    shape = []
+    for group in right:
+        shape.append(int(np.prod([sizes.get(name, 1) for name in re.findall(r"\w+", group)])))
     return x.reshape(shape)

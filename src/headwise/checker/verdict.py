@@ -167,11 +167,9 @@ def _examined(target: Target) -> Verdict:
             target
         )
     except UncheckedError:
-        loop = (
-            head_loop(target.source.text, target.source.path, target.name)
-            if target.kind == "function"
-            else None
-        )
+        loop = None
+        if target.kind == "function":
+            loop = head_loop(target.source.text, target.source.path, target.name)
         if loop is None:
             raise
     target.source, target.namespace = loop, {**CALLED, **target.namespace}
@@ -326,11 +324,8 @@ def _check_file(spec: str, options: Options, seconds: float) -> Verdict:
 def _verdict_of(fields: dict[str, Any]) -> Verdict:
     """A verdict of its JSON."""
     parts = {name: tuple(fields[name]) for name in ("checked", "not_checked")}
-    findings, others = (
-        (Finding(**each) for each in fields["findings"]),
-        map(_verdict_of, fields["others"]),
-    )
-    return Verdict(**{**fields, **parts, "findings": tuple(findings), "others": tuple(others)})
+    findings = tuple(Finding(**finding) for finding in fields["findings"])
+    return Verdict(**{**fields, **parts, "findings": findings, "others": ()})
 
 
 def _check_apart(target: Target, seconds: float) -> Verdict:
@@ -363,11 +358,8 @@ def read_source(text: str, path: str = "", name: str = "") -> Source:
     source = Source(text, path)
     try:
         # A name that the file does not have is known, too: it is refused later, with the nearest names.
-        is_known = (
-            kind_of(source.definitions[name])
-            if name in source.definitions
-            else name or candidates(source)
-        )
+        node = source.definitions.get(name)
+        is_known = kind_of(node) if node else name or candidates(source)
     except SyntaxError:  # as of a page that was printed without its indentation
         loop = head_loop(text, path, name)
         if loop is None:
