@@ -871,10 +871,7 @@ class Examiner:
         """Is everything known, so that a difference which no bug explains is the learner's?"""
         if trial.attention.guessed or trial.parts.unread or self.scope.says(SAYS["not_modelled"]):
             return False
-        return not self._strange_calls(trial.attention.module)
-
-    def _strange_calls(self, module: Any) -> set[str]:
-        """Names of functions that the code calls, and of which the form may know nothing."""
+        # Does the code call functions of which the form may know nothing?
         names, local = set(), {*self.target.source.definitions}
         local.update(names_of([self.scope.tree], ast.Store))
         for node in ast.walk(self.scope.tree):
@@ -882,12 +879,12 @@ class Examiner:
                 names.add(getattr(node.func, "attr", getattr(node.func, "id", "")))
             elif isinstance(node, ast.FunctionDef):
                 local.add(node.name)
+        module = trial.attention.module
         kept = {**getattr(module, "__dict__", {}), **getattr(module, "_modules", {})}
-        known = re.compile(SAYS["calls"])
-        return {
-            name for name in names - local
-            if not known.fullmatch(name) and not hasattr(kept.get(name), "forward") and role_of(name) is None
-        }  # fmt: skip
+        known = {name for name in kept if hasattr(kept[name], "forward")}
+        return all(
+            re.fullmatch(SAYS["calls"], name) or role_of(name) for name in names - local - known
+        )
 
     def _renamed(self, bug: str) -> str:
         """The bug that gives the numbers of this one in code such as the learner's."""
@@ -906,11 +903,9 @@ class Examiner:
         if is_bare and not isinstance(error, UncheckedError):
             reason = in_one_line(error)
             raise UncheckedError("call_fails", name=self.target.name, error=reason)
-        if isinstance(error, UncheckedError) or not frames or not isinstance(error, STOPS):
-            raise error
-        if (
-            self._has_stubs()
-        ):  # a base or a decorator that is not installed may have what is missing
+        # a base or a decorator that is not installed may have what is missing
+        is_code = isinstance(error, STOPS) and not isinstance(error, UncheckedError)
+        if not is_code or not frames or self._has_stubs():
             raise error
         # A name that their own class or file lacks is theirs, whatever we passed.
         owners = "|".join(map(re.escape, self.target.source.definitions))
@@ -927,7 +922,9 @@ class Examiner:
         is_of_shapes = self.takes_weights and not isinstance(error, IndexError | KeyError)
         if not is_name and (is_of_sizes or is_of_axes or is_of_shapes or not self.certain):
             raise error
-        line = self._line(error)
+        # A helper is right most often, and what it is given is not.
+        callers = [f for f in reversed(frames) if not re.search(SAYS["helpers"], f.name)]
+        line = (callers or frames)[0].lineno or 1
         evidence, bug = in_one_line(error), "raises"
         # Code that stops at our shorter text, and not at one that fills the context, is fixed to that length. Where
         # it stops there as well, the suppressed error skips the rest of this block.
@@ -959,12 +956,6 @@ class Examiner:
         """Where in the learner's file an error arose, the outermost call first."""
         frames = traceback.extract_tb(error.__traceback__)
         return [frame for frame in frames if frame.filename == self.target.source.path]
-
-    def _line(self, error: Exception) -> int:
-        """The line of an error; a helper is right most often, and what it is given is not."""
-        frames = self._frames(error)
-        callers = [f for f in reversed(frames) if not re.search(SAYS["helpers"], f.name)]
-        return (callers or frames)[0].lineno or 1
 
     def _reached(self, error: Exception) -> tuple[bool, int]:
         """Did the call come to its end, and else in which line did it stop?"""

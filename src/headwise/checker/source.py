@@ -494,7 +494,6 @@ def _import(node: ast.Import | ast.ImportFrom, path: Path, namespace: dict[str, 
     lent = []
     for alias in node.names:
         origin = alias.name if isinstance(node, ast.Import) else node.module or ""
-        as_name = alias.asname or alias.name
         level = getattr(node, "level", 0)
         module: Any = None
         beside = path.parent.joinpath(*origin.split(".")).with_suffix(".py") if origin else path
@@ -517,7 +516,9 @@ def _import(node: ast.Import | ast.ImportFrom, path: Path, namespace: dict[str, 
             if value is None:
                 with contextlib.suppress(Exception):
                     value = importlib.import_module(f"{origin}.{alias.name}")
-            namespace[as_name] = Stub(f"{origin}.{alias.name}") if value is None else value
+            namespace[alias.asname or alias.name] = (
+                Stub(f"{origin}.{alias.name}") if value is None else value
+            )
     return lent
 
 
