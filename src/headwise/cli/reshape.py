@@ -163,14 +163,8 @@ def rows_of(damage: Damage) -> list[tuple[str, str, str, str]]:
     rows.append(("parameters", *_counts(damage.parameters)))
     speed = damage.tokens_per_second
     if speed is not None:
-        before, after, factor = _counts(speed)
         name = f"decoding, tokens/s at {damage.decode_context:,} cached"
-        # Where the ranges of the two overlap, a factor would say more than was measured.
-        rows.append((name, before, after, factor if speed.told_apart else "not told apart"))
-        before, after = (
-            f"{low:,.0f}-{high:,.0f}" for low, high in (speed.before_range, speed.after_range)
-        )
-        rows.append((f"  its range, {speed.runs} runs in turn", before, after, ""))
+        rows.append((name, *_counts(speed)))
     return rows
 
 

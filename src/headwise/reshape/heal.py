@@ -28,7 +28,7 @@ from headwise.models.ask import answers, config_fields, hidden_states, predicts,
 from headwise.models.weights import AttentionWeights, attentions, layers_in_turn, write_layer
 
 DECODE_CONTEXT = 2048  # tokens in the cache, at most, while speed is measured
-# of each model, in turn; odd, so that the median is one of them. The bounds in `decode_speed` are for 9
+# of each model, in turn; odd, so that the median is one of them
 RUNS = 9
 NEW_TOKENS, WARM_UP = 8, 2  # tokens a run, and how many of them are not timed: they grow the cache
 
@@ -42,17 +42,6 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Speed(Pair):
-    """Tokens a second: medians of `runs` runs of each model, in turn."""
-
-    # between these the true median lies, with a probability of 0.96
-    before_range: tuple[float, float]
-    after_range: tuple[float, float]
-    runs: int
-    told_apart: bool  # do the two ranges not overlap?
-
-
-@dataclass(frozen=True)
 class Damage:
     """What a reshaped model has lost and won against its parent, on held-out text."""
 
@@ -63,8 +52,8 @@ class Damage:
     # a token of a text of `context`, all layers, in the number format in which the model is stored
     cache_bytes: Pair
     parameters: Pair
-    # of one text being generated; None where none is, or nothing got smaller
-    tokens_per_second: Speed | None
+    # of one text being generated, medians of RUNS runs; None where none is, or nothing got smaller
+    tokens_per_second: Pair | None
     decode_context: int  # tokens in the cache while that was measured
     context: int  # the longest text
 
@@ -129,7 +118,7 @@ def measure(
     held_out: Sequence[Tensor],
     context: int | None,
     say: Callable[[str], None] = lambda line: None,
-    speed: Speed | None = None,
+    speed: Pair | None = None,
     dtype: torch.dtype | None = None,
 ) -> Damage:
     """Compare two models in eval mode on batches (B,T).
@@ -176,7 +165,7 @@ def cache_bytes(model: nn.Module, tokens: int = 1, dtype: torch.dtype | None = N
 
 
 @torch.no_grad()
-def decode_speed(parent: nn.Module, child: nn.Module, text: Tensor, length: int) -> Speed:
+def decode_speed(parent: nn.Module, child: nn.Module, text: Tensor, length: int) -> Pair:
     """Tokens a second of two models with `length` tokens in the cache, from `text` (1,T) repeated to that length.
 
     Each model reads it once; every run begins with a copy of that cache, and gives the median of its tokens.
@@ -191,12 +180,7 @@ def decode_speed(parent: nn.Module, child: nn.Module, text: Tensor, length: int)
         for i in (0, 1) if run % 2 else (1, 0):  # neither is always the first
             # Which token is decoded makes no difference to the time: the first one of the text.
             speeds[i].append(_run_speed(readers[i].fork(), prompt[:, :1]))
-    # Whatever the distribution, fewer than 2 of 9 values lie on one side of the true median with a probability of
-    # 20 / 512: the second and the last but one are bounds that hold it with a probability of 0.96.
-    (low, high), (least, most) = ((side[1], side[-2]) for side in map(sorted, speeds))
-    before, after = map(statistics.median, speeds)
-    apart = high < least or most < low
-    return Speed(before, after, (low, high), (least, most), RUNS, told_apart=apart)
+    return Pair(*map(statistics.median, speeds))
 
 
 def _run_speed(decode: Callable[[Tensor], Tensor], token: Tensor) -> float:

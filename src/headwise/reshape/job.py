@@ -57,7 +57,7 @@ from headwise.reshape.heal import (
     Healing,
     HealPoint,
     HealRecipe,
-    Speed,
+    Pair,
     batches,
     cache_bytes,
     heal_child,
@@ -181,11 +181,7 @@ class Reshaped:
         if last.loss is not None:
             parts.append(f"loss {last.loss.after - last.loss.before:+.3f} nats")
         if speed is not None:
-            # The widest span of the factor: the least of one over the most of the other.
-            low = speed.after_range[0] / speed.before_range[1]
-            high = speed.after_range[1] / speed.before_range[0]
-            factor = speed.after / speed.before
-            parts.append(f"decode x {factor:.2g} ({low:.2g} to {high:.2g})")
+            parts.append(f"decode x {speed.after / speed.before:.2g}")
         return ", ".join(parts)
 
     def document(self) -> dict[str, Any]:
@@ -237,7 +233,7 @@ def reshape(
         changed = change.apply(source, calibration)
         child = changed.model
 
-        def damage_of(speed: Speed | None = None) -> Damage:
+        def damage_of(speed: Pair | None = None) -> Damage:
             held_out, context, say = calibration.evaluation, source.context, listener.say
             return measure(source.model, child, held_out, context, say, speed, dtype)
 
