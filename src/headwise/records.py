@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 # what the plain, array and tensor backends take
 AnyArray = TypeVar("AnyArray", list[Any], "NDArray[Any]", "Tensor")
 
-# heads that `align` chooses together, at most: as many as OpenAI published for Whisper base
-MOST_ALIGNED = 8
 Vector = tuple[float, ...]  # its numbers, one a feature
 # of arrays in plain data: of numbers up to 1, as weights are, float32 has no more that mean anything
 DECIMALS = 6

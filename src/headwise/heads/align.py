@@ -10,8 +10,6 @@ Texts come from a file of JSON, a text a line:
 {"audio": "a.wav", "language": "en", "words": [["the", 0.0], ["river", 0.142]]}        speech, and its words' seconds
 {"source": "the old house", "target": "la casa vieja", "links": [[0, 0], [1, 2], [2, 1]]}    words: target, source
 {"text": "he says that she sings", "links": [[1, 0], [4, 3]]}                          words that look, and at which
-
-Beside `links`, `possible` may name further ones that are right where they are found, and not missed where they are not.
 """
 
 from __future__ import annotations
@@ -40,12 +38,13 @@ from headwise.intervals import Interval, interval_of
 from headwise.models.ask import device_of, evaluating, run_body
 from headwise.models.open import Folder
 from headwise.models.sites import Site
-from headwise.records import MOST_ALIGNED, Call, parse_head
+from headwise.records import Call, parse_head
 from headwise.table import Table
 
 SMOOTH = 7  # keys, the middle one among them, whose median is taken: as in Whisper
 # Seconds within which a found beginning counts: two round limits. The headings in `Alignment.table` name them, too.
 WITHIN = np.array([0.05, 0.1])
+MOST = 8  # heads that are chosen together, at most: as many as OpenAI published for Whisper base
 SHOWN = 12  # heads of the table: with the sets below them they fit on a screen of 24 lines
 
 RATE = 16_000  # samples a second that models of speech read
@@ -85,8 +84,7 @@ class Linked:
     """A text whose tokens have partners in another one, or in itself."""
 
     inputs: Mapping[str, Tensor]  # of the model's forward, one text, or two of an encoder-decoder
-    links: Pairs  # the sure ones, which should be found
-    possible: Pairs = ()  # further ones: right to find, and not wrong to leave out
+    links: Pairs
     n_keys: None = None  # all keys count
 
     @property
@@ -97,15 +95,13 @@ class Linked:
     def figures(self, maps_knm: Maps) -> Numbers:
         """Of each map the alignment error rate, and the fraction of the links that are found: (K,2).
 
-        The rate is 1 - (|found and sure| + |found and right|) / (|found| + |sure|).
+        The rate is 1 - 2 |found and right| / (|found| + |right|).
         """
-        sure = set(self.links)
-        right = sure | set(self.possible)
+        right, rows = set(self.links), self.rows
         figures = []
         for strongest in maps_knm.argmax(-1).tolist():
-            links = set(zip(self.rows, strongest, strict=True))
-            error = 1 - (len(sure & links) + len(right & links)) / (len(sure) + len(links))
-            figures.append((error, len(sure & links) / len(self.links)))
+            n_hit = len(right & set(zip(rows, strongest, strict=True)))
+            figures.append((1 - 2 * n_hit / (len(right) + len(rows)), n_hit / len(self.links)))
         return np.array(figures)
 
 
@@ -178,7 +174,6 @@ def align(
     judged: Sequence[Known],
     *,
     named: Sequence[str] = (),
-    most: int = MOST_ALIGNED,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Alignment:
     """Rank the heads of a model by how well they align, and choose a few that do best together.
@@ -187,7 +182,6 @@ def align(
               most, until none does; all spoken, or all linked
     judged    of the same kind, on which what was chosen is judged; nothing is chosen by them
     named     heads that somebody else has chosen, such as a model's published ones, to compare with
-    most      heads that are chosen at most
     progress  is called with the texts read, and all
 
     Where the model has cross attention its heads are ranked, else those of self attention. Raises HeadwiseError where a
@@ -220,7 +214,7 @@ def align(
     alone = _figures(to_choose, [[h] for h in range(len(names))])
     order = np.argsort(alone[:, 0].mean(1), kind="stable").tolist()
     chosen, error = order[:1], float(alone[order[0], 0].mean())
-    while len(chosen) < min(most, len(names)):
+    while len(chosen) < min(MOST, len(names)):
         rest = [h for h in range(len(names)) if h not in chosen]
         errors = _figures(to_choose, [[*chosen, h] for h in rest])[:, 0].mean(1)
         if errors.min() >= error:
@@ -422,6 +416,10 @@ def read_aligned(folder: Folder, path: Path) -> list[Known]:
 
 def _text(folder: Folder, tokens: TextTokens, record: dict[str, Any], near: Path) -> Known:
     """The text of a line; `near` is the folder of the file."""
+    if "possible" in record:
+        raise HeadwiseError(
+            "possible links are not told from sure ones; leave them out, or name them in links"
+        )
     if {"audio", "words"} <= record.keys():
         return _spoken(folder, tokens, record, near)
     if {"source", "target", "links"} <= record.keys():
@@ -443,10 +441,8 @@ def _text(folder: Folder, tokens: TextTokens, record: dict[str, Any], near: Path
     # behind the tokens that begin any text
     keys = _first_tokens(tokens, source, len(tokens.frame[0]))
     rows = keys if rows is None else rows
-    links, possible = (
-        tuple((rows[i], keys[j]) for i, j in record.get(name, ())) for name in ("links", "possible")
-    )
-    return Linked({name: torch.tensor([ids]) for name, ids in inputs.items()}, links, possible)
+    links = tuple((rows[i], keys[j]) for i, j in record["links"])
+    return Linked({name: torch.tensor([ids]) for name, ids in inputs.items()}, links)
 
 
 def _spoken(folder: Folder, tokens: TextTokens, record: dict[str, Any], near: Path) -> Spoken:
