@@ -71,6 +71,12 @@ def test_both_ways_agree() -> None:
     assert variants(built, setting) == variants(formula, setting)
 
 
+def test_a_text_runs_through_the_adapter_of_its_language_alone() -> None:
+    fields = {"hidden_size": 33, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 37}
+    lone, many = (price(CONFIG_MAPPING["xmod"](**fields, languages=names)) for names in (["a"], ["a", "b", "c"]))
+    assert lone.prefill == many.prefill and lone.parameters.total < many.parameters.total
+
+
 # two of each way that a cache grows
 SPREAD = (
     "bamba", "bloom", "cohere2", "cpmant", "deepseek_v4", "falcon_h1", "gemma3", "gpt_neox", "hy_v4", "jamba", "lfm2",

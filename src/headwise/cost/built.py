@@ -24,7 +24,7 @@ from torch.utils.flop_counter import flop_registry
 
 from headwise.cost.shape import Experts, Heads, Kept, Layer, ModelShape, Piece
 from headwise.errors import HeadwiseError
-from headwise.models.ask import cache_name, context_of
+from headwise.models.ask import cache_name, context_of, parameters_of
 from headwise.models.hf import AnyCache, meta_model, quiet
 from headwise.models.sites import Site, sites_of
 
@@ -253,6 +253,8 @@ def _table(model: Any) -> Any:
 def called(model: Any, ids: Tensor, name: str = "", cache: Any = None) -> tuple[str, Any]:
     """Call a model of transformers on ids (B,T): the name of its cache among its arguments, and the cache."""
     arguments = {"input_ids": ids, "use_cache": True}
+    if "lang_ids" in parameters_of(model):  # X-MOD has an adapter for each language, and runs one
+        arguments["lang_ids"] = torch.zeros(len(ids), dtype=torch.long)
     if name:
         arguments[name] = cache
     try:

@@ -128,9 +128,6 @@ def meta_model(fields: Mapping[str, Any]) -> tuple[Any, str | None]:
 
 
 def _on_meta(model_class: Any, config: Any) -> Any:
-    config = copy.deepcopy(config)
-    if getattr(config, "default_language", "") is None:  # X-MOD runs in one of its languages
-        config.default_language = config.languages[0]
     with torch.device("meta"):
         model = model_class._from_config(config, attn_implementation="eager", dtype=torch.bfloat16)
     with suppress(Exception):  # this one alone is matrix products; a class without experts has none
