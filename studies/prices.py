@@ -23,7 +23,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging
 
 import headwise as hw
-from headwise.cost.built import cached_bytes, called
+from headwise.cost.built import Stack, called, kept_by_layer
 from headwise.models.hf import meta_model
 
 CAUSAL = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
@@ -43,7 +43,8 @@ def held(model: Any, tokens: int) -> int:
     # ids from 20 on: those before may stand for images, or for the end of a text
     ids = torch.randint(20, 30, (1, tokens), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        return cached_bytes(model, called(model, ids)[1])
+        layers = kept_by_layer(called(model, ids)[1], model, Stack(model))
+    return sum(tensor.nbytes for layer in layers for tensor in layer.values())
 
 
 def small_model(family: str) -> Any:

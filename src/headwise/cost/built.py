@@ -14,7 +14,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,11 +29,11 @@ from headwise.models.hf import AnyCache, meta_model, quiet
 from headwise.models.sites import Site, sites_of
 
 SHORT = (8, 16)  # tokens of the two prompts
-CHUNK = (
-    64  # tokens that a linear attention works through at a time, where its config does not say it
-)
+# tokens that a linear attention works through at a time, where its config does not say it
+CHUNK = 64
 # where a model hands out what it keeps, and fields of configs with the experts of a token
 CACHES = ("cache", "past_key_values", "cache_params", "state", "mems")
+ROWS = ("keys", "values")
 ACTIVE = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k")
 
 
@@ -88,19 +88,13 @@ def _signature(value: Any) -> Any:
     return (type(value), value) if plain or value is None else None
 
 
-@dataclass
 class Stack:
-    """The layers of a decoder: lists of modules side by side, whose modules of one number are one layer."""
+    """The layers of a decoder: lists of modules side by side, whose modules of one number are one layer.
 
-    n: int
-    place: dict[nn.Module, int] = field(default_factory=dict)  # any module inside -> its layer
-    tops: list[list[nn.Module]] = field(default_factory=list)  # of each layer
-    known: dict[Any, tuple[Any, int]] = field(default_factory=dict)  # see Counting
-    _sites: dict[int, Site] = field(default_factory=dict)
+    They are the lists that hold the most parameters, of those that lie in no other list.
+    """
 
-    @staticmethod
-    def of(model: nn.Module) -> Stack:
-        """The lists that hold the most parameters, of those that lie in no other list."""
+    def __init__(self, model: nn.Module) -> None:
         lists: defaultdict[tuple[str, int], list[nn.ModuleList]] = defaultdict(list)
         for path, module in model.named_modules():
             numbered = any(part.isdigit() for part in path.split("."))
@@ -110,36 +104,17 @@ class Stack:
             raise HeadwiseError(
                 f"{type(model).__name__} has no list of layers; it cannot be priced"
             )
-
-        def size(key: tuple[str, int]) -> int:
-            return sum(p.numel() for each in lists[key] for p in each.parameters())
-
-        key = max(lists, key=size)
-        stack = Stack(key[1], tops=[[each[n] for each in lists[key]] for n in range(key[1])])
-        for n, tops in enumerate(stack.tops):
+        largest = max(lists.values(), key=lambda each: _size(*each))
+        self.tops = list(zip(*largest, strict=True))  # of each layer
+        self.place: dict[nn.Module, int] = {}  # any module inside -> its layer
+        for n, tops in enumerate(self.tops):
             for top in tops:
-                for module in top.modules():
-                    stack.place.setdefault(module, n)
-        return stack
-
-    def sites(self, model: nn.Module) -> dict[int, Site]:
-        """The attention of each layer that has one; of several the first that is no cross attention."""
-        if not self._sites:
-            with suppress(HeadwiseError):
-                for site in sites_of(model):
-                    n = self.place.get(site.module, -1)
-                    if n >= 0 and not site.cross:
-                        self._sites.setdefault(n, site)
-        return self._sites
+                self.place |= dict.fromkeys(top.modules(), n)
+        self.known: dict[Any, tuple[Any, int]] = {}  # see Counting
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A tensor of a cache."""
-
-    shape: tuple[int, ...]
-    values: int
-    bits: int
+def _size(*modules: nn.Module) -> int:
+    return sum(p.numel() for module in modules for p in module.parameters())
 
 
 @dataclass
@@ -150,60 +125,49 @@ class Run:
     seen: int  # keys before and in it
     flops: Counter[str]
     calls: int
-    bits: int  # of a number of the model; what has others has them whatever the model's format is
+    bits: int  # of a number of the model
     name: str  # of the cache among the arguments of the model
     cache: Any
-    kept: list[dict[str, Entry]]  # of each layer
+    kept: list[dict[str, Tensor]]  # of each layer
 
-    def attribute(self, n: int, name: str) -> Any:
-        """What the cache of a layer says of itself; None where it does not."""
-        cache = getattr(self.cache, "self_attention_cache", self.cache)
-        layers = getattr(cache, "layers", ())
-        return getattr(layers[n], name, None) if n < len(layers) else None
+    def layer_flops(self, n: int) -> int:
+        return self.flops[str(n)] + self.flops[f"{n}e"]
 
 
 def shape_of_fields(fields: Mapping[str, Any]) -> ModelShape:
     """The shape of the model of a config. Raises HeadwiseError, with the reason, for what cannot be built or run."""
     model, part = meta_model(fields)
-    shape = shape_of_model(model, str(fields["model_type"]))
-    return shape.noted(f"priced is {part}") if part else shape
-
-
-def shape_of_model(model: Any, family: str) -> ModelShape:
-    """The shape of a model on the meta device."""
-    stack = Stack.of(model)
+    stack = Stack(model)
     runs = [_run(model, stack, tokens) for tokens in SHORT]
     steps: list[Run] = []
     if any(runs[0].kept):
         with suppress(HeadwiseError):  # CPM-Ant has a cache, and no step of one token beside it
             steps = [_run(model, stack, 1, run) for run in runs]
+    config = model.config.get_text_config(decoder=True)
+    sites: dict[int, Site] = {}  # of several in a layer the first that is no cross attention
+    with suppress(HeadwiseError):
+        for site in sites_of(model):
+            if not site.cross:
+                sites.setdefault(stack.place.get(site.module, -1), site)
+    of_layer = [Built(config, stack, runs, n, sites.get(n)) for n in range(len(stack.tops))]
     lengths = runs
     # A layer that fills up a chunk of tokens costs the same however few there are; one that loops over them does not.
     is_loop = runs[1].calls - runs[0].calls > SHORT[0]
-    config = model.config.get_text_config(decoder=True)
-    if any(runs[0].kept) and not is_loop and any(_has_state(runs, n) for n in range(stack.n)):
+    if not is_loop and any(built.has_state and built.window is None for built in of_layer):
         named = (getattr(config, name, None) for name in ("chunk_size", "mamba_chunk_size"))
         chunk: int = next(filter(None, named), CHUNK)
         lengths = [_run(model, stack, tokens) for tokens in (chunk, 2 * chunk)]
-    of_layer = [Built(model, config, stack, runs, n) for n in range(stack.n)]
     counts = _parameters(model, of_layer, stack)
     layers = tuple(built.layer(counts[built.n], lengths, steps) for built in of_layer)
     return ModelShape(
-        family=family,
+        family=str(fields["model_type"]),
         d_model=_table(model).weight.shape[-1],
         layers=layers,
         pieces=_pieces(model, counts[-1], lengths),
         positions=context_of(model),
         generates=any(layer.kept for layer in layers),
         way="built",
-    )
-
-
-def _has_state(runs: Sequence[Run], n: int) -> bool:
-    """Does a layer keep numbers that do not grow with the text, apart from a window?"""
-    first, second = (run.kept[n] for run in runs)
-    return not runs[0].attribute(n, "is_sliding") and any(
-        first[name].values == entry.values for name, entry in second.items() if name in first
+        notes=(f"priced is {part}",) if part else (),
     )
 
 
@@ -217,15 +181,12 @@ def _run(model: Any, stack: Stack, tokens: int, before: Run | None = None) -> Ru
     def leave(*_: Any) -> None:
         counting.inside.pop()
 
-    for n, tops in enumerate(stack.tops):
-        for top in tops:
-            named = [
-                (top, str(n)),
-                *((each, f"{n}e") for each in top.modules() if _is_experts(each)),
-            ]
-            for module, name in named:
-                handles.append(module.register_forward_pre_hook(enter(name)))
-                handles.append(module.register_forward_hook(leave))
+    for module, n in stack.place.items():
+        is_top = module in stack.tops[n]
+        if is_top or _is_experts(module):
+            name = str(n) if is_top else f"{n}e"
+            handles.append(module.register_forward_pre_hook(enter(name)))
+            handles.append(module.register_forward_hook(leave))
     ids = torch.zeros((1, tokens), dtype=torch.long, device="meta")
     try:
         with torch.no_grad(), quiet(), counting:
@@ -239,7 +200,7 @@ def _run(model: Any, stack: Stack, tokens: int, before: Run | None = None) -> Ru
         for handle in handles:
             handle.remove()
     seen = tokens + (before.seen if before else 0)
-    kept = _entries(cache, model, stack)
+    kept = kept_by_layer(cache, model, stack)
     bits = 8 * _table(model).weight.element_size()
     return Run(tokens, seen, counting.flops, counting.calls, bits, name, cache, kept)
 
@@ -278,108 +239,68 @@ def called(model: Any, ids: Tensor, name: str = "", cache: Any = None) -> tuple[
     return name, cache
 
 
-def cached_bytes(model: Any, cache: Any) -> int:
-    """Bytes that a model of transformers keeps in its cache and its modules."""
-    layers = _entries(cache, model, Stack.of(model))
-    return sum(entry.values * entry.bits // 8 for layer in layers for entry in layer.values())
-
-
-def _entries(cache: Any, model: nn.Module, stack: Stack) -> list[dict[str, Entry]]:
-    """What each layer keeps, by name, as it is now; each tensor once."""
-    kept: list[dict[str, Entry]] = [{} for _ in range(stack.n)]
-    cache = getattr(cache, "self_attention_cache", cache)  # beside that of cross attention
-    if isinstance(cache, tuple) and len(cache) == stack.n:  # XLNet
-        for each, value in zip(kept, cache, strict=True):
-            each |= dict(_inside({"memory": value}))
+def kept_by_layer(cache: Any, model: nn.Module, stack: Stack) -> list[dict[str, Tensor]]:
+    """What each layer keeps, by name, in a cache and in the model's modules; each tensor once."""
+    n_layers = len(stack.tops)
+    records: list[dict[str, Any]] = [{} for _ in range(n_layers)]
+    cache = _of_decoder(cache)
+    if isinstance(cache, tuple) and len(cache) == n_layers:  # XLNet
+        for record, value in zip(records, cache, strict=True):
+            record["memory"] = value
     elif hasattr(cache, "layers"):  # a cache of transformers: lists with an entry for each layer
         lists = {name: value for name, value in vars(cache).items() if isinstance(value, list)}
         for name, values in lists.items():
-            for each, value in zip(kept, values, strict=False):
-                each |= dict(_inside(vars(value) if name == "layers" else {name: value}))
+            for record, value in zip(records, values, strict=False):
+                record |= vars(value) if name == "layers" else {name: value}
     else:  # of all layers together: each has an equal part
-        for name, entry in _inside(getattr(cache, "__dict__", cache)):
-            for each in kept:
-                each[name] = replace(entry, values=entry.values // stack.n)
+        for name, tensor in _tensors(getattr(cache, "__dict__", cache)):
+            for record in records:
+                record[name] = tensor.flatten()[: tensor.numel() // n_layers]
     for number, (module, n) in enumerate(
         stack.place.items()
     ):  # Recurrent Gemma's are in its modules
-        of_module = {name: value for name, value in vars(module).items() if "state" in name}
-        kept[n] |= {f"{number}.{name}": entry for name, entry in _inside(of_module)}
+        for name, value in vars(module).items():
+            if "state" in name:
+                records[n][f"{number}.{name}"] = value
+    kept = []
+    for record in records:
+        names = {id(tensor): (name, tensor) for name, tensor in reversed([*_tensors(record)])}
+        kept.append(dict(reversed(names.values())))
     return kept
 
 
-def _inside(
-    value: Any, name: str = "", seen: set[int] | None = None
-) -> Iterator[tuple[str, Entry]]:
-    """The tensors of numbers in a record, each once, by their paths."""
-    seen = set() if seen is None else seen
+def _of_decoder(cache: Any) -> Any:
+    return getattr(cache, "self_attention_cache", cache)  # beside that of cross attention
+
+
+def _tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors of numbers in a record, by their paths."""
     if isinstance(value, Tensor) and value.is_floating_point() and value.dim():
-        if id(value) not in seen:
-            seen.add(id(value))
-            yield name, Entry(tuple(value.shape), value.numel(), 8 * value.element_size())
+        yield name, value
     elif isinstance(value, dict | list | tuple):
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, inner in items:
-            yield from _inside(inner, f"{name}.{key}".strip("."), seen)
-
-
-def _kept(runs: Sequence[Run], n: int, memory: int | None) -> list[Kept]:
-    """How what a layer keeps grows with the text, from two prompts; XLNet's `memory` is of so many tokens at most."""
-    first, second = runs
-    window, every = first.attribute(n, "sliding_window"), first.attribute(n, "compress_rate")
-    parts: dict[Kept, int] = {}
-    for name, entry in second.kept[n].items():
-        before = first.kept[n].get(name)
-        fixed = None if entry.bits == second.bits else entry.bits
-        is_row = name in ("keys", "values")
-        if is_row and window is not None and first.attribute(n, "is_sliding"):
-            rows = window - 1
-            values = entry.values // min(second.tokens, rows) if rows else 0
-            law = Kept(values=0, rows=rows, heads=True, bits=fixed)
-        elif every is not None and name.startswith(("compressed", "buffer")):
-            values = entry.values // entry.shape[1] if entry.shape[1] else entry.shape[-1]
-            is_open = name.startswith("buffer")
-            law = Kept(values=0, every=every, open_block=is_open, bits=fixed)
-        else:
-            grown = entry.values - (before.values if before else entry.values)
-            values, rest = divmod(grown, second.tokens - first.tokens)
-            # CPM-Ant adds tokens of its own to each text, so that not all that is kept need grow
-            rows = memory if name == "memory" else None
-            law, once = (
-                Kept(values=0, rows=rows, heads=is_row, bits=fixed),
-                Kept(values=0, grows=False, bits=fixed),
-            )
-            if rest or grown < 0:
-                raise HeadwiseError(
-                    f"L{n} keeps {entry.values} numbers of {second.tokens} tokens as {name}, and {grown} fewer of "
-                    f"{first.tokens}: how they grow is not known"
-                )
-            parts[once] = parts.get(once, 0) + entry.values - values * second.tokens
-        parts[law] = parts.get(law, 0) + values
-    return [replace(law, values=values) for law, values in parts.items() if values]
-
-
-def _law(runs: Sequence[Run], n: int, quadratic: bool) -> tuple[int, int]:
-    """FLOPs of a layer as those of a token and of a pair: a T + b T^2 of prompts, a + b S of steps beside S keys."""
-    short, long = runs
-    (x, t), (y, u) = ((run.flops[str(n)] + run.flops[f"{n}e"], run.tokens) for run in runs)
-    if quadratic:
-        pair = max(0, (y * t - x * u) // (t * u * (u - t)))
-        return (y - pair * u * u) // u, pair
-    s, r = short.seen, long.seen
-    pair = max(0, (y - x) // (r - s))
-    return x - pair * s, pair
+            yield from _tensors(inner, f"{name}.{key}".strip("."))
 
 
 class Built:
     """One layer of a model that was built."""
 
-    def __init__(self, model: Any, config: Any, stack: Stack, runs: Sequence[Run], n: int) -> None:
-        self.n, self.config, self.runs = n, config, runs
+    def __init__(
+        self, config: Any, stack: Stack, runs: Sequence[Run], n: int, site: Site | None
+    ) -> None:
+        self.n, self.config, self.runs, self.site = n, config, runs, site
         self.modules = [module for top in stack.tops[n] for module in top.modules()]
-        sites = stack.sites(model)
-        self.site: Site | None = sites.get(n)
-        self.kept = _kept(runs, n, getattr(config, "mem_len", None))
+        layers = getattr(_of_decoder(runs[0].cache), "layers", ())
+        cache = layers[n] if n < len(layers) else None
+        is_sliding = getattr(cache, "is_sliding", False)
+        self.window: int | None = getattr(cache, "sliding_window", None) if is_sliding else None
+        self.every: int | None = getattr(cache, "compress_rate", None)
+        self.entries = runs[1].kept[n]
+        self.kept = self._kept()
+        others = [name for name in self.entries if name not in ROWS]
+        # beside rows, numbers that do not grow with the text
+        self.has_state = bool(others) and not all(part.grows for part in self.kept)
         # what stands in the place of an attention knows the number of its layer, for its part of the cache
         self.mixers = {
             part
@@ -388,13 +309,43 @@ class Built:
             for part in module.modules()
         }
         self.attention: set[nn.Module] = set()
-        if self.site is not None:
-            around = [m for m in self.modules if self.site.module in m.modules()]
+        if site is not None:
+            around = [m for m in self.modules if site.module in m.modules()]
             # the innermost module around the one that computes the heads that holds W_O, too
-            holders = [m for m in around if self.site.projection in set(m.modules())]
+            holders = [m for m in around if site.projection in set(m.modules())]
             inner = min(holders or around, key=lambda m: len(list(m.modules())))
             if inner not in stack.tops[n]:
                 self.attention = set(inner.modules())
+
+    def _kept(self) -> list[Kept]:
+        """How what the layer keeps grows with the text, from two prompts."""
+        first, second = self.runs
+        parts: Counter[Kept] = Counter()  # laws, as if of no numbers, and their numbers
+        for name, entry in self.entries.items():
+            size, bits = entry.numel(), 8 * entry.element_size()
+            # what has other bits than the model's has them whatever its format is
+            law = Kept(values=0, heads=name in ROWS, bits=None if bits == second.bits else bits)
+            if law.heads and self.window is not None:
+                rows = self.window - 1
+                values = size // min(second.tokens, rows) if rows else 0
+                law = replace(law, rows=rows)
+            elif self.every is not None and name.startswith(("compressed", "buffer")):
+                values = size // entry.shape[1] if entry.shape[1] else entry.shape[-1]
+                law = replace(law, every=self.every, open_block=name.startswith("buffer"))
+            else:
+                grown = size - first.kept[self.n].get(name, entry).numel()
+                values, rest = divmod(grown, second.tokens - first.tokens)
+                if rest or grown < 0:
+                    raise HeadwiseError(
+                        f"L{self.n} keeps {size} numbers of {second.tokens} tokens as {name}, and {grown} fewer of "
+                        f"{first.tokens}: how they grow is not known"
+                    )
+                # CPM-Ant adds tokens of its own to each text, so that not all that is kept need grow
+                parts[replace(law, heads=False, grows=False)] += size - values * second.tokens
+                if name == "memory":  # XLNet's is of so many tokens at most
+                    law = replace(law, rows=getattr(self.config, "mem_len", None))
+            parts[law] += values
+        return [replace(law, values=values) for law, values in parts.items() if values]
 
     def part(self, module: nn.Module) -> str:
         """What the parameters of a module inside the layer count as."""
@@ -407,17 +358,18 @@ class Built:
     def layer(self, counts: Counter[str], lengths: Sequence[Run], steps: Sequence[Run]) -> Layer:
         heads = self.heads(counts["attention"])
         experts = self.experts(lengths[1])
-        linear, pair = _law(lengths, self.n, quadratic=True)
-        if heads is None:  # it has no pairs: a chunk costs a little more behind another one
-            long = lengths[1]
-            linear = (long.flops[str(self.n)] + long.flops[f"{self.n}e"]) // long.tokens
+        # a T + b T^2 of prompts; without heads there are no pairs: a chunk costs a little more behind another one
+        (x, t), (y, u) = ((run.layer_flops(self.n), run.tokens) for run in lengths)
+        pair = max(0, (y * t - x * u) // (t * u * (u - t))) if heads else 0
+        linear = (y - pair * u * u) // u
         step, step_pair = linear, pair
-        if steps:
-            step, step_pair = _law(steps, self.n, quadratic=False)
-            window = heads.window if heads else None
-            if window is not None and window <= SHORT[1]:  # it was full before the second step
-                x = steps[0].flops[str(self.n)] + steps[0].flops[f"{self.n}e"]
-                step, step_pair = x - pair * min(window, SHORT[0] + 1), pair
+        if steps and self.window is not None and self.window <= SHORT[1]:
+            # it was full before the second step
+            step = steps[0].layer_flops(self.n) - pair * min(self.window, SHORT[0] + 1)
+        elif steps:  # a + b S beside S keys
+            (x, t), (y, u) = ((run.layer_flops(self.n), run.seen) for run in steps)
+            step_pair = max(0, (y - x) // (u - t))
+            step = x - step_pair * t
         if experts is not None and not lengths[1].flops[f"{self.n}e"]:
             # a loop over experts, of which a run without data meets none
             more = 2 * experts.active * experts.matrices
@@ -432,7 +384,7 @@ class Built:
             norm_parameters=counts["norms"],
             experts=experts,
             linear=linear,
-            pair=pair if heads else 0,
+            pair=pair,
             step=step,
             step_pair=step_pair if heads else 0,
         )
@@ -440,42 +392,35 @@ class Built:
     def heads(self, parameters: int) -> Heads | None:
         if self.site is None:
             return None
-        module, entries = self.site.module, self.runs[1].kept[self.n]
-        n_heads = self.site.n_heads or getattr(self.config, "num_attention_heads", 0)
-        keys, values = entries.get("keys"), entries.get("values")
-        latent = None
-        n_kv_heads, head_dim = n_heads, getattr(module, "head_dim", 0)
-        value_dim = head_dim
-        if keys is not None and len(keys.shape) == 4:
-            n_kv_heads, head_dim = keys.shape[1], keys.shape[3]
-            value_dim = values.shape[3] if values else head_dim
-        if isinstance(getattr(module, "kv_lora_rank", None), int) and keys is not None:
+        module, config = self.site.module, self.config
+        n_heads = self.site.n_heads or getattr(config, "num_attention_heads", 0)
+        keys, values = map(self.entries.get, ROWS)
+        latent, n_kv_heads = None, n_heads
+        head_dim = value_dim = getattr(module, "head_dim", 0)
+        if keys is not None and isinstance(getattr(module, "kv_lora_rank", None), int):
             latent = sum(part.values for part in self.kept if part.heads)
-            n_kv_heads = n_heads
-            head_dim = getattr(module, "qk_head_dim", head_dim)
-            value_dim = getattr(module, "v_head_dim", value_dim)
+            head_dim = getattr(module, "qk_head_dim", keys.shape[-1])
+            value_dim = getattr(module, "v_head_dim", keys.shape[-1])
+        elif keys is not None and keys.ndim == 4:
+            n_kv_heads, head_dim = keys.shape[1], keys.shape[3]
+            value_dim = head_dim if values is None else values.shape[3]
         w_q, w_k, w_v, w_o = map(self.site.weights, "qkvo")
         if not head_dim and w_q is not None:
             head_dim = value_dim = len(w_q) // (n_heads or 1)
-        of_query = [w for w in (w_q, w_o) if w is not None]
-        of_key = [w for w in (w_k, w_v) if w is not None]
-        biased = any(
-            getattr(m, "bias", None) is not None for m in self.attention if isinstance(m, nn.Linear)
-        )
-        query = sum(w.numel() for w in of_query) // (n_heads or 1)
-        key = sum(w.numel() for w in of_key) // (n_kv_heads or 1)
-        if biased and of_key:
+        query = sum(w.numel() for w in (w_q, w_o) if w is not None) // (n_heads or 1)
+        key = sum(w.numel() for w in (w_k, w_v) if w is not None) // (n_kv_heads or 1)
+        if key and any(isinstance(m, nn.Linear) and m.bias is not None for m in self.attention):
             key += head_dim + value_dim
         matrices = (p for m in self.attention for p in m.parameters(recurse=False) if p.ndim == 2)
-        window = self.runs[0].attribute(self.n, "sliding_window")
+        types = getattr(config, "layer_types", None) or []
         return Heads(
             n_heads=n_heads,
             n_kv_heads=n_kv_heads,
             head_dim=head_dim,
             value_dim=value_dim,
-            window=window if self.runs[0].attribute(self.n, "is_sliding") else None,
-            causal=bool(self.kept) or getattr(self.config, "is_decoder", False),
-            chunked=self.type == "chunked_attention",
+            window=self.window,
+            causal=bool(self.kept) or getattr(config, "is_decoder", False),
+            chunked=types[self.n : self.n + 1] == ["chunked_attention"],
             sink=any("sink" in name for name, _ in module.named_parameters()),
             latent=latent,
             query_head_parameters=query,
@@ -485,30 +430,23 @@ class Built:
             weights=sum(p.numel() for p in matrices),
         )
 
-    @property
-    def type(self) -> str:
-        """What the config calls the kind of the layer; "" where it does not."""
-        types = getattr(self.config, "layer_types", None) or []
-        return str(types[self.n]) if self.n < len(types) else ""
-
     def kind(self, heads: Heads | None) -> str:
         """The kind of the layer by what it keeps."""
-        entries = self.runs[1].kept[self.n]
         names = []
         if heads is not None and any(part.heads for part in self.kept):
-            is_sliding = heads.window is not None
-            is_indexed = any("ind" in name or "idx" in name for name in entries)
-            if self.runs[0].attribute(self.n, "compress_rate"):
+            is_indexed = any("ind" in name or "idx" in name for name in self.entries)
+            if self.every:
                 names.append("compressed")
             elif heads.latent is not None:
                 names.append("latent")
             elif not is_indexed:
+                is_sliding = heads.window is not None
                 names.append("chunked" if heads.chunked else "sliding" if is_sliding else "full")
             if is_indexed:
                 names.append("indexed")
-        others = [name for name in entries if name not in ("keys", "values")]
-        if others and "compressed" not in names and not all(part.grows for part in self.kept):
-            names.append("conv" if all("conv" in name for name in others) else "linear")
+        if self.has_state and not self.every:
+            is_conv = all("conv" in name for name in self.entries if name not in ROWS)
+            names.append("conv" if is_conv else "linear")
         if not names and heads is not None:
             is_shared = not self.kept and any(self.runs[1].kept)
             names.append("shared" if is_shared else "full")
@@ -521,14 +459,13 @@ class Built:
             return None
         module = modules[0]
         if isinstance(module, nn.ModuleList):
-            count, each = len(module), list(module[0].parameters())
-            parameters = sum(p.numel() for p in each)
-            matrices = sum(p.numel() for p in each if p.ndim > 1)
+            count, of_all, ndim = len(module), list(module[0].parameters()), 2
+            shared_by = 1
         else:
-            of_all = list(module.parameters())
-            count = next(p.shape[0] for p in of_all if p.ndim == 3)
-            parameters = sum(p.numel() for p in of_all) // count
-            matrices = sum(p.numel() for p in of_all if p.ndim == 3) // count
+            of_all, ndim = list(module.parameters()), 3
+            shared_by = count = next(p.shape[0] for p in of_all if p.ndim == ndim)
+        parameters = sum(p.numel() for p in of_all) // shared_by
+        matrices = sum(p.numel() for p in of_all if p.ndim >= ndim) // shared_by
         told = (getattr(self.config, name, None) for name in ACTIVE)
         active = next((each for each in told if isinstance(each, int)), 1)
         if flops := run.flops[f"{self.n}e"]:
