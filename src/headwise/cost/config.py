@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 from headwise.cost.shape import Experts, Heads, Kept, Layer, ModelShape, Piece
 from headwise.errors import HeadwiseError
@@ -59,21 +59,22 @@ class Fields:
 
     def __init__(self, config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
         self.config, self.facts = config, facts
-        self.used = {fact for fact in facts.values() if isinstance(fact, str)}
-        self.used |= {*facts.get("flags", ()), *facts.get("sizes", ()), *HARMLESS}
-        if "windows" in facts:
-            self.used.add("layer_types")
         self.fixed: dict[str, Any] = facts.get("fixed", {})
 
     def check(self) -> None:
         """Raise UndescribedError for fields that may change sizes and are not known here."""
-        known = {*NAMES, *(alias for aliases in NAMES.values() for alias in aliases)}
+        known = {*HARMLESS, *self.facts.get("flags", ()), *self.facts.get("sizes", ())}
+        known |= {fact for fact in self.facts.values() if isinstance(fact, str)}
+        for name, aliases in NAMES.items():
+            known |= {name, *aliases}
+        if "windows" in self.facts:
+            known.add("layer_types")
         for name, value in self.config.items():
             if name in self.fixed:
                 # Where that value is off, anything empty is off, too.
                 if value not in (None, self.fixed[name]) and (value or self.fixed[name]):
                     raise UndescribedError(f"{name}={short(value)}")
-            elif name not in known | self.used and _sizes_something(name, value):
+            elif name not in known and _sizes_something(name, value):
                 raise UndescribedError(f"{name}={short(value)}")
 
     def get(self, name: str) -> Any:
@@ -170,7 +171,17 @@ def shape_by_formula(config: Mapping[str, Any]) -> ModelShape:
     layers = []
     for n, (spec, forward) in enumerate(zip(attentions, forwards, strict=True)):
         layer = layer_of(f"L{n}", spec, kind == OURS)
-        layers.append(forward.added(layer, norms[0] * width))
+        flops = 2 * forward.weights
+        layer = replace(
+            layer,
+            feed_forward_parameters=forward.parameters,
+            norm_parameters=norms[0] * width,
+            experts=forward.experts,
+            linear=layer.linear + flops,
+            step=layer.step + flops,
+            expanded=layer.expanded and layer.expanded + flops,
+        )
+        layers.append(layer)
     pieces = [*_tables(f), Piece(part="norms", parameters=norms[1] * width), *_head(f)]
     return ModelShape(
         family=str(kind),
@@ -349,10 +360,9 @@ def _windows(f: Fields) -> list[int | None]:
         slides = [kind == "sliding_attention" for kind in types]
     elif rule == "all":
         slides = [f.optional("sliding_window") is not None] * n_layers
-    elif rule == "every other":  # Gemma 2, gpt-oss
-        slides = [n % 2 == 0 for n in range(n_layers)]
-    elif rule == "pattern":  # Gemma 3: of each so many layers the last one sees all
-        slides = [(n + 1) % f.size("sliding_window_pattern") > 0 for n in range(n_layers)]
+    elif rule != "types":  # of each so many layers the last one sees all: of 2 in gpt-oss
+        every = rule if isinstance(rule, int) else f.size(rule)
+        slides = [(n + 1) % every > 0 for n in range(n_layers)]
     else:
         raise UndescribedError("no layer_types")
     window = f.optional("sliding_window")
@@ -361,38 +371,26 @@ def _windows(f: Fields) -> list[int | None]:
     return [window if slide else None for slide in slides]
 
 
-class Forward:
+class Forward(NamedTuple):
     """down(act(up x)), or down(act(gate x) * up x); with experts a router sends a token to a few of them."""
 
-    def __init__(self, f: Fields, width: int, experts: tuple[int, int] | None = None) -> None:
-        d_model, gated, bias = f.size("hidden_size"), f.has("gated", True), f.has("ff_bias")
-        matrices = (2 + gated) * d_model * width
-        # The biases are those of up and, where there is one, of gate, each `width` long, and that of down.
-        parameters = matrices + bias * ((1 + gated) * width + d_model)
-        self.experts = None
-        self.parameters, self.weights = parameters, matrices
-        if experts:
-            active, count = experts
-            self.experts = Experts(
-                count=count, active=active, parameters=parameters, matrices=matrices
-            )
-            shared = matrices * (f.size("n_shared_experts") if f.has("shared") else 0)
-            router = count * d_model
-            common = router + f.has("router_bias") * count + shared
-            self.parameters = count * parameters + common
-            self.weights = active * matrices + router + shared
+    parameters: int
+    weights: int  # that a token meets
+    experts: Experts | None = None
 
-    def added(self, layer: Layer, norms: int) -> Layer:
-        """The layer with this feed-forward, and with norms of so many parameters."""
-        return replace(
-            layer,
-            feed_forward_parameters=self.parameters,
-            norm_parameters=norms,
-            experts=self.experts,
-            linear=layer.linear + 2 * self.weights,
-            step=layer.step + 2 * self.weights,
-            expanded=layer.expanded and layer.expanded + 2 * self.weights,
-        )
+
+def _forward(f: Fields, width: int, experts: tuple[int, int] | None = None) -> Forward:
+    d_model, gated, bias = f.size("hidden_size"), f.has("gated", True), f.has("ff_bias")
+    matrices = (2 + gated) * d_model * width
+    # The biases are those of up and, where there is one, of gate, each `width` long, and that of down.
+    parameters = matrices + bias * ((1 + gated) * width + d_model)
+    if not experts:
+        return Forward(parameters, matrices)
+    active, count = experts
+    each = Experts(count=count, active=active, parameters=parameters, matrices=matrices)
+    common = count * d_model + matrices * (f.size("n_shared_experts") if f.has("shared") else 0)
+    total = count * (parameters + f.has("router_bias")) + common
+    return Forward(total, active * matrices + common, each)
 
 
 def _forwards(f: Fields) -> list[Forward]:
@@ -400,19 +398,19 @@ def _forwards(f: Fields) -> list[Forward]:
     n_layers, field = f.size("num_hidden_layers"), f.facts.get("experts")
     if field is None:
         width = f.optional("intermediate_size") or 4 * f.size("hidden_size")
-        return [Forward(f, width)] * n_layers
+        return [_forward(f, width)] * n_layers
     active, count = f.size("num_experts_per_tok"), f.size(field)
     if active > count:
         raise HeadwiseError(
             f"num_experts_per_tok={active} exceeds {field}={count}; correct one of them"
         )
     width = f.size(f.facts.get("expert_width", "intermediate_size"))
-    forward = Forward(f, width, (active, count))
+    forward = _forward(f, width, (active, count))
     # DeepSeek's first layers have none
     first = f.get("first_k_dense_replace") if f.has("shared") else 0
     if not isinstance(first, int) or not first >= 0:
         raise HeadwiseError(f"first_k_dense_replace={short(first)} must be a whole number")
-    plain = [Forward(f, f.size("intermediate_size"))] * min(first, n_layers) if first else []
+    plain = [_forward(f, f.size("intermediate_size"))] * min(first, n_layers) if first else []
     return plain + [forward] * (n_layers - len(plain))
 
 

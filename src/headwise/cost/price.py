@@ -238,7 +238,7 @@ def cache_bytes_per_token(config: dict[str, Any], dtype: str, tokens: int = 1) -
         tokens: of the text
     """
     shape = shape_of_fields(config)
-    return cache_bytes(shape, make_setting(shape, dtype=dtype), tokens) / tokens
+    return _held(shape.kept, make_setting(shape, dtype=dtype), tokens) / tokens
 
 
 @dataclass(frozen=True)
@@ -498,8 +498,12 @@ def price_shape(name: str, shape: ModelShape, setting: Setting) -> Price:
 
 def weight_bytes(shape: ModelShape, setting: Setting) -> int:
     matrices = sum(experts.count * experts.matrices for experts in shape.experts)
-    others = bytes_of(shape.parameters - matrices, setting.dtype)
-    return others + bytes_of(matrices, setting.expert_dtype)
+    return packed_bytes(matrices, shape.parameters - matrices, setting)
+
+
+def packed_bytes(matrices: int, others: int, setting: Setting) -> int:
+    """Bytes of so many parameters in the matrices of experts, and of others."""
+    return bytes_of(matrices, setting.expert_dtype) + bytes_of(others, setting.dtype)
 
 
 # Where parameters stand, in the order of a bill; `head` is what stands behind the last layer, such as the matrix to the
@@ -565,17 +569,12 @@ def _growth(kept: Iterable[Kept], setting: Setting, beyond: bool = False) -> flo
     return float(size) if size.denominator > 1 else int(size)
 
 
-def cache_bytes(shape: ModelShape, setting: Setting, tokens: int) -> int:
-    """Bytes that the cache of one text of so many tokens keeps."""
-    return _held(shape.kept, setting, tokens)
-
-
 def cache_price(shape: ModelShape, setting: Setting) -> CachePrice:
     """What the texts of a batch keep, and what one token more adds, before windows are full and after."""
     lengths = []
     for part in (16, 4, 1):
         tokens = max(1, setting.context // part)
-        size = cache_bytes(shape, setting, tokens)
+        size = _held(shape.kept, setting, tokens)
         lengths.append(Length(tokens, size, size * setting.batch))
     return CachePrice(
         bytes_per_token=_growth(shape.kept, setting),
@@ -592,9 +591,8 @@ def decode_price(shape: ModelShape, setting: Setting) -> DecodePrice:
     batch = setting.batch
     flops = decode_flops(shape, setting.context) * batch
     # Rounded, for with experts the parameters that are read are a mean.
-    matrices, others = decode_parameters(shape, batch)
-    weights = bytes_of(round(others), setting.dtype)
-    weights += bytes_of(round(matrices), setting.expert_dtype)
+    matrices, others = map(round, decode_parameters(shape, batch))
+    weights = packed_bytes(matrices, others, setting)
     cache = cache_price(shape, setting).total_bytes
     return DecodePrice(
         flops=flops,
@@ -610,7 +608,7 @@ def fit(shape: ModelShape, setting: Setting, free: int) -> MemoryPrice:
     """The longest texts that a batch may have with its caches in `free` bytes, and the most texts of this context."""
 
     def size(tokens: int) -> int:
-        return setting.batch * cache_bytes(shape, setting, tokens)
+        return setting.batch * _held(shape.kept, setting, tokens)
 
     longest = None
     growth = _growth(shape.kept, setting, beyond=True)
@@ -618,7 +616,7 @@ def fit(shape: ModelShape, setting: Setting, free: int) -> MemoryPrice:
         # No text that fits is longer: each token adds at least `growth`, but for an open block.
         most = LONGEST if not growth else int(free / growth) + 2**20
         longest = bisect_right(range(1, most + 1), free, key=size)
-    of_one = cache_bytes(shape, setting, setting.context)
+    of_one = _held(shape.kept, setting, setting.context)
     return MemoryPrice(free, longest, free // of_one if of_one else MOST)
 
 
