@@ -429,7 +429,7 @@ def _head(f: Fields) -> list[Piece]:
     """What the class adds behind the layers: the first of `architectures`, or of the facts where it names none."""
     classes: dict[str, str] = f.facts["heads"]
     named = f.config.get("architectures") or list(classes)
-    if not isinstance(named, list) or named[0] not in classes:
+    if not isinstance(named, list) or named[0] not in list(classes):
         raise UndescribedError(f"architectures={short(named)}")
     width, vocabulary = f.size("hidden_size"), f.size("vocab_size")
     pieces = []
