@@ -10,6 +10,7 @@ small model reads prompts of 64, 300 and 1,000 tokens, and its own cache holds a
 from __future__ import annotations
 
 import argparse
+import runpy
 import sys
 import time
 from collections import Counter
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from families import models_of
 from transformers import CONFIG_MAPPING, __version__
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
@@ -26,6 +26,8 @@ import headwise as hw
 from headwise.cost.built import Stack, called, kept_by_layer
 from headwise.models.hf import meta_model
 
+# By its path: the tests have a module of that name.
+models_of = runpy.run_path(str(Path(__file__).with_name("families.py")))["models_of"]
 CAUSAL = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 TOKENS = (64, 300, 1000)
 

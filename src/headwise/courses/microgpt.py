@@ -142,12 +142,15 @@ def attention(q: Vector, keys: Matrix, values: Matrix, n_head: int) -> Vector:
     x_attn: list[Any] = []
     for hs in range(0, len(q), head_dim):  # hs: where the head starts
         places = slice(hs, hs + head_dim)
-        q_h, v_h = q[places], [value[places] for value in values]
+        q_h = q[places]
+        k_h = [key[places] for key in keys]
+        v_h = [value[places] for value in values]
         # how well each key answers
-        attn_logits = [dot(q_h, key[places]) / math.sqrt(head_dim) for key in keys]
+        attn_logits = [dot(q_h, key) / math.sqrt(head_dim) for key in k_h]
         attn_weights = softmax(attn_logits)
         # zip(*v_h) gives for each place its numbers in all tokens so far.
-        x_attn += [dot(attn_weights, feature) for feature in zip(*v_h, strict=True)]
+        head_out = [dot(attn_weights, feature) for feature in zip(*v_h, strict=True)]
+        x_attn += head_out
     return x_attn
 
 
