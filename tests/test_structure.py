@@ -11,7 +11,7 @@ from measure import all_nodes, parsed
 import headwise
 
 SOURCE = Path(headwise.__file__).parent
-LONGEST_FUNCTION = 100  # lines, from def to the end
+LONGEST_FUNCTION = 80  # lines, from def to the end
 VAGUE = {"one", "found", "own", "given", "mine", "said", "heard"}  # names are nouns of the field
 
 
@@ -93,8 +93,9 @@ def test_no_function_is_long() -> None:
     assert long == [], f"{long} have over {LONGEST_FUNCTION} lines: split them by what they do"
 
 
-# What `make measure` counts may fall, and rises with a reason alone; who makes it fall lowers the number here.
-MOST = {"nodes": 250_100, "files": 134, "circles": 0, "messages": 0, "options": 95, "test lines": 24_000}
+# What `make measure` counts may fall, and rises with a reason alone; who makes it fall lowers the number here. The last
+# rise: prices of any family that transformers builds, `verify`, and a check that tries several readings before it accuses.
+MOST = {"nodes": 258_000, "files": 122, "circles": 0, "messages": 0, "options": 95, "test lines": 22_600}
 
 
 def test_the_package_grows_no_more() -> None:

@@ -74,6 +74,12 @@ STOPS = (
     ZeroDivisionError,
 )  # fmt: skip
 
+# In the learner's code: a mask that is added as it is passed, what makes a fill, and keys or values that are kept
+# without their gradient, as code that only writes texts may do.
+ADDED = r"\+=? *\w*mask"
+FILLS = r"fill|where\(|tril|triu|inf|mask\w* *\*|\* *\w*mask|1(\.0)? - |== 0"
+DETACHED_CACHE = r"self\.\w*(cache|past)\w*.*=.*detach"
+
 
 class Table(dict[str, Any]):
     """Weights by their names, as `attn_wq`. Any other key, as `layer0.attn_wq`, gets that of its role."""
@@ -756,7 +762,10 @@ class Examiner:
             for role, arrays in parts_of(attention.module, self.options.mapping).weights.items():
                 for weight in (array.holder for array in arrays):
                     missing = weight.grad is None or (weight.grad == 0).all(-1).any()
-                    if weight.requires_grad and missing:
+                    if weight.requires_grad and missing and self.scope.says(DETACHED_CACHE):
+                        if ("cached_gradients", {}) not in trial.left:
+                            trial.left.append(("cached_gradients", {}))
+                    elif weight.requires_grad and missing:
                         name = f"W_{role.upper()}"
                         trial.shown["no-gradient"] = self.target.say("unreached", name=name)
             trial.checked.append("gradients")
@@ -795,8 +804,15 @@ class Examiner:
         if explanation.unexplained and "dropout-in-eval" in bugs:
             explained = True  # no numbers are alike while it draws
             target.left_out("not_still")
+        # Who only adds what is passed has no fill of their own: what it must be is not known here.
+        added = "mask-weak-fill" in bugs and self.scope.says(ADDED) and not self.scope.says(FILLS)
+        if added:
+            bugs.remove("mask-weak-fill")
+            target.left_out("added_mask")
         # None: neither right nor wrong can be said.
         right: bool | None = not bugs and explained
+        if added and not bugs:
+            right = None
         if not explained and not self._may_accuse(trial):
             right = False if bugs else None
             target.left_out("beyond")
