@@ -93,8 +93,8 @@ def test_no_function_is_long() -> None:
     assert long == [], f"{long} have over {LONGEST_FUNCTION} lines: split them by what they do"
 
 
-# What `make measure` counts may fall, and rises with a reason alone; who makes it fall lowers the number here. The last
-# rise: prices of any family that transformers builds, `verify`, and a check that tries several readings before it accuses.
+# What `make measure` counts may fall, and rises with a reason alone; who makes it fall lowers the number here.
+# Last rise: prices of any family that transformers builds, `verify`, a check that tries several readings first.
 MOST = {"nodes": 258_000, "files": 122, "circles": 0, "messages": 0, "options": 95, "test lines": 22_600}
 
 
