@@ -61,26 +61,24 @@ def mutants(version: Version, count: int, rng: random.Random) -> Iterator[tuple[
             yield Version(version.style, node.lineno, (), "\n".join(changed) + "\n"), node.lineno  # type: ignore[attr-defined]
 
 
-def numbers(version: Version) -> list[Any] | None:
-    """What comes out of every case of its first trial; None where nothing does."""
-    try:
-        module, name, source = loaded(version)
-        kind = kind_of(source.definitions.get(name)) or "layer"
-        target = Target(vars(module)[name], name, kind, source, Options(), vars(module))
-        examiner = Examiner(target)
-        for built in examiner.builds():
-            for trial in examiner.trials(built):
-                cases = list(examiner._cases(trial))
-                return [out for case in cases for out in case.outputs.values()]
-    except Exception:
-        pass
-    return None
+def numbers(version: Version) -> list[Any]:
+    """What comes out of every case of its first trial. Raises what the code raises, and LookupError without a trial."""
+    module, name, source = loaded(version)
+    kind = kind_of(source.definitions.get(name)) or "layer"
+    target = Target(vars(module)[name], name, kind, source, Options(), vars(module))
+    examiner = Examiner(target)
+    for built in examiner.builds():
+        for trial in examiner.trials(built):
+            cases = list(examiner._cases(trial))
+            return [out for case in cases for out in case.outputs.values()]
+    raise LookupError(f"{version.style}: nothing was tried")
 
 
-def outcome(right: list[Any] | None, mutant: Version, line: int) -> str:
+def outcome(right: list[Any], mutant: Version, line: int) -> str:
     """equal, missed, named, placed (on the changed line), found (without name or line), or stopped: it does not run."""
-    theirs = numbers(mutant)
-    if theirs is None or right is None:
+    try:
+        theirs = numbers(mutant)
+    except Exception:  # a mutant may raise anything; the right code may not, and is run outside
         return "does not run"
     same = len(theirs) == len(right) and all(
         np.shape(a) == np.shape(b) and np.allclose(a, b, atol=1e-4, equal_nan=True)

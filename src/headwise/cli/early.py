@@ -18,18 +18,13 @@ if TYPE_CHECKING:
 AT_ONCE = 2**24
 
 
-def check_model(folder: Path, dtype: str = "auto") -> None:
-    """Refuse what is no model folder, and a number format that no model runs in.
+def check_model(folder: Path) -> None:
+    """Refuse what is no model folder.
 
     A folder of ours is not looked into: what is wrong in it is said by what reads it, which is quick, too.
     """
     if not is_own(folder):
         check_folder(folder)
-    if dtype != "auto":
-        # Imported here: at the top of the file it would be a sixth of all that `headwise --help` imports.
-        from headwise.models import computed_in
-
-        computed_in(dtype)  # raises HeadwiseError
 
 
 def check_texts(folder: Path, texts: Sequence[str | Path] | None) -> None:
@@ -47,7 +42,7 @@ def check_texts(folder: Path, texts: Sequence[str | Path] | None) -> None:
 
 def shape_of(folder: Path) -> ModelShape | None:
     """The sizes in a folder's config.json; None where they cannot be told exactly: the model itself is then asked."""
-    from headwise.cost.config import shape_by_formula  # here, as in `check_model`
+    from headwise.cost.config import shape_by_formula  # here: at the top it would slow --help
 
     try:
         return shape_by_formula(read_config(folder))
