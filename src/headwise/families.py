@@ -51,7 +51,9 @@ class Family:
     layers: str = "layers"  # the list of layers, seen from the body of the model (its `base_model`)
     attention: str = "self_attn"  # the attention module, seen from a layer
     width: str = "hidden_size"  # the config's field for the width of the model
-    even_width: bool = False  # must the number of heads divide the width, whatever head_dim says?
+    even_width: bool = (
+        False  # must the number of heads divide the width, whatever head_dim says?
+    )
 
     @property
     def packed(self) -> bool:
@@ -88,7 +90,9 @@ def _part(name: str, part: str) -> dict[str, Any] | None:
 
 # all that are known, by name
 FAMILIES = {
-    name: Family(name=name, form=_part(name, "form"), **(_part(name, "attention") or {}))
+    name: Family(
+        name=name, form=_part(name, "form"), **(_part(name, "attention") or {})
+    )
     for name in _TABLE
 }
 
@@ -110,7 +114,13 @@ NO_NEXT = (
     "Model", "ForMaskedLM", "ForPreTraining", "ForSequenceClassification", "ForTokenClassification",
     "ForQuestionAnswering",
 )  # fmt: skip
-PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")  # weights as pickles, which are never read
+PICKLED = (
+    ".bin",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".pkl",
+)  # weights as pickles, which are never read
 
 
 def check_folder(folder: Path) -> dict[str, Any]:
@@ -154,7 +164,10 @@ def is_own(path: Path) -> bool:
         return True
     try:
         return "headwise" in read_config(path)  # a field of our configs alone
-    except (OSError, HeadwiseError):  # what is wrong is said by whoever reads it for itself
+    except (
+        OSError,
+        HeadwiseError,
+    ):  # what is wrong is said by whoever reads it for itself
         return False
 
 
@@ -166,7 +179,11 @@ def _foreign_config(folder: Path) -> dict[str, Any]:
 def _class_name(config: dict[str, Any]) -> str:
     """The class of the model, such as "GPT2LMHeadModel"; "" where its config does not say."""
     names = config.get("architectures")
-    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""
+    return (
+        names[0]
+        if isinstance(names, list) and names and isinstance(names[0], str)
+        else ""
+    )
 
 
 def check_reshapable(folder: Path) -> None:
@@ -187,7 +204,9 @@ def check_next(folder: Path, remedy: str) -> None:
     two_stacks = config.get("is_encoder_decoder") is True
     # `is_decoder` makes a model for next tokens of an encoder such as BERT.
     if two_stacks or (
-        name.endswith(NO_NEXT) and not name.endswith("HeadModel") and not config.get("is_decoder")
+        name.endswith(NO_NEXT)
+        and not name.endswith("HeadModel")
+        and not config.get("is_decoder")
     ):
         raise HeadwiseError(
             f"{folder} holds a {name or config.get('model_type')}, which does not predict the next token of a "

@@ -33,7 +33,9 @@ def write_whole(path: str | Path, data: bytes | str) -> None:
                 rest = rest[stream.write(rest) :]
         return
     check_link(Path(path))
-    path = Path(os.path.realpath(path))  # through links: a rename onto one would replace the link
+    path = Path(
+        os.path.realpath(path)
+    )  # through links: a rename onto one would replace the link
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)  # of a process that had our number and died
     permissions = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
@@ -98,7 +100,9 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     folder = Path(os.path.realpath(folder))
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)  # of a process that had our number and died
+    shutil.rmtree(
+        temporary, ignore_errors=True
+    )  # of a process that had our number and died
     temporary.mkdir()
     try:
         yield temporary
@@ -173,7 +177,12 @@ def read_text(path: str | Path, blank: bool = False) -> str:
     else:
         data = read_bytes(path)
     try:
-        text = data.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+        text = (
+            data.decode("utf-8")
+            .removeprefix("\ufeff")
+            .replace("\r\n", "\n")
+            .replace("\r", "\n")
+        )
     except UnicodeDecodeError as error:
         raise HeadwiseError(
             f"{path} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}"
@@ -187,7 +196,9 @@ def read_json(path: str | Path) -> Any:
     """A JSON document in UTF-8. Raises HeadwiseError for anything else, and for one nested too deep to be read."""
     data = read_bytes(path)
     try:
-        return json.loads(data.decode("utf-8-sig"))  # without the byte order mark, if there is one
+        return json.loads(
+            data.decode("utf-8-sig")
+        )  # without the byte order mark, if there is one
     # ValueError: also a number of more digits than Python reads
     except (ValueError, RecursionError) as error:
         raise HeadwiseError(f"{path} is no JSON: {error}") from None
@@ -197,7 +208,8 @@ def free_memory() -> int:
     """Bytes that may still be taken: what the machine has free, or less where a control group has a limit."""
     with contextlib.suppress(OSError, ValueError, KeyError):  # only Linux has this file
         rows = (
-            line.split() for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+            line.split()
+            for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
         )
         free = {row[0]: 1024 * int(row[1]) for row in rows}["MemAvailable:"]
         group = Path("/sys/fs/cgroup")

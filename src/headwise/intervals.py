@@ -40,7 +40,9 @@ def interval_of(values: Sequence[float]) -> Interval:
     """Mean and Student's t interval of independent values (Student 1908). NaNs are left out; of none all is NaN."""
     numbers = [value for value in values if not math.isnan(value)]
     mean = math.fsum(numbers) / len(numbers) if numbers else math.nan
-    return interval_from(len(numbers), mean, math.fsum((value - mean) ** 2 for value in numbers))
+    return interval_from(
+        len(numbers), mean, math.fsum((value - mean) ** 2 for value in numbers)
+    )
 
 
 def interval_from(n: int, mean: float, squares: float) -> Interval:
@@ -62,7 +64,9 @@ def t_quantile(degrees: int, level: float = LEVEL) -> float:
         high *= 2
     for _ in range(60):  # halvings: more than a float has digits
         middle = (low + high) / 2
-        low, high = (middle, high) if _inside(degrees, middle) < level else (low, middle)
+        low, high = (
+            (middle, high) if _inside(degrees, middle) < level else (low, middle)
+        )
     return (low + high) / 2
 
 
@@ -72,7 +76,9 @@ def _inside(degrees: int, t: float) -> float:
     With c = cos(angle), odd: 2/pi * (angle + sin(angle) * (c + 2/3 c^3 + ...)), even: sin(angle) * (1 + 1/2 c^2 + ...).
     """
     angle = math.atan(t / math.sqrt(degrees))
-    odd = degrees % 2  # the series differ: 26.7.3 is for odd degrees, 26.7.4 for even ones
+    odd = (
+        degrees % 2
+    )  # the series differ: 26.7.3 is for odd degrees, 26.7.4 for even ones
     cosine = math.cos(angle)
     term = cosine if odd else 1.0
     total = 0.0

@@ -85,7 +85,9 @@ class BroadcastGrid:
 
     def pick(self, values: Any, axes: str) -> Any:
         array = self._array(values)
-        if array.ndim:  # a single number has nothing to cut, and axes[-0:] would be all four
+        if (
+            array.ndim
+        ):  # a single number has nothing to cut, and axes[-0:] would be all four
             lengths = {"b": self.B, "h": self.H, "t": self.T, "s": self.S}
             # What broadcasts has length 1; the whole of an axis, 1 included, is cut to the part at hand.
             cuts = []
@@ -176,10 +178,14 @@ class Mask:
     def __rand__(self, other: object) -> Mask:
         raise bare_mask_error(other)
 
-    __array_ufunc__ = None  # so that `array & mask` asks __rand__, in NumPy and, below, in torch
+    __array_ufunc__ = (
+        None  # so that `array & mask` asks __rand__, in NumPy and, below, in torch
+    )
 
     @classmethod
-    def __torch_function__(cls, *_: Any, **__: Any) -> Any:  # torch, too, asks `__rand__` then
+    def __torch_function__(
+        cls, *_: Any, **__: Any
+    ) -> Any:  # torch, too, asks `__rand__` then
         return NotImplemented
 
 
@@ -246,7 +252,10 @@ def all_of(masks: Iterable[Mask | None]) -> Mask | None:
 
 
 def resolve(
-    masks: Iterable[Mask], grid: Grid, where: Callable[..., Any], narrowed: Callable[[Any], Any]
+    masks: Iterable[Mask],
+    grid: Grid,
+    where: Callable[..., Any],
+    narrowed: Callable[[Any], Any],
 ) -> tuple[Any, Any]:
     """What masks allow and add together on arrays, with -inf taken out of the bias and into what is forbidden.
 
@@ -297,7 +306,8 @@ class WithoutBias(_Derived):
     def allowed(self, grid: Grid) -> Any:
         bias = self.mask.bias(grid) if self.mask.bias_may_forbid() else None
         return _joined(
-            operator.and_, [self.mask.allowed(grid), None if bias is None else bias != -math.inf]
+            operator.and_,
+            [self.mask.allowed(grid), None if bias is None else bias != -math.inf],
         )
 
 
@@ -334,7 +344,9 @@ class Part(_Derived):
         if band is None or (self.axis == "t" and not _neighbours(self.numbers)):
             return None
         # Query i of this call is query i + first_query of the larger one, so here j - i is larger by first_query.
-        low, high = (None if bound is None else bound + self.first_query for bound in band)
+        low, high = (
+            None if bound is None else bound + self.first_query for bound in band
+        )
         return low, high
 
 
@@ -354,7 +366,9 @@ class _WholeGrid:
         neighbours = _neighbours(numbers)
         # A slice of an array is a view; picking by a list would copy.
         self._numbers = (
-            slice(numbers[0], numbers[0] + len(numbers)) if numbers and neighbours else numbers
+            slice(numbers[0], numbers[0] + len(numbers))
+            if numbers and neighbours
+            else numbers
         )
         self.B, self.H, self.T, self.S = grid.B, grid.H, grid.T, grid.S
         self.i, self.j, self.read = grid.i, grid.j, grid.read
@@ -364,7 +378,9 @@ class _WholeGrid:
             self.T = part.length
             # Neighbours need only an addition to the numbers 0, 1, ... that this call's queries have; for any others
             # `pick` lays their numbers along the axis of queries.
-            self.i = grid.i + part.first_query if neighbours else grid.pick(numbers, "t")
+            self.i = (
+                grid.i + part.first_query if neighbours else grid.pick(numbers, "t")
+            )
 
     def pick(self, values: Any, axes: str) -> Any:
         shape = shape_of(values)
@@ -378,7 +394,9 @@ class _WholeGrid:
 
 def _neighbours(numbers: Sequence[int]) -> bool:
     """Does each number follow on the one before?"""
-    return not len(numbers) or list(numbers) == list(range(numbers[0], numbers[0] + len(numbers)))
+    return not len(numbers) or list(numbers) == list(
+        range(numbers[0], numbers[0] + len(numbers))
+    )
 
 
 def _taken(values: Any, axis: int, numbers: slice | list[int]) -> Any:
@@ -388,7 +406,9 @@ def _taken(values: Any, axis: int, numbers: slice | list[int]) -> Any:
         return values[(*[slice(None)] * axis, numbers)]
     if axis:
         return [_taken(value, axis - 1, numbers) for value in values]
-    return values[numbers] if isinstance(numbers, slice) else [values[n] for n in numbers]
+    return (
+        values[numbers] if isinstance(numbers, slice) else [values[n] for n in numbers]
+    )
 
 
 class Shifted(Mask):
@@ -406,7 +426,9 @@ class Shifted(Mask):
                 raise HeadwiseError(
                     f"{type(self).__name__} offset={self.offset} must hold whole numbers"
                 )
-            check_axes(f"{type(self).__name__} offset", shape_of(self.offset), "b", grid)
+            check_axes(
+                f"{type(self).__name__} offset", shape_of(self.offset), "b", grid
+            )
             for offset in grid.read(self.offset):
                 check_position(f"{type(self).__name__} offset", offset)
 
@@ -419,7 +441,9 @@ class Shifted(Mask):
         )
 
     def counts_from_first(self) -> bool:
-        return self.offset is not None  # without one, positions are counted from the last key
+        return (
+            self.offset is not None
+        )  # without one, positions are counted from the last key
 
     def aligned(self) -> bool:
         return self.offset is None
@@ -539,8 +563,12 @@ class Segments(Mask):
     alike = True
 
     def check(self, grid: Grid) -> None:
-        check_axes("Segments q_ids", check_even("Segments q_ids", self.q_ids), "bt", grid)
-        check_axes("Segments kv_ids", check_even("Segments kv_ids", self.kv_ids), "bs", grid)
+        check_axes(
+            "Segments q_ids", check_even("Segments q_ids", self.q_ids), "bt", grid
+        )
+        check_axes(
+            "Segments kv_ids", check_even("Segments kv_ids", self.kv_ids), "bs", grid
+        )
 
     def allowed(self, grid: Grid) -> Any:
         return grid.pick(self.q_ids, "bt") == grid.pick(self.kv_ids, "bs")
@@ -637,7 +665,9 @@ def alibi_slopes(n_heads: int) -> list[float]:
 
     Press et al. 2021, section 3 and the authors' note on head counts that are no power of two.
     """
-    power = 2 ** int(math.log2(n_heads))  # the largest power of two that is not above n_heads
+    power = 2 ** int(
+        math.log2(n_heads)
+    )  # the largest power of two that is not above n_heads
     slopes = [2 ** (-8 * (h + 1) / power) for h in range(power)]
     # The slopes of 2 * power heads are 2^(-4/power), 2^(-8/power), ...: the first, third, fifth lie between ours.
     between = [2 ** (-4 * (h + 1) / power) for h in range(0, 2 * power, 2)]
@@ -651,7 +681,9 @@ def check_axes(name: str, shape: tuple[int, ...], axes: str, grid: Grid) -> None
     expected = tuple(lengths[axis] for axis in axes)
     if shape != expected:
         letters = ",".join(axes).upper()
-        raise HeadwiseError(f"{name} has shape {shape}; this call needs ({letters}) = {expected}")
+        raise HeadwiseError(
+            f"{name} has shape {shape}; this call needs ({letters}) = {expected}"
+        )
 
 
 def check_position(name: str, value: int) -> None:

@@ -62,14 +62,20 @@ class RoPE(_Brief):
     def __post_init__(self) -> None:
         # Fields that would be ignored, with the setting that each needs. `factor` stands first, as the first that is
         # found is named in the error, and it asks for less: for any scaling.
-        needs = {} if self.scaling == "yarn" else dict.fromkeys(_OF_YARN, "scaling='yarn'")
+        needs = (
+            {} if self.scaling == "yarn" else dict.fromkeys(_OF_YARN, "scaling='yarn'")
+        )
         if self.scaling is None:
             needs = {"factor": "scaling=; one of linear, ntk, yarn", **needs}
         for name, setting in needs.items():
             if getattr(self, name) != RoPE.__dataclass_fields__[name].default:
-                raise HeadwiseError(f"rope {name}={getattr(self, name)} needs {setting}")
+                raise HeadwiseError(
+                    f"rope {name}={getattr(self, name)} needs {setting}"
+                )
         if not self.theta > 0:
-            raise HeadwiseError(f"rope theta={self.theta} is not positive; 10000 is usual")
+            raise HeadwiseError(
+                f"rope theta={self.theta} is not positive; 10000 is usual"
+            )
         if self.dim is not None and (self.dim <= 0 or self.dim % 2):
             raise HeadwiseError(
                 f"rope dim={self.dim} must be even and positive: features turn in pairs"
@@ -89,7 +95,9 @@ class RoPE(_Brief):
                 "rope scaling='yarn' needs original_context=, the length of the texts in training"
             )
         if not self.original_context > 0:
-            raise HeadwiseError(f"rope original_context={self.original_context} is not positive")
+            raise HeadwiseError(
+                f"rope original_context={self.original_context} is not positive"
+            )
         if not self.beta_fast > self.beta_slow > 0:
             raise HeadwiseError(
                 f"rope beta_fast={self.beta_fast} must exceed beta_slow={self.beta_slow}, and both 0"
@@ -107,7 +115,10 @@ class RoPE(_Brief):
     def pairs(self, head_dim: int) -> tuple[tuple[int, int], ...]:
         """The features of a head that are rotated together: (m, m + dim/2) for each m, or (2m, 2m + 1)."""
         half = (self.dim or head_dim) // 2
-        return tuple((2 * m, 2 * m + 1) if self.interleaved else (m, m + half) for m in range(half))
+        return tuple(
+            (2 * m, 2 * m + 1) if self.interleaved else (m, m + half)
+            for m in range(half)
+        )
 
     def frequencies(self, head_dim: int) -> tuple[list[float], float]:
         """Radians per position of each pair of features, and the factor on cosines and sines (1, but for yarn)."""
@@ -130,7 +141,9 @@ class RoPE(_Brief):
             # 0 for a fast pair, 1 for a slow one, a ramp between. Where low = high, the 1e-3 makes a step of the ramp
             # and keeps the division from 0.
             slowness = min(1.0, max(0.0, (m - low) / max(high - low, 1e-3)))
-            mixed.append(frequency * (1 - slowness) + frequency / self.factor * slowness)
+            mixed.append(
+                frequency * (1 - slowness) + frequency / self.factor * slowness
+            )
         if self.attention_factor is not None:
             return mixed, self.attention_factor
         # The paper's fit. As it multiplies queries and keys, scores grow by its square.

@@ -27,7 +27,9 @@ AnyArray = TypeVar("AnyArray", list[Any], "NDArray[Any]", "Tensor")
 Vector = tuple[float, ...]  # its numbers, one a feature
 # of arrays in plain data: of numbers up to 1, as weights are, float32 has no more that mean anything
 DECIMALS = 6
-PICTURED = 16  # heads, queries and keys of a trace in a notebook, at most: a round choice
+PICTURED = (
+    16  # heads, queries and keys of a trace in a notebook, at most: a round choice
+)
 # "L3.H5", "encoder.L3.H5"
 HEAD_NAME = re.compile(r"(?:(?P<part>.+)\.)?L(?P<layer>\d+)\.H(?P<head>\d+)")
 
@@ -71,7 +73,11 @@ def plain_data(value: Any) -> Any:
     # an array; rounded as float64, so that 0.1 does not become 0.10000000149
     if hasattr(value, "tolist"):
         return plain_data(
-            (value.astype("float64").round(DECIMALS) if value.dtype.kind == "f" else value).tolist()
+            (
+                value.astype("float64").round(DECIMALS)
+                if value.dtype.kind == "f"
+                else value
+            ).tolist()
         )
     if isinstance(value, dict):
         return {key: plain_data(inner) for key, inner in value.items()}
@@ -88,7 +94,9 @@ class Trace(Generic[AnyArray]):
 
     scores: AnyArray  # (B,H,T,S)  q.k * scale, before anything is forbidden
     capped: AnyArray  # (B,H,T,S)  after the softcap; the scores themselves where there is none
-    masked: AnyArray  # (B,H,T,S)  after bias and mask; -inf where a query may not attend
+    masked: (
+        AnyArray  # (B,H,T,S)  after bias and mask; -inf where a query may not attend
+    )
     # (B,H,T,S)  after softmax; a row sums to 1, to less beside a sink, to 0 if it may attend nothing
     weights: AnyArray
     # (B,H,T)    log of the softmax's denominator, sink included: weights = exp(masked - lse)
@@ -127,10 +135,14 @@ class Call(NamedTuple):
     q: Tensor  # (B,H,T,D), normed and rotated
     k: Tensor  # (B,G,S,D), with what a cache held
     v: Tensor  # (B,G,S,E)
-    options: Options  # as given to the backend; `trace(q, k, v, options)` gives every step
+    options: (
+        Options  # as given to the backend; `trace(q, k, v, options)` gives every step
+    )
     # (B,H,T,E), before the heads are joined; of transformers what enters W_O, gated or normed
     out: Tensor
-    cross: bool = False  # do keys and values come from another sequence than the queries?
+    cross: bool = (
+        False  # do keys and values come from another sequence than the queries?
+    )
     # tokens before these, which a cache has seen; None where the layer does not know
     past: int | None = None
     # is `out` what W_O reads, where there is one? Else it is what left the attention
@@ -202,7 +214,9 @@ class RunSummary:
     facts: dict[str, str]
     curve: tuple[CurvePoint, ...]
     held_out_loss: float
-    baseline_loss: float | None  # n-gram baseline on the same held-out tokens, nats per token
+    baseline_loss: (
+        float | None
+    )  # n-gram baseline on the same held-out tokens, nats per token
     baseline_name: str | None  # for example "5-gram, Kneser-Ney"
     samples: tuple[str, ...] = ()
 
@@ -247,7 +261,9 @@ class HeadSteps:
     gate: float | None
     # (E,) the head's output: the weighted sum of the values, times the gate where there is one
     out: Vector
-    added: tuple[Vector, ...]  # (H, C) what each head adds: its out through its block of W_O
+    added: tuple[
+        Vector, ...
+    ]  # (H, C) what each head adds: its out through its block of W_O
     norms: Vector  # (H,) their lengths
     out_bias: Vector | None  # (C,) of W_O
     layer_out: Vector  # (C,) sum of all rows of `added`, and the bias

@@ -114,7 +114,9 @@ class AttentionSpec:
             if vars(self)[name] is None:
                 vars(self)[name] = self._usual(name)
             if name == "kv_index":
-                vars(self)[name] = resolve_kv_index(self.n_heads, self.n_kv_heads, self.kv_index)
+                vars(self)[name] = resolve_kv_index(
+                    self.n_heads, self.n_kv_heads, self.kv_index
+                )
             else:
                 vars(self)[name] = require_size(name, getattr(self, name))
         self._check_options()
@@ -153,7 +155,9 @@ class AttentionSpec:
                 "out_bias=True needs out_proj=True: there is no projection to carry the bias"
             )
         if self.rope and (self.rope.dim or 0) > self.head_dim:
-            raise HeadwiseError(f"rope dim={self.rope.dim} exceeds head_dim={self.head_dim}")
+            raise HeadwiseError(
+                f"rope dim={self.rope.dim} exceeds head_dim={self.head_dim}"
+            )
         # RoPE itself refuses a `dim` that is odd
         if self.rope and (self.rope.dim or self.head_dim) % 2:
             raise HeadwiseError(
@@ -162,14 +166,18 @@ class AttentionSpec:
         if self.mask is not None and not isinstance(self.mask, Mask):
             raise bare_mask_error(self.mask)
         if not self.qk_norm_eps >= 0:  # not `< 0`, as NaN is refused, too
-            raise HeadwiseError(f"qk_norm_eps={self.qk_norm_eps} must be at least 0; 1e-6 is usual")
+            raise HeadwiseError(
+                f"qk_norm_eps={self.qk_norm_eps} must be at least 0; 1e-6 is usual"
+            )
         check_scores(self.scale, self.softcap)
         check_dropout(self.dropout)
 
     def _chosen(self) -> dict[str, Any]:
         """The fields without a default, and those that are not as they would be if they were left out."""
         return {
-            name: value for name, value in vars(self).items() if not self._is_usual(name, value)
+            name: value
+            for name, value in vars(self).items()
+            if not self._is_usual(name, value)
         }
 
     def _is_usual(self, name: str, value: Any) -> bool:
@@ -208,7 +216,11 @@ class AttentionSpec:
     def variant(self) -> str:
         """What the field calls it: MHA, GQA or MQA."""
         return (
-            "MHA" if self.n_kv_heads == self.n_heads else "MQA" if self.n_kv_heads == 1 else "GQA"
+            "MHA"
+            if self.n_kv_heads == self.n_heads
+            else "MQA"
+            if self.n_kv_heads == 1
+            else "GQA"
         )
 
     @property
@@ -252,7 +264,8 @@ class AttentionSpec:
     def n_parameters(self) -> int:
         """Number of weights of the layer, biases, norms and sinks included."""
         heads = (
-            self.n_heads * self.query_head_parameters + self.n_kv_heads * self.kv_head_parameters
+            self.n_heads * self.query_head_parameters
+            + self.n_kv_heads * self.kv_head_parameters
         )
         return heads + self.shared_parameters
 
@@ -307,7 +320,10 @@ class LatentSpec(AttentionSpec):
     latent_norm: bool = True
 
     def _check_options(self) -> None:
-        for name in ("latent_dim", *(["q_latent_dim"] if self.q_latent_dim is not None else [])):
+        for name in (
+            "latent_dim",
+            *(["q_latent_dim"] if self.q_latent_dim is not None else []),
+        ):
             vars(self)[name] = require_size(name, getattr(self, name))
         if self.rope_dim % 2 or not 0 <= self.rope_dim < self.head_dim:
             raise HeadwiseError(
@@ -319,7 +335,9 @@ class LatentSpec(AttentionSpec):
                 f"rope dim={self.rope.dim} and rope_dim={self.rope_dim} name one size; drop one"
             )
         if self.rope is not None and not self.rope_dim:
-            raise HeadwiseError("rope= with rope_dim=0: nothing is left to rotate; pass rope_dim=")
+            raise HeadwiseError(
+                "rope= with rope_dim=0: nothing is left to rotate; pass rope_dim="
+            )
         super()._check_options()
 
     @property
@@ -385,7 +403,9 @@ class LatentSpec(AttentionSpec):
         return self.latent_dim + self.rope_dim
 
 
-PerHead: TypeAlias = "Sequence[Any] | NDArray[Any] | Tensor"  # (H,) one number for each query head
+PerHead: TypeAlias = (
+    "Sequence[Any] | NDArray[Any] | Tensor"  # (H,) one number for each query head
+)
 
 
 class Options(NamedTuple):
@@ -453,7 +473,9 @@ def resolve_kv_index(
     try:
         index = tuple(operator.index(g) for g in kv_index)
     except TypeError:
-        raise HeadwiseError(f"kv_index={list(kv_index)} must hold whole numbers") from None
+        raise HeadwiseError(
+            f"kv_index={list(kv_index)} must hold whole numbers"
+        ) from None
     if len(index) != n_heads:
         raise HeadwiseError(
             f"kv_index has {len(index)} entries for {n_heads} query heads; one for each is needed"
@@ -491,7 +513,9 @@ def check_scores(scale: float | None, softcap: float | None) -> None:
         if number is not None:
             require_number(name, number)
     if scale is not None and not math.isfinite(scale):
-        raise HeadwiseError(f"scale={scale} is not finite; pass None for 1/sqrt(head_dim)")
+        raise HeadwiseError(
+            f"scale={scale} is not finite; pass None for 1/sqrt(head_dim)"
+        )
     if softcap == math.inf:
         raise HeadwiseError("softcap=inf caps nothing; pass None for no cap")
     if softcap is not None and not softcap > 0:

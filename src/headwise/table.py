@@ -20,7 +20,15 @@ if TYPE_CHECKING:
 MISSING = "\u2013"  # an en dash
 # units of bytes, each 1024 of the one before
 BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
-DECIMAL = ("", "k", "M", "G", "T", "P", "E")  # of operations, each 1000 of the one before
+DECIMAL = (
+    "",
+    "k",
+    "M",
+    "G",
+    "T",
+    "P",
+    "E",
+)  # of operations, each 1000 of the one before
 
 
 class Markup(str):
@@ -48,7 +56,11 @@ def number(value: float | None, decimals: int, signed: bool = False) -> str:
     if value is None or not math.isfinite(value):
         return MISSING
     rounded = round(value, decimals) or 0.0  # -0.0 becomes 0.0
-    text = f"{rounded:+,.{decimals}f}" if signed and rounded else f"{rounded:,.{decimals}f}"
+    text = (
+        f"{rounded:+,.{decimals}f}"
+        if signed and rounded
+        else f"{rounded:,.{decimals}f}"
+    )
     return text.replace("-", "\u2212")  # the sign of typography, as wide as a plus
 
 
@@ -67,14 +79,20 @@ def amount(size: float) -> str:
     return scaled(size, 1024, BINARY)
 
 
-def heat(weights: Iterable[Iterable[float]], rows: Iterable[str], keys: Iterable[str]) -> Markup:
+def heat(
+    weights: Iterable[Iterable[float]], rows: Iterable[str], keys: Iterable[str]
+) -> Markup:
     """Weights (T,S) as an HTML table of blue squares, the bluer the larger; `rows` and `keys` name its lines."""
     style = "width:1em;height:1em;background:rgba(30,90,200"
     lines = []
     for name, line in zip(rows, weights, strict=True):
         cells: list[str] = [name]
         for weight in line:  # how opaque the blue is
-            cells.append(Markup(f'<div title="{weight:.3f}" style="{style},{weight:.3f})"></div>'))
+            cells.append(
+                Markup(
+                    f'<div title="{weight:.3f}" style="{style},{weight:.3f})"></div>'
+                )
+            )
         lines.append(cells)
     return Markup(Table(["", *keys], lines).html())
 
@@ -137,7 +155,9 @@ class Table:
 
     def html(self) -> str:
         """An HTML table, without title and note."""
-        columns = "".join(f'<th scope="col">{_html(cell)}</th>' for cell in self.columns)
+        columns = "".join(
+            f'<th scope="col">{_html(cell)}</th>' for cell in self.columns
+        )
         lines = [f"<table><thead><tr>{columns}</tr></thead><tbody>"]
         for first, *cells in self.rows:
             values = "".join(f"<td>{_html(cell)}</td>" for cell in cells)
@@ -154,7 +174,9 @@ class Table:
         self.print(Console(file=file, width=width), left, last)
         return file.getvalue()
 
-    def print(self, console: Console, left: Iterable[int] = (0,), last: int = 0) -> None:
+    def print(
+        self, console: Console, left: Iterable[int] = (0,), last: int = 0
+    ) -> None:
         """Columns that do not fit go on in a further table below, behind the first column again.
 
         Such a table is a band of columns. The box takes one place at either edge, which the 2 below stand for:
@@ -172,7 +194,8 @@ class Table:
         cells = [[shown(cell) for cell in row] for row in self.rows]
         lefts = set(left)
         columns = [
-            [heading, *(row[place] for row in cells)] for place, heading in enumerate(self.columns)
+            [heading, *(row[place] for row in cells)]
+            for place, heading in enumerate(self.columns)
         ]
         # `cell_len` is a text's width on a console, where a Chinese character takes two places.
         widths, gap = [max(map(cell_len, column)) for column in columns], 2
@@ -183,9 +206,12 @@ class Table:
                 longest = max(map(cell_len, column), default=0)
                 word = max(map(cell_len, heading.split()), default=0)
                 widths[place] = max(
-                    word, min(longest, console.width // 3) if place in lefts else longest
+                    word,
+                    min(longest, console.width // 3) if place in lefts else longest,
                 )
-        free = console.width - widths[0] - 2  # for the gaps and the other columns of a band
+        free = (
+            console.width - widths[0] - 2
+        )  # for the gaps and the other columns of a band
         # the first column of a table, behind the names of the rows; a table of names alone has none
         start = 1
         while start < len(columns) or start == 1:
@@ -203,7 +229,9 @@ class Table:
                 show_header=any(self.columns),
             )
             if self.title:
-                grid.title = Text(self.title if start == 1 else f"{self.title}, continued")
+                grid.title = Text(
+                    self.title if start == 1 else f"{self.title}, continued"
+                )
                 grid.title_justify = "left"
             for place in (0, *range(start, end)):
                 side: Literal["left", "right"] = "left" if place in lefts else "right"

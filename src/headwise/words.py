@@ -33,7 +33,9 @@ _MARKUP = re.compile(
 @functools.cache
 def table() -> dict[str, dict[str, str]]:
     """{key: {language: phrase}}; the key of `[report] lede` is `report.lede`."""
-    text = resources.files("headwise").joinpath("words.toml").read_text(encoding="utf-8")
+    text = (
+        resources.files("headwise").joinpath("words.toml").read_text(encoding="utf-8")
+    )
     texts = {}
     for name, section in tomllib.loads(text).items():
         for key, phrase in section.items():
@@ -51,12 +53,16 @@ def table() -> dict[str, dict[str, str]]:
 def check_lang(lang: str) -> None:
     """Raise HeadwiseError for a language that the table does not have."""
     if lang not in LANGUAGES:
-        raise HeadwiseError(f"lang={lang!r} is not known; one of {', '.join(LANGUAGES)}")
+        raise HeadwiseError(
+            f"lang={lang!r} is not known; one of {', '.join(LANGUAGES)}"
+        )
 
 
 def phrases(sections: Sequence[str]) -> dict[str, dict[str, str]]:
     """{language: {key: phrase}} of some sections: what a page carries."""
-    kept = {key: texts for key, texts in table().items() if key.split(".")[0] in sections}
+    kept = {
+        key: texts for key, texts in table().items() if key.split(".")[0] in sections
+    }
     return {
         lang: {key: texts[lang] for key, texts in kept.items() if lang in texts}
         for lang in LANGUAGES
@@ -68,10 +74,16 @@ def phrase(key: str, lang: str = "en", /, **facts: Any) -> str:
     return marked(key, lang, facts)
 
 
-def marked(key: str, lang: str, facts: Facts, marks: tuple[str, str] = ("*", "*")) -> str:
+def marked(
+    key: str, lang: str, facts: Facts, marks: tuple[str, str] = ("*", "*")
+) -> str:
     """A phrase with its facts; what it emphasises stands between the two `marks`."""
     # Marks first: a star in a value is no mark.
-    text = re.sub(r"\*([^*]+)\*", lambda mark: f"{marks[0]}{mark[1]}{marks[1]}", table()[key][lang])
+    text = re.sub(
+        r"\*([^*]+)\*",
+        lambda mark: f"{marks[0]}{mark[1]}{marks[1]}",
+        table()[key][lang],
+    )
     values = {name: said(fact, lang) for name, fact in facts.items()}
     return re.sub(_PLACE, lambda place: _value(place, values), text)
 
@@ -110,7 +122,9 @@ def unknown(
     names = list(known)
     # the two nearest, of those that are alike enough
     near = difflib.get_close_matches(str(name), names, n=2)
-    if not near:  # difflib takes capitals for other letters, so that "LLAMA" is not near "llama"
+    if (
+        not near
+    ):  # difflib takes capitals for other letters, so that "LLAMA" is not near "llama"
         near = [other for other in names if other.lower() == str(name).lower()]
     if near:
         return HeadwiseError(f"{what}; did you mean {' or '.join(near)}?")
@@ -120,7 +134,9 @@ def unknown(
 def system_language() -> str:
     """The language of this system's messages, where the table has it, else en: LC_ALL, else LC_MESSAGES, else LANG."""
     # The first that is set and not empty, such as "es_ES.UTF-8".
-    locale = next(filter(None, map(os.environ.get, ("LC_ALL", "LC_MESSAGES", "LANG"))), "")
+    locale = next(
+        filter(None, map(os.environ.get, ("LC_ALL", "LC_MESSAGES", "LANG"))), ""
+    )
     return locale[:2] if locale[:2] in LANGUAGES else LANGUAGES[0]
 
 
@@ -145,7 +161,9 @@ def _known_phrases() -> list[tuple[str, re.Pattern[str]]]:
     """
     # "kept." and "source.", with which their keys begin
     sections = key_of("kept", ""), key_of("source", "")
-    english = {key: texts["en"] for key, texts in table().items() if key.startswith(sections)}
+    english = {
+        key: texts["en"] for key, texts in table().items() if key.startswith(sections)
+    }
     patterns = []
     for key in sorted(english, key=lambda key: -len(re.sub(_PLACE, "", english[key]))):
         # {order}, which re.escape has made \{order\}, becomes the group `order`. No phrase here has {count:one|many}.
@@ -170,7 +188,11 @@ def phrase_html(key: str, lang: str, values: Facts) -> str:
 
     The values come out of the JSON of a page, in which notes are plain text: none is left to be said.
     """
-    text, html, done = table()[key][lang], "", 0  # `done`: where what is not yet HTML begins
+    text, html, done = (
+        table()[key][lang],
+        "",
+        0,
+    )  # `done`: where what is not yet HTML begins
     for mark in _MARKUP.finditer(text):
         html += escaped(text[done : mark.start()])
         done = mark.end()
@@ -189,4 +211,6 @@ def _value(place: re.Match[str], values: Facts) -> str:
     value, singular, plural = values[place[1]], place[2], place[3]
     if singular is None:
         return str(value)
-    return singular if value in (1, "1") else plural  # a number may come as text, already formatted
+    return (
+        singular if value in (1, "1") else plural
+    )  # a number may come as text, already formatted

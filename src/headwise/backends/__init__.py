@@ -16,7 +16,11 @@ from headwise.masks import Mask, bare_mask_error
 from headwise.records import AnyArray, Trace
 from headwise.spec import Options, PerHead
 
-TITLES = {"loops": "loop", "numpy_": "NumPy", "torch_": "torch"}  # by the name of the module
+TITLES = {
+    "loops": "loop",
+    "numpy_": "NumPy",
+    "torch_": "torch",
+}  # by the name of the module
 
 
 def attend(

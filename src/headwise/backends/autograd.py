@@ -47,7 +47,9 @@ class Value:
         return Value(self.data * other, (self,), (other,))
 
     def __pow__(self, exponent: float) -> Value:
-        return Value(self.data**exponent, (self,), (exponent * self.data ** (exponent - 1),))
+        return Value(
+            self.data**exponent, (self,), (exponent * self.data ** (exponent - 1),)
+        )
 
     def __neg__(self) -> Value:
         return self * -1.0
@@ -109,7 +111,9 @@ def number(x: Scalar) -> float:
 
 def exp(x: Scalar) -> Scalar:
     y = math.exp(number(x))
-    return Value(y, (x,), (y,)) if isinstance(x, Value) else y  # the slope of exp is exp itself
+    return (
+        Value(y, (x,), (y,)) if isinstance(x, Value) else y
+    )  # the slope of exp is exp itself
 
 
 def log(x: Scalar) -> Scalar:
@@ -140,5 +144,9 @@ def _node(data: float, inputs: Sequence[Scalar], slopes: list[float]) -> Scalar:
         return Value(data, cast("tuple[Value, ...]", tuple(inputs)), slopes)
     if Value not in kinds:
         return data
-    values = [(x, slope) for x, slope in zip(inputs, slopes, strict=True) if isinstance(x, Value)]
+    values = [
+        (x, slope)
+        for x, slope in zip(inputs, slopes, strict=True)
+        if isinstance(x, Value)
+    ]
     return Value(data, tuple(x for x, _ in values), [slope for _, slope in values])

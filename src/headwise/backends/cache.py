@@ -36,7 +36,9 @@ class KVCache:
         window: keep only the latest `window` tokens: enough for a layer with a Window of left <= window
     """
 
-    def __init__(self, max_length: int | None = None, window: int | None = None) -> None:
+    def __init__(
+        self, max_length: int | None = None, window: int | None = None
+    ) -> None:
         for name, value in (("max_length", max_length), ("window", window)):
             if value is not None and value < 1:
                 raise HeadwiseError(f"{name}={value} must be at least 1")
@@ -46,7 +48,9 @@ class KVCache:
             )
         self.max_length, self.window = max_length, window
         self.length = 0  # tokens seen
-        self.reorders = 0  # how often documents changed places, for callers that add up over calls
+        self.reorders = (
+            0  # how often documents changed places, for callers that add up over calls
+        )
         # of keys (B,G,room,D) and of values (B,G,room,E), once there are some
         self._buffers: tuple[Tensor, ...] = ()
         # the rows that are held: tokens before them are dropped, room is behind
@@ -123,10 +127,17 @@ class KVCache:
             _check_fit("keys", self._buffers[0], k)
             _check_fit("values", self._buffers[1], v)
         self.check_room(k.shape[2])
-        held, n_new = self._views(), k.shape[2]  # `held` is empty before the first token
+        held, n_new = (
+            self._views(),
+            k.shape[2],
+        )  # `held` is empty before the first token
         if torch.is_grad_enabled() or any(view.requires_grad for view in held):
             # Backward may need what it was given, so nothing is written in place.
-            joined = (torch.cat([held[0], k], 2), torch.cat([held[1], v], 2)) if held else (k, v)
+            joined = (
+                (torch.cat([held[0], k], 2), torch.cat([held[1], v], 2))
+                if held
+                else (k, v)
+            )
             self._offered = Offer(joined, 0, self.kept + n_new, n_new)
             return joined
         if not held or self._end + n_new > self._buffers[0].shape[2]:
@@ -145,7 +156,9 @@ class KVCache:
         if self.window is not None:
             # full after `window` more tokens, and only then the kept ones move
             return max(total, 2 * self.window)
-        return max(total, 2 * self.kept)  # doubled, so that n appends move O(n) rows in all
+        return max(
+            total, 2 * self.kept
+        )  # doubled, so that n appends move O(n) rows in all
 
     def _move(self, held: tuple[Tensor, ...], room: int) -> None:
         """New buffers of `room` rows, with what is held at their beginning."""
@@ -165,7 +178,10 @@ class KVCache:
             )
 
     def take(
-        self, layer: int | None = None, context: Tensor | None = None, values: Tensor | None = None
+        self,
+        layer: int | None = None,
+        context: Tensor | None = None,
+        values: Tensor | None = None,
     ) -> None:
         """Count what was offered. With a `context` these are keys and values made of it, for all calls to come.
 
@@ -190,7 +206,9 @@ class KVCache:
             if self.window is not None:
                 self._begin = max(self._begin, self._end - self.window)
 
-    def held(self, context: Tensor | None, values: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def held(
+        self, context: Tensor | None, values: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The context's keys and values. Both arguments may be left out, or must be the tensors they came from."""
         if context is not None:
             sources = {
@@ -208,7 +226,9 @@ class KVCache:
     def crop(self, length: int) -> None:
         """Forget all but the first `length` tokens, as speculative decoding does with a rejected draft."""
         if not 0 <= length <= self.length:
-            raise HeadwiseError(f"cannot crop to {length} tokens; the cache has seen {self.length}")
+            raise HeadwiseError(
+                f"cannot crop to {length} tokens; the cache has seen {self.length}"
+            )
         if self.holds_context and length < self.length:
             raise HeadwiseError(
                 "a cache of a context stays whole, and cannot be cropped; crop those of self attention"

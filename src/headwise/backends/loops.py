@@ -17,7 +17,13 @@ from headwise.errors import HeadwiseError
 from headwise.masks import Mask
 from headwise.records import Trace
 from headwise.shapes import check_even, flat, shape_of
-from headwise.spec import Options, check_per_head, check_scores, check_shapes, resolve_kv_index
+from headwise.spec import (
+    Options,
+    check_per_head,
+    check_scores,
+    check_shapes,
+    resolve_kv_index,
+)
 
 Vector = Sequence[Scalar]
 Matrix = Sequence[Vector]
@@ -28,7 +34,9 @@ def attend(q: list[Any], k: list[Any], v: list[Any], options: Options) -> list[A
     return trace(q, k, v, options).out
 
 
-def trace(q: list[Any], k: list[Any], v: list[Any], options: Options) -> Trace[list[Any]]:
+def trace(
+    q: list[Any], k: list[Any], v: list[Any], options: Options
+) -> Trace[list[Any]]:
     """As `attend`, with every step kept. q (H,T,D) without a batch axis gives records without one."""
     mask, scale, softcap, sink, dropout, gate, kv_index = options
     if dropout:
@@ -39,7 +47,9 @@ def trace(q: list[Any], k: list[Any], v: list[Any], options: Options) -> Trace[l
         batched = trace([q], [k], [v], options)
         # each field without its axis of documents
         return Trace(*(steps[0] for steps in vars(batched).values()))
-    B, H, G, T, S, D, _ = check_shapes(check_even("q", q), check_even("k", k), check_even("v", v))
+    B, H, G, T, S, D, _ = check_shapes(
+        check_even("q", q), check_even("k", k), check_even("v", v)
+    )
     check_scores(scale, softcap)
     for name, per_head in (("sink", sink), ("gate", gate)):
         if per_head is not None:
@@ -62,12 +72,26 @@ def trace(q: list[Any], k: list[Any], v: list[Any], options: Options) -> Trace[l
                     rows += masks[n][0]
             # A key that no query of these heads may attend is not read: it stands as zeros. The other backends have one
             # K for all these heads, so this backend asks them all, too: its trace has the same scores as theirs.
-            keys = [k[b][g][j] if any(row[j] for row in rows) else [0.0] * D for j in range(S)]
+            keys = [
+                k[b][g][j] if any(row[j] for row in rows) else [0.0] * D
+                for j in range(S)
+            ]
             # Either may be an array: `list` is there for the types alone.
-            head_sink, head_gate = (None if x is None else list(x)[h] for x in (sink, gate))
+            head_sink, head_gate = (
+                None if x is None else list(x)[h] for x in (sink, gate)
+            )
             # Values need no zeros: `_row_out` reads only those that its query may attend.
             heads.append(
-                _head(q[b][h], keys, v[b][g], *masks[h], scale, softcap, head_sink, head_gate)
+                _head(
+                    q[b][h],
+                    keys,
+                    v[b][g],
+                    *masks[h],
+                    scale,
+                    softcap,
+                    head_sink,
+                    head_gate,
+                )
             )
         documents.append(heads)
     # Traces of heads become one Trace, each of whose fields has the axes of documents and heads in front.
@@ -95,7 +119,10 @@ def _head(
         capped = [[softcap * tanh(score / softcap) for score in row] for row in scores]
     # What is forbidden is replaced, not added to: NaN there cannot leak.
     masked: list[list[Scalar]] = [
-        [score + extra if ok else -math.inf for score, extra, ok in zip(*rows, strict=True)]
+        [
+            score + extra if ok else -math.inf
+            for score, extra, ok in zip(*rows, strict=True)
+        ]
         for rows in zip(capped, bias, allowed, strict=True)
     ]
     rows = [_softmax(row, sink) for row in masked]
@@ -121,7 +148,9 @@ def _softmax(logits: Vector, sink: Scalar | None) -> tuple[list[Scalar], Scalar]
     top = max(number(x) for x in terms)
     powers = [exp(x - top) for x in terms]
     total = sum(powers)
-    for j, power in zip(visible, powers, strict=False):  # the sink's power, at the end, has no key
+    for j, power in zip(
+        visible, powers, strict=False
+    ):  # the sink's power, at the end, has no key
         weights[j] = power / total
     return weights, log(total) + top
 
@@ -176,5 +205,7 @@ def _mask_of_head(
             grid.b, grid.h, grid.i, grid.j = b, h, i, j
             may, extra = mask.allowed(grid), mask.bias(grid)
             bias[i][j] = 0.0 if extra is None else extra
-            allowed[i][j] = (may is None or bool(may)) and number(bias[i][j]) != -math.inf
+            allowed[i][j] = (may is None or bool(may)) and number(
+                bias[i][j]
+            ) != -math.inf
     return allowed, bias

@@ -45,22 +45,29 @@ def _steps(q: Array, k: Array, v: Array, options: Options, keep: bool) -> Trace[
     check_scores(scale, softcap)
     dtype = _working_dtype(q, k, v)
     sink, gate = (
-        _per_head(name, x, sizes.H, dtype) for name, x in (("sink", sink), ("gate", gate))
+        _per_head(name, x, sizes.H, dtype)
+        for name, x in (("sink", sink), ("gate", gate))
     )
     index = resolve_kv_index(sizes.H, sizes.G, kv_index)
     scale = 1 / math.sqrt(sizes.D) if scale is None else float(scale)
     allowed, bias = _masks(mask, sizes, dtype)
 
-    k, v = _alive_only(k, v, allowed, index)  # while there is one k and v for each key/value head
+    k, v = _alive_only(
+        k, v, allowed, index
+    )  # while there is one k and v for each key/value head
     k, v = k.astype(dtype, copy=False), v.astype(dtype, copy=False)
     # `_by_group` reads equal groups of adjacent heads; for any other order each query head gets a k and v of its own.
     if not is_adjacent(index, sizes.H, sizes.G):
         k, v = k[:, index], v[:, index]
 
-    scores = _by_group(q.astype(dtype, copy=False) * dtype.type(scale), k.swapaxes(-1, -2))
+    scores = _by_group(
+        q.astype(dtype, copy=False) * dtype.type(scale), k.swapaxes(-1, -2)
+    )
     # `dtype.type`, as a softcap that is a float64 of NumPy would widen the scores.
     capped = (
-        scores if softcap is None else np.tanh(scores / dtype.type(softcap)) * dtype.type(softcap)
+        scores
+        if softcap is None
+        else np.tanh(scores / dtype.type(softcap)) * dtype.type(softcap)
     )
     masked = capped if bias is None else capped + bias
     if allowed is not None:
@@ -81,7 +88,9 @@ def _by_group(x_bhtm: Array, y_bgmn: Array) -> Array:
     return (x_bhtm.reshape(B, G, H // G * T, m) @ y_bgmn).reshape(B, H, T, n)
 
 
-def _softmax(masked_bhts: Array, sink: Array | None, out: Array | None) -> tuple[Array, Array]:
+def _softmax(
+    masked_bhts: Array, sink: Array | None, out: Array | None
+) -> tuple[Array, Array]:
     """Weights (B,H,T,S), in `out` if given, and the log-sum-exp of scores and sink (B,H,T).
 
     A row of -inf gives zeros and -inf. The sink is one more logit of a row, whose own weight is left out.
@@ -133,7 +142,9 @@ def _alive_only(
     if allowed is None:
         return k, v
     B, G, S, _ = k.shape
-    n_rows = allowed.shape[-2] if allowed.ndim > 1 else 1  # 1 where all queries may attend the same
+    n_rows = (
+        allowed.shape[-2] if allowed.ndim > 1 else 1
+    )  # 1 where all queries may attend the same
     # (B,H,S): may any query of the head attend the key? Then the same of the key/value heads.
     by_head = np.any(np.broadcast_to(allowed, (B, len(index), n_rows, S)), -2)
     alive = np.zeros((B, G, S), bool)
@@ -157,7 +168,9 @@ def _working_dtype(q: Array, k: Array, v: Array) -> np.dtype[Any]:
     return np.promote_types(q.dtype, np.float32)
 
 
-def _per_head(name: str, values: Any, n_heads: int, dtype: np.dtype[Any]) -> Array | None:
+def _per_head(
+    name: str, values: Any, n_heads: int, dtype: np.dtype[Any]
+) -> Array | None:
     """sink or gate as (H,1,1), in the working dtype."""
     if values is None:
         return None

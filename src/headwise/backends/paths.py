@@ -42,7 +42,11 @@ def choose(sizes: Sizes, options: Options) -> Path:
     if why_explicit(sizes, options):
         # It reads all keys, and each mask by itself.
         return Path(
-            EXPLICIT, 0, sizes.S, None, () if options.mask is None else options.mask.parts()
+            EXPLICIT,
+            0,
+            sizes.S,
+            None,
+            () if options.mask is None else options.mask.parts(),
         )
     name = MASKED  # unless nothing is masked, or the kernel's flag says it
     if sizes.T == 1 and why_ungrouped(sizes, options) is None:
@@ -51,7 +55,9 @@ def choose(sizes: Sizes, options: Options) -> Path:
         name = FUSED
     elif band is not None and len(rest) == 0 and options.sink is None:
         # Does query i see keys 0 to i, of as many keys as queries? 1 - T is the least j - i: no lower bound.
-        is_triangle = band[0] <= 1 - sizes.T and band[1] == 0 and first == 0 and last == sizes.T
+        is_triangle = (
+            band[0] <= 1 - sizes.T and band[1] == 0 and first == 0 and last == sizes.T
+        )
         if is_triangle and (options.scale is None or options.scale > 0):
             name = CAUSAL
     return Path(name, first, last, band, rest)
@@ -103,9 +109,7 @@ def why_explicit(sizes: Sizes, options: Options) -> str | None:
         and options.scale is not None
         and abs(options.scale) < SMALLEST_SCALE
     ):
-        return (
-            "sink with a scale near 0: the kernel carries the sink as sink / scale, which overflows"
-        )
+        return "sink with a scale near 0: the kernel carries the sink as sink / scale, which overflows"
     # D = 0 is refused before.
     if any(n == 0 for n in (sizes.B, sizes.H, sizes.T, sizes.S, sizes.E)):
         return "an axis is empty: not every kernel takes that"
@@ -117,8 +121,12 @@ def why_ungrouped(sizes: Sizes, options: Options) -> str | None:
     if sizes.T > 1:
         return f"T={sizes.T} queries: only a single one is folded"
     if sizes.G >= sizes.H:
-        return f"{sizes.G} key/value heads for {sizes.H} query heads: there are no groups"
-    if options.kv_index is not None and not is_adjacent(options.kv_index, sizes.H, sizes.G):
+        return (
+            f"{sizes.G} key/value heads for {sizes.H} query heads: there are no groups"
+        )
+    if options.kv_index is not None and not is_adjacent(
+        options.kv_index, sizes.H, sizes.G
+    ):
         return "kv_index names no equal, adjacent groups: K and V are picked for each query head"
     return None
 
@@ -131,7 +139,9 @@ def runs_off(band: Band, sizes: Sizes) -> bool:
     return low > high or high < 0 or sizes.T - 1 + low > sizes.S - 1
 
 
-def _split(mask: Mask | None, sizes: Sizes) -> tuple[int, int, Band | None, tuple[Mask, ...]]:
+def _split(
+    mask: Mask | None, sizes: Sizes
+) -> tuple[int, int, Band | None, tuple[Mask, ...]]:
     """The windows of a mask, as the range of keys that some query sees and the band left in it; the other masks.
 
     Comparisons rather than `min` and `max`, and no infinities: torch.compile traces these sizes as symbols, and learns

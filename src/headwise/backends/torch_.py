@@ -54,7 +54,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
     causal = path.name == paths.CAUSAL
     # What the kernel's causal flag says no mask needs to say again.
     seen = _dense(
-        options.mask, None if causal else path.band, path.rest, sizes, call.index, path.keys, q
+        options.mask,
+        None if causal else path.band,
+        path.rest,
+        sizes,
+        call.index,
+        path.keys,
+        q,
     )
     # in this order: `alive` is by key/value head, as K and V are before `pick`
     k, v = call.pick(*seen.protect(k, v))
@@ -62,7 +68,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
     if allowed is not None and seen.rows is not None:
         # the kernel makes NaN of an empty row: it is opened here, and zeroed below
         allowed = allowed | ~seen.rows
-    out = _kernel(q, k, v, allowed, seen.bias, causal, call.scale, call.sink_h11, options.dropout)
+    out = _kernel(
+        q, k, v, allowed, seen.bias, causal, call.scale, call.sink_h11, options.dropout
+    )
     if seen.rows is not None:
         out = torch.where(seen.rows, out, 0)
     return out if call.gate_h11 is None else out * call.gate_h11.to(out.dtype)
@@ -76,17 +84,27 @@ def trace(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Trace[Tensor]:
     mask, softcap, dropout = options.mask, options.softcap, options.dropout
     # All keys and no band: every mask speaks for itself, as nothing is cut away.
     seen = _dense(
-        mask, None, () if mask is None else mask.parts(), sizes, call.index, slice(None), q
+        mask,
+        None,
+        () if mask is None else mask.parts(),
+        sizes,
+        call.index,
+        slice(None),
+        q,
     )
     k, v = call.pick(*seen.protect(k, v))
-    scores = _by_group(q.to(call.dtype) * call.scale, k.to(call.dtype).transpose(-1, -2))
+    scores = _by_group(
+        q.to(call.dtype) * call.scale, k.to(call.dtype).transpose(-1, -2)
+    )
     capped = scores if softcap is None else torch.tanh(scores / softcap) * softcap
     masked = capped if seen.bias is None else capped + seen.bias
     if seen.allowed is not None:
         masked = masked.masked_fill(~seen.allowed, -math.inf)
     weights, lse = _softmax(masked, call.sink_h11)
     # The layer passes dropout=0 outside of training, so F.dropout is never told of a mode.
-    out = _by_group(F.dropout(weights, dropout) if dropout else weights, v.to(call.dtype))
+    out = _by_group(
+        F.dropout(weights, dropout) if dropout else weights, v.to(call.dtype)
+    )
     if call.gate_h11 is not None:
         out = out * call.gate_h11
     return Trace(scores, capped, masked, weights, lse, out.to(q.dtype))
@@ -95,7 +113,9 @@ def trace(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Trace[Tensor]:
 class _Call:
     """The checked arguments of a call, in the forms that both paths use."""
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, sizes: Sizes, options: Options) -> None:
+    def __init__(
+        self, q: Tensor, k: Tensor, v: Tensor, sizes: Sizes, options: Options
+    ) -> None:
         check_scores(options.scale, options.softcap)
         check_dropout(options.dropout)
         if not q.dtype == k.dtype == v.dtype:
@@ -103,22 +123,34 @@ class _Call:
                 f"dtypes differ: q is {q.dtype}, k is {k.dtype}, v is {v.dtype}; cast them to one"
             )
         if not q.dtype.is_floating_point:
-            raise HeadwiseError(f"q, k, v are {q.dtype}; attention needs floats: pass .float()")
+            raise HeadwiseError(
+                f"q, k, v are {q.dtype}; attention needs floats: pass .float()"
+            )
         if not q.device == k.device == v.device:
             raise HeadwiseError(
                 f"devices differ: q is on {q.device}, k on {k.device}, v on {v.device}; move them to one"
             )
         self.index = resolve_kv_index(sizes.H, sizes.G, options.kv_index)
-        self.dtype = torch.promote_types(q.dtype, torch.float32)  # of all steps: float32 or wider
-        self.scale = 1 / math.sqrt(sizes.D) if options.scale is None else float(options.scale)
+        self.dtype = torch.promote_types(
+            q.dtype, torch.float32
+        )  # of all steps: float32 or wider
+        self.scale = (
+            1 / math.sqrt(sizes.D) if options.scale is None else float(options.scale)
+        )
         self.sink_h11 = _per_head("sink", options.sink, sizes.H, self.dtype, q.device)
         self.gate_h11 = _per_head("gate", options.gate, sizes.H, self.dtype, q.device)
         # Without kv_index groups are adjacent by rule, which need not be found out at every token that is decoded.
-        self._grouped = options.kv_index is None or is_adjacent(self.index, sizes.H, sizes.G)
+        self._grouped = options.kv_index is None or is_adjacent(
+            self.index, sizes.H, sizes.G
+        )
 
     def pick(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """K and V whose heads serve equal, adjacent groups of query heads: as they are, or picked by kv_index."""
-        return (k, v) if self._grouped else (k[:, list(self.index)], v[:, list(self.index)])
+        return (
+            (k, v)
+            if self._grouped
+            else (k[:, list(self.index)], v[:, list(self.index)])
+        )
 
 
 class _Seen(NamedTuple):
@@ -129,8 +161,12 @@ class _Seen(NamedTuple):
 
     allowed: Tensor | None = None  # (B|1, H|1, T|1, S|1) bool, True = may attend
     bias: Tensor | None = None  # (B|1, H|1, T|1, S|1) in the working dtype, finite
-    rows: Tensor | None = None  # (B|1, H|1, T|1, 1) bool, queries that may attend something
-    alive: Tensor | None = None  # (B|1, G|1, S|1, 1) bool, keys that some query may attend
+    rows: Tensor | None = (
+        None  # (B|1, H|1, T|1, 1) bool, queries that may attend something
+    )
+    alive: Tensor | None = (
+        None  # (B|1, G|1, S|1, 1) bool, keys that some query may attend
+    )
 
     def protect(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """K and V with zeros where nobody may attend: what stands there, NaN too, cannot leak."""
@@ -189,7 +225,12 @@ def _dense(
             allowed = allowed & inside
     allowed = _four_axes(allowed)
     rows = None if every_row_sees else allowed.any(-1, keepdim=True)
-    return _Seen(allowed, bias, rows, None if every_key_is_read else _alive(allowed, index, sizes))
+    return _Seen(
+        allowed,
+        bias,
+        rows,
+        None if every_key_is_read else _alive(allowed, index, sizes),
+    )
 
 
 def _alive(allowed_bhts: Tensor, index: Sequence[int], sizes: Sizes) -> Tensor:
@@ -218,15 +259,21 @@ def _kernel(
     B, H, T, _ = q.shape
     G, width = k.shape[1], v.shape[-1]
     if sink is not None:
-        q, k, v, allowed, bias = _sink_as_key(q, k, v, allowed, bias, sink.flatten(), scale)
-    wider = max(q.shape[-1], v.shape[-1])  # fused kernels want head width and value width equal
+        q, k, v, allowed, bias = _sink_as_key(
+            q, k, v, allowed, bias, sink.flatten(), scale
+        )
+    wider = max(
+        q.shape[-1], v.shape[-1]
+    )  # fused kernels want head width and value width equal
     q, k, v = _widened(q, wider), _widened(k, wider), _widened(v, wider)
     mask = allowed
     if bias is not None:
         mask = bias if allowed is None else torch.where(allowed, bias, -math.inf)
         # The CPU kernel takes a mask of float32 beside narrower queries; kernels of other devices want one dtype.
         mask = mask if q.device.type == "cpu" else mask.to(q.dtype)
-    zero_or_nan = None  # added at the end, it brings back the NaN that FEW_KEYS speaks of
+    zero_or_nan = (
+        None  # added at the end, it brings back the NaN that FEW_KEYS speaks of
+    )
     # A compiler does not compare the length, or it would make two graphs.
     if (
         mask is None
@@ -299,7 +346,9 @@ def _sink_as_key(
         # below 2^31: sums, which are in float32, have room
         most = torch.finfo(q.dtype).max * factors[0]
     # `scale` is not near 0: `paths.why_explicit` keeps such calls away.
-    left = (sink_h / scale).clamp(-most, most)  # what the features so far do not add up to
+    left = (sink_h / scale).clamp(
+        -most, most
+    )  # what the features so far do not add up to
     parts = []
     for factor in factors:
         # Only the features that count once carry the gradient: times 2^15 it would leave the range of float16.
@@ -307,14 +356,18 @@ def _sink_as_key(
         if len(parts) < len(factors):
             left = left - parts[-1].to(left.dtype) * factor
     # (H,n) -> (B,H,T,n)
-    features = torch.stack(parts, -1)[None, :, None].expand(q.shape[0], -1, q.shape[2], -1)
+    features = torch.stack(parts, -1)[None, :, None].expand(
+        q.shape[0], -1, q.shape[2], -1
+    )
     sink_key = F.pad(k.new_tensor(factors), (k.shape[-1], 0))
     q = torch.cat([q, features], -1)
     k = torch.cat([F.pad(k, (0, len(parts))), sink_key.expand(*k.shape[:2], 1, -1)], 2)
     v = F.pad(v, (0, 0, 0, 1))
     if allowed is not None:
         # Expanded first: a mask of one column for all keys must not get a second one.
-        allowed = F.pad(allowed.expand(*allowed.shape[:3], k.shape[2] - 1), (0, 1), value=True)
+        allowed = F.pad(
+            allowed.expand(*allowed.shape[:3], k.shape[2] - 1), (0, 1), value=True
+        )
     if bias is not None:
         bias = F.pad(bias.expand(*bias.shape[:3], k.shape[2] - 1), (0, 1))
     return q, k, v, allowed, bias
@@ -324,7 +377,9 @@ def _by_group(x_bhtm: Tensor, y_bgmn: Tensor) -> Tensor:
     """x @ y where each y serves a group of r = H // G adjacent heads: (B,G,r*T,m) @ (B,G,m,n), y is never repeated."""
     B, H, T, m = x_bhtm.shape
     G = y_bgmn.shape[1]
-    return (x_bhtm.reshape(B, G, H // G * T, m) @ y_bgmn).reshape(B, H, T, y_bgmn.shape[3])
+    return (x_bhtm.reshape(B, G, H // G * T, m) @ y_bgmn).reshape(
+        B, H, T, y_bgmn.shape[3]
+    )
 
 
 def _softmax(masked_bhts: Tensor, sink_h11: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -417,18 +472,24 @@ class Rotation:
         # cosines and sines, by position
         self._table = torch.empty(0, self.dim // 2), torch.empty(0, self.dim // 2)
 
-    def __call__(self, x_bhtd: Tensor, start: int, positions: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, x_bhtd: Tensor, start: int, positions: Tensor | None = None
+    ) -> Tensor:
         """x (B,H,T,D) rotated; position of the first token `start`, or `positions` (T,) or (B,T) of all."""
         # A table kept while torch traces would hold symbols, and its size would be a reason to compile again.
         # A subclass of Tensor stands for such symbols.
         may_keep = type(x_bhtd) is Tensor and not torch.compiler.is_compiling()
-        cos, sin = self._angles(start, x_bhtd.shape[2], positions, x_bhtd.device, may_keep)
+        cos, sin = self._angles(
+            start, x_bhtd.shape[2], positions, x_bhtd.device, may_keep
+        )
         edge = -self.dim if self.last else self.dim
         first, second = x_bhtd.tensor_split([edge], -1)
         rotated, rest = (second, first) if self.last else (first, second)
         if self.rope.interleaved:
             a, b = rotated[..., 0::2], rotated[..., 1::2]
-            rotated = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+            rotated = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(
+                -2
+            )
         else:
             a, b = rotated.chunk(2, -1)
             rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
@@ -455,7 +516,9 @@ class Rotation:
         cos, sin = self._table
         if len(cos) < end or cos.device != device:
             # Twice as long: a text that grows by a token makes few tables. One assignment: other threads read it, too.
-            cos, sin = self._cos_sin(torch.arange(max(end, 2 * len(cos)), device=device))
+            cos, sin = self._cos_sin(
+                torch.arange(max(end, 2 * len(cos)), device=device)
+            )
             self._table = cos, sin
         return cos[start:end], sin[start:end]
 
@@ -468,7 +531,11 @@ class Rotation:
         with torch.inference_mode(False):
             device = positions.device
             # Without float64 on the device the CPU does it. A clone: a tensor of an inference block may not enter.
-            positions = positions.cpu() if widest(device) != torch.float64 else positions.clone()
+            positions = (
+                positions.cpu()
+                if widest(device) != torch.float64
+                else positions.clone()
+            )
             frequencies = torch.tensor(
                 self.frequencies, dtype=torch.float64, device=positions.device
             )

@@ -28,7 +28,9 @@ class Bug:
     texts: Mapping[str, Mapping[str, str]]
     # patterns of the source line in which it most likely stands, the likeliest first
     lines: Sequence[str]
-    evidence: str  # which numbers show it, such as "scores"; see `evidence_of` in `search.py`
+    evidence: (
+        str  # which numbers show it, such as "scores"; see `evidence_of` in `search.py`
+    )
     # what code must have, so that the bug is tried: "mask", "rope", "groups" and others
     needs: Sequence[str] = ()
     # each way to write it, as settings of `form.py`; none: a property shows it
@@ -113,7 +115,9 @@ class AskedError(UncheckedError, AttributeError):
     """A config was asked for what it has not: an AttributeError, so that `getattr(config, name, 0)` gives the 0."""
 
 
-def changes_of(bug: Bug, base: Settings, fills: Sequence[float] = ()) -> Iterator[Settings]:
+def changes_of(
+    bug: Bug, base: Settings, fills: Sequence[float] = ()
+) -> Iterator[Settings]:
     """Every way in which a bug changes a layer whose correct settings are `base`: settings that go over those.
 
     Without rotary positions there are none of the bugs of rotations; what changes nothing is left out.
@@ -138,11 +142,16 @@ def changes_of(bug: Bug, base: Settings, fills: Sequence[float] = ()) -> Iterato
             else [change]
         )
         for version in versions:
-            if any(name not in base or base[name] != value for name, value in version.items()):
+            if any(
+                name not in base or base[name] != value
+                for name, value in version.items()
+            ):
                 yield version
 
 
-def _rotation(row: tuple[str, str, float], rope: tuple[str, str, float]) -> tuple[str, str, float]:
+def _rotation(
+    row: tuple[str, str, float], rope: tuple[str, str, float]
+) -> tuple[str, str, float]:
     """A rotation of the catalogue as the form takes it, where `rope` is the right one: (turn, table, base) of both.
 
     row  says of turn and table "right", "wrong" or "none", and to which power the right base is taken
@@ -184,7 +193,9 @@ class Verdict:
     """
 
     target: str
-    kind: str  # layer, function, rotary or cache; empty where nothing was found to check
+    kind: (
+        str  # layer, function, rotary or cache; empty where nothing was found to check
+    )
     right: bool | None
     findings: tuple[Finding, ...] = ()
     checked: tuple[str, ...] = ()
@@ -205,7 +216,11 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:
         # The key is there only for a file with several attentions.
-        others = {"others": [other.to_json() for other in self.others]} if self.others else {}
+        others = (
+            {"others": [other.to_json() for other in self.others]}
+            if self.others
+            else {}
+        )
         return {
             "target": self.target,
             "kind": self.kind,
@@ -224,7 +239,10 @@ class Verdict:
         lines = [f"{self.target}: {say(f'verdict_{self.right}')}"]
         for finding in self.findings:
             bug = catalogue().get(finding.bug)
-            lines += ["", f"{bug.name(self.lang)} ({bug.id})" if bug else say("unknown")]
+            lines += [
+                "",
+                f"{bug.name(self.lang)} ({bug.id})" if bug else say("unknown"),
+            ]
             if finding.line is not None:
                 lines.append(f"  {say('line')} {finding.line}: {finding.quote}")
             if bug:

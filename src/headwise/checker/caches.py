@@ -48,7 +48,9 @@ LENGTHS = {"CONTEXT": TOKENS, "end": TOKENS, "length": TOKENS}
 POSITIONS = r"pos\w*|position\w*|m|t|p|idx|offset|start\w*|input_pos|token_positions"
 VECTORS = r"_?x?_?(q|k|v|x|quer\w+|keys?|values?)\w?|vec\w*|tensor|inputs?|hidden\w*"
 TABLES = r"cos|sin|freq|angle|table|cis|rot"
-ROTATORS = r"^(forward|__call__)$|^(?!_).*(rotate|apply)"  # methods of a class that rotates
+ROTATORS = (
+    r"^(forward|__call__)$|^(?!_).*(rotate|apply)"  # methods of a class that rotates
+)
 # In names of functions that make tables of angles.
 MAKERS = r"freq|cos|sin|table|param|precomp|angle|build|cache|make"
 Way = Callable[[Any], Any]
@@ -100,7 +102,9 @@ def _attempts(target: Target) -> Iterator[Attempt]:
     if isinstance(target.thing, type):
         instance = build(target, {**WIDTHS, **target.options.args})
         calls = [
-            getattr(instance, name) for name in vars(target.thing) if re.search(ROTATORS, name)
+            getattr(instance, name)
+            for name in vars(target.thing)
+            if re.search(ROTATORS, name)
         ]
     kind = kind_of_arrays(None, target.source.code)
     for call in calls:
@@ -108,18 +112,28 @@ def _attempts(target: Target) -> Iterator[Attempt]:
         data = [name for name in arguments if re.fullmatch(VECTORS, name)]
         if len(data) < 2:  # it takes one kind of vector at a time, whatever it calls it
             data = list(arguments)[:1]
-        for ways, tables in itertools.product(LAYOUTS, _tables(target, arguments, kind)):
+        for ways, tables in itertools.product(
+            LAYOUTS, _tables(target, arguments, kind)
+        ):
             yield partial(_problem, target, call, data, ways, tables, kind)
 
 
-def _tables(target: Target, arguments: Mapping[str, Any], kind: str) -> Iterator[dict[str, Any]]:
+def _tables(
+    target: Target, arguments: Mapping[str, Any], kind: str
+) -> Iterator[dict[str, Any]]:
     """What to pass besides the vectors: the tables of the learner's own builder, or the usual ones, and positions."""
     # The first argument is a vector, even where its name is one of POSITIONS, as `t`.
-    asked = {name: p for name, p in [*arguments.items()][1:] if re.fullmatch(POSITIONS, name)}
+    asked = {
+        name: p for name, p in [*arguments.items()][1:] if re.fullmatch(POSITIONS, name)
+    }
     # Two ways: a position for each token, or one number at which the text starts, left out where it has a default.
     places = [
         dict.fromkeys(asked, to_kind(np.arange(TOKENS), kind)),
-        {name: 0 for name, parameter in asked.items() if parameter.default is parameter.empty},
+        {
+            name: 0
+            for name, parameter in asked.items()
+            if parameter.default is parameter.empty
+        },
     ]
     wanted = [name for name in arguments if re.search(TABLES, name)]
     if not wanted:
@@ -129,10 +143,15 @@ def _tables(target: Target, arguments: Mapping[str, Any], kind: str) -> Iterator
     made = []
     for name, maker in target.namespace.items():
         if inspect.isfunction(maker) and re.search(MAKERS, name):
-            with contextlib.suppress(Exception):  # no builder, or one that wants something else
+            with contextlib.suppress(
+                Exception
+            ):  # no builder, or one that wants something else
                 made.append(
                     maker(
-                        **{argument: value_of(argument, sizes) for argument in required_of(maker)}
+                        **{
+                            argument: value_of(argument, sizes)
+                            for argument in required_of(maker)
+                        }
                     )
                 )
     # {}: in our own sizes
@@ -166,7 +185,8 @@ def _problem(
     rotated: list[Any] = []
     for vectors in calls:
         arrays = {
-            name: to_kind(to_layout(x).copy(), kind) for name, x in zip(data, vectors, strict=True)
+            name: to_kind(to_layout(x).copy(), kind)
+            for name, x in zip(data, vectors, strict=True)
         }
         rotated += map(to_array, _parts(call(**arrays, **tables), wanted.ndim))
     if any(np.shape(array) != wanted.shape for array in rotated):
@@ -185,16 +205,20 @@ def _problem(
     changes = np.abs(after - before)
     if changes.max() > 1e-3:
         a, b = (x.flat[changes.argmax()] for x in (before, after))
-        return "rope-mixed-layout", target.say("by_property_rope-mixed-layout", a=a, b=b)
+        return "rope-mixed-layout", target.say(
+            "by_property_rope-mixed-layout", a=a, b=b
+        )
     # Two rows, each with the length of every vector: those of the rotated queries and then keys, and those of the
     # same vectors as they were passed. A rotation changes no length.
-    lengths, right = np.linalg.norm([rotated[:2], [to_layout(q), to_layout(k)]], axis=-1).reshape(
-        2, -1
-    )
+    lengths, right = np.linalg.norm(
+        [rotated[:2], [to_layout(q), to_layout(k)]], axis=-1
+    ).reshape(2, -1)
     most = np.abs(lengths - right).argmax()
     if not np.isclose(lengths[most], right[most], rtol=1e-3):
         return UNKNOWN, target.say("lengthened", a=right[most], b=lengths[most])
-    if not np.allclose(product, product[:1], atol=1e-3):  # every document has the same vectors
+    if not np.allclose(
+        product, product[:1], atol=1e-3
+    ):  # every document has the same vectors
         return UNKNOWN, target.say("by_property")
     if left := [name for name in arguments_of(call) if name not in (*data, *tables)]:
         target.left_out("untried", names=", ".join(left))
@@ -247,7 +271,11 @@ def cache_bug(
     names = cache_arguments(subject)
     code = target.scope.code
     # What stands in the code once alone is a parameter that nobody reads.
-    used = {role for name, role in names.items() if len(re.findall(rf"\b{name}\b", code)) > 1}
+    used = {
+        role
+        for name, role in names.items()
+        if len(re.findall(rf"\b{name}\b", code)) > 1
+    }
     if not used or (used == {"start"} and "cache" not in code):
         return None  # there is none, or a parameter that the code leaves aside
     if target.scope.says(rf"(cache|past\w*)\.({UPDATES})\("):
@@ -286,12 +314,21 @@ def cache_bug(
         if gap < 1e-3 and bug != "cache-order":
             # A prompt and single tokens after it: so text is generated, and pieces alone are wrong. Code that is
             # right for single tokens alone was made for them.
-            if steps is prompt_and_tokens and worst and not target.scope.tells(ONE_TOKEN):
-                return {bug: f"{shown}; {target.say('by_pieces')}" for bug, shown in worst.items()}
+            if (
+                steps is prompt_and_tokens
+                and worst
+                and not target.scope.tells(ONE_TOKEN)
+            ):
+                return {
+                    bug: f"{shown}; {target.say('by_pieces')}"
+                    for bug, shown in worst.items()
+                }
             if steps is not pieces:
                 target.left_out("one_token")
             return {}
-        if not held and "cache" in used:  # it comes from a class that the file does not have
+        if (
+            not held and "cache" in used
+        ):  # it comes from a class that the file does not have
             raise UncheckedError("no_cache_kept")
         # A small gap here: the output is right, and only the order of what is held is not.
         phrase = "by_property" if gap < 1e-3 else "by_property_cache-offset"
@@ -314,7 +351,9 @@ def cache_arguments(subject: Attention) -> dict[str, str]:
             names[name] = "use"
         # The first alone, to which all that is handed back goes; code with one for keys and one for values is not
         # checked step by step.
-        elif re.search(r"^(?!use).*(cache|past)", name) and "cache" not in names.values():
+        elif (
+            re.search(r"^(?!use).*(cache|past)", name) and "cache" not in names.values()
+        ):
             names[name] = "cache"
         elif re.fullmatch(r"(start|offset)_?(pos)?|pos(ition)?_offset", name):
             names[name] = "start"
@@ -325,7 +364,10 @@ def _cache_object(target: Target) -> Any:
     """A new object of the file's class of caches; None where it has none. Such an object is filled in place."""
     for name, kind in target.namespace.items():
         if isinstance(kind, type) and re.search("[cC]ache$", name):
-            return build(replace(target, thing=kind, name=name), {**CACHED, **target.options.args})
+            return build(
+                replace(target, thing=kind, name=name),
+                {**CACHED, **target.options.args},
+            )
     return None
 
 
@@ -349,11 +391,16 @@ def _step_by_step(
         of_cache = {"cache": state, "use": True, "start": start}
         arguments = {subject.inputs[0]: to_kind(piece, subject.kind)}
         arguments |= {name: of_cache[role] for name, role in names.items()}
-        arguments |= {name: table(*(whole or (start, n))) for name, table in subject.tables.items()}
+        arguments |= {
+            name: table(*(whole or (start, n)))
+            for name, table in subject.tables.items()
+        }
         arguments |= mask(start, n) if mask else {}
         result = subject.result(arguments, n)
         outs.append(pick(result, piece.shape))
-        if isinstance(result, tuple):  # the output, and then the cache for the next call
+        if isinstance(
+            result, tuple
+        ):  # the output, and then the cache for the next call
             later = [part for part in result[1:] if part is not None]
             # keys and values, one after the other
             if len(later) > 1 and hasattr(later[-1], "shape"):
@@ -365,7 +412,9 @@ def _step_by_step(
     kept = {**vars(subject.module), **getattr(subject.module, "_buffers", {})}
     inside = [value for name, value in kept.items() if re.search("cache|past", name)]
     # Keys or values have axes for documents, tokens and features at least.
-    held = [array.value for array in arrays_of([state, inside]) if array.value.ndim >= 3]
+    held = [
+        array.value for array in arrays_of([state, inside]) if array.value.ndim >= 3
+    ]
     subject.restart()
     return np.concatenate(outs, 1), held
 
@@ -411,11 +460,17 @@ def _misplaced(array: Any, whole: Any, axis: int) -> str | None:
     total = whole.shape[axis]
     if array.shape[axis] < total:
         return "cache-offset"
-    tokens, right = (np.moveaxis(x, axis, 0)[:total].reshape(total, -1) for x in (array, whole))
+    tokens, right = (
+        np.moveaxis(x, axis, 0)[:total].reshape(total, -1) for x in (array, whole)
+    )
     if close(tokens, right):
         return None
     # Feature by feature, as keys may stand in another order than the values beside them.
-    return "cache-order" if close(np.sort(tokens, 0), np.sort(right, 0)) else "cache-offset"
+    return (
+        "cache-order"
+        if close(np.sort(tokens, 0), np.sort(right, 0))
+        else "cache-offset"
+    )
 
 
 def _fill(target: Target, to: Way) -> Problem | None:
@@ -432,7 +487,9 @@ def _fill(target: Target, to: Way) -> Problem | None:
         methods = sorted(vars(thing))
         # Of several the last in the alphabet: `update` rather than `append`, `forward` or `__call__`.
         call = getattr(state, [name for name in methods if re.match(UPDATES, name)][-1])
-        reader = next((getattr(state, name) for name in methods if re.match(READERS, name)), None)
+        reader = next(
+            (getattr(state, name) for name in methods if re.match(READERS, name)), None
+        )
     total = sum(PIECES)
     rng = np.random.default_rng(0)
     k, v = rng.normal(size=(2, BATCH, HEADS, total, HEAD_DIM))
@@ -448,15 +505,21 @@ def _fill(target: Target, to: Way) -> Problem | None:
     start = total - sum(pieces)
     for n in pieces:
         new = [to_kind(np.take(x, range(start, start + n), axis), kind) for x in inputs]
-        past = _parts(call(**_arguments_of_update(call, new, past, start)), whole[0].ndim)
+        past = _parts(
+            call(**_arguments_of_update(call, new, past, start)), whole[0].ndim
+        )
         start += n
     if reader and past[0] is None:  # an update hands nothing back
         past = list(reader())
     # What the last update handed back is looked at first, then the attributes of the object and its buffers.
     inside = {**vars(state), **getattr(state, "_buffers", {})} if state else {}
     for kept in (past, inside.values()):
-        arrays = [array for array in map(to_array, kept) if np.ndim(array) == whole[0].ndim]
-        held = [array for array in arrays if not attends or array.shape == whole[0].shape]
+        arrays = [
+            array for array in map(to_array, kept) if np.ndim(array) == whole[0].ndim
+        ]
+        held = [
+            array for array in arrays if not attends or array.shape == whole[0].shape
+        ]
         for array, right in zip(held, whole, strict=False):
             if bug := _misplaced(array, right, axis):
                 # Which token stands in the first place? The nearest one, by one head of one document.
@@ -468,15 +531,23 @@ def _fill(target: Target, to: Way) -> Problem | None:
             right = to(attend(q[:, :, -1:], k, v, Masks(), CORRECT)[2])
             if any(close(array, right) for array in arrays):
                 return RIGHT
-            gaps = [np.abs(array - right).max() for array in arrays if array.shape == right.shape]
-            gap = max(gaps, default=np.nan)  # none where the output has not even the shape
+            gaps = [
+                np.abs(array - right).max()
+                for array in arrays
+                if array.shape == right.shape
+            ]
+            gap = max(
+                gaps, default=np.nan
+            )  # none where the output has not even the shape
             return "cache-offset", target.say("by_property_cache-offset", gap=gap)
         if len(held) > 1:  # keys and values, and neither is misplaced
             return RIGHT
     return None
 
 
-def _arguments_of_update(call: Any, new: list[Any], past: list[Any], start: int) -> dict[str, Any]:
+def _arguments_of_update(
+    call: Any, new: list[Any], past: list[Any], start: int
+) -> dict[str, Any]:
     """Arguments of one update: what was held, what is new, and how much was held (`start`, in tokens)."""
     arguments: dict[str, Any] = {}
     names = list(arguments_of(call))

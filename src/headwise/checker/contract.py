@@ -57,7 +57,9 @@ VALUES: dict[str, Any] = {
 NAMES = read_toml("names.toml")
 CALL = {name: re.compile(pattern, re.I) for name, pattern in NAMES["call"].items()}
 CAUSAL = r"(is_?|apply_)?causal(_mask)?"
-UNFILLED: Any = object()  # stands for "nothing is known": None is a value that may be passed
+UNFILLED: Any = (
+    object()
+)  # stands for "nothing is known": None is a value that may be passed
 STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -81,7 +83,9 @@ class Target:
     kind: str
     source: Source
     options: Options
-    namespace: dict[str, Any] = field(default_factory=dict)  # what the names of its file stand for
+    namespace: dict[str, Any] = field(
+        default_factory=dict
+    )  # what the names of its file stand for
     checked: list[str] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)
     lent: list[str] = field(
@@ -111,7 +115,9 @@ class Target:
         """The text of the object and of what it uses."""
         source = self.source
         nodes = [source.definitions[name] for name in source.reach(self.name)]
-        texts = ["\n".join(source.lines[node.lineno - 1 : node.end_lineno]) for node in nodes]
+        texts = [
+            "\n".join(source.lines[node.lineno - 1 : node.end_lineno]) for node in nodes
+        ]
         return Source("\n".join(texts)) if nodes else source
 
     def finding(self, bug: str, evidence: str) -> Finding:
@@ -119,7 +125,9 @@ class Target:
         if bug == UNKNOWN:
             return Finding(bug, None, "", evidence, self.say("unknown_fix"))
         entry = bug_named(bug)
-        line, quote = self.source.line_of(entry.lines, self.source.reach(self.name)) or (None, "")
+        line, quote = self.source.line_of(
+            entry.lines, self.source.reach(self.name)
+        ) or (None, "")
         return Finding(bug, line, quote, evidence, entry.text("fix", self.options.lang))
 
     def verdict(
@@ -127,7 +135,9 @@ class Target:
     ) -> Verdict:
         left_out = [reason, *self.not_checked] if reason else self.not_checked
         checked, lang = tuple(self.checked), self.options.lang
-        return Verdict(self.name, self.kind, right, findings, checked, tuple(left_out), lang)
+        return Verdict(
+            self.name, self.kind, right, findings, checked, tuple(left_out), lang
+        )
 
 
 # Building: arguments by what their names mean.
@@ -162,18 +172,26 @@ class Config:
     theirs    do the defaults come before everything else?
     """
 
-    def __init__(self, sizes: Settings, defaults: Any = None, theirs: bool = False) -> None:
+    def __init__(
+        self, sizes: Settings, defaults: Any = None, theirs: bool = False
+    ) -> None:
         self._sizes, self._defaults, self._theirs = sizes, defaults, theirs
 
     def get(self, name: str, default: Any = None) -> Any:
         kept = getattr(self._defaults, name, default)
         if self._theirs and kept is not default:
             return kept
-        is_choice = isinstance(kept, bool | str) and kept is not default and name not in self._sizes
+        is_choice = (
+            isinstance(kept, bool | str)
+            and kept is not default
+            and name not in self._sizes
+        )
         return kept if is_choice else value_of(name, self._sizes, kept)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # Python asks for such names itself, as for `__deepcopy__`
+        if name.startswith(
+            "__"
+        ):  # Python asks for such names itself, as for `__deepcopy__`
             raise AttributeError(name)
         if (value := self.get(name, UNFILLED)) is UNFILLED:
             raise AskedError("asks_config", name=name)
@@ -196,8 +214,12 @@ def build(target: Target, sizes: Settings, theirs: bool = False) -> Any:
         required = default is parameter.empty
         if CALL["config"].fullmatch(plain) and name not in sizes:
             arguments[name] = Config(sizes, _defaults(default, target), theirs)
-        elif re.fullmatch(r"w_?(q|k|v|o|query|key|value|out)", plain):  # a matrix that is handed in
-            arguments[name] = np.random.default_rng(1).normal(size=(WIDTH, WIDTH)) / WIDTH**0.5
+        elif re.fullmatch(
+            r"w_?(q|k|v|o|query|key|value|out)", plain
+        ):  # a matrix that is handed in
+            arguments[name] = (
+                np.random.default_rng(1).normal(size=(WIDTH, WIDTH)) / WIDTH**0.5
+            )
         elif required or name in sizes or (not theirs and _is_ours(plain, default)):
             value = value_of(name, sizes)
             if value is not UNFILLED:
@@ -227,8 +249,12 @@ def _defaults(default: Any, target: Target) -> Any:
         return default
     for value in list(target.namespace.values()):
         if isinstance(value, dict) and any("head" in str(key) for key in value):
-            return types.SimpleNamespace(**{str(key): field for key, field in value.items()})
-        if isinstance(value, type) and re.search(r"config|args$|cfg", value.__name__, re.I):
+            return types.SimpleNamespace(
+                **{str(key): field for key, field in value.items()}
+            )
+        if isinstance(value, type) and re.search(
+            r"config|args$|cfg", value.__name__, re.I
+        ):
             # a class of theirs may want arguments, or do anything at all
             with contextlib.suppress(Exception):
                 return value()
@@ -251,12 +277,16 @@ def arguments_of(call: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     # What a functools.partial passes itself; and self, which a method has that is taken from its class.
     bound = {"self", *getattr(call, "keywords", ())}
     parameters = inspect.signature(call).parameters.items()
-    return {name: p for name, p in parameters if name not in bound and p.kind not in STARRED}
+    return {
+        name: p for name, p in parameters if name not in bound and p.kind not in STARRED
+    }
 
 
 def required_of(call: Callable[..., Any]) -> list[str]:
     parameters = arguments_of(call).items()
-    return [name for name, parameter in parameters if parameter.default is parameter.empty]
+    return [
+        name for name, parameter in parameters if parameter.default is parameter.empty
+    ]
 
 
 # Arrays of any kind.
@@ -264,12 +294,18 @@ def required_of(call: Callable[..., Any]) -> list[str]:
 
 def kind_of_arrays(module: Any, code: str) -> str:
     """torch, numpy or lists: what an object, or code of that text (in small letters), computes with."""
-    if hasattr(module, "named_parameters") or re.search(r"\btorch\b|\bf\.softmax", code):
+    if hasattr(module, "named_parameters") or re.search(
+        r"\btorch\b|\bf\.softmax", code
+    ):
         return "torch"
     kept = getattr(module, "__dict__", {}).values()
     arrays = any(isinstance(value, np.ndarray) for value in kept)
     # Of code whose text is not known, NumPy arrays are the best guess.
-    return "numpy" if arrays or not code or re.search(r"\bj?np\b|\bnumpy\b", code) else "lists"
+    return (
+        "numpy"
+        if arrays or not code or re.search(r"\bj?np\b|\bnumpy\b", code)
+        else "lists"
+    )
 
 
 def to_kind(x: Any, kind: Any) -> Any:
@@ -296,7 +332,9 @@ def to_array(value: Any) -> Any:
     try:
         return np.array(value, dtype=float)
     except (ValueError, TypeError):
-        if isinstance(value, list) and value:  # of tensors, or of the file's own numbers
+        if (
+            isinstance(value, list) and value
+        ):  # of tensors, or of the file's own numbers
             parts = [to_array(part) for part in value]
             return None if any(part is None for part in parts) else np.array(parts)
         for kept in getattr(
@@ -304,7 +342,9 @@ def to_array(value: Any) -> Any:
         ).values():  # a matrix of the file's own keeps its rows
             if isinstance(kept, list) and kept and isinstance(kept[0], list):
                 return to_array(kept)
-        number = getattr(value, "data", None)  # of a class that remembers how its numbers were made
+        number = getattr(
+            value, "data", None
+        )  # of a class that remembers how its numbers were made
         return np.array(float(number)) if isinstance(number, int | float) else None
 
 
@@ -334,13 +374,20 @@ def pick(result: Any, shape: tuple[int, ...], width: int = -1) -> Any:
     return min(fitting, key=lambda x: x.shape != shape, default=None)
 
 
-def angle_tables(kind: str, sizes: Settings, start: int = 0, tokens: int = 0) -> list[Any]:
+def angle_tables(
+    kind: str, sizes: Settings, start: int = 0, tokens: int = 0
+) -> list[Any]:
     """The usual tables (cos, sin) of rotary positions: (T,d) for halves, (T,d) for pairs, (T,d/2), one angle a pair."""
-    tokens, width = tokens or sizes.get("TOKENS", TOKENS), sizes.get("HEAD_DIM", HEAD_DIM)
+    tokens, width = (
+        tokens or sizes.get("TOKENS", TOKENS),
+        sizes.get("HEAD_DIM", HEAD_DIM),
+    )
     places = np.arange(start, start + tokens)
     angles = np.outer(places, 10000.0 ** (-np.arange(0, width, 2) / width))
     tables = np.concatenate([angles, angles], 1), np.repeat(angles, 2, 1), angles
-    return [(to_kind(np.cos(table), kind), to_kind(np.sin(table), kind)) for table in tables]
+    return [
+        (to_kind(np.cos(table), kind), to_kind(np.sin(table), kind)) for table in tables
+    ]
 
 
 # Dropout is watched and held still.
@@ -350,7 +397,9 @@ def angle_tables(kind: str, sizes: Settings, start: int = 0, tokens: int = 0) ->
 class Seen:
     """What the calls of dropout got."""
 
-    in_eval: bool = False  # one would have dropped something, though the module was not training
+    in_eval: bool = (
+        False  # one would have dropped something, though the module was not training
+    )
     on_scores: bool = False  # one got scores, in the place of weights
 
 
@@ -364,16 +413,22 @@ def still_dropout(seen: Seen, trains: bool, tokens: int) -> Iterator[None]:
     if torch is None:
         yield
         return
-    from unittest.mock import patch  # a tenth of a second, which code without torch is spared
+    from unittest.mock import (
+        patch,
+    )  # a tenth of a second, which code without torch is spared
 
     functional = torch.nn.functional  # where nn.Dropout finds its function, too
     attend = functional.scaled_dot_product_attention
 
-    def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    def dropout(
+        x: Any, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> Any:
         if training and p > 0:
             seen.in_eval |= not trains
             is_map = x.ndim >= 2 and x.shape[-1] == x.shape[-2] == tokens
-            seen.on_scores |= is_map and bool((x < -1e-6).any())  # weights are never negative
+            seen.on_scores |= is_map and bool(
+                (x < -1e-6).any()
+            )  # weights are never negative
         return x
 
     def fused(
@@ -384,7 +439,9 @@ def still_dropout(seen: Seen, trains: bool, tokens: int) -> Iterator[None]:
         seen.in_eval |= dropout_p > 0 and not trains
         return attend(query, key, value, mask, 0.0, *rest, **more)
 
-    with patch.multiple(functional, dropout=dropout, scaled_dot_product_attention=fused):
+    with patch.multiple(
+        functional, dropout=dropout, scaled_dot_product_attention=fused
+    ):
         yield
 
 
@@ -450,9 +507,13 @@ class Attention:
     output: str = ""  # the parameter that the code writes its output into
     module: Any = None
     seen: Seen = field(default_factory=Seen)
-    passed: set[str] = field(default_factory=set)  # arguments that some call was given, and took
+    passed: set[str] = field(
+        default_factory=set
+    )  # arguments that some call was given, and took
     learns: bool = False  # does a call find the gradients of the weights, too?
-    gathers: bool = False  # does the object gather the keys and values of one token after another?
+    gathers: bool = (
+        False  # does the object gather the keys and values of one token after another?
+    )
     fresh: dict[str, Any] = field(
         default_factory=dict
     )  # of what keeps tokens: attributes before any call
@@ -477,7 +538,9 @@ class Attention:
         return any("causal" in name.lower() for name in self.fixed)
 
     def __call__(self, inputs: Inputs, mask: Any = None) -> Any:
-        lead = inputs[0].ndim - self.rank  # axes that the code does not take: they are looped over
+        lead = (
+            inputs[0].ndim - self.rank
+        )  # axes that the code does not take: they are looped over
         if lead <= 0:
             return self._output(inputs, mask)
         axes = inputs[0].shape[:lead]
@@ -490,7 +553,9 @@ class Attention:
             # a single query, and all keys of its document
             document = index if self.rank > 1 else index[:-1]
             row_mask = mask
-            if mask is not None and mask.ndim > 2:  # (B,...,T,S) -> (T,S) of this document
+            if (
+                mask is not None and mask.ndim > 2
+            ):  # (B,...,T,S) -> (T,S) of this document
                 row_mask = mask[index[0]].reshape(mask.shape[-2:])
             if mask is not None and self.rank == 1:  # (S,) of this query
                 row_mask = row_mask[index[-1]]
@@ -511,15 +576,25 @@ class Attention:
         if self.kind == "torch":
             grad = sys.modules["torch"].set_grad_enabled(self.learns)
         training = bool(getattr(self.module, "training", False))
-        with still_dropout(self.seen, training, tokens), np.errstate(all="ignore"), grad:
+        with (
+            still_dropout(self.seen, training, tokens),
+            np.errstate(all="ignore"),
+            grad,
+        ):
             named = {**self.fixed, **arguments}
             places = inspect.signature(self.call).parameters.values()
-            alone = [p.name for p in places if p.kind is p.POSITIONAL_ONLY and p.name in named]
+            alone = [
+                p.name
+                for p in places
+                if p.kind is p.POSITIONAL_ONLY and p.name in named
+            ]
             result = self.call(*(named.pop(name) for name in alone), **named)
             if self.learns:
                 outputs = result if isinstance(result, tuple) else (result,)
                 # Cubes: neither the sum that a LayerNorm gives nor that of squares depends on a weight before it.
-                sum(part.pow(3).sum() for part in outputs if hasattr(part, "pow")).backward()
+                sum(
+                    part.pow(3).sum() for part in outputs if hasattr(part, "pow")
+                ).backward()
         self.passed.update(arguments, self.fixed)
         return result
 
@@ -528,7 +603,9 @@ class Attention:
         if self.rank > 1:
             inputs = tuple(map(self.layout.to, inputs))
         arguments = {}
-        shared: dict[int, Any] = {}  # one array for one text: code may ask whether q is k
+        shared: dict[
+            int, Any
+        ] = {}  # one array for one text: code may ask whether q is k
         for name, x in zip(self.inputs, inputs, strict=False):
             arguments[name] = shared.setdefault(id(x), to_kind(x, self.kind))
         if mask is not None and self.mask:
@@ -539,7 +616,9 @@ class Attention:
         if self.output:
             result = arguments[self.output]
         if result is None:
-            raise UncheckedError("no_return", name=getattr(self.call, "__name__", "forward"))
+            raise UncheckedError(
+                "no_return", name=getattr(self.call, "__name__", "forward")
+            )
         out = pick(result, inputs[0].shape, self.layout.width)
         if out is None:
             first = result[0] if isinstance(result, tuple) and result else result
@@ -556,10 +635,13 @@ def adapters(
     wanted = [name for name in first.fixed if CALL["tables"].search(name)]
     forms = itertools.product((0, 2, 1), (2, 4, 3)) if wanted else [(0, 0)]
     # which of two texts asks is a guess
-    orders = [first.inputs, first.inputs[::-1]] if len(first.inputs) == 2 else [first.inputs]
+    orders = (
+        [first.inputs, first.inputs[::-1]] if len(first.inputs) == 2 else [first.inputs]
+    )
     for name, form in itertools.product(layouts, forms):
         tables = {
-            part: functools.partial(_table, target, first.kind, form, part) for part in wanted
+            part: functools.partial(_table, target, first.kind, form, part)
+            for part in wanted
         }
         for inputs in orders:
             yield replace(
@@ -595,14 +677,21 @@ def _bound(target: Target, call: Callable[..., Any], module: Any) -> Attention:
     mask = next(filter(MASK.search, names), None)
     if mask is None:
         mask = next(
-            (name for name in names if CALL["lengths"].fullmatch(name) and name in required), None
+            (
+                name
+                for name in names
+                if CALL["lengths"].fullmatch(name) and name in required
+            ),
+            None,
         )
     output = next((name for name in required if CALL["output"].fullmatch(name)), "")
     rest = [name for name in names if name not in (mask, output)]
     # The first name like a query's, the first like a key's, the first like a value's.
     inputs = [name for pattern in DATA for name in [*filter(pattern.match, rest)][:1]]
     if len(inputs) < 3:  # then one input of whatever name, and perhaps another text
-        data = [name for name in rest if name in required and not CALL["free"].search(name)]
+        data = [
+            name for name in rest if name in required and not CALL["free"].search(name)
+        ]
         inputs = data[:1] or rest[:1]
         inputs += [name for name in data[1:] if CALL["second"].search(name)][:1]
     kind = _kind(target, call, module)
@@ -640,7 +729,9 @@ def _kind(target: Target, call: Callable[..., Any], module: Any) -> Any:
     if module is not None:
         kind = kind_of_arrays(module, target.source.code)
         return (target.number or kind) if kind == "lists" else kind
-    kind = kind_of_arrays(None, f"{target.scope.code} {inspect.signature(call)}".lower())
+    kind = kind_of_arrays(
+        None, f"{target.scope.code} {inspect.signature(call)}".lower()
+    )
     if kind == "lists":
         methods = r"\.(shape|size|view|reshape|transpose|swapaxes)\b"
         if target.scope.says(methods) and target.number is None:

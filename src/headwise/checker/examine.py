@@ -22,7 +22,13 @@ from typing import Any
 import numpy as np
 
 from headwise.checker import contract as size
-from headwise.checker.bugs import UNKNOWN, UncheckedError, Verdict, bug_named, in_one_line
+from headwise.checker.bugs import (
+    UNKNOWN,
+    UncheckedError,
+    Verdict,
+    bug_named,
+    in_one_line,
+)
 from headwise.checker.caches import cache_arguments, cache_bug
 from headwise.checker.contract import (
     LAYOUTS,
@@ -62,9 +68,17 @@ from headwise.checker.search import (
     stage_of,
     stages_of,
 )
-from headwise.checker.source import ENCODINGS, Stub, meanings_of, names_of, takes_all_three
+from headwise.checker.source import (
+    ENCODINGS,
+    Stub,
+    meanings_of,
+    names_of,
+    takes_all_three,
+)
 
-SAYS = size.NAMES["says"]  # words of the learner's code, as patterns, and what they tell
+SAYS = size.NAMES[
+    "says"
+]  # words of the learner's code, as patterns, and what they tell
 # Of the largest number. bfloat16 keeps 8 bits, so one rounding is off by 0.4 % at most; but several follow one
 # another, and of a score of 5 that is an error of 2 % in its weight.
 TOLERANCE_OF_16_BITS = 2e-2
@@ -138,7 +152,9 @@ def examine(target: Target) -> Verdict:
         if verdict.right is False and built.sizes is None:
             break
     if doubtful:
-        return min(doubtful, key=lambda verdict: (verdict.right is False, len(verdict.bugs)))
+        return min(
+            doubtful, key=lambda verdict: (verdict.right is False, len(verdict.bugs))
+        )
     return examiner.stopped()
 
 
@@ -150,7 +166,9 @@ class Examiner:
         # so that every check of the same code gives the same verdict
         self.rng = np.random.default_rng(0)
         self.errors: list[Exception] = []
-        self.certain = True  # is every argument that a call got one whose name is known?
+        self.certain = (
+            True  # is every argument that a call got one whose name is known?
+        )
         self.takes_weights = False
         self.left = len(target.not_checked)
 
@@ -214,7 +232,9 @@ class Examiner:
                     return made[0]
 
                 names[name] = same
-        call = types.FunctionType(thing.__code__, names, thing.__name__, thing.__defaults__)
+        call = types.FunctionType(
+            thing.__code__, names, thing.__name__, thing.__defaults__
+        )
         with contextlib.suppress(Exception):  # the width of the text is not known yet
             call(to_kind(np.zeros((size.BATCH, size.TOKENS, size.WIDTH)), "torch"))
         return Built(made[0], call, made[0]) if made else None
@@ -251,11 +271,17 @@ class Examiner:
         Narrow matrices (C,d) fit one head without W_O; they show a scale by the wrong width.
         """
         names = list(arguments_of(self.target.thing))
-        table = next((name for name in names if re.fullmatch(SAYS["table"], name)), None)
+        table = next(
+            (name for name in names if re.fullmatch(SAYS["table"], name)), None
+        )
         pattern = r"(attn_)?(w|b|omega|beta)|.*_(weight|proj|bias)s?$"
         wanted = [name for name in names if re.match(pattern, name, re.I)]
         if table:  # a dictionary, whose keys stand in the code as texts
-            nodes = [node for node in ast.walk(self.scope.tree) if isinstance(node, ast.Constant)]
+            nodes = [
+                node
+                for node in ast.walk(self.scope.tree)
+                if isinstance(node, ast.Constant)
+            ]
             wanted = [node.value for node in nodes if isinstance(node.value, str)]
         # Of those, only names that tell a role (q, k, v, o, ...) are given a matrix or a bias.
         roles = {name: role for name in wanted if (role := role_of(name))}
@@ -265,18 +291,27 @@ class Examiner:
         if not {"q", "k", "v"} <= set(roles.values()):
             return
         kind = kind_of_arrays(None, self.scope.code)
-        kind = "lists" if self.target.number else kind  # of numbers or matrices of its own
+        kind = (
+            "lists" if self.target.number else kind
+        )  # of numbers or matrices of its own
         fixed = dict.fromkeys(names)
         heads, groups, d = self._sizes_of_split(
             Attention(self.target.thing, kind, (), fixed=fixed)
         ) or (1, 1, size.WIDTH)
         three = [name for name in wanted if roles.get(name) in ("q", "k", "v")]
-        listed = any(self.scope.says(rf"\b{name.lower()}\[[a-z]\w*\]") for name in three)
+        listed = any(
+            self.scope.says(rf"\b{name.lower()}\[[a-z]\w*\]") for name in three
+        )
         if listed and heads == 1:
             heads, d = size.HEADS, size.HEAD_DIM
             groups = heads
         shapes = functools.partial(self._shape_of, listed, heads, groups, d)
-        for narrow, columns in ((True, False), (False, False), (True, True), (False, True)):
+        for narrow, columns in (
+            (True, False),
+            (False, False),
+            (True, True),
+            (False, True),
+        ):
             if narrow and ("o" in roles.values() or d != size.WIDTH):
                 continue
             arrays: dict[str, Any] = {}
@@ -292,7 +327,14 @@ class Examiner:
             yield ({table: Table(arrays)} if table else arrays), heads
 
     def _shape_of(
-        self, listed: bool, heads: int, groups: int, d: int, name: str, role: str, narrow: int
+        self,
+        listed: bool,
+        heads: int,
+        groups: int,
+        d: int,
+        name: str,
+        role: str,
+        narrow: int,
     ) -> tuple[int, ...]:
         """The shape of a matrix (in, out), or a bias (out,), that a function takes.
 
@@ -354,7 +396,9 @@ class Examiner:
             inputs = self._inputs(attention, (size.BATCH, size.TOKENS, width))
             trial = Trial(attention, choices, inputs, parts, shown=dict(shown))
             if self._runs(trial):
-                target.kind = "layer"  # a function that takes its weights is judged as one
+                target.kind = (
+                    "layer"  # a function that takes its weights is judged as one
+                )
                 trials.append(trial)
         return trials
 
@@ -380,7 +424,9 @@ class Examiner:
         # An object that the learner passed may have been used, and hold tokens; one that was built here does not.
         if not isinstance(self.target.thing, type):
             for name, kept in attention.fresh.items():
-                if "cache" in name and (isinstance(kept, tuple) or hasattr(kept, "shape")):
+                if "cache" in name and (
+                    isinstance(kept, tuple) or hasattr(kept, "shape")
+                ):
                     attention.fresh[name] = None
 
     def _trials_of_heads(self, built: Built) -> list[Trial]:
@@ -413,7 +459,12 @@ class Examiner:
     def _fit_sizes(self, attention: Attention, sizes: tuple[int, int, int]) -> None:
         """Arguments that name a size get that of what is passed."""
         heads, groups, d = sizes
-        fitting = {"HEADS": heads, "KV_HEADS": groups, "HEAD_DIM": d, "WIDTH": heads * d}
+        fitting = {
+            "HEADS": heads,
+            "KV_HEADS": groups,
+            "HEAD_DIM": d,
+            "WIDTH": heads * d,
+        }
         used = names_of([self.scope.tree], ast.expr_context)
         for name in arguments_of(attention.call):
             is_data = name in (*attention.inputs, attention.mask, attention.output)
@@ -433,7 +484,11 @@ class Examiner:
             return self._inputs(attention, *shapes), [plain]
         joined_shapes = [(size.BATCH, size.TOKENS, n * d) for n in (heads, groups)]
         # Identities as projections, which leave the inputs as they are, so that every layout of heads can be tried.
-        identity = {"q": np.eye(heads * d), "k": np.eye(groups * d), "v": np.eye(groups * d)}
+        identity = {
+            "q": np.eye(heads * d),
+            "k": np.eye(groups * d),
+            "v": np.eye(groups * d),
+        }
         choices = list(styles(Reading(Weights(heads, groups, identity)), []))
         return self._inputs(attention, *joined_shapes), choices
 
@@ -443,9 +498,7 @@ class Examiner:
         docs = "\n".join(re.findall(r'#.*$|"""(?:.|\n)*?"""', text, re.M))
         # `B, T, C = x.shape` in the code; `(B, T, C)` in a comment, before the end of a line, a colon, `array`, `->`.
         unpacked = r"^\s*([\w]+(?:\s*,\s*\w+)+)\s*=\s*\w+\.(?:shape|size\(\))\s*$"
-        written = (
-            r"\(([A-Za-z_]+(?:\s*,\s*[A-Za-z_]+){1,3})\)\s*(?:$|[,.;:#-]|array|list|tensor|->)"
-        )
+        written = r"\(([A-Za-z_]+(?:\s*,\s*[A-Za-z_]+){1,3})\)\s*(?:$|[,.;:#-]|array|list|tensor|->)"
         for match in (re.search(unpacked, text, re.M), re.search(written, docs, re.M)):
             axes = 0 if match is None else match[1].count(",") + 1
             if 2 <= axes <= 4:
@@ -456,7 +509,10 @@ class Examiner:
         return [4, 3] if is_batched else [4, 3, 2, 1]
 
     def _inputs(
-        self, attention: Attention, shape: tuple[int, ...], of_keys: tuple[int, ...] = ()
+        self,
+        attention: Attention,
+        shape: tuple[int, ...],
+        of_keys: tuple[int, ...] = (),
     ) -> Inputs:
         """Queries, keys and values: different as far as the code takes them apart."""
         shapes = (shape, of_keys or shape, of_keys or shape)
@@ -494,7 +550,11 @@ class Examiner:
 
     def _first_masks(self, trial: Trial) -> list[Any]:
         """None, and masks of every form that forbid nothing but the future, or what is padded."""
-        B, T, S = len(trial.inputs[0]), trial.inputs[0].shape[-2], trial.inputs[1].shape[-2]
+        B, T, S = (
+            len(trial.inputs[0]),
+            trial.inputs[0].shape[-2],
+            trial.inputs[1].shape[-2],
+        )
         name = str(trial.attention.mask)
         past = np.tril(np.ones((1, 1, T, S), bool))
         real = np.arange(S)[None] < LENGTHS[:B, None]
@@ -526,7 +586,11 @@ class Examiner:
             search = self._search(trial, 1)
             for guess, cases in self._guesses(trial).items():
                 if explanation := search.right(trial.readings, cases):
-                    trial.cases, trial.causal, trial.explanation = cases, guess, explanation
+                    trial.cases, trial.causal, trial.explanation = (
+                        cases,
+                        guess,
+                        explanation,
+                    )
                     return self._verdict(trial)
         return self._with_bugs(ready)
 
@@ -534,11 +598,16 @@ class Examiner:
         """The cases by whether the code is taken to be causal; what is not told is tried both ways."""
         if trial.causal is not None:
             return {trial.causal: trial.cases}
-        ahead = [replace(case, masks=replace(case.masks, causal=True)) for case in trial.cases]
+        ahead = [
+            replace(case, masks=replace(case.masks, causal=True))
+            for case in trial.cases
+        ]
         return {False: trial.cases, True: ahead}
 
     def _search(self, trial: Trial, share: float, pairs: bool = False) -> Search:
-        fills = [x for x in self.scope.numbers if x < 1e-3]  # may stand for a forbidden score
+        fills = [
+            x for x in self.scope.numbers if x < 1e-3
+        ]  # may stand for a forbidden score
         return Search(fills, self.options.seconds * share, self._has(trial), pairs)
 
     def _with_bugs(self, trials: list[Trial]) -> Verdict:
@@ -557,7 +626,11 @@ class Examiner:
                 explanation = search.explain(trial.readings, cases)
                 # the first case is explained, so the guess is right
                 if cases[0].name not in explanation.unexplained:
-                    trial.cases, trial.causal, trial.explanation = cases, guess, explanation
+                    trial.cases, trial.causal, trial.explanation = (
+                        cases,
+                        guess,
+                        explanation,
+                    )
                     break
                 trial.explanation = trial.explanation or explanation
             if trial.cases[0].name not in trial.explanation.unexplained:
@@ -586,7 +659,9 @@ class Examiner:
             or re.search(SAYS["causal_name"], self.target.name, re.I)
             # what `loops` writes around a loop: token by token
             or self.scope.says(rf"{SAYS['causal']}|{OUTPUTS}")
-            or self.scope.tells(r"(?<!not )(?<!non-)(?<!non)(?<!no )(?<!sin )(causal|future)")
+            or self.scope.tells(
+                r"(?<!not )(?<!non-)(?<!non)(?<!no )(?<!sin )(causal|future)"
+            )
         )
         return True if told else None
 
@@ -610,7 +685,9 @@ class Examiner:
         attention, inputs, causal = trial.attention, trial.inputs, bool(trial.causal)
         B, T = inputs[0].shape[0], inputs[0].shape[-2]
         # Causal without its argument: the code makes a mask of its own.
-        alone = attention.mask is None or attention.is_lengths or attention.is_told_causal
+        alone = (
+            attention.mask is None or attention.is_lengths or attention.is_told_causal
+        )
         says = self.scope.says(r"tril|triu|is_causal|arange|\.tri\(")
         if self.scope.says(rf"is_causal\s*=\s*[^,)]*\b{attention.mask}\b"):
             says = self.scope.says("tril|triu")  # causal only where a mask is passed
@@ -624,7 +701,9 @@ class Examiner:
             return
         past = np.tril(np.ones((T, T), bool))
         real = np.arange(T)[None] < LENGTHS[:B, None]  # (B,S)
-        of_documents = real[:, None, None] & (past if masks_itself else np.ones((T, T), bool))
+        of_documents = real[:, None, None] & (
+            past if masks_itself else np.ones((T, T), bool)
+        )
         cases = [
             ("mask", past[None, None], Masks(True)),
             ("padding", of_documents, Masks(masks_itself, real)),
@@ -651,7 +730,9 @@ class Examiner:
         attention, inputs = trial.attention, trial.inputs
         read = names_of([self.scope.tree], ast.Load)
         for name, parameter in arguments_of(attention.call).items():
-            if parameter.default is not None or name not in read:  # by choice: its default is None
+            if (
+                parameter.default is not None or name not in read
+            ):  # by choice: its default is None
                 continue
             case, call = "", attention
             if (
@@ -687,7 +768,9 @@ class Examiner:
             for shape, mask in _laid_out(allowed, real, len(inputs[0])).items():
                 # a form of the mask that this code does not take
                 with contextlib.suppress(Exception):
-                    outputs[f"{shape} {meaning}"] = attention(inputs, ENCODINGS[meaning](mask))
+                    outputs[f"{shape} {meaning}"] = attention(
+                        inputs, ENCODINGS[meaning](mask)
+                    )
         return outputs
 
     # Properties.
@@ -701,27 +784,44 @@ class Examiner:
         if attention.seen.in_eval or (drops and not same):
             trial.shown["dropout-in-eval"] = ""
         # one key alone weighs 1, whatever the query
-        if trial.parts.weights and hasattr(attention.module, "train") and attention.rank > 1:
+        if (
+            trial.parts.weights
+            and hasattr(attention.module, "train")
+            and attention.rank > 1
+        ):
             self._gradients(trial, drops)
         if callable(getattr(attention.module, "backward", None)) and same:
             try:
                 if wrong := _wrong_slopes(attention, case.inputs[0]):
-                    trial.shown["backward-wrong"] = self.target.say("slope", names=", ".join(wrong))
+                    trial.shown["backward-wrong"] = self.target.say(
+                        "slope", names=", ".join(wrong)
+                    )
                 trial.checked.append("gradients_by_hand")
             except Exception as error:  # it may want other things than we pass
                 trial.left.append(("no_gradients", {"failure": in_one_line(error)}))
         # Another first document: what comes out for the rest of the batch must stay.
         if attention.rank == case.inputs[0].ndim and same:
             drawn = [self.rng.normal(size=x[:1].shape) for x in case.inputs]
-            others = [np.concatenate([y, x[1:]]) for x, y in zip(case.inputs, drawn, strict=True)]
+            others = [
+                np.concatenate([y, x[1:]])
+                for x, y in zip(case.inputs, drawn, strict=True)
+            ]
             q, k, v = others[:1] * 3 if len(attention.inputs) == 1 else others
             if not close(attention((q, k, v), mask)[1:], base[1:]):
                 trial.shown["batch-mixed"] = ""
             trial.checked.append("batch")
-        if attention.module is not None and len(attention.inputs) == 1 and attention.rank == 3:
+        if (
+            attention.module is not None
+            and len(attention.inputs) == 1
+            and attention.rank == 3
+        ):
             try:
                 steps = cache_bug(
-                    attention, case.inputs[0], base, self.target, self._causal_mask(trial)
+                    attention,
+                    case.inputs[0],
+                    base,
+                    self.target,
+                    self._causal_mask(trial),
                 )
             except UncheckedError as error:
                 trial.left.append((error.key, error.facts))
@@ -737,7 +837,9 @@ class Examiner:
         case = next((case for case in trial.cases if case.name == "mask"), None)
         if trial.causal or not explanation or not case or trial.attention.is_lengths:
             return None
-        stages = stages_of(explanation.reading, explanation.by_case.get("mask", {}), case)
+        stages = stages_of(
+            explanation.reading, explanation.by_case.get("mask", {}), case
+        )
         if stages is None:
             return None
         fitting = [form for form, out in case.outputs.items() if close(out, stages.out)]
@@ -759,15 +861,23 @@ class Examiner:
         attention.learns = True
         try:
             attention(trial.cases[0].inputs, trial.mask)
-            for role, arrays in parts_of(attention.module, self.options.mapping).weights.items():
+            for role, arrays in parts_of(
+                attention.module, self.options.mapping
+            ).weights.items():
                 for weight in (array.holder for array in arrays):
                     missing = weight.grad is None or (weight.grad == 0).all(-1).any()
-                    if weight.requires_grad and missing and self.scope.says(DETACHED_CACHE):
+                    if (
+                        weight.requires_grad
+                        and missing
+                        and self.scope.says(DETACHED_CACHE)
+                    ):
                         if ("cached_gradients", {}) not in trial.left:
                             trial.left.append(("cached_gradients", {}))
                     elif weight.requires_grad and missing:
                         name = f"W_{role.upper()}"
-                        trial.shown["no-gradient"] = self.target.say("unreached", name=name)
+                        trial.shown["no-gradient"] = self.target.say(
+                            "unreached", name=name
+                        )
             trial.checked.append("gradients")
             if drops:
                 trial.checked.append("dropout")
@@ -795,7 +905,9 @@ class Examiner:
         for bug in map(self._renamed, trial.shown):
             # a pattern of bugs beside which this property says nothing
             hidden_by = bug_named(bug).hidden_by
-            if bug == "no-gradient" and not explained:  # then the output is not right either
+            if (
+                bug == "no-gradient" and not explained
+            ):  # then the output is not right either
                 continue
             if not any(re.fullmatch(hidden_by, other) for other in bugs):
                 bugs.append(bug)
@@ -805,7 +917,11 @@ class Examiner:
             explained = True  # no numbers are alike while it draws
             target.left_out("not_still")
         # Who only adds what is passed has no fill of their own: what it must be is not known here.
-        added = "mask-weak-fill" in bugs and self.scope.says(ADDED) and not self.scope.says(FILLS)
+        added = (
+            "mask-weak-fill" in bugs
+            and self.scope.says(ADDED)
+            and not self.scope.says(FILLS)
+        )
         if added:
             bugs.remove("mask-weak-fill")
             target.left_out("added_mask")
@@ -827,12 +943,20 @@ class Examiner:
             for fill in self.scope.numbers:
                 # too large to be anything else than a fill; float16 ends at -65504
                 if fill <= -1e3:
-                    target.left_out("not_16_bits" if fill < -65504 else "weak_16_bits", fill=fill)
+                    target.left_out(
+                        "not_16_bits" if fill < -65504 else "weak_16_bits", fill=fill
+                    )
         findings = [self._finding(trial, bug) for bug in dict.fromkeys(bugs)]
         if not explained and right is False:
             cases = trial.cases
-            case = next((case for case in cases if case.name in explanation.unexplained), cases[0])
-            clues = [stage_of(explanation, case, target.say), trial.shown.get("no-gradient")]
+            case = next(
+                (case for case in cases if case.name in explanation.unexplained),
+                cases[0],
+            )
+            clues = [
+                stage_of(explanation, case, target.say),
+                trial.shown.get("no-gradient"),
+            ]
             findings.append(target.finding(UNKNOWN, "; ".join(filter(None, clues))))
         return target.verdict(right, tuple(findings))
 
@@ -845,11 +969,17 @@ class Examiner:
             target.did(key)
         for key, facts in trial.left:
             target.left_out(key, **facts)
-        names = [name for name in arguments_of(attention.call) if name != attention.mask]
+        names = [
+            name for name in arguments_of(attention.call) if name != attention.mask
+        ]
         if untried := [name for name in names if name not in attention.passed]:
             target.left_out("untried", names=", ".join(untried))
-        one_query = attention.rank == 1 and attention.mask is None and not attention.gathers
-        target.did("one_query" if one_query else "causal" if trial.causal else "not_causal")
+        one_query = (
+            attention.rank == 1 and attention.mask is None and not attention.gathers
+        )
+        target.did(
+            "one_query" if one_query else "causal" if trial.causal else "not_causal"
+        )
 
     def _finding(self, trial: Trial, bug: str) -> Any:
         explanation, say = trial.explanation, self.target.say
@@ -873,7 +1003,9 @@ class Examiner:
             loop += r"|range\("
         n_listed = len(trial.parts.weights.get("q", ()))
         source, name = self.target.source, self.target.name
-        outside = any(name in source.uses(other) for other in source.definitions if other != name)
+        outside = any(
+            name in source.uses(other) for other in source.definitions if other != name
+        )
         may_stand_outside = (
             outside or re.search("bert", name, re.I) or self.scope.says("all_head_size")
         )
@@ -885,7 +1017,11 @@ class Examiner:
 
     def _may_accuse(self, trial: Trial) -> bool:
         """Is everything known, so that a difference which no bug explains is the learner's?"""
-        if trial.attention.guessed or trial.parts.unread or self.scope.says(SAYS["not_modelled"]):
+        if (
+            trial.attention.guessed
+            or trial.parts.unread
+            or self.scope.says(SAYS["not_modelled"])
+        ):
             return False
         # Does the code call functions of which the form may know nothing?
         names, local = set(), {*self.target.source.definitions}
@@ -899,13 +1035,16 @@ class Examiner:
         kept = {**getattr(module, "__dict__", {}), **getattr(module, "_modules", {})}
         known = {name for name in kept if hasattr(kept[name], "forward")}
         return all(
-            re.fullmatch(SAYS["calls"], name) or role_of(name) for name in names - local - known
+            re.fullmatch(SAYS["calls"], name) or role_of(name)
+            for name in names - local - known
         )
 
     def _renamed(self, bug: str) -> str:
         """The bug that gives the numbers of this one in code such as the learner's."""
         rules = bug_named(bug).renamed
-        return next((rule["to"] for rule in rules if self.scope.says(rule["code"])), bug)
+        return next(
+            (rule["to"] for rule in rules if self.scope.says(rule["code"])), bug
+        )
 
     # Errors.
 
@@ -926,20 +1065,31 @@ class Examiner:
         # A name that their own class or file lacks is theirs, whatever we passed.
         owners = "|".join(map(re.escape, self.target.source.definitions))
         missing = re.search(r"name '(\w+)' is not", str(error))
-        elsewhere = missing and missing[1] in names_of([self.target.source.tree], ast.Store)
+        elsewhere = missing and missing[1] in names_of(
+            [self.target.source.tree], ast.Store
+        )
         is_name = (isinstance(error, NameError) and not elsewhere) or bool(
-            isinstance(error, AttributeError) and re.search(rf"'({owners})' object", str(error))
+            isinstance(error, AttributeError)
+            and re.search(rf"'({owners})' object", str(error))
         )
         # A size that its __init__ refuses, and axes that cannot be unpacked, are ours; a graphics card the machine's.
-        is_of_sizes = frames[-1].name == "__init__" and not isinstance(error, AttributeError)
+        is_of_sizes = frames[-1].name == "__init__" and not isinstance(
+            error, AttributeError
+        )
         is_of_axes = re.search(
             r"unpack|cuda|NVIDIA|subscriptable|NoneType|keyword|positional", str(error)
         )
-        is_of_shapes = self.takes_weights and not isinstance(error, IndexError | KeyError)
-        if not is_name and (is_of_sizes or is_of_axes or is_of_shapes or not self.certain):
+        is_of_shapes = self.takes_weights and not isinstance(
+            error, IndexError | KeyError
+        )
+        if not is_name and (
+            is_of_sizes or is_of_axes or is_of_shapes or not self.certain
+        ):
             raise error
         # A helper is right most often, and what it is given is not.
-        callers = [f for f in reversed(frames) if not re.search(SAYS["helpers"], f.name)]
+        callers = [
+            f for f in reversed(frames) if not re.search(SAYS["helpers"], f.name)
+        ]
         line = (callers or frames)[0].lineno or 1
         evidence, bug = in_one_line(error), "raises"
         # Code that stops at our shorter text, and not at one that fills the context, is fixed to that length. Where
@@ -947,7 +1097,9 @@ class Examiner:
         with contextlib.suppress(Exception):
             instance = build(self.target, self.options.args)
             whole_context = np.ones((size.BATCH, size.CONTEXT, size.WIDTH))
-            attention = next(adapters(self.target, call_of(instance), instance, ["btc"]))
+            attention = next(
+                adapters(self.target, call_of(instance), instance, ["btc"])
+            )
             attention((whole_context,) * 3)
             facts = {"context": size.CONTEXT, "tokens": size.TOKENS, "error": evidence}
             evidence, bug = self.target.say("fits_whole", **facts), "length-fixed"
@@ -977,7 +1129,9 @@ class Examiner:
         """Did the call come to its end, and else in which line did it stop?"""
         frames = self._frames(error)
         # An UncheckedError is raised by what reads the result, after the call.
-        return isinstance(error, UncheckedError), (frames[0].lineno or 0) if frames else 0
+        return isinstance(error, UncheckedError), (
+            frames[0].lineno or 0
+        ) if frames else 0
 
 
 def _laid_out(allowed: Any, real: Any, B: int) -> dict[str, Any]:
@@ -1022,7 +1176,9 @@ def _wrong_slopes(attention: Attention, x: Any) -> list[str]:
         items = holder.items() if isinstance(holder, dict) else ()
         kept.update({f"d{key}": value for key, value in items})
     for name, weight in vars(module).items():
-        for other in {f"d{name}", f"d_{name}", f"grad_{name}", f"{name}_grad"} & set(kept):
+        for other in {f"d{name}", f"d_{name}", f"grad_{name}", f"{name}_grad"} & set(
+            kept
+        ):
             pairs[name] = weight, kept[other]
     # Of the step in each number. Roundings of float32, and the bend of the function, come to less than the 2 % below.
     length = 1e-3

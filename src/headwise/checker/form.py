@@ -84,10 +84,16 @@ class Weights:
     n_heads: int
     n_kv_heads: int
     matrices: Arrays  # q (C,h*d), k (C,g*d), v (C,g*e), o (h*e,C), or None
-    biases: Arrays = field(default_factory=dict)  # of the same names, where there is one
-    gains: Arrays = field(default_factory=dict)  # of a norm on queries and keys: q, k (d,)
+    biases: Arrays = field(
+        default_factory=dict
+    )  # of the same names, where there is one
+    gains: Arrays = field(
+        default_factory=dict
+    )  # of a norm on queries and keys: q, k (d,)
     sink: Any = None  # (h,), one more logit of each head
-    gate: Any = None  # (C,h*e) or (C,h): what comes of the heads is multiplied by it before W_O
+    gate: Any = (
+        None  # (C,h*e) or (C,h): what comes of the heads is multiplied by it before W_O
+    )
 
 
 @dataclass(frozen=True)
@@ -110,12 +116,16 @@ class Stages:
     out: Any
 
 
-def compute(weights: Weights, inputs: Inputs, masks: Masks, settings: Settings) -> Stages:
+def compute(
+    weights: Weights, inputs: Inputs, masks: Masks, settings: Settings
+) -> Stages:
     """The layer on inputs of queries (B,T,C), keys and values (B,S,C). `settings` are changes to CORRECT."""
     s = {**CORRECT, **settings, "input_width": inputs[0].shape[-1]}
     x = dict(zip("qkv", inputs, strict=True))
     # A place is what vectors are used as. A bug may make those of place k with W_Q, or of the input of queries.
-    vectors = {place: project(weights, x[s[f"{place}_input"]], place, s) for place in "qkv"}
+    vectors = {
+        place: project(weights, x[s[f"{place}_input"]], place, s) for place in "qkv"
+    }
     if s["rope"]:
         # of (B,T,C), and of the heads (B,h,T,d) that come where there is no W_Q
         T = x["q"].shape[-2]
@@ -130,11 +140,17 @@ def compute(weights: Weights, inputs: Inputs, masks: Masks, settings: Settings) 
             how = s["group"] if place in s["grouped"] else "repeat"
             vectors[place] = _spread(vectors[place], weights.n_heads, how)
     q, k, v = vectors.values()
-    if s["batch"] == "flat":  # (B,h,S,d) -> (1,h,B*S,d): the documents stand one behind the other
+    if (
+        s["batch"] == "flat"
+    ):  # (B,h,S,d) -> (1,h,B*S,d): the documents stand one behind the other
         B, H, T, _ = q.shape
         real = None if masks.real is None else masks.real.reshape(1, -1)
-        q_, k_, v_ = (x.swapaxes(0, 1).reshape(1, x.shape[1], -1, x.shape[3]) for x in (q, k, v))
-        scores, attention, heads = attend(q_, k_, v_, Masks(masks.causal, real), s, weights.sink)
+        q_, k_, v_ = (
+            x.swapaxes(0, 1).reshape(1, x.shape[1], -1, x.shape[3]) for x in (q, k, v)
+        )
+        scores, attention, heads = attend(
+            q_, k_, v_, Masks(masks.causal, real), s, weights.sink
+        )
         heads = heads.reshape(H, B, T, -1).swapaxes(0, 1)
     else:
         scores, attention, heads = attend(q, k, v, masks, s, weights.sink)
@@ -157,7 +173,9 @@ def project(w: Weights, x: Any, place: str, s: Settings) -> Any:
         return x
     n = w.n_heads if role == "q" else w.n_kv_heads
     projected = x @ (matrix.T if role in s["turned"] else matrix)
-    if role in s["shared"]:  # head 0's part of the matrix for all; each head has its own bias
+    if (
+        role in s["shared"]
+    ):  # head 0's part of the matrix for all; each head has its own bias
         d = projected.shape[-1] // n
         projected = np.concatenate([projected[..., :d]] * n, -1)
     bias = w.biases.get(place if s["bias_of"] == "place" else role)
@@ -188,7 +206,9 @@ def _split(x: Any, n: int, how: str) -> Any:
         return x.reshape(B, T, d, n).swapaxes(2, 3).swapaxes(1, 2)
     if how == "overlap":  # head h starts at feature h, in the place of h * d
         return np.stack([x[:, :, h : h + d] for h in range(n)], 1)
-    if how == "raw":  # the axes are named anew without moving them: tokens get into other heads
+    if (
+        how == "raw"
+    ):  # the axes are named anew without moving them: tokens get into other heads
         return x.reshape(B, n, T, d)
     return x.reshape(B, T, n, d)  # "tokens": each token's heads attend to one another
 
@@ -216,7 +236,13 @@ def attend(
 ) -> tuple[Any, Any, Any]:
     """Scores and weights (B,h,T,S), heads (B,h,T,e). `s` has all of CORRECT."""
     (B, H, T, d), S = q.shape, k.shape[2]
-    widths = {"head": d, "model": H * d, "input": s["input_width"], "heads": H, "tokens": T}
+    widths = {
+        "head": d,
+        "model": H * d,
+        "input": s["input_width"],
+        "heads": H,
+        "tokens": T,
+    }
     # What scores are divided by, under the name of each scale. "head" is the root of that width, "whole-head" the
     # width itself, and so for the other widths. "times" and "times-width" multiply by the root, or by the width, of a
     # head: to divide by 1 / n is to multiply by n.
@@ -225,7 +251,9 @@ def attend(
         sizes |= {name: width**0.5, f"whole-{name}": width}
     size = float(sizes[s["scale"]])
     scores = q @ k.swapaxes(-1, -2)
-    if s["compared"] == "all":  # a dot product of the whole width is the sum of those of its heads
+    if (
+        s["compared"] == "all"
+    ):  # a dot product of the whole width is the sum of those of its heads
         # the same for every head, in the shape (B,H,T,S)
         scores = scores * 0 + scores.sum(1)[:, None]
     if s["scale_at"] == "scores":
@@ -236,27 +264,43 @@ def attend(
     if ok is not None and s["mask_at"] == "scores":
         # a raw one is divided like the scores
         fill = s["fill"] / size if s["fill_at"] == "raw" else s["fill"]
-        scores = np.where(ok, scores, fill if s["fill_by"] == "replace" else scores + fill)
+        scores = np.where(
+            ok, scores, fill if s["fill_by"] == "replace" else scores + fill
+        )
     if ok is not None and s["mask_at"] == "times":
         scores = scores * np.where(ok, 0.0, s["fill"])
     # A softmax of rows is not changed by it; "exp" is, and a softmax along another axis.
     if s["top"] == "row":
         scores = scores - np.amax(scores, -1)[..., None]
     if sink is not None:  # another key, which is forgotten after the softmax
-        column = np.broadcast_to(np.reshape(sink, (1, -1, 1, 1)), (*scores.shape[:3], 1))
+        column = np.broadcast_to(
+            np.reshape(sink, (1, -1, 1, 1)), (*scores.shape[:3], 1)
+        )
         scores = np.concatenate([scores, column], -1)
-    weights = softmax(scores, s["axis"]) if s["norm"] == "softmax" else weighted(scores, s["norm"])
+    weights = (
+        softmax(scores, s["axis"])
+        if s["norm"] == "softmax"
+        else weighted(scores, s["norm"])
+    )
     if sink is not None:
         scores, weights = scores[..., :-1], weights[..., :-1]
     if ok is not None and s["empty"] != "nan":
-        weights = np.where(ok.any(-1)[..., None], weights, 0.0 if s["empty"] == "zero" else 1 / S)
+        weights = np.where(
+            ok.any(-1)[..., None], weights, 0.0 if s["empty"] == "zero" else 1 / S
+        )
     if ok is not None and s["mask_at"] == "weights":
         weights = (
-            weights * ok if s["fill_by"] == "replace" else weights + np.where(ok, 0.0, s["fill"])
+            weights * ok
+            if s["fill_by"] == "replace"
+            else weights + np.where(ok, 0.0, s["fill"])
         )
     if s["scale_at"] == "weights":
         weights = weights / size
-    return scores, weights, (weights if s["mixes"] == "rows" else weights.swapaxes(-1, -2)) @ v
+    return (
+        scores,
+        weights,
+        (weights if s["mixes"] == "rows" else weights.swapaxes(-1, -2)) @ v,
+    )
 
 
 def weighted(x: Any, how: str) -> Any:
@@ -267,7 +311,12 @@ def weighted(x: Any, how: str) -> Any:
     # `guarded` is what comes after it: "" or "-guarded"
     kind, _, guarded = how.partition("-shared")
     positive = np.where(x > 0, x, 0.0)
-    functions = {"none": x, "square": x * x, "exp": np.exp(x), "sigmoid": 1 / (1 + np.exp(-x))}
+    functions = {
+        "none": x,
+        "square": x * x,
+        "exp": np.exp(x),
+        "sigmoid": 1 / (1 + np.exp(-x)),
+    }
     functions |= {"relu": positive, "relu-square": positive * positive}
     weights = functions[kind]
     if "shared" in how:
@@ -346,7 +395,9 @@ def output(w: Weights, heads: Any, s: Settings) -> Any:
     # head h is written at feature h, over what stood there: of all but the last 1 is left
     elif how == "overlap":
         firsts = [heads[:, h, :, :1] for h in range(H - 1)]
-        joined = np.concatenate([*firsts, heads[:, -1], np.zeros((B, T, (H - 1) * (e - 1)))], -1)
+        joined = np.concatenate(
+            [*firsts, heads[:, -1], np.zeros((B, T, (H - 1) * (e - 1)))], -1
+        )
     elif how == "last":  # each head over the one before it
         joined = heads[:, -1]
     elif how == "last-first":  # the same, in the place of the first
@@ -362,7 +413,9 @@ def output(w: Weights, heads: Any, s: Settings) -> Any:
     return out + w.biases["o"] if "o" in w.biases and "o" not in s["no_bias"] else out
 
 
-def rotate(x: Any, rope: tuple[str, str, float], start: int, part: float = 1, sign: int = 1) -> Any:
+def rotate(
+    x: Any, rope: tuple[str, str, float], start: int, part: float = 1, sign: int = 1
+) -> Any:
     """Rotary positions on (...,T,d), Su et al. 2021 (arXiv 2104.09864).
 
     rope   (turn, table, base), as follows
@@ -374,14 +427,18 @@ def rotate(x: Any, rope: tuple[str, str, float], start: int, part: float = 1, si
     """
     if part != 1:
         width = int(x.shape[-1] * part)
-        return np.concatenate([rotate(x[..., :width], rope, start, 1, sign), x[..., width:]], -1)
+        return np.concatenate(
+            [rotate(x[..., :width], rope, start, 1, sign), x[..., width:]], -1
+        )
     turn, table, base = rope
     if turn == "none":
         return x
     T, d = x.shape[-2:]
     angles = sign * np.outer(np.arange(T) + start, base ** (-np.arange(0, d, 2) / d))
     full = (
-        np.repeat(angles, 2, 1) if table == "interleaved" else np.concatenate([angles, angles], 1)
+        np.repeat(angles, 2, 1)
+        if table == "interleaved"
+        else np.concatenate([angles, angles], 1)
     )
     cos, sin = (f(full).astype(x.dtype) for f in (np.cos, np.sin))
     # (a, b) -> (a cos - b sin, b cos + a sin) of each pair: `other` has -b in the place of a, and a in that of b.

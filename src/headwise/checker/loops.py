@@ -17,12 +17,16 @@ from typing import Any
 from headwise.checker.contract import meaning_of
 from headwise.checker.source import KEY, MODULES, VALUE, Source, bound_by, names_of
 
-NAME, OUTPUTS = "head_loop", "outputs_of_tokens"  # names in the function that is written out below
+NAME, OUTPUTS = (
+    "head_loop",
+    "outputs_of_tokens",
+)  # names in the function that is written out below
 # names of the layer's number: a loop is checked alone, so it is the first
 LAYERS = r"li|layer|layer_idx"
 # The name of a matrix of weights: "wq", "attn_wq", "W_key", "q_proj", "out_weight".
 WEIGHT = re.compile(
-    r"(^|_)w_?(q|k|v|o|query|key|value|out)$|(q|k|v|o|query|key|value|out)_?(proj|weight)", re.I
+    r"(^|_)w_?(q|k|v|o|query|key|value|out)$|(q|k|v|o|query|key|value|out)_?(proj|weight)",
+    re.I,
 )
 # A plain value: names, numbers and operators, and no call.
 PLAIN = re.compile(r"(?!.*\w\()[\w.,+*/%'\s()-]+")
@@ -56,7 +60,11 @@ def softmax(x: Any) -> Any:
 
 
 # What pages call without printing it.
-CALLED: Mapping[str, Callable[..., Any]] = {"dot": dot, "linear": linear, "softmax": softmax}
+CALLED: Mapping[str, Callable[..., Any]] = {
+    "dot": dot,
+    "linear": linear,
+    "softmax": softmax,
+}
 
 
 def head_loop(text: str, path: str = "", within: str = "") -> Source | None:
@@ -78,7 +86,9 @@ def head_loop(text: str, path: str = "", within: str = "") -> Source | None:
     return None
 
 
-def _taken_out(tree: ast.Module, lines: list[str], path: str, within: str) -> Source | None:
+def _taken_out(
+    tree: ast.Module, lines: list[str], path: str, within: str
+) -> Source | None:
     """The source that `head_loop` gives: first the function, then the definitions that it may use.
 
     Its `numbers` say of each line where it stands in the text.
@@ -86,15 +96,27 @@ def _taken_out(tree: ast.Module, lines: list[str], path: str, within: str) -> So
     places: list[ast.AST] = [tree]
     if within:
         places = [node for node in tree.body if getattr(node, "name", "") == within]
-    blocks = [block for node in places for block in _blocks(node) if any(map(_is_head_loop, block))]
+    blocks = [
+        block
+        for node in places
+        for block in _blocks(node)
+        if any(map(_is_head_loop, block))
+    ]
     if not blocks:
         return None
     block = blocks[-1]  # the innermost
     kept = []
-    defined: set[str] = set()  # names of what is kept, which the function need not be given
+    defined: set[str] = (
+        set()
+    )  # names of what is kept, which the function need not be given
     # Definitions of the file, and functions beside the loop, as within a `gpt()`.
-    for node in (*tree.body, *(node for node in block if isinstance(node, ast.FunctionDef))):
-        is_around = any(inner is block for inner in _blocks(node))  # it has the loop in it
+    for node in (
+        *tree.body,
+        *(node for node in block if isinstance(node, ast.FunctionDef)),
+    ):
+        is_around = any(
+            inner is block for inner in _blocks(node)
+        )  # it has the loop in it
         if node not in kept and not is_around and _is_kept(node, defined):
             kept.append(node)
             defined.update(bound_by(node))
@@ -102,8 +124,12 @@ def _taken_out(tree: ast.Module, lines: list[str], path: str, within: str) -> So
     text, numbers = _written_out(lines, taken, result, defined)
     for node in kept:
         if node not in taken:
-            spanned = range(node.lineno, (node.end_lineno or node.lineno) + 1)  # its lines, from 1
-            text += textwrap.dedent("\n".join(lines[spanned[0] - 1 : spanned[-1]])).splitlines()
+            spanned = range(
+                node.lineno, (node.end_lineno or node.lineno) + 1
+            )  # its lines, from 1
+            text += textwrap.dedent(
+                "\n".join(lines[spanned[0] - 1 : spanned[-1]])
+            ).splitlines()
             numbers += spanned
     return Source("\n".join(text) + "\n", path, tuple(numbers))
 
@@ -120,7 +146,9 @@ def _blocks(tree: ast.AST) -> Iterator[list[ast.stmt]]:
 
 def _is_head_loop(node: ast.stmt) -> bool:
     """A `for` over the heads, or over a fixed number of them with slices in it."""
-    if not (isinstance(node, ast.For) and isinstance(node.iter, ast.Call) and node.iter.args):
+    if not (
+        isinstance(node, ast.For) and isinstance(node.iter, ast.Call) and node.iter.args
+    ):
         return False
     # n_head of `range(n_head)` and of `range(self.n_head)`; a number has no name
     count = node.iter.args[-1]
@@ -128,7 +156,9 @@ def _is_head_loop(node: ast.stmt) -> bool:
     is_of_heads = meaning_of(name) == "HEADS"
     # x[h], or, where 4 may be a number of anything, x[a:b]
     wanted = ast.Subscript if is_of_heads else ast.Slice
-    return (is_of_heads or not name) and any(isinstance(part, wanted) for part in ast.walk(node))
+    return (is_of_heads or not name) and any(
+        isinstance(part, wanted) for part in ast.walk(node)
+    )
 
 
 def _is_kept(node: ast.stmt, defined: set[str]) -> bool:
@@ -137,7 +167,9 @@ def _is_kept(node: ast.stmt, defined: set[str]) -> bool:
         return defined.issuperset(names_of([node.value], ast.Load)) and bool(
             PLAIN.fullmatch(ast.unparse(node.value))
         )
-    return isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef)
+    return isinstance(
+        node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef
+    )
 
 
 def _grown(statement: ast.AST) -> str:
@@ -162,14 +194,17 @@ def _extent(block: list[ast.stmt], defined: set[str]) -> tuple[list[ast.stmt], s
     inside = [node for node in ast.walk(loop) if isinstance(node, ast.stmt)]
     # Names that the loop makes anew in each round, lists to which it adds, and what it reads from before it.
     bound = names_of(
-        [node for node in inside if isinstance(node, ast.Assign) and not _grown(node)], ast.Store
+        [node for node in inside if isinstance(node, ast.Assign) and not _grown(node)],
+        ast.Store,
     )
     grown = [name for name in map(_grown, inside) if name and name not in bound]
     read = {*names_of([loop], ast.Load), *grown} - defined
     # It begins at the first projection; where nothing is projected, at the first statement that makes what is read.
     projections = [i for i in range(place) if _is_weighted(block[i])]
     makers = [
-        i for i in range(place) if read & {*names_of([block[i]], ast.Store), _grown(block[i])}
+        i
+        for i in range(place)
+        if read & {*names_of([block[i]], ast.Store), _grown(block[i])}
     ]
     start = min(projections or makers, default=place)
     # The result is the list that grows last. Where none grows, it is a name from before the loop that the loop writes
@@ -203,7 +238,10 @@ def _free(taken: Sequence[ast.stmt], defined: set[str]) -> list[str]:
     parts = [node for statement in taken for node in ast.walk(statement)]
     # Variables of comprehensions are no names from outside, wherever they stand.
     bound.update(
-        names_of([node.target for node in parts if isinstance(node, ast.comprehension)], ast.Store)
+        names_of(
+            [node.target for node in parts if isinstance(node, ast.comprehension)],
+            ast.Store,
+        )
     )
     free = []
     for statement in taken:
@@ -239,7 +277,9 @@ def _written_out(
     text = textwrap.dedent("\n".join(lines[first - 1 : last]))
     # Projections in front of the loop over heads make query, key and value of one token. Weights inside the loop are a
     # head's own, and say nothing of how many tokens there are.
-    projects = any(_is_weighted(statement) for statement in taken if not _is_head_loop(statement))
+    projects = any(
+        _is_weighted(statement) for statement in taken if not _is_head_loop(statement)
+    )
     arguments = []
     # arguments of no known meaning: the first has the vectors of tokens, others are passed on as they are
     data = []
@@ -276,5 +316,7 @@ def _written_out(
     body = [*before, *text.splitlines(), *after]
     whole = [f"def {NAME}({', '.join(arguments)}):", *(f"    {line}" for line in body)]
     # Lines that the file does not have get the number of its first or last line.
-    numbers = [first] * (1 + len(before)) + list(range(first, last + 1)) + [last] * len(after)
+    numbers = (
+        [first] * (1 + len(before)) + list(range(first, last + 1)) + [last] * len(after)
+    )
     return whole, numbers

@@ -68,13 +68,19 @@ class Array:
 class Parts:
     """The arrays of a layer by role: each role has one matrix, or one for each head."""
 
-    weights: dict[str, list[Array]] = field(default_factory=dict)  # by q, k, v, o, qkv or kv
+    weights: dict[str, list[Array]] = field(
+        default_factory=dict
+    )  # by q, k, v, o, qkv or kv
     biases: dict[str, list[Array]] = field(default_factory=dict)
-    gains: dict[str, Array] = field(default_factory=dict)  # of norms on queries and keys: by q, k
+    gains: dict[str, Array] = field(
+        default_factory=dict
+    )  # of norms on queries and keys: by q, k
     same_head: bool = False  # one module stands in the list of heads several times
     sink: Any = None  # (h,)
     gate: Any = None  # (C,h*e) or (C,h)
-    unread: list[str] = field(default_factory=list)  # paths of matrices whose role nothing tells
+    unread: list[str] = field(
+        default_factory=list
+    )  # paths of matrices whose role nothing tells
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,9 @@ def arrays_of(target: Any) -> list[Array]:
             is_linear = hasattr(value, "in_features") and hasattr(value, "out_features")
             for name, item in _children(value):
                 visit(item, f"{path}.{name}", is_linear and name == "weight")
-        elif numbers.dtype.kind == "f" and numbers.size > 1:  # a single number is a scale
+        elif (
+            numbers.dtype.kind == "f" and numbers.size > 1
+        ):  # a single number is a scale
             arrays.append(Array(path, numbers, linear, value))
 
     visit(target, "", False)
@@ -136,7 +144,11 @@ def _children(value: Any) -> Any:
     if not hasattr(value, "named_parameters"):
         return kept.items()
     # torch's own attributes begin with "_"; numbers of a config are no weights.
-    public = {name: kept[name] for name in kept if not re.match("_|(training|config|cfg)$", name)}
+    public = {
+        name: kept[name]
+        for name in kept
+        if not re.match("_|(training|config|cfg)$", name)
+    }
     return {**value._parameters, **value._modules, **public}.items()
 
 
@@ -191,15 +203,24 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
         else:
             # A bias may have an axis of heads: b_q (h,d).
             is_bias = flat or (array.value.ndim == 2 and _BIAS.search(path) is not None)
-            (parts.biases if is_bias else parts.weights).setdefault(role, []).append(array)
+            (parts.biases if is_bias else parts.weights).setdefault(role, []).append(
+                array
+            )
     for wanted, name in mapping.items():
         if name not in named:
-            raise UncheckedError("no_weight", wanted=wanted, name=name, names=", ".join(paths))
-    if len(parts.weights.get("o", ())) in (3, 4) and not {"q", "qkv"} & set(parts.weights):
+            raise UncheckedError(
+                "no_weight", wanted=wanted, name=name, names=", ".join(paths)
+            )
+    if len(parts.weights.get("o", ())) in (3, 4) and not {"q", "qkv"} & set(
+        parts.weights
+    ):
         # `linears`, `projections`: a list without names, W_Q, W_K, W_V, W_O in this order, or the first three of them
         for arrays in (parts.weights, parts.biases):
             arrays.update(
-                {role: [array] for role, array in zip("qkvo", arrays.pop("o", []), strict=False)}
+                {
+                    role: [array]
+                    for role, array in zip("qkvo", arrays.pop("o", []), strict=False)
+                }
             )
     _add_unnamed(parts, _without_latent(parts, others))
     return parts
@@ -247,7 +268,9 @@ def _add_unnamed(parts: Parts, others: list[Array]) -> None:
             role = "qkv"
         elif "o" not in weights and len(weights.get("q", weights.get("qkv", ()))) == 1:
             shapes = [
-                n for array in (weights.get("q") or weights["qkv"]) for n in array.value.shape
+                n
+                for array in (weights.get("q") or weights["qkv"])
+                for n in array.value.shape
             ]
             if small in shapes and large in (*shapes, max(shapes) // 3):
                 role = "o"
@@ -294,12 +317,16 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
     orders: tuple[str, ...] = ("blocks",)
     if {"qkv", "kv"} & set(parts.weights):
         orders = ("blocks", "groups", "features", "kqv", "vqk", "qvk")
-    sides: tuple[str, ...] = ("in-out",)  # of a matrix: which of its axes is summed over
+    sides: tuple[str, ...] = (
+        "in-out",
+    )  # of a matrix: which of its axes is summed over
     if any(_is_square(array) for arrays in parts.weights.values() for array in arrays):
         sides = ("in-out", "out-in")
     fitting = []
     for (heads, groups), order, side in itertools.product(counts, orders, sides):
-        with contextlib.suppress(ValueError, KeyError, IndexError):  # the shapes do not allow it
+        with contextlib.suppress(
+            ValueError, KeyError, IndexError
+        ):  # the shapes do not allow it
             fitting.append(_read(parts, heads, groups, width, order, side))
     if not fitting:
         shapes = ", ".join(
@@ -313,34 +340,50 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
         others = [n for n in target.source.numbers if 100 <= n < 1e7 and n != 10000.0]
         bases = [10000.0, *others[:3]]
     modules = {**inside, **inside.get("_modules", {})}
-    if any(re.search("rope|rotary", name) and not value for name, value in modules.items()):
+    if any(
+        re.search("rope|rotary", name) and not value for name, value in modules.items()
+    ):
         bases = []  # they are off
     fractions = FRACTIONS if target.scope.says(ROTATES_PART) else (1,)
     scales: list[Settings] = [{}, {"scale": "none"}] if folded else [{}]
-    residuals: list[Settings] = [{}, {"residual": True}] if target.scope.says(RESIDUAL) else [{}]
+    residuals: list[Settings] = (
+        [{}, {"residual": True}] if target.scope.says(RESIDUAL) else [{}]
+    )
     extras: list[Settings] = [{}]
     if target.scope.says("tanh"):
         numbers = [*attributes, *target.source.numbers]
-        caps = dict.fromkeys(float(n) for n in numbers if type(n) in (int, float) and n > 1)
+        caps = dict.fromkeys(
+            float(n) for n in numbers if type(n) in (int, float) and n > 1
+        )
         extras += [{"softcap": cap} for cap in list(caps)[:6]]
     values = parts.weights.get("v", [])
-    if len(values) > 1 and "o" not in parts.weights and set(values[0].value.shape) == {width}:
+    if (
+        len(values) > 1
+        and "o" not in parts.weights
+        and set(values[0].value.shape) == {width}
+    ):
         extras += [{"join": "sum"}]  # W_V and W_O of a head in one matrix
     if parts.gate is not None:
         extras += [{"gate": "silu"}]
     choices: list[Reading] = []
     # Of readings that give the same numbers the first one counts, so the usual ones come before a scale that is
     # folded into a weight, and before an input that is added.
-    for residual, scale, extra, reading in itertools.product(residuals, scales, extras, fitting):
+    for residual, scale, extra, reading in itertools.product(
+        residuals, scales, extras, fitting
+    ):
         settings = {**reading.settings, **scale, **residual, **extra}
         reading = replace(reading, settings=settings)
-        choices += styles(reading, bases, fractions, normed=target.scope.says(r"norm\("))
+        choices += styles(
+            reading, bases, fractions, normed=target.scope.says(r"norm\(")
+        )
     return choices
 
 
 def _is_square(array: Array) -> bool:
     """Do the shapes leave open on which side it is multiplied?"""
-    return not array.linear and array.value.ndim == 2 and len(set(array.value.shape)) == 1
+    return (
+        not array.linear and array.value.ndim == 2 and len(set(array.value.shape)) == 1
+    )
 
 
 def _matrix(array: Array, width: int, n: int, side: str, output: bool) -> Any:
@@ -352,7 +395,9 @@ def _matrix(array: Array, width: int, n: int, side: str, output: bool) -> Any:
     output  is it W_O, which reads joined heads and gives C?
     """
     value = array.value
-    if value.ndim == 3:  # einsum parameters, (h,C,d) in any order: axes told apart by their sizes
+    if (
+        value.ndim == 3
+    ):  # einsum parameters, (h,C,d) in any order: axes told apart by their sizes
         h = value.shape.index(n) if n in value.shape else 0
         # Where no axis is C, `[0]` raises the IndexError of which `_read` speaks.
         c = [axis for axis in range(3) if value.shape[axis] == width and axis != h][0]  # noqa: RUF015
@@ -368,7 +413,9 @@ def _matrix(array: Array, width: int, n: int, side: str, output: bool) -> Any:
     return value if value.shape[output] == width else value.T
 
 
-def _read(parts: Parts, H: int | None, G: int | None, width: int, order: str, side: str) -> Reading:
+def _read(
+    parts: Parts, H: int | None, G: int | None, width: int, order: str, side: str
+) -> Reading:
     """One reading; ValueError, KeyError or IndexError where the shapes do not allow it.
 
     H, G  heads of queries, and of keys and values, as names tell them or as a guess; None where nothing does
@@ -385,10 +432,13 @@ def _read(parts: Parts, H: int | None, G: int | None, width: int, order: str, si
     biases: dict[str, Any] = {}
     for role, arrays in parts.weights.items():
         pieces = [
-            _matrix(array, width, H if role in "qo" else G, side, role == "o") for array in arrays
+            _matrix(array, width, H if role in "qo" else G, side, role == "o")
+            for array in arrays
         ]
         matrices[role] = (
-            np.concatenate(pieces[:outputs]) if role == "o" else np.concatenate(pieces, 1)
+            np.concatenate(pieces[:outputs])
+            if role == "o"
+            else np.concatenate(pieces, 1)
         )
     for role, arrays in parts.biases.items():
         pieces = [array.value.ravel() for array in arrays]
@@ -420,7 +470,11 @@ def _read(parts: Parts, H: int | None, G: int | None, width: int, order: str, si
     if out is not None and not shared and len(out) not in (H * of_v // G, of_v // G):
         raise ValueError("W_O reads other heads")
     # A norm of all heads together, (h*d,), is left out: the form has none.
-    gains = {role: array.value for role, array in parts.gains.items() if array.value.shape == (d,)}
+    gains = {
+        role: array.value
+        for role, array in parts.gains.items()
+        if array.value.shape == (d,)
+    }
     structural = ("heads-share-projection",) if shared else ()
     return Reading(
         Weights(H, G, matrices, biases, gains, parts.sink, parts.gate),
@@ -442,13 +496,18 @@ def _unfused(x: Any, fused: str, H: int, G: int, order: str) -> dict[str, Any]:
     # Only in blocks and groups may there be fewer key/value heads than query heads.
     if H % G or (order not in ("blocks", "groups") and fused == "qkv" and H != G):
         raise ValueError("no whole heads")
-    shares = [H // G if role == "q" else 1 for role in names]  # heads of each, for a key/value head
+    shares = [
+        H // G if role == "q" else 1 for role in names
+    ]  # heads of each, for a key/value head
     n = sum(shares)
     axes = {"groups": (G, n, -1), "features": (-1, n)}.get(order, (n, -1))
     lead = x.shape[:-1]
     x = x.reshape(*lead, *axes)
     pieces = np.split(x, np.cumsum(shares)[:-1], -1 if order == "features" else -2)
-    return {role: piece.reshape(*lead, -1) for role, piece in zip(names, pieces, strict=True)}
+    return {
+        role: piece.reshape(*lead, -1)
+        for role, piece in zip(names, pieces, strict=True)
+    }
 
 
 def styles(
@@ -462,7 +521,9 @@ def styles(
     bases      of rotary angles; without one nothing is rotated
     fractions  how much of the features of a head may be rotated, 0 to 1
     """
-    interleaved = {f"split_{role}": "interleaved" for role in "qkv"} | {"join": "interleaved"}
+    interleaved = {f"split_{role}": "interleaved" for role in "qkv"} | {
+        "join": "interleaved"
+    }
     # W_Q is called W_K and the other way round, which is no bug
     exchanged = {"q_from": "k", "k_from": "q"}
     weights = reading.weights
@@ -493,7 +554,11 @@ def kept_as(meaning: str, instance: Any, sizes: Settings) -> int | None:
     for place in (sizes, kept, *configs, *kept.get("_modules", {}).values()):
         # Of a dictionary its own items; a module that a class leaves out is None, and has none.
         for name, value in getattr(place, "__dict__", place or {}).items():
-            if type(value) is int and name not in VALUES and meaning_of(name) == meaning:
+            if (
+                type(value) is int
+                and name not in VALUES
+                and meaning_of(name) == meaning
+            ):
                 return value
     return None
 

@@ -27,7 +27,9 @@ class Ended(NamedTuple):
     """What a process left."""
 
     answer: str  # JSON; empty where there is none
-    code: int | None  # its exit code, -9 where signal 9 ended it; None where it ran out of time
+    code: (
+        int | None
+    )  # its exit code, -9 where signal 9 ended it; None where it ran out of time
     trace: str  # what it wrote of where it stood; empty where it wrote nothing
 
 
@@ -44,11 +46,15 @@ def run_apart(module: str, request: dict[str, Any], seconds: float) -> Ended:
         work = Path(folder) / "work"
         work.mkdir()
         asked.write_text(
-            json.dumps({**request, "answer": str(answer), "trace": str(trace)}), encoding="utf-8"
+            json.dumps({**request, "answer": str(answer), "trace": str(trace)}),
+            encoding="utf-8",
         )
         # This package comes first, so that the process runs the same one. An empty entry would be its own folder.
         path = os.pathsep.join(
-            [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+            [
+                str(Path(__file__).parents[2]),
+                *filter(None, [os.environ.get("PYTHONPATH")]),
+            ]
         )
         # No graphics card, no window of a plot, one thread; caches and temporary files go into its folder.
         environment = {
@@ -76,8 +82,12 @@ def run_apart(module: str, request: dict[str, Any], seconds: float) -> Ended:
             with contextlib.suppress(OSError):  # of a group that has ended
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        written = answer.read_text(encoding="utf-8") if code == 0 and answer.exists() else ""
-        return Ended(written, code, trace.read_text(errors="replace") if trace.exists() else "")
+        written = (
+            answer.read_text(encoding="utf-8") if code == 0 and answer.exists() else ""
+        )
+        return Ended(
+            written, code, trace.read_text(errors="replace") if trace.exists() else ""
+        )
 
 
 def alone(request: dict[str, Any], text: str, work: Callable[[], Any]) -> None:
@@ -93,9 +103,13 @@ def alone(request: dict[str, Any], text: str, work: Callable[[], Any]) -> None:
         # No core: no dump of the memory where it crashes.
         limits = {"DATA": MEMORY, "CORE": 0, "FSIZE": LARGEST_FILE}
         for name, most in limits.items():
-            with contextlib.suppress(ValueError, OSError):  # one that is lower already stays
+            with contextlib.suppress(
+                ValueError, OSError
+            ):  # one that is lower already stays
                 resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (most, most))
-    if re.search(r"\btorch\b|\bnn\.", text):  # `nn.` alone: imports that are missing are lent
+    if re.search(
+        r"\btorch\b|\bnn\.", text
+    ):  # `nn.` alone: imports that are missing are lent
         import torch
 
         torch.set_num_threads(1)

@@ -14,7 +14,15 @@ from typing import Any
 import numpy as np
 
 from headwise.checker.bugs import Bug, Say, Settings, catalogue, changes_of, words
-from headwise.checker.form import CORRECT, Arrays, Inputs, Masks, Stages, allowed_by, compute
+from headwise.checker.form import (
+    CORRECT,
+    Arrays,
+    Inputs,
+    Masks,
+    Stages,
+    allowed_by,
+    compute,
+)
 from headwise.checker.reading import Reading
 
 # of the largest number: float32 rounds to 6e-8, and a dozen sums of 50 terms amplify that
@@ -92,15 +100,22 @@ class Search:
         self.fills, self.pairs, self.tolerance = fills, pairs, TOLERANCE
         # Whether there is a mask is told by the case: see `_sets`.
         self.bugs = [
-            bug for bug in catalogue().values() if has is None or {*bug.needs} <= {*has, "mask"}
+            bug
+            for bug in catalogue().values()
+            if has is None or {*bug.needs} <= {*has, "mask"}
         ]
         # so low that its softmax is 0
         self.strong = [fill for fill in fills if fill <= -1e4] or [-1e9]
         # Processor time, so that a busy machine judges alike; the clock, so that the search ends. Twice is a round
         # choice: with less, a machine that others use as well would find fewer bugs.
-        self.until, self.clock = time.process_time() + seconds, time.monotonic() + 2 * seconds
+        self.until, self.clock = (
+            time.process_time() + seconds,
+            time.monotonic() + 2 * seconds,
+        )
 
-    def right(self, readings: Sequence[Reading], cases: Sequence[Case]) -> Explanation | None:
+    def right(
+        self, readings: Sequence[Reading], cases: Sequence[Case]
+    ) -> Explanation | None:
         """The first reading under which the correct form gives the numbers of every case; None where none does."""
         for reading in readings:
             if reading.structural:
@@ -117,7 +132,9 @@ class Search:
                 return Explanation(reading, (), by_case[cases[-1].name], by_case)
         return None
 
-    def explain(self, readings: Sequence[Reading], cases: Sequence[Case]) -> Explanation:
+    def explain(
+        self, readings: Sequence[Reading], cases: Sequence[Case]
+    ) -> Explanation:
         """The explanation with the fewest bugs: of the first case, then of each further one on top of it."""
         so_far = self._first(readings, cases[0], {})
         if so_far is None:
@@ -134,7 +151,9 @@ class Search:
             so_far = replace(so_far, bugs=tuple(bugs), settings=step.settings)
         return replace(so_far, by_case=by_case)
 
-    def _first(self, readings: Sequence[Reading], case: Case, base: Settings) -> Explanation | None:
+    def _first(
+        self, readings: Sequence[Reading], case: Case, base: Settings
+    ) -> Explanation | None:
         """The first that reproduces a case: without a bug, then with one, then with two."""
         # How many bugs at once, and how many forms of each, None for all: pairs of the two usual forms come first.
         rounds = [(0, None), (1, None), (2, 2), (2, None)]
@@ -144,7 +163,8 @@ class Search:
                 for names, change in self._sets(number, forms, settings, case):
                     # Time over; but whether the code is right is always asked.
                     if number and (
-                        time.process_time() > self.until or time.monotonic() > self.clock
+                        time.process_time() > self.until
+                        or time.monotonic() > self.clock
                     ):
                         return None
                     hit = self._fit(reading, {**settings, **change}, case)
@@ -161,17 +181,23 @@ class Search:
             return
         # What did not show in the plain case, which comes first, is a bug of the mask, where two bugs give the same
         # numbers: in the cases after it bugs that need a mask come first, False before True.
-        bugs = sorted(self.bugs, key=lambda bug: case.name != "plain" and "mask" not in bug.needs)
+        bugs = sorted(
+            self.bugs, key=lambda bug: case.name != "plain" and "mask" not in bug.needs
+        )
         singles = []
         for bug in bugs:
             if case.is_masked or "mask" not in bug.needs:
                 changes = changes_of(bug, settings, self.fills)
-                singles += [(bug.id, change) for change in itertools.islice(changes, forms)]
+                singles += [
+                    (bug.id, change) for change in itertools.islice(changes, forms)
+                ]
         if number == 1:
             yield from (((bug,), change) for bug, change in singles)
             return
         for (a, first), (b, second) in itertools.combinations(singles, 2):
-            if a != b and not set(first) & set(second):  # two bugs, which change different settings
+            if a != b and not set(first) & set(
+                second
+            ):  # two bugs, which change different settings
                 yield (a, b), {**first, **second}
 
     def _fit(self, reading: Reading, settings: Settings, case: Case) -> Settings | None:
@@ -182,7 +208,10 @@ class Search:
             # An output of NaN alone would equal any other such output.
             if stages is None or not np.isfinite(stages.out).any():
                 continue
-            if any(close(output, stages.out, self.tolerance) for output in case.outputs.values()):
+            if any(
+                close(output, stages.out, self.tolerance)
+                for output in case.outputs.values()
+            ):
                 return whole
         return None
 
@@ -197,7 +226,10 @@ class Search:
             return
         (B, T), S = case.inputs[0].shape[:2], case.inputs[1].shape[-2]
         # Are there rows without a key? Inputs (B,h,T,d), whose second size is not T, are taken to have some.
-        empty = case.inputs[0].ndim != 3 or not allowed_by(case.masks, s, B, 1, T, S).any(-1).all()
+        empty = (
+            case.inputs[0].ndim != 3
+            or not allowed_by(case.masks, s, B, 1, T, S).any(-1).all()
+        )
         if empty and "empty" not in settings:
             yield {"empty": "zero"}
             yield {"empty": "uniform"}
@@ -230,18 +262,24 @@ def evidence_of(bug: Bug, explanation: Explanation, cases: list[Case], say: Say)
     shown = _shown_in(explanation, cases)
     own_phrase = f"by_property_{bug.id}"
     is_same = shown is None or close(shown[0].out, shown[1].out)
-    if own_phrase in words("en") and (is_same or bug.evidence in ("dropout", "batch", "property")):
+    if own_phrase in words("en") and (
+        is_same or bug.evidence in ("dropout", "batch", "property")
+    ):
         return say(own_phrase)
     if bug.id in explanation.reading.structural:
         return say("structural")
-    if shown is None:  # the correct form cannot compute these shapes, or no case is explained
+    if (
+        shown is None
+    ):  # the correct form cannot compute these shapes, or no case is explained
         return say("not_finite" if bug.evidence == "difference" else "by_property")
     wrong, right, case = shown
     text = ""
     if bug.evidence == "future":
         text = _future(wrong, right, case, say)
     # Without a weight on a forbidden key the rows may show it: weights that are masked after softmax add up to less.
-    if bug.evidence == "rows" or (bug.evidence == "future" and case.is_masked and not text):
+    if bug.evidence == "rows" or (
+        bug.evidence == "future" and case.is_masked and not text
+    ):
         text = _rows(wrong, say)
     if bug.evidence == "scores":
         text = _scores(wrong, right, say)
@@ -286,9 +324,13 @@ def _future(wrong: Stages, right: Stages, case: Case, say: Say) -> str:
     # the weights on forbidden keys alone
     leak = np.where(allowed, 0.0, np.nan_to_num(wrong.weights))
     b, h, t, s = np.unravel_index(np.abs(leak).argmax(), leak.shape)
-    weight = float(leak[b, h, t, s])  # 1e-4 is a round choice, far above what rounding leaves there
+    weight = float(
+        leak[b, h, t, s]
+    )  # 1e-4 is a round choice, far above what rounding leaves there
     return (
-        say("future", document=b, head=h, row=t, weight=weight, key=s) if abs(weight) > 1e-4 else ""
+        say("future", document=b, head=h, row=t, weight=weight, key=s)
+        if abs(weight) > 1e-4
+        else ""
     )
 
 
@@ -298,7 +340,11 @@ def _rows(wrong: Stages, say: Say) -> str:
     b, h, t = np.unravel_index(np.abs(sums - 1).argmax(), sums.shape)
     # the phrase shows 3 digits: less than 1e-3 away it would mostly read 1
     total = float(sums[b, h, t])
-    return say("rows", document=b, head=h, row=t, total=total) if abs(total - 1) > 1e-3 else ""
+    return (
+        say("rows", document=b, head=h, row=t, total=total)
+        if abs(total - 1) > 1e-3
+        else ""
+    )
 
 
 def _scores(wrong: Stages, right: Stages, say: Say) -> str:
@@ -320,7 +366,9 @@ def stage_of(explanation: Explanation, case: Case, say: Say) -> str:
     if right is None or right.out.shape != output.shape:
         # None: with these settings the form cannot compute such shapes.
         return say(
-            "other_shape", theirs=output.shape, ours=None if right is None else right.out.shape
+            "other_shape",
+            theirs=output.shape,
+            ours=None if right is None else right.out.shape,
         )
     if not np.isfinite(output).any():
         return say("all_nan")

@@ -42,7 +42,11 @@ _END = r"(_?(new|in|input|states?|heads?|x))?\w?$"  # what may follow: "k_new", 
 # Names of what attention takes: q, k_new, x_v, values, consultas.
 QUERY, KEY, VALUE = DATA = tuple(
     re.compile(rf"^(_|x_?|encodings_for_|input_?|in_)*({words}){_END}", re.I)
-    for words in ("q|query|queries|consultas?", "k|keys?|claves?", "v|values?|val|valor(es)?")
+    for words in (
+        "q|query|queries|consultas?",
+        "k|keys?|claves?",
+        "v|values?|val|valor(es)?",
+    )
 )
 
 
@@ -78,7 +82,9 @@ class Source:
     @cached_property
     def numbers(self) -> list[float]:
         """Numbers in the text, negative ones as such, and those in float("-1e20")."""
-        literals = re.findall(r"(?<![\w.])-?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?(?![\w.])", self.code)
+        literals = re.findall(
+            r"(?<![\w.])-?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?(?![\w.])", self.code
+        )
         # Each once, in the order of the text.
         return list(dict.fromkeys(map(float, literals)))
 
@@ -110,7 +116,9 @@ class Source:
                 text = self.lines[number - 1].split("#")[0]
                 matches = is_below and re.search(pattern.removeprefix(AFTER), text)
                 # In none of these lines does code compute: definitions, imports, texts and decorators.
-                if matches and not re.match(r"\s*(def |class |import |assert |[\"@])", text):
+                if matches and not re.match(
+                    r"\s*(def |class |import |assert |[\"@])", text
+                ):
                     return self.number_of(number), self.lines[number - 1].strip()
                 is_below = is_below or "softmax" in text
         return None
@@ -123,7 +131,8 @@ class Source:
         functions = []
         for name in names:
             functions += sorted(
-                _functions(self.definitions[name]), key=lambda function: function.name not in CALLS
+                _functions(self.definitions[name]),
+                key=lambda function: function.name not in CALLS,
             )
         # False comes first; the rest stays in order
         functions.sort(key=lambda function: function.name == "__init__")
@@ -136,7 +145,11 @@ class Source:
     @cached_property
     def definitions(self) -> dict[str, ast.ClassDef | ast.FunctionDef]:
         # Classes and functions of the file itself, by name; not those within others.
-        return {n.name: n for n in self.tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef)}
+        return {
+            n.name: n
+            for n in self.tree.body
+            if isinstance(n, ast.ClassDef | ast.FunctionDef)
+        }
 
     def uses(self, name: str) -> set[str]:
         """Other definitions of the file that one names."""
@@ -152,9 +165,14 @@ class Source:
         empty = r"pass|\.\.\.|raise NotImplementedError.*|['\"].*"
         functions = _functions(self.definitions.get(name))
         steps = [
-            step for function in functions if function.name != "__init__" for step in function.body
+            step
+            for function in functions
+            if function.name != "__init__"
+            for step in function.body
         ]
-        return bool(steps) and all(re.fullmatch(empty, ast.unparse(step), re.S) for step in steps)
+        return bool(steps) and all(
+            re.fullmatch(empty, ast.unparse(step), re.S) for step in steps
+        )
 
     def reach(self, name: str) -> list[str]:
         """A definition and all that it uses, it first."""
@@ -172,9 +190,13 @@ def _functions(node: ast.AST | None) -> list[ast.FunctionDef]:
 
 def kind_of(node: ast.AST | None) -> str | None:
     """layer, function, rotary, cache, or None for what is no candidate."""
-    if not isinstance(node, ast.ClassDef | ast.FunctionDef) or node.name.startswith("__"):
+    if not isinstance(node, ast.ClassDef | ast.FunctionDef) or node.name.startswith(
+        "__"
+    ):
         return None
-    attends, turns, keeps = (pattern.search(node.name) for pattern in (ATTENTION, ROTARY, CACHE))
+    attends, turns, keeps = (
+        pattern.search(node.name) for pattern in (ATTENTION, ROTARY, CACHE)
+    )
     if isinstance(node, ast.ClassDef):
         is_called = _is_called(node)
         if turns and not attends:
@@ -217,7 +239,11 @@ def _attends(node: ast.AST) -> bool:
 
 def candidates(source: Source) -> dict[str, str]:
     """Names with their kinds: the candidates that no other one uses, of the kind that is most of a layer."""
-    kinds = {name: kind for name, node in source.definitions.items() if (kind := kind_of(node))}
+    kinds = {
+        name: kind
+        for name, node in source.definitions.items()
+        if (kind := kind_of(node))
+    }
     called = [name for name, node in source.definitions.items() if _is_called(node)]
     attending = {name for name in called if _attends(source.definitions[name])}
     for name in called:  # classes of other names, which attend by themselves
@@ -228,20 +254,28 @@ def candidates(source: Source) -> dict[str, str]:
     for name in nowhere if nowhere < set(kinds) else ():
         if kinds[name] == "layer" and not re.search("att|mha|mqa|gqa", name, re.I):
             kinds.pop(name)
-    kinds = kinds or dict.fromkeys(called, "layer")  # a class of any name that can be called
+    kinds = kinds or dict.fromkeys(
+        called, "layer"
+    )  # a class of any name that can be called
     used = {name for candidate in kinds for name in source.reach(candidate)[1:]}
     # all, where they use one another
     top = {name: kind for name, kind in kinds.items() if name not in used} or kinds
-    first = min(top.values(), key=("layer", "function", "rotary", "cache").index, default="")
+    first = min(
+        top.values(), key=("layer", "function", "rotary", "cache").index, default=""
+    )
     return {name: kind for name, kind in top.items() if kind == first}
 
 
 def passed_over(source: Source) -> list[str]:
     """Names of what attends, rotates or caches in a file, and is neither a candidate nor used by one."""
-    reached = {name for candidate in candidates(source) for name in source.reach(candidate)}
+    reached = {
+        name for candidate in candidates(source) for name in source.reach(candidate)
+    }
     names = []
     for name, node in source.definitions.items():
-        if name not in reached and (_attends(node) or kind_of(node) in ("rotary", "cache")):
+        if name not in reached and (
+            _attends(node) or kind_of(node) in ("rotary", "cache")
+        ):
             names.append(name)
     return names
 
@@ -271,9 +305,13 @@ def meanings_of(scope: Source, whole: Source, name: str) -> list[str]:
     scope, whole  the text of what is checked, with what it uses; that of the file
     """
     texts = {"text": scope.text, "code": scope.code, "file": whole.code}
-    texts = {key: MASK.sub("mask", text) for key, text in texts.items()}  # "máscara" -> "mask"
+    texts = {
+        key: MASK.sub("mask", text) for key, text in texts.items()
+    }  # "máscara" -> "mask"
     name = MASK.sub("mask", name.lower())
-    rules = [rule for rule in read_toml("names.toml")["masks"] if _fits(rule, texts, name)]
+    rules = [
+        rule for rule in read_toml("names.toml")["masks"] if _fits(rule, texts, name)
+    ]
     told = _told(scope.text) or _told(whole.text)
     # Ends of the keys: "may attend", "forbidden", "added"; "" is the end of every one.
     conventions = [told or next((rule["means"] for rule in rules), "")]
@@ -307,7 +345,10 @@ def _told(text: str) -> str | None:
         if re.search(r"mask|m[aá]scara|pad|tril|triu", line, re.I) or len(lines) < 4
     )
     # `other` is what a one means where the text says of `number` that it may attend: of 0, a one is forbidden then.
-    for number, other in (("1s?|true|ones?", "may attend"), ("0s?|false|zeros?", "forbidden")):
+    for number, other in (
+        ("1s?|true|ones?", "may attend"),
+        ("0s?|false|zeros?", "forbidden"),
+    ):
         # The number, a sign or a space, and what stands behind it, as far as the next number.
         # After it, 3 to 60 characters are read, none past a full stop, a comma, a semicolon or the end of the line.
         # The shortest words of _MAY and _NOT have 3; 60 is a round choice: a longer text may speak of something else.
@@ -315,7 +356,9 @@ def _told(text: str) -> str | None:
             rf"\b(?:{number})\b(?:['\"`:=)]|\s)([^.;,\n]{{3,60}})", text, re.I
         ):
             # Not at each "ones" or "zero", which may be no number: "True for the ones to see", "1 = zero out".
-            window = re.split(r"\b([01]s?|true|false|and zeros)\b", match[1], flags=re.I)[0]
+            window = re.split(
+                r"\b([01]s?|true|false|and zeros)\b", match[1], flags=re.I
+            )[0]
             # First what forbids: "not allowed" has a word of _MAY in it too.
             if re.search(_NOT, window, re.I):
                 return "forbidden" if other == "may attend" else "may attend"
@@ -393,10 +436,16 @@ def read_text(path: Path) -> str:
     cells = []
     for cell in json.loads(path.read_text(encoding="utf-8")).get("cells", []):
         lines = (
-            "".join(cell.get("source", "")).splitlines() if cell.get("cell_type") == "code" else []
+            "".join(cell.get("source", "")).splitlines()
+            if cell.get("cell_type") == "code"
+            else []
         )
-        text = "\n".join("pass" if re.match(r"\s*[%!?]", line) else line for line in lines)
-        with contextlib.suppress(SyntaxError):  # a cell of another language, or half of one
+        text = "\n".join(
+            "pass" if re.match(r"\s*[%!?]", line) else line for line in lines
+        )
+        with contextlib.suppress(
+            SyntaxError
+        ):  # a cell of another language, or half of one
             ast.parse(text)
             cells.append(text)
     return "\n".join(cells) + "\n"
@@ -406,7 +455,9 @@ def names_of(nodes: Sequence[ast.AST], context: type[ast.expr_context]) -> list[
     """Names that are read (ast.Load) or bound (ast.Store)."""
     parts = [part for node in nodes for part in ast.walk(node)]
     return [
-        part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, context)
+        part.id
+        for part in parts
+        if isinstance(part, ast.Name) and isinstance(part.ctx, context)
     ]
 
 
@@ -419,12 +470,19 @@ def bound_by(node: ast.stmt) -> list[str]:
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return [node.name]
     inner = [x for x in ast.walk(node) if isinstance(x, ast.Import | ast.ImportFrom)]
-    return [*names_of([node], ast.Store), *(name for each in inner for name in bound_by(each))]
+    return [
+        *names_of([node], ast.Store),
+        *(name for each in inner for name in bound_by(each)),
+    ]
 
 
 def free_names(node: ast.AST) -> set[str]:
     """Names that a statement reads and does not bind itself; of a definition those of its file."""
-    functions = [part for part in ast.walk(node) if isinstance(part, ast.FunctionDef | ast.Lambda)]
+    functions = [
+        part
+        for part in ast.walk(node)
+        if isinstance(part, ast.FunctionDef | ast.Lambda)
+    ]
     bound = {
         argument.arg
         for function in functions
@@ -441,7 +499,11 @@ def needed_statements(source: Source, name: str) -> list[ast.stmt]:
     for node in source.tree.body:
         is_main = isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
         body += node.body if is_main else [node]  # type: ignore[attr-defined]
-    wanted = {each for part in source.reach(name) for each in free_names(source.definitions[part])}
+    wanted = {
+        each
+        for part in source.reach(name)
+        for each in free_names(source.definitions[part])
+    }
     kept: set[int] = set()
     grows = True
     while grows:
@@ -452,7 +514,9 @@ def needed_statements(source: Source, name: str) -> list[ast.stmt]:
             is_definition = isinstance(node, ast.FunctionDef | ast.ClassDef)
             plain = is_definition or isinstance(node, ast.Import | ast.ImportFrom)
             if isinstance(node, ast.Assign | ast.AnnAssign) and node.value:
-                plain = not any(isinstance(part, ast.Call) for part in ast.walk(node.value))
+                plain = not any(
+                    isinstance(part, ast.Call) for part in ast.walk(node.value)
+                )
             makes = bool(wanted & set(bound_by(node)))
             if plain or makes:
                 kept.add(index)
@@ -489,14 +553,20 @@ def run_definitions(source: Source, name: str, namespace: dict[str, Any]) -> lis
 FUTURE = __import__("__future__").annotations.compiler_flag
 
 
-def _import(node: ast.Import | ast.ImportFrom, path: Path, namespace: dict[str, Any]) -> list[str]:
+def _import(
+    node: ast.Import | ast.ImportFrom, path: Path, namespace: dict[str, Any]
+) -> list[str]:
     """Run an import: of what is installed, of a file beside this one, of a stand-in, or a stub. Names of stand-ins."""
     lent = []
     for alias in node.names:
         origin = alias.name if isinstance(node, ast.Import) else node.module or ""
         level = getattr(node, "level", 0)
         module: Any = None
-        beside = path.parent.joinpath(*origin.split(".")).with_suffix(".py") if origin else path
+        beside = (
+            path.parent.joinpath(*origin.split(".")).with_suffix(".py")
+            if origin
+            else path
+        )
         if beside != path and beside.is_file():
             module = _module_of(beside)
         with contextlib.suppress(Exception, SystemExit):
@@ -508,9 +578,13 @@ def _import(node: ast.Import | ast.ImportFrom, path: Path, namespace: dict[str, 
         module = module or Stub(origin or alias.name)
         if isinstance(node, ast.Import):
             top = sys.modules.get(origin.split(".")[0], module)
-            namespace[alias.asname or origin.split(".")[0]] = module if alias.asname else top
+            namespace[alias.asname or origin.split(".")[0]] = (
+                module if alias.asname else top
+            )
         elif alias.name == "*":
-            namespace.update({k: v for k, v in vars(module).items() if not k.startswith("_")})
+            namespace.update(
+                {k: v for k, v in vars(module).items() if not k.startswith("_")}
+            )
         else:
             value = getattr(module, alias.name, None) if origin else module
             if value is None:
@@ -562,7 +636,11 @@ def unimported(source: Source) -> list[str]:
 def stand_in(name: str) -> Any:
     """A module that has the few functions of einops, or of JAX, that attention takes; None for any other."""
     if name in ("einops", "fancy_einsum"):
-        functions: Any = {"rearrange": rearrange, "repeat": rearrange, "einsum": named_einsum}
+        functions: Any = {
+            "rearrange": rearrange,
+            "repeat": rearrange,
+            "einsum": named_einsum,
+        }
         return types.SimpleNamespace(**functions)
     if name in ("jax.numpy", "jax.nn", "jax"):
         nn = types.SimpleNamespace(softmax=_softmax, relu=lambda x: np.maximum(x, 0))
@@ -581,8 +659,12 @@ def named_einsum(*args: Any) -> Any:
     text = next(arg for arg in args if isinstance(arg, str))
     arrays = [arg for arg in args if not isinstance(arg, str)]
     words = re.findall(r"[A-Za-z_]\w*", text)
-    letters = {word: chr(ord("a") + place) for place, word in enumerate(dict.fromkeys(words))}
-    plain = re.sub(r"[A-Za-z_]\w*", lambda match: letters[match[0]], text).replace(" ", "")
+    letters = {
+        word: chr(ord("a") + place) for place, word in enumerate(dict.fromkeys(words))
+    }
+    plain = re.sub(r"[A-Za-z_]\w*", lambda match: letters[match[0]], text).replace(
+        " ", ""
+    )
     return _library(arrays[0]).einsum(plain, *arrays)
 
 
@@ -592,7 +674,9 @@ def _library(x: Any) -> Any:
 
 def rearrange(x: Any, pattern: str, **sizes: int) -> Any:
     """einops.rearrange and einops.repeat: "b t (h d) -> b h t d", h=4; a new axis on the right is repeated."""
-    left, right = (re.findall(r"\([^)]*\)|\.\.\.|\w+", side) for side in pattern.split("->"))
+    left, right = (
+        re.findall(r"\([^)]*\)|\.\.\.|\w+", side) for side in pattern.split("->")
+    )
     if "..." in left:
         free = [f"_{i}" for i in range(len(x.shape) - len(left) + 1)]
         place = left.index("...")
@@ -612,8 +696,12 @@ def rearrange(x: Any, pattern: str, **sizes: int) -> Any:
         if name not in axes:
             x = library.broadcast_to(x[..., None], (*x.shape, sizes[name]))
             axes.append(name)
-    x = library.moveaxis(x, [axes.index(name) for name in wanted], list(range(len(wanted))))
+    x = library.moveaxis(
+        x, [axes.index(name) for name in wanted], list(range(len(wanted)))
+    )
     shape = []
     for group in right:
-        shape.append(int(np.prod([sizes.get(name, 1) for name in re.findall(r"\w+", group)])))
+        shape.append(
+            int(np.prod([sizes.get(name, 1) for name in re.findall(r"\w+", group)]))
+        )
     return x.reshape(shape)

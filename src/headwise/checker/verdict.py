@@ -36,7 +36,14 @@ from typing import Any
 
 import numpy as np
 
-from headwise.checker.bugs import Finding, Say, UncheckedError, Verdict, in_one_line, speaker
+from headwise.checker.bugs import (
+    Finding,
+    Say,
+    UncheckedError,
+    Verdict,
+    in_one_line,
+    speaker,
+)
 from headwise.checker.caches import examine_cache, examine_rotation
 from headwise.checker.contract import CAUSAL, Options, Target
 from headwise.checker.examine import examine
@@ -57,10 +64,15 @@ from headwise.words import unknown
 
 # A course's wrapper of several heads imports their class from its file `casual_attention`, or from one whose name is
 # spelt rightly. A learner may have neither: the module STACKED has the same class.
-LENT, STACKED = ("casual_attention", "causal_attention"), "headwise.courses.from_scratch"
+LENT, STACKED = (
+    ("casual_attention", "causal_attention"),
+    "headwise.courses.from_scratch",
+)
 # for one check, the import of the file included: a round choice; with less, fewer bugs are tried
 SECONDS = 20.0
-STARTING = 60.0  # that a process may take to import torch on a busy machine: a round choice
+STARTING = (
+    60.0  # that a process may take to import torch on a busy machine: a round choice
+)
 # Reasons that a function of a few lines, an adapter by hand, does away with.
 ADAPTABLE = {
     "needs",
@@ -107,17 +119,23 @@ def check(
         HeadwiseError: where there is nothing to check: no such file or name.
     """
     if not 0 < seconds <= LONGEST:
-        raise HeadwiseError(f"seconds={seconds:g} must be above 0 and at most {LONGEST:g}")
+        raise HeadwiseError(
+            f"seconds={seconds:g} must be above 0 and at most {LONGEST:g}"
+        )
     for role in mapping or {}:
         if role not in ROLES:
             raise unknown(f"no role {role} of weights", role, ROLES)
     for name in args or {}:
         # `causal` says it, and also what the verdict expects
         if re.fullmatch(CAUSAL, name.lower()):
-            raise HeadwiseError(f"args has {name}; pass causal=, which also says what is expected")
+            raise HeadwiseError(
+                f"args has {name}; pass causal=, which also says what is expected"
+            )
     # For the search, in seconds of the processor. By the clock `Search` takes at most twice as many, 0.6 of all; the
     # rest is for the import of the file and the calls: a round choice.
-    options = Options(causal, dict(args or {}), dict(mapping or {}), lang, seconds * 0.3)
+    options = Options(
+        causal, dict(args or {}), dict(mapping or {}), lang, seconds * 0.3
+    )
     speaker(lang)  # an error where there is no such language, before any work
     if isinstance(target, str | Path):
         return _check_file(str(target), options, seconds)
@@ -126,13 +144,18 @@ def check(
     kind = kind_of(source.definitions.get(name)) or (
         "function" if inspect.isfunction(target) else "layer"
     )
-    module = sys.modules.get(getattr(target, "__module__", ""))  # whose names the code may use
+    module = sys.modules.get(
+        getattr(target, "__module__", "")
+    )  # whose names the code may use
     return judged(
-        Target(target, name, kind, source, options, getattr(module, "__dict__", {})), seconds
+        Target(target, name, kind, source, options, getattr(module, "__dict__", {})),
+        seconds,
     )
 
 
-def judged(target: Target, seconds: float, load: Callable[[], None] = lambda: None) -> Verdict:
+def judged(
+    target: Target, seconds: float, load: Callable[[], None] = lambda: None
+) -> Verdict:
     """The verdict; an error of the learner's code is a verdict too, with its line. `load` puts the object in first."""
     lang = target.options.lang
     try:
@@ -141,13 +164,23 @@ def judged(target: Target, seconds: float, load: Callable[[], None] = lambda: No
             raise UncheckedError("returns_nothing", name=name)
         # An argument whose name stands nowhere in the text, where there is one, is most likely misspelt.
         for name in target.options.args:
-            if target.source.text and not re.search(rf"\b{re.escape(name)}\b", target.source.text):
+            if target.source.text and not re.search(
+                rf"\b{re.escape(name)}\b", target.source.text
+            ):
                 raise UncheckedError("no_argument", name=name)
-        with _clock(seconds), _random_state_kept(), warnings.catch_warnings(action="ignore"):
+        with (
+            _clock(seconds),
+            _random_state_kept(),
+            warnings.catch_warnings(action="ignore"),
+        ):
             load()
             verdict = _examined(target)
-            around = (target.say("around_loop"),) * (target.name == NAME)  # once, or not at all
-            return replace(verdict, not_checked=(*around, *target.lent, *verdict.not_checked))
+            around = (target.say("around_loop"),) * (
+                target.name == NAME
+            )  # once, or not at all
+            return replace(
+                verdict, not_checked=(*around, *target.lent, *verdict.not_checked)
+            )
     except TimeOut:
         reason = target.say("too_long", seconds=seconds)
     except (Exception, SystemExit) as error:
@@ -155,7 +188,11 @@ def judged(target: Target, seconds: float, load: Callable[[], None] = lambda: No
         if getattr(error, "key", None) in ADAPTABLE or not isinstance(
             error, UncheckedError | SyntaxError | SystemExit
         ):
-            call = f"{target.name}(...)(x)" if target.kind == "layer" else f"{target.name}(x, ...)"
+            call = (
+                f"{target.name}(...)(x)"
+                if target.kind == "layer"
+                else f"{target.name}(x, ...)"
+            )
             reason += "; " + target.say("adapter", call=call)
     return target.verdict(None, reason=reason)
 
@@ -163,9 +200,9 @@ def judged(target: Target, seconds: float, load: Callable[[], None] = lambda: No
 def _examined(target: Target) -> Verdict:
     """The verdict by what it is; of a function that takes other things than attention does, on its loop over heads."""
     try:
-        return {"rotary": examine_rotation, "cache": examine_cache}.get(target.kind, examine)(
-            target
-        )
+        return {"rotary": examine_rotation, "cache": examine_cache}.get(
+            target.kind, examine
+        )(target)
     except UncheckedError:
         loop = None
         if target.kind == "function":
@@ -186,9 +223,7 @@ def explained(error: BaseException, source: Source, lang: str) -> str:
         return error.text(lang)
     # of a whole file: a loop is taken out of what could be read
     if isinstance(error, SyntaxError) and error.lineno:
-        return (
-            f"SyntaxError: {error.msg} ({say('line')} {error.lineno}: {(error.text or '').strip()})"
-        )
+        return f"SyntaxError: {error.msg} ({say('line')} {error.lineno}: {(error.text or '').strip()})"
     text = say("exits") if isinstance(error, SystemExit) else in_one_line(error)
     if re.search("CUDA|cuda|NVIDIA", text):
         text = f"{say('gpu')} ({text})"
@@ -198,7 +233,9 @@ def explained(error: BaseException, source: Source, lang: str) -> str:
             line = call.lineno or 1
             quote = "".join(source.lines[line - 1 : line]).strip()
             return f"{text} ({say('line')} {source.number_of(line)}: {quote})"
-    ours = calls and Path(calls[-1].filename).is_relative_to(Path(__file__).parent.parent)
+    ours = calls and Path(calls[-1].filename).is_relative_to(
+        Path(__file__).parent.parent
+    )
     # A TypeError arises in our line where a call does not suit the learner's signature: that is theirs.
     if ours and not isinstance(error, TypeError | HeadwiseError):
         return f"{say('ours')} ({text})"
@@ -207,7 +244,11 @@ def explained(error: BaseException, source: Source, lang: str) -> str:
 
 def _source_of(target: Any) -> Source:
     """The text of the file or cell in which an object is defined, or of the object alone where that is all there is."""
-    thing = target if inspect.isclass(target) or inspect.isfunction(target) else type(target)
+    thing = (
+        target
+        if inspect.isclass(target) or inspect.isfunction(target)
+        else type(target)
+    )
     try:
         path = inspect.getsourcefile(thing) or ""
         lines, _ = inspect.findsource(thing)  # all lines of the file
@@ -217,7 +258,9 @@ def _source_of(target: Any) -> Source:
         # It is defined within something else: its own lines, which begin at `first` of the file, counted from 1.
         lines, first = inspect.getsourcelines(thing)
         return Source(
-            textwrap.dedent("".join(lines)), path, tuple(range(first, first + len(lines)))
+            textwrap.dedent("".join(lines)),
+            path,
+            tuple(range(first, first + len(lines))),
         )
     except (OSError, TypeError, SyntaxError):
         return Source("")
@@ -226,7 +269,9 @@ def _source_of(target: Any) -> Source:
 @contextmanager
 def _clock(seconds: float) -> Iterator[None]:
     """Raise TimeOut in this block after so long, where the system can: on the main thread of a Unix."""
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
+    if threading.current_thread() is not threading.main_thread() or not hasattr(
+        signal, "SIGALRM"
+    ):
         yield
         return
 
@@ -286,15 +331,25 @@ def read_targets(spec: str, options: Options) -> list[Target]:
     say = speaker(options.lang)
     path, name = _path_and_name(spec, say)
     source = read_source(read_text(path), str(path), name)
-    names = [NAME] if source.numbers_of_lines else [name] if name else list(candidates(source))
+    names = (
+        [NAME]
+        if source.numbers_of_lines
+        else [name]
+        if name
+        else list(candidates(source))
+    )
     if not names:
         raise HeadwiseError(say("no_candidate", file=path.name, name="NAME"))
     targets = []
     for each in names:
         if each not in source.definitions:
-            raise unknown(say("no_name", path=path, name=each), each, source.definitions)
+            raise unknown(
+                say("no_name", path=path, name=each), each, source.definitions
+            )
         node = source.definitions[each]
-        kind = kind_of(node) or ("layer" if isinstance(node, ast.ClassDef) else "function")
+        kind = kind_of(node) or (
+            "layer" if isinstance(node, ast.ClassDef) else "function"
+        )
         targets.append(Target(None, each, kind, source, options))
     # Where nothing was asked for by name, what was not looked at is said once, with the first target.
     if not (name or source.numbers_of_lines) and (rest := passed_over(source)):
@@ -314,10 +369,14 @@ def _check_file(spec: str, options: Options, seconds: float) -> Verdict:
     except (SyntaxError, ValueError) as error:
         path, name = _path_and_name(spec, say)
         target = Target(None, name or path.name, "", Source("", str(path)), options)
-        return target.verdict(None, reason=explained(error, target.source, options.lang))
+        return target.verdict(
+            None, reason=explained(error, target.source, options.lang)
+        )
     verdicts = [_check_apart(target, seconds) for target in targets]
     # Wrong before unchecked before right.
-    first, *others = sorted(verdicts, key=lambda verdict: (False, None, True).index(verdict.right))
+    first, *others = sorted(
+        verdicts, key=lambda verdict: (False, None, True).index(verdict.right)
+    )
     return replace(first, others=tuple(others))
 
 
@@ -333,7 +392,9 @@ def _check_apart(target: Target, seconds: float) -> Verdict:
     say = target.say
     # The process counts its seconds from where its imports are done, and ends itself; this is for one that cannot.
     ended = run_apart(
-        "headwise.checker.verdict", {**request_of(target), "seconds": seconds}, seconds + STARTING
+        "headwise.checker.verdict",
+        {**request_of(target), "seconds": seconds},
+        seconds + STARTING,
     )
     if ended.answer:
         verdict = _verdict_of(json.loads(ended.answer))
@@ -342,10 +403,15 @@ def _check_apart(target: Target, seconds: float) -> Verdict:
     if ended.code is None or ended.trace:
         reason = say("too_long", seconds=seconds)
         # The line of the learner's file in which the time ended, as faulthandler wrote it.
-        match = re.search(rf'File "{re.escape(target.source.path)}", line (\d+)', ended.trace)
+        match = re.search(
+            rf'File "{re.escape(target.source.path)}", line (\d+)', ended.trace
+        )
         if match:
             reason += f" ({say('line')} {target.source.number_of(int(match[1]))})"
-    elif ended.code in (-signal.SIGKILL, -signal.SIGXCPU):  # by the system, beyond a limit
+    elif ended.code in (
+        -signal.SIGKILL,
+        -signal.SIGXCPU,
+    ):  # by the system, beyond a limit
         reason = say("killed", memory=MEMORY >> 30)
     return target.verdict(None, reason=reason)
 
@@ -392,7 +458,9 @@ def read_request(request: Mapping[str, Any]) -> tuple[Target, Callable[[], None]
     """What is to be checked, and a function that runs its file and puts the object in."""
     path = request["path"]
     source = Source(request["text"], path, tuple(request["numbers"]))
-    options = replace(Options(**request["options"]), args=ast.literal_eval(request["args"]))
+    options = replace(
+        Options(**request["options"]), args=ast.literal_eval(request["args"])
+    )
     target = Target(None, request["name"], request["kind"], source, options)
 
     def load() -> None:
@@ -402,14 +470,19 @@ def read_request(request: Mapping[str, Any]) -> tuple[Target, Callable[[], None]
         module.__file__ = path
         target.namespace = vars(module)
         for file in LENT:
-            if source.says(rf"from {file} import") and importlib.util.find_spec(file) is None:
+            if (
+                source.says(rf"from {file} import")
+                and importlib.util.find_spec(file) is None
+            ):
                 sys.modules[file] = importlib.import_module(STACKED)
                 target.lent.append(target.say("lent", file=file))
         is_loop = bool(source.numbers_of_lines)
         target.namespace.update(CALLED if is_loop else {})
         lent = run_definitions(source, target.name, target.namespace)
         if lent and not is_loop:
-            target.lent.append(target.say("unimported", names=", ".join(dict.fromkeys(lent))))
+            target.lent.append(
+                target.say("unimported", names=", ".join(dict.fromkeys(lent)))
+            )
         target.thing = target.namespace[target.name]
 
     return target, load

@@ -32,10 +32,14 @@ COURSE = Path("learn")  # the folder of a course, where none is named
 class Call:
     """What the options of every command say."""
 
-    as_json: bool = False  # one JSON document is asked for, and nothing else on standard output
+    as_json: bool = (
+        False  # one JSON document is asked for, and nothing else on standard output
+    )
     debug: bool = False
     lang: str | None = None  # what --lang says, if anything
-    options: Mapping[str, str] = field(default_factory=dict)  # argument of the library -> option
+    options: Mapping[str, str] = field(
+        default_factory=dict
+    )  # argument of the library -> option
 
 
 call = Call()  # of this process, filled in by `headwise.cli.run`
@@ -51,7 +55,9 @@ def language() -> str:
     if call.lang is not None:
         return call.lang
     for folder in (COURSE, Path()):
-        path = folder / "progress.json"  # PROGRESS of `learn.course`, which takes longer to load
+        path = (
+            folder / "progress.json"
+        )  # PROGRESS of `learn.course`, which takes longer to load
         # A damaged one is refused by `headwise learn`; HeadwiseError is a ValueError.
         with suppress(ValueError, TypeError):
             kept = dict(read_json(path)).get("language") if path.exists() else None
@@ -63,7 +69,15 @@ def language() -> str:
 # The three doors of the README, with their commands in the order of --help.
 DOORS = {
     "Learn how attention works": ("learn", "check", "trace", "ladder"),
-    "Inspect what each head does": ("train", "look", "heads", "why", "align", "generate", "verify"),
+    "Inspect what each head does": (
+        "train",
+        "look",
+        "heads",
+        "why",
+        "align",
+        "generate",
+        "verify",
+    ),
     "Shrink a model, and see what it costs": ("cost", "share", "prune"),
 }
 
@@ -81,7 +95,10 @@ class _Doors(typer.core.TyperGroup):
         for door, names in DOORS.items():
             with formatter.section(door):
                 formatter.write_dl(
-                    [(name, self.commands[name].get_short_help_str(limit)) for name in names]
+                    [
+                        (name, self.commands[name].get_short_help_str(limit))
+                        for name in names
+                    ]
                 )
 
 
@@ -90,7 +107,9 @@ app = typer.Typer(cls=_Doors, pretty_exceptions_enable=False, rich_markup_mode=N
 command = app.command  # `@command()` above a function makes it a command
 # An argument in a message of the library: `out=`, `keep=0.75`, `by='role'`; not a comparison (`==`), and no part of a
 # path (`runs/out=1`). A value ends in a letter, digit or _: the full stop of a sentence is not of it.
-ARGUMENT = re.compile(r"(?<![\w./-])(?P<name>[a-z_]+)=(?!=)(?P<value>'[^']*'|[\w./+-]*\w|)")
+ARGUMENT = re.compile(
+    r"(?<![\w./-])(?P<name>[a-z_]+)=(?!=)(?P<value>'[^']*'|[\w./+-]*\w|)"
+)
 
 
 def in_options(message: str) -> str:
@@ -103,7 +122,9 @@ def in_options(message: str) -> str:
         if value in ("", "True"):
             return option
         if value in ("False", "None"):
-            return call.options.get(match[0], f"no {option}")  # "controls=False": "--no-controls"
+            return call.options.get(
+                match[0], f"no {option}"
+            )  # "controls=False": "--no-controls"
         unquoted = value.strip("'")  # a shell needs quotation marks around spaces alone
         return f"{option} {value if ' ' in value else unquoted}"
 
@@ -132,7 +153,9 @@ File = Annotated[Path | None, Option(parser=named_path, metavar="<path>")]
 Files = Annotated[list[Path] | None, Option(parser=named_path, metavar="<path>")]
 Count = Annotated[int, Option(min=1)]
 SomeCount = Annotated[int | None, Option(min=1)]
-Seed = Annotated[int, Option(min=0, max=2**63 - 1)]  # what a signed number of 64 bits holds
+Seed = Annotated[
+    int, Option(min=0, max=2**63 - 1)
+]  # what a signed number of 64 bits holds
 Port = Annotated[int | None, Option(min=0, max=2**16 - 1)]  # all that TCP has
 
 
@@ -152,7 +175,10 @@ def needs_torch() -> Iterator[None]:
         raise HeadwiseError(f"this command needs {error.name}: {remedy}") from None
 
 
-WRITTEN = (".html", ".csv")  # what belongs to no model: such a file may lie beside the weights
+WRITTEN = (
+    ".html",
+    ".csv",
+)  # what belongs to no model: such a file may lie beside the weights
 
 
 def check_outputs(
@@ -172,21 +198,29 @@ def check_outputs(
         for path in filter(None, several):
             option = f"--{name}"
             _check_writable(option, path)
-            if is_stream(path):  # a pipe or a device: what is written there replaces nothing
+            if is_stream(
+                path
+            ):  # a pipe or a device: what is written there replaces nothing
                 continue
             for source in read:
                 if _is_part(path, source):
-                    raise HeadwiseError(f"{option} {path} is read, too; pass another name")
+                    raise HeadwiseError(
+                        f"{option} {path} is read, too; pass another name"
+                    )
             for other, earlier in written:
                 if _is_same(path, earlier):
-                    raise HeadwiseError(f"{option} {path} is {other}, too; pass another name")
+                    raise HeadwiseError(
+                        f"{option} {path} is {other}, too; pass another name"
+                    )
             written.append((option, path))
 
 
 def _check_writable(option: str, path: Path) -> None:
     check_link(path)
     if path.is_dir():
-        raise HeadwiseError(f"{option} {path} is a folder that is there already; pass another name")
+        raise HeadwiseError(
+            f"{option} {path} is a folder that is there already; pass another name"
+        )
     if not path.parent.is_dir():
         raise HeadwiseError(
             f"{option} {path}: the folder {path.parent} does not exist; make it, or pass another {option}"
@@ -221,5 +255,9 @@ def print_json(kind: str, document: Facts) -> None:
         encoding = sys.stdout.encoding or "utf-8"
         whole = {"schema": f"headwise-{kind}-1", **document}
         # Where the encoding lacks letters, \u codes stand for them; so they do for what a terminal would obey.
-        text = json.dumps(plain_data(whole), ensure_ascii="utf" not in encoding.lower(), indent=2)
-        sys.stdout.write(CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
+        text = json.dumps(
+            plain_data(whole), ensure_ascii="utf" not in encoding.lower(), indent=2
+        )
+        sys.stdout.write(
+            CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n"
+        )

@@ -20,7 +20,9 @@ def _presets() -> list[str]:  # what a shell offers to complete MODEL
 
 @command()
 def cost(
-    model: Annotated[str | None, Argument(metavar="[MODEL]", autocompletion=_presets)] = None,
+    model: Annotated[
+        str | None, Argument(metavar="[MODEL]", autocompletion=_presets)
+    ] = None,
     context: int | None = None,
     batch: int = 1,
     dtype: str | None = None,
@@ -81,10 +83,15 @@ def _show_models(names: Iterable[str], dtype: str) -> None:
         return
     models = []
     for each in prices:
-        heads = each.layers[0].attention  # in each of these presets all layers are alike
+        heads = each.layers[
+            0
+        ].attention  # in each of these presets all layers are alike
         assert heads is not None
         fields = ("n_heads", "head_dim", "n_kv_heads", "variant", "window")
         sizes = {field: getattr(heads, field) for field in fields}
-        cache = {"n_layers": each.n_layers, "cache_bytes_per_token": each.cache.bytes_per_token}
+        cache = {
+            "n_layers": each.n_layers,
+            "cache_bytes_per_token": each.cache.bytes_per_token,
+        }
         models.append({"model": each.model, "d_model": each.d_model, **sizes, **cache})
     print_json("models", {"models": models})

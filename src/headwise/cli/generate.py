@@ -8,7 +8,15 @@ from typing import Annotated
 
 from typer import Option
 
-from headwise.cli.app import Model, Seed, SomeCount, command, needs_torch, print_json, wants_json
+from headwise.cli.app import (
+    Model,
+    Seed,
+    SomeCount,
+    command,
+    needs_torch,
+    print_json,
+    wants_json,
+)
 from headwise.cli.early import check_model
 from headwise.families import check_next
 from headwise.view import Progress, screen
@@ -38,7 +46,8 @@ def generate(
     """
     check_model(model)
     check_next(
-        model, "pass a model with a causal language-model head, such as a GPT-2, a Llama or a Gemma"
+        model,
+        "pass a model with a causal language-model head, such as a GPT-2, a Llama or a Gemma",
     )
     with needs_torch():
         from headwise.corpus.tokens import require_tokens
@@ -61,15 +70,21 @@ def generate(
     print_json("generate", {**document, "tokens_per_second": round(n_new / seconds, 1)})
 
 
-def _print_text(ids: list[int], stream: Iterator[int], decode: Callable[[list[int]], str]) -> None:
+def _print_text(
+    ids: list[int], stream: Iterator[int], decode: Callable[[list[int]], str]
+) -> None:
     """Print the prompt, then each token as it comes; `ids` are those of the prompt, to which the new ones are added."""
     written = decode(ids)
     screen.print(written, end="")
     for token in stream:
         ids.append(token)
-        text = decode(ids)  # all of it: what a token reads as may depend on those before
+        text = decode(
+            ids
+        )  # all of it: what a token reads as may depend on those before
         # A character may take several tokens; until the last arrives it decodes to U+FFFD, so printing waits.
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):
             screen.print(text[len(written) :], end="")
             written = text
-    screen.print(decode(ids)[len(written) :])  # what still waits, and the end of the line
+    screen.print(
+        decode(ids)[len(written) :]
+    )  # what still waits, and the end of the line

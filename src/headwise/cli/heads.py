@@ -92,7 +92,9 @@ def heads(
     # report.html in a run folder tells of the run on what it held out, or a part of it (--documents). All else goes
     # only where --html says.
     special = text or ids is not None or labels
-    report = html or (model / REPORT if (model / RUN).exists() and not special else None)
+    report = html or (
+        model / REPORT if (model / RUN).exists() and not special else None
+    )
     if report is not None:
         _write_report(model, report, survey, maps)
     if files:
@@ -114,13 +116,19 @@ def heads(
 
 
 def _check_text(
-    model: Path, text: list[str] | None, ids: Path | None, tokens: int | None, labels: object
+    model: Path,
+    text: list[str] | None,
+    ids: Path | None,
+    tokens: int | None,
+    labels: object,
 ) -> None:
     # What to read is the text, or the ids, or else what relations (`labels`) bring, or else what the run held out.
     if text and ids is not None:
         raise HeadwiseError("--text and --ids: pass one of them")
     if tokens is not None and not text:
-        raise HeadwiseError(f"--tokens {tokens} cuts a text into documents; pass a text with it")
+        raise HeadwiseError(
+            f"--tokens {tokens} cuts a text into documents; pass a text with it"
+        )
     for path in (ids, labels):
         if isinstance(path, Path):
             check_file(path)
@@ -128,7 +136,9 @@ def _check_text(
         check_texts(model, text)
     context = context_in(shape_of(model))
     if tokens is not None and context is not None and tokens > context:
-        raise HeadwiseError(f"--tokens {tokens} exceeds what {model} takes at a time, {context}")
+        raise HeadwiseError(
+            f"--tokens {tokens} exceeds what {model} takes at a time, {context}"
+        )
 
 
 def surveyed(
@@ -159,7 +169,9 @@ def surveyed(
     return result, example_maps(folder, read)
 
 
-def _write_report(model: Path, path: Path, survey: Survey, maps: HeadMaps | None) -> None:
+def _write_report(
+    model: Path, path: Path, survey: Survey, maps: HeadMaps | None
+) -> None:
     # A report with the model inside, where that is ours and small; that of a run also gets a walk beside it.
     from headwise.gpt.run import WALK, example_of, load_run, read_film, read_run
     from headwise.models.pack import pack_model
@@ -175,9 +187,13 @@ def _write_report(model: Path, path: Path, survey: Survey, maps: HeadMaps | None
         # the last token but one: there the model guesses the last
         at = max(0, len(loaded[1].prompt(text)) - 2)
         # opens with L0.H0
-        page = walk_html(packed, text, 0, 0, at, name=survey.model, lang=lang, report=path.name)
+        page = walk_html(
+            packed, text, 0, 0, at, name=survey.model, lang=lang, report=path.name
+        )
         write_whole(model / walk, page)
-    write_report(path, survey, maps, run and run.summary, packed, lang, read_film(model), walk)
+    write_report(
+        path, survey, maps, run and run.summary, packed, lang, read_film(model), walk
+    )
 
 
 def write_report_of(run: Path) -> Path:

@@ -7,7 +7,9 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-INTERRUPTED = 130  # the exit code after Ctrl-C, as shells have it: 128 + 2, the number of SIGINT
+INTERRUPTED = (
+    130  # the exit code after Ctrl-C, as shells have it: 128 + 2, the number of SIGINT
+)
 
 
 @contextmanager
@@ -17,7 +19,9 @@ def loading() -> Iterator[None]:
     A KeyboardInterrupt in the middle of an import often comes out as another error, such as an ImportError.
     """
     before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler:  # ignored, as behind `&` in a script, or another's
+    if (
+        before is not signal.default_int_handler
+    ):  # ignored, as behind `&` in a script, or another's
         yield
         return
 

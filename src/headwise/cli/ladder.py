@@ -41,11 +41,15 @@ def ladder(width: Count = 64, heads: Count = 4) -> None:
                 else "0"
             )
             rows.append((way.name, far, way.ms, f"{slowest / way.ms:,.0f}x"))
-        title = f"One causal layer: {record.tokens} tokens, width {width}, {heads} heads"
+        title = (
+            f"One causal layer: {record.tokens} tokens, width {width}, {heads} heads"
+        )
         note = f"Differences are the largest from the loops; rounding in float32 explains up to {record.tolerance:.0e}."
         Table(("way", "difference", "ms", "speed"), rows, title, note).print(screen)
         screen.say(
-            "All eight compute the same." if record.agrees else "They do NOT compute the same."
+            "All eight compute the same."
+            if record.agrees
+            else "They do NOT compute the same."
         )
     if not record.agrees:
         raise typer.Exit(1)

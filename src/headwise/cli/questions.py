@@ -27,7 +27,13 @@ from headwise.cli.app import (
 from headwise.cli.early import check_model
 from headwise.cli.heads import REPORT, write_report_of
 from headwise.errors import HeadwiseError
-from headwise.families import RUN, check_answers, check_reads_tokens, is_own, read_config
+from headwise.families import (
+    RUN,
+    check_answers,
+    check_reads_tokens,
+    is_own,
+    read_config,
+)
 from headwise.files import write_whole
 from headwise.records import parse_head
 from headwise.view import Progress, err, screen
@@ -85,7 +91,9 @@ def why(
     check = partial(check_question, prompt, corrupt, (answer, other))
     folder = open_folder(model, device=device, check=check)
     with Progress("adding up what each head writes") as progress:
-        story = story_of(folder.model, prompt, corrupt, answer, other, progress=progress)
+        story = story_of(
+            folder.model, prompt, corrupt, answer, other, progress=progress
+        )
     if html is not None:
         story_page(html, story, language())
     if wants_json():
@@ -135,7 +143,9 @@ def trace(
         from headwise.view.terminal import print_steps
     if run is None:
         with Progress("training a small model on names") as progress:
-            progress("training a small model on names", 0, 0)  # 0, 0: nobody knows how long
+            progress(
+                "training a small model on names", 0, 0
+            )  # 0, 0: nobody knows how long
             model, tokens, name = example_model()
     else:
         (model, tokens), name = load_run(run), run.resolve().name
@@ -156,7 +166,14 @@ def trace(
         )
         packed = pack_model(model, tokens)
         page = walk_html(
-            packed, shown_text, layer, number, steps.at, name=name, lang=language(), report=report
+            packed,
+            shown_text,
+            layer,
+            number,
+            steps.at,
+            name=name,
+            lang=language(),
+            report=report,
         )
         write_whole(html, page)
     if wants_json():
@@ -194,7 +211,9 @@ def align(
     check_model(model)
     for file in filter(None, (pairs, judge)):
         if not file.is_file():
-            raise HeadwiseError(f"{file} is no file; pass texts whose alignment is known")
+            raise HeadwiseError(
+                f"{file} is no file; pass texts whose alignment is known"
+            )
     with needs_torch():
         from headwise.heads.align import align as aligned
         from headwise.heads.align import halves, read_aligned
@@ -212,7 +231,10 @@ def align(
     # Heads that a model's makers chose, to compare with: Whisper's generation config has them, as pairs of a layer
     # and a head of cross attention. Most models have none.
     published = (
-        getattr(getattr(folder.model, "generation_config", None), "alignment_heads", None) or []
+        getattr(
+            getattr(folder.model, "generation_config", None), "alignment_heads", None
+        )
+        or []
     )
     named = [f"cross.L{layer}.H{head}" for layer, head in published]
     with Progress("reading the texts") as progress:
@@ -269,7 +291,10 @@ def look(
     address = report.resolve().as_uri()
     opened = _opened(address, browser)
     if wants_json():
-        print_json("look", {"run": model, "report": report, "address": address, "opened": opened})
+        print_json(
+            "look",
+            {"run": model, "report": report, "address": address, "opened": opened},
+        )
         return
     screen.say(f"report: {report}")
     screen.print(address)
@@ -318,7 +343,9 @@ def _live(model: Path, text: str | None, port: int, browser: bool, device: str) 
     try:
         opened = _opened(served.address, browser)
         if wants_json():
-            print_json("live", {"model": model, "address": served.address, "opened": opened})
+            print_json(
+                "live", {"model": model, "address": served.address, "opened": opened}
+            )
             sys.stdout.flush()  # whoever reads it opens the page, while this goes on
         else:
             screen.print(served.address)

@@ -108,7 +108,9 @@ def _reshape(model: Any, change: Change, **options: Any) -> None:
     from headwise.reshape.job import Listener, reshape
 
     if options["heal"] is not None and options["out"] is None:
-        raise HeadwiseError("heal= makes a model to keep; pass out=, the folder to write it to")
+        raise HeadwiseError(
+            "heal= makes a model to keep; pass out=, the folder to write it to"
+        )
 
     def point(evaluation: HealPoint, steps: int) -> None:  # of so many steps of healing
         line = f"distance {evaluation.distance:.4f}"
@@ -158,7 +160,9 @@ def rows_of(damage: Damage) -> list[tuple[str, str, str, str]]:
     if damage.kl is not None:
         rows.append(("KL to the parent, nats per token", "", f"{damage.kl:.4f}", ""))
     if damage.error is not None:
-        rows.append(("error of the hidden states, relative", "", f"{damage.error:.4f}", ""))
+        rows.append(
+            ("error of the hidden states, relative", "", f"{damage.error:.4f}", "")
+        )
     rows.append(("cache, bytes per token", *_counts(damage.cache_bytes)))
     rows.append(("parameters", *_counts(damage.parameters)))
     speed = damage.tokens_per_second
@@ -190,7 +194,9 @@ def print_reshaped(screen: Screen, reshaped: Reshaped) -> None:
 def _kept(curve: tuple[HealPoint, ...]) -> str:
     """The title of the damage after healing; step 0 is before the first one."""
     best = min(curve, key=lambda point: point.distance)
-    return f"After healing: the weights of step {best.step:,} were the best, and are kept"
+    return (
+        f"After healing: the weights of step {best.step:,} were the best, and are kept"
+    )
 
 
 def _numbers(pair: Pair, digits: int) -> tuple[str, str, str]:

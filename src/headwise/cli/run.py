@@ -47,7 +47,11 @@ FIELDS = {
     "folder": "out",
 }
 COMPLETION = "_HEADWISE_COMPLETE"  # set by the shell that asks for completions
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, the user's part of it, the file
+FULL = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+)  # the disk, the user's part of it, the file
 
 
 def run() -> NoReturn:
@@ -57,7 +61,12 @@ def run() -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             # a character that the terminal lacks is shown as its code
             stream.reconfigure(errors="backslashreplace")
-    call.as_json, call.debug, call.lang, call.options = False, False, None, {"lang": LANG}
+    call.as_json, call.debug, call.lang, call.options = (
+        False,
+        False,
+        None,
+        {"lang": LANG},
+    )
     sys.exit(_exit_code())
 
 
@@ -70,13 +79,18 @@ def _print_version(value: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(invoke_without_command=True, context_settings={"help_option_names": ["--help", "-h"]})
+@app.callback(
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
 def _root(
     context: typer.Context,
     as_json: Annotated[bool, Option("--json")] = False,
     debug: Annotated[bool, Option("--debug")] = False,
     lang: str | None = None,
-    version: Annotated[bool, Option("--version", callback=_print_version, is_eager=True)] = False,
+    version: Annotated[
+        bool, Option("--version", callback=_print_version, is_eager=True)
+    ] = False,
 ) -> None:
     """Build attention heads, look at them, price them, share them and remove them.
 
@@ -167,7 +181,11 @@ def worded() -> Any:
             name, _, text = entry.strip().partition(": ")
             texts[name] = " ".join(text.split())
         command.help = about.partition("\n\nExample: ")[0]
-        common = "" if command is root else "--json, --lang and --debug go with every command. "
+        common = (
+            ""
+            if command is root
+            else "--json, --lang and --debug go with every command. "
+        )
         command.epilog = f"{common}Example: {example}"
         for parameter in command.params:
             parameter.help = texts.get(parameter.name, parameter.help)
@@ -187,8 +205,12 @@ def _exit_code() -> int:
     except typer.Exit as stop:
         return stop.exit_code
     except TyperException as error:
-        asked = getattr(error, "ctx", None)  # the command whose line is wrong, where it came so far
-        helped = "" if asked is None else f"; {asked.command_path} --help has an example"
+        asked = getattr(
+            error, "ctx", None
+        )  # the command whose line is wrong, where it came so far
+        helped = (
+            "" if asked is None else f"; {asked.command_path} --help has an example"
+        )
         return _failed(error, _usage(error).rstrip(".?") + helped)
     except HeadwiseError as error:
         return _failed(error, in_options(str(error.args[0])))
@@ -197,20 +219,27 @@ def _exit_code() -> int:
     except OSError as error:
         _drop_output()  # it may be standard output itself that is full
         return _failed(error, _os_message(error))
-    except (KeyboardInterrupt, typer.Abort) as error:  # Abort: Ctrl-C where typer was asking
+    except (
+        KeyboardInterrupt,
+        typer.Abort,
+    ) as error:  # Abort: Ctrl-C where typer was asking
         # not the main thread; a second Ctrl-C would cut off what is said of the first
         with suppress(ValueError):
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         return _failed(error, _interrupt_message(error), INTERRUPTED)
     except Exception as error:
-        message = f"{type(error).__name__}: {error}; this is a bug, and --debug shows where"
+        message = (
+            f"{type(error).__name__}: {error}; this is a bug, and --debug shows where"
+        )
         return _failed(error, message, code=1)
     return 0
 
 
 def _usage(error: Any) -> str:
     """What is wrong with a command line: typer's own sentence, but for a value that pydantic or we refused."""
-    if type(error).__name__ != "BadParameter":  # its subclass MissingParameter has no value
+    if (
+        type(error).__name__ != "BadParameter"
+    ):  # its subclass MissingParameter has no value
         return str(error.format_message())
     name = getattr(error, "option_name", None)
     if not name and hasattr(error, "param"):
@@ -224,7 +253,9 @@ def _value_message(error: Any) -> str:
         return str(error.message)
     first = error.__cause__.errors()[0]
     inner = first.get("ctx", {}).get("error")
-    if isinstance(inner, HeadwiseError):  # our own parser called the library, as `model_path`
+    if isinstance(
+        inner, HeadwiseError
+    ):  # our own parser called the library, as `model_path`
         return str(inner.args[0])
     return str(first["msg"].removeprefix("Value error, "))
 
@@ -235,7 +266,9 @@ def _drop_output() -> None:
         return
     try:
         sys.stdout.flush()
-    except OSError:  # what waits still goes to its file descriptor, which is now that of nothing
+    except (
+        OSError
+    ):  # what waits still goes to its file descriptor, which is now that of nothing
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -260,4 +293,6 @@ def _interrupt_message(error: BaseException) -> str:
     """What Ctrl-C left: what a training says that has stopped, or a note of the exception."""
     if error.args:  # of `Stopped`
         return in_options(str(error.args[0]))
-    return "; ".join(["interrupted", *getattr(error, "__notes__", ["no file was written"])])
+    return "; ".join(
+        ["interrupted", *getattr(error, "__notes__", ["no file was written"])]
+    )

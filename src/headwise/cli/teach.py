@@ -68,7 +68,9 @@ def check(
         raise HeadwiseError(words(language())["no_target"])
     lang = language()
     pairs, names = _values(args, lang), _pairs(mapping, lang)
-    verdict = _in_options(checked(target, causal=causal, args=pairs, mapping=names, lang=lang))
+    verdict = _in_options(
+        checked(target, causal=causal, args=pairs, mapping=names, lang=lang)
+    )
     if wants_json():
         print_json("check", verdict.to_json())
     else:
@@ -83,7 +85,9 @@ def _tell_catalogue(explain: str | None) -> None:
     lang = language()
     bugs = list(catalogue().values()) if explain is None else [bug_named(explain)]
     if wants_json():
-        print_json("bugs", {"bugs": [{"id": bug.id, **bug.texts[lang]} for bug in bugs]})
+        print_json(
+            "bugs", {"bugs": [{"id": bug.id, **bug.texts[lang]} for bug in bugs]}
+        )
     elif explain is None:
         Table(("bug", "name"), [(bug.id, bug.name(lang)) for bug in bugs]).print(
             screen, left=(0, 1)
@@ -101,7 +105,8 @@ def _in_options(verdict: Verdict) -> Verdict:
     The same of `others`, the verdicts on the other attentions of the file.
     """
     checked, not_checked = (
-        tuple(map(in_options, texts)) for texts in (verdict.checked, verdict.not_checked)
+        tuple(map(in_options, texts))
+        for texts in (verdict.checked, verdict.not_checked)
     )
     others = tuple(map(_in_options, verdict.others))
     return replace(verdict, checked=checked, not_checked=not_checked, others=others)
@@ -113,7 +118,9 @@ def _pairs(text: str, lang: str) -> dict[str, str]:
     for part in filter(str.strip, text.split(",")):
         name, _, value = map(str.strip, part.partition("="))
         if not (name and value) or name in pairs:  # "q", "=a"; "q=a, q=b"
-            raise HeadwiseError(words(lang)["no_pair"].format(option="--map", text=text))
+            raise HeadwiseError(
+                words(lang)["no_pair"].format(option="--map", text=text)
+            )
         pairs[name] = value
     return pairs
 
@@ -126,7 +133,11 @@ def _values(text: str, lang: str) -> dict[str, Any]:
     except SyntaxError:
         raise no_pair from None
     # "n=1) + (2" is no call, "n=1)(m=2" calls what a call gives, and "8" has no name.
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+    if (
+        not isinstance(call, ast.Call)
+        or not isinstance(call.func, ast.Name)
+        or call.args
+    ):
         raise no_pair
     values = {}
     for each in call.keywords:
@@ -146,7 +157,9 @@ LOOK = 0.3
 
 @command()
 def learn(
-    folder: Annotated[Path | None, Argument(parser=named_path, metavar="[FOLDER]")] = None,
+    folder: Annotated[
+        Path | None, Argument(parser=named_path, metavar="[FOLDER]")
+    ] = None,
     watch: Annotated[bool, Option("--watch")] = False,
     solution: Annotated[int | None, Option(metavar="N")] = None,
 ) -> None:
@@ -184,7 +197,9 @@ def learn(
             raise Exit(1)
 
 
-def _open(folder: Path | None, number: int | None) -> tuple[Course, Exercise | None, bool]:
+def _open(
+    folder: Path | None, number: int | None
+) -> tuple[Course, Exercise | None, bool]:
     """The course in a folder, made there if need be; the exercise of that number, if any; and is the course new?
 
     Without a folder: the current one where it is a course itself, else COURSE.
@@ -236,7 +251,10 @@ def _step(course: Course, new: bool, asked: bool = True) -> Facts:
         return state | {"passed": course.passed, "next": following}
 
     if new:
-        say(course.words["welcome"].format(count=len(exercises()), folder=course.folder) + "\n")
+        say(
+            course.words["welcome"].format(count=len(exercises()), folder=course.folder)
+            + "\n"
+        )
     # `mark` moves it on where the exercise is right
     while not new and (exercise := course.current):
         verdict = course.mark(exercise, asked)
@@ -246,9 +264,15 @@ def _step(course: Course, new: bool, asked: bool = True) -> Facts:
         # the number of the hint; 0 for none
         due, file = course.hint(exercise), course.path(exercise)
         hint = exercise.hint(course.language, due, verdict.evidence) if due else None
-        marked.append({"exercise": exercise.number, "file": file, **asdict(verdict), "hint": hint})
+        marked.append(
+            {"exercise": exercise.number, "file": file, **asdict(verdict), "hint": hint}
+        )
         say(
-            "\n".join(told(exercise, verdict, course.language, due, str(file), _command(course)))
+            "\n".join(
+                told(
+                    exercise, verdict, course.language, due, str(file), _command(course)
+                )
+            )
             + "\n"
         )
         if verdict.status != "passed":
@@ -258,7 +282,9 @@ def _step(course: Course, new: bool, asked: bool = True) -> Facts:
         return document("done")
     if not new:
         say(course.words["next"].format(title=exercise.heading(course.language)))
-    say(course.words["how"].format(file=course.path(exercise), command=_command(course)))
+    say(
+        course.words["how"].format(file=course.path(exercise), command=_command(course))
+    )
     return document("new" if new else "done")
 
 

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from headwise.cli.app import File, command, named_path, needs_torch, print_json, wants_json
+from headwise.cli.app import (
+    File,
+    command,
+    named_path,
+    needs_torch,
+    print_json,
+    wants_json,
+)
 from headwise.cli.heads import write_report_of
 from headwise.errors import HeadwiseError
 from headwise.files import STDIN, read_text, text_path
@@ -33,7 +40,9 @@ def _presets() -> list[str]:  # what a shell offers to complete --preset
 
 @command()
 def train(
-    text: Annotated[list[Path] | None, Argument(parser=named_path, metavar="[TEXT]...")] = None,
+    text: Annotated[
+        list[Path] | None, Argument(parser=named_path, metavar="[TEXT]...")
+    ] = None,
     preset: Annotated[str | None, Option(autocompletion=_presets)] = None,
     heads: int | None = None,
     kv_heads: int | None = None,
@@ -82,10 +91,17 @@ def train(
     with needs_torch():
         from headwise.gpt.gpt import register_file
         from headwise.gpt.run import kept_text, run_training
-    shape = {"n_heads": heads, "n_kv_heads": kv_heads, "head_dim": head_dim, "n_layers": layers}
+    shape = {
+        "n_heads": heads,
+        "n_kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "n_layers": layers,
+    }
     shape |= {"d_model": width, "context": context}
     with ExitStack() as stack:
-        if text == [Path(STDIN)] and not resume:  # it cannot be read twice: the folder keeps it
+        if (
+            text == [Path(STDIN)] and not resume
+        ):  # it cannot be read twice: the folder keeps it
             out = out or free_folder(Path("runs") / "stdin")
             text = [stack.enter_context(kept_text(out, read_text(STDIN)))]
         elif text and Path(STDIN) in text:
@@ -132,10 +148,15 @@ def _list_presets() -> None:
     rows: list[Facts] = []
     for preset in PRESETS.values():
         # A preset that does not name key/value heads has as many as query heads.
-        shape, recipe = {"n_kv_heads": preset.shape["n_heads"], **preset.shape}, preset.recipe
+        shape, recipe = (
+            {"n_kv_heads": preset.shape["n_heads"], **preset.shape},
+            preset.recipe,
+        )
         row: Facts = {"name": preset.name, "about": preset.about}
         row |= {size: shape[size] for size in SIZES}
-        rows.append(row | {"steps": recipe.steps, "batch": recipe.batch, "lines": preset.lines})
+        rows.append(
+            row | {"steps": recipe.steps, "batch": recipe.batch, "lines": preset.lines}
+        )
     if wants_json():
         print_json("presets", {"presets": rows})
         return
@@ -144,7 +165,9 @@ def _list_presets() -> None:
         screen.print(f"{row['name']:9} {row['about']}\n{'':9} {', '.join(sizes)}")
 
 
-def run_settings(options: Facts, folder: Path | None, resume: bool) -> tuple[Path, Settings]:
+def run_settings(
+    options: Facts, folder: Path | None, resume: bool
+) -> tuple[Path, Settings]:
     """The folder and the settings of a new run, or those of the run that is resumed, with which the options must agree.
 
     options  fields of `Settings`; None where nothing was asked for
@@ -155,7 +178,9 @@ def run_settings(options: Facts, folder: Path | None, resume: bool) -> tuple[Pat
     wanted = {name: value for name, value in options.items() if value is not None}
     if folder is None:
         if resume:
-            raise HeadwiseError("--resume needs --out, the folder of the run to go on with")
+            raise HeadwiseError(
+                "--resume needs --out, the folder of the run to go on with"
+            )
         settings = Settings(**wanted)
         name = settings.paths[0] if settings.paths else Path(settings.preset)
         return free_folder(Path("runs") / name.stem), settings
@@ -164,7 +189,9 @@ def run_settings(options: Facts, folder: Path | None, resume: bool) -> tuple[Pat
         if resume:
             err.say(f"headwise: nothing to resume in {folder}; beginning there")
         return folder, Settings(**wanted)
-    saved = vars(run.settings) | run.settings.shape  # fields and sizes side by side, by their names
+    saved = (
+        vars(run.settings) | run.settings.shape
+    )  # fields and sizes side by side, by their names
     for name, value in {**wanted, **wanted.pop("shape", {})}.items():
         # also a size of the preset's that the run did not ask for by itself
         if name != "shape" and saved.get(name) != value:
@@ -196,7 +223,9 @@ def _print_result(folder: Path, result: Run, page: Path) -> None:
             "held_out_loss": summary.held_out_loss,
             "baseline_loss": summary.baseline_loss,
             "baseline": summary.baseline_name,
-            "cells_right": None if cells is None else dict(zip(names, cells, strict=True)),
+            "cells_right": None
+            if cells is None
+            else dict(zip(names, cells, strict=True)),
             "facts": summary.facts,
             "samples": summary.samples,
         }
@@ -220,7 +249,9 @@ def _print_result(folder: Path, result: Run, page: Path) -> None:
         screen.say(f"the baseline    {baseline}: the model is {verdict}")
     if cells is not None:
         model, ngram, count = cells
-        screen.say(f"held-out cells  {model} of {count} translated exactly; the n-gram {ngram}")
+        screen.say(
+            f"held-out cells  {model} of {count} translated exactly; the n-gram {ngram}"
+        )
     screen.say("\nsamples")
     for sample in summary.samples:
         screen.print("  " + sample.replace("\n", "\n  "))
@@ -238,7 +269,9 @@ def _reporter(progress: Progress) -> Callable[[TrainingProgress], None]:
         is_evaluated = state.held_out_loss is not None
         if is_evaluated:
             held_out = f"  held-out {state.held_out_loss:.3f}"
-        numbers = f"loss {state.loss:.3f}{held_out}  {state.tokens_per_second:,.0f} tokens/s"
+        numbers = (
+            f"loss {state.loss:.3f}{held_out}  {state.tokens_per_second:,.0f} tokens/s"
+        )
         progress("step", state.step, state.steps, numbers, milestone=is_evaluated)
 
     return report

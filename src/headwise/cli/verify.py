@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import typer
 
-from headwise.cli.app import Model, SomeCount, command, needs_torch, print_json, wants_json
+from headwise.cli.app import (
+    Model,
+    SomeCount,
+    command,
+    needs_torch,
+    print_json,
+    wants_json,
+)
 from headwise.cli.early import check_model
 from headwise.families import check_reads_tokens
 from headwise.view import Progress, screen
@@ -35,6 +42,8 @@ def verify(model: Model, tokens: SomeCount = None, device: str = "cpu") -> None:
         print_json("verify", {**vars(verified), "right": verified.right})
     else:
         screen.print(verified.text())
-        screen.say("All that was asked is equal." if verified.right else "They are NOT equal.")
+        screen.say(
+            "All that was asked is equal." if verified.right else "They are NOT equal."
+        )
     if not verified.right:
         raise typer.Exit(1)

@@ -54,7 +54,9 @@ class Text:
     note: str = ""  # what a reader of the loss on this text must know
     # losses count what comes behind the first token of this id; None: everything
     scored_after: int | None = None
-    end: tuple[int, ...] = ()  # what comes after a document where losses count its end as well
+    end: tuple[
+        int, ...
+    ] = ()  # what comes after a document where losses count its end as well
     # what is known to belong together, in documents of their own
     relations: Relations | None = None
     about: tuple[str, ...] = ()  # what a reader of any number on it must know
@@ -64,7 +66,9 @@ class Text:
         # in one nothing is predicted
         self.documents = [ids for ids in self.documents if len(ids) > 1]
         if not self.documents:
-            raise HeadwiseError("the text has no document of two tokens or more; pass a longer one")
+            raise HeadwiseError(
+                "the text has no document of two tokens or more; pass a longer one"
+            )
         self.counts = Counter(itertools.chain.from_iterable(self.documents))
         ids = list(self.counts)
         # Besides the special tokens what has no letter and no digit: commas, brackets, line ends.
@@ -94,7 +98,9 @@ class Text:
         return {"delimiter": delimiter, "rare": rare}
 
 
-def text_of(reader: Reader, documents: Sequence[Ids], sources: Sequence[str] = ()) -> Text:
+def text_of(
+    reader: Reader, documents: Sequence[Ids], sources: Sequence[str] = ()
+) -> Text:
     """Documents of ids, with what the reader's tokenizer knows of them; without one an id is shown as its number."""
     tokens = reader.tokens
     if tokens is None:
@@ -125,7 +131,9 @@ def read_documents(
         )
     room = tokens or context or sys.maxsize
     if room < in_frame + 2:  # a token, and the one that follows it
-        raise HeadwiseError(f"tokens {room} leaves no room for text; pass {in_frame + 2} or more")
+        raise HeadwiseError(
+            f"tokens {room} leaves no room for text; pass {in_frame + 2} or more"
+        )
     paths, typed = contents(sources)
     documents: list[list[int]] = []
     facts, n_cut = Counter[str](), 0
@@ -217,7 +225,9 @@ def batches(
     A document of more tokens than that comes alone.
     """
     for length, group in itertools.groupby(documents, key=len):
-        while chunk := list(itertools.islice(group, size or max(1, (most or BATCH) // length))):
+        while chunk := list(
+            itertools.islice(group, size or max(1, (most or BATCH) // length))
+        ):
             yield torch.stack([torch.as_tensor(document) for document in chunk])
 
 
@@ -251,7 +261,9 @@ class Relations:
     source: str = "the relations"  # what they come from, as a reader should see it
 
     def __post_init__(self) -> None:
-        used = dict.fromkeys(name for document in self.documents for name in document.pairs)
+        used = dict.fromkeys(
+            name for document in self.documents for name in document.pairs
+        )
         if not used:
             raise HeadwiseError(
                 f"{self.source}: there is no pair in {len(self.documents)} documents"
@@ -292,17 +304,26 @@ def read_relations(reader: Reader, source: str | Path) -> Relations:
     name = str(source)
     if isinstance(source, str):
         if source not in BENCHES:
-            raise HeadwiseError(f"there is no bench {source!r}; there is {', '.join(BENCHES)}")
+            raise HeadwiseError(
+                f"there is no bench {source!r}; there is {', '.join(BENCHES)}"
+            )
         name, source = f"the bench {source}", BENCHES[source]
     content = read_json(source)
     listed = content.get("documents") if isinstance(content, dict) else None
     if not isinstance(listed, list) or not listed:
-        raise HeadwiseError(f'{name} has no list "documents"; docs/watching.md shows the format')
+        raise HeadwiseError(
+            f'{name} has no list "documents"; docs/watching.md shows the format'
+        )
     meanings = content.get("relations", {})
-    if not isinstance(meanings, dict) or not all(isinstance(x, str) for x in meanings.values()):
+    if not isinstance(meanings, dict) or not all(
+        isinstance(x, str) for x in meanings.values()
+    ):
         shape = '"relations" must give each name its meaning, as {"subject": "from a verb to it"}'
         raise HeadwiseError(f"{name}: {shape}")
-    documents = [_labelled(reader, item, f"{name}, document {n}") for n, item in enumerate(listed)]
+    documents = [
+        _labelled(reader, item, f"{name}, document {n}")
+        for n, item in enumerate(listed)
+    ]
     return Relations(documents, meanings, name)
 
 
@@ -319,7 +340,11 @@ def _labelled(reader: Reader, item: Any, where: str) -> Labelled:
         tokens = require_tokens(reader)
         before, after = tokens.frame
         ids = [*before, *tokens.encode(text), *after]
-        places = [*[(-1, -1)] * len(before), *tokens.places(text), *[(-1, -1)] * len(after)]
+        places = [
+            *[(-1, -1)] * len(before),
+            *tokens.places(text),
+            *[(-1, -1)] * len(after),
+        ]
     # `type`: True is an int, too.
     elif not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
         raise HeadwiseError(f'{where}: "ids" must be a list of whole numbers')
@@ -339,12 +364,18 @@ def _labelled(reader: Reader, item: Any, where: str) -> Labelled:
                 looked_at = _positions(end, text, in_tokens, places, f"{at}, to")
                 pairs.setdefault(name, []).append((looking, looked_at))
             case _:
-                raise HeadwiseError(f'{where}, pair {n}: a pair has "name", "from" and "to"')
+                raise HeadwiseError(
+                    f'{where}, pair {n}: a pair has "name", "from" and "to"'
+                )
     return Labelled(ids, pairs)
 
 
 def _positions(
-    span: Any, text: str | None, in_tokens: bool, places: Sequence[tuple[int, int]], where: str
+    span: Any,
+    text: str | None,
+    in_tokens: bool,
+    places: Sequence[tuple[int, int]],
+    where: str,
 ) -> tuple[int, ...]:
     """The positions of the tokens of a span, at least one.
 
@@ -359,9 +390,13 @@ def _positions(
             )
         span, in_tokens = [text.index(span), text.index(span) + len(span)], False
     length, unit = (
-        (len(places), "tokens") if text is None or in_tokens else (len(text), "characters")
+        (len(places), "tokens")
+        if text is None or in_tokens
+        else (len(text), "characters")
     )
-    whole = isinstance(span, list) and len(span) == 2 and all(type(x) is int for x in span)
+    whole = (
+        isinstance(span, list) and len(span) == 2 and all(type(x) is int for x in span)
+    )
     if not whole or not 0 <= span[0] < span[1] <= length:
         raise HeadwiseError(
             f"{where}: {span!r} must be [start, end) within the {length} {unit} of the document"

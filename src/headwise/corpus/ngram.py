@@ -23,7 +23,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]  # ids of tokens, of contexts and of grams; -1 is the unknown
+Ints = npt.NDArray[
+    np.int64
+]  # ids of tokens, of contexts and of grams; -1 is the unknown
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
@@ -66,7 +68,11 @@ class NGramModel:
     """Interpolated Kneser-Ney of one order, ready to be asked."""
 
     def __init__(
-        self, train: npt.ArrayLike, vocab_size: int, order: int, boundary: int | None = None
+        self,
+        train: npt.ArrayLike,
+        vocab_size: int,
+        order: int,
+        boundary: int | None = None,
     ) -> None:
         tokens = np.asarray(train, np.int64)
         events = ~_opens(tokens, boundary)  # the tokens that something predicts
@@ -87,7 +93,9 @@ class NGramModel:
         *_, p = self.climb(rows)  # the last is that of the model's own order
         return p
 
-    def generate(self, prompt: Sequence[int], n_tokens: int, stop: int | None = None) -> list[int]:
+    def generate(
+        self, prompt: Sequence[int], n_tokens: int, stop: int | None = None
+    ) -> list[int]:
         """The most probable next token, again and again: up to `n_tokens` ids, without `stop`, at which it ends.
 
         Of equally probable tokens the lowest id is taken.
@@ -150,12 +158,19 @@ class _Counts:
         of_context = np.bincount(context_of_gram, weights=of_gram).astype(np.int64)
         types = np.bincount(context_of_gram)
         # One more entry at the end answers for the id -1, the unknown. Its 1 is there to be divided by.
-        return cls(np.append(of_gram, 0), np.append(of_context, 1), np.append(types, 0), discount)
+        return cls(
+            np.append(of_gram, 0),
+            np.append(of_context, 1),
+            np.append(types, 0),
+            discount,
+        )
 
     def interpolate(self, gram: Ints, context: Ints, lower: Floats) -> Floats:
         """P_k of each row from P_{k-1}, `lower`; where the context is unknown that answers alone."""
         kept = np.maximum(self.of_gram[gram] - self.discount, 0)
-        here = (kept + self.discount * self.types[context] * lower) / self.of_context[context]
+        here = (kept + self.discount * self.types[context] * lower) / self.of_context[
+            context
+        ]
         return np.where(context >= 0, here, lower)
 
 
@@ -172,7 +187,9 @@ class _Level:
 def _count(rows: _Windows, vocab_size: int) -> list[_Level]:
     """The tables of every level, the shortest grams first."""
     levels: list[_Level] = []
-    context = np.zeros(rows.reach.size, np.int64)  # level 1 has one context, the empty one
+    context = np.zeros(
+        rows.reach.size, np.int64
+    )  # level 1 has one context, the empty one
     context_keys = np.zeros(1, np.int64)
     for k, token_k in enumerate(rows.back):  # level k + 1: a token and the k before it
         seen = rows.reach >= k  # the rows with k tokens before the last
@@ -184,15 +201,21 @@ def _count(rows: _Windows, vocab_size: int) -> list[_Level]:
             _join(context, rows.back[0], vocab_size)[seen], return_inverse=True
         )
         raw = np.bincount(gram, minlength=gram_keys.size)
-        further = rows.reach[seen] > k  # with a token before the gram; never so at the last level
+        further = (
+            rows.reach[seen] > k
+        )  # with a token before the gram; never so at the last level
         continuation = np.bincount(gram[~further], minlength=gram_keys.size)
         if further.any():
             before = rows.back[k + 1][seen][further]
             distinct = np.unique(_join(before, gram[further], gram_keys.size))
             # `%` and `//` undo `_join`: they give the low and the high one of the two ids.
-            continuation += np.bincount(distinct % gram_keys.size, minlength=gram_keys.size)
+            continuation += np.bincount(
+                distinct % gram_keys.size, minlength=gram_keys.size
+            )
         context_of_gram = gram_keys // vocab_size
-        counts = (_Counts.tally(of_gram, context_of_gram) for of_gram in (raw, continuation))
+        counts = (
+            _Counts.tally(of_gram, context_of_gram) for of_gram in (raw, continuation)
+        )
         levels.append(_Level(context_keys, gram_keys, *counts))
     return levels
 
@@ -213,13 +236,16 @@ def _find(keys: Ints, wanted: Ints) -> Ints:
 def _windows(tokens: Ints, order: int, boundary: int | None, chosen: Bools) -> _Windows:
     """The chosen tokens with up to `order` - 1 tokens before each, none from before its document."""
     # The place of the latest boundary up to each token; 0 where there is none. No token equals None.
-    latest = np.maximum.accumulate(np.where(tokens == boundary, np.arange(tokens.size), 0))
+    latest = np.maximum.accumulate(
+        np.where(tokens == boundary, np.arange(tokens.size), 0)
+    )
     # a token's own place does not count: the end of a document still sees it
     start = np.append(0, latest[:-1])
     at = np.flatnonzero(chosen)
     # max(.., 0): what lies before the first token is never asked for, by `reach`, and any token fills its place.
     return _Windows(
-        [tokens[np.maximum(at - k, 0)] for k in range(order)], np.minimum(at - start[at], order - 1)
+        [tokens[np.maximum(at - k, 0)] for k in range(order)],
+        np.minimum(at - start[at], order - 1),
     )
 
 

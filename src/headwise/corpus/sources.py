@@ -37,7 +37,10 @@ class Sources:
 
     def __iter__(self) -> Iterator[str]:
         """The text of each file."""
-        done, has_text = 0, not self.files  # without files all texts may have been typed
+        done, has_text = (
+            0,
+            not self.files,
+        )  # without files all texts may have been typed
         for file in self.files:
             text = read_text(file, blank=True)
             has_text |= not text.isspace() and bool(text)
@@ -72,14 +75,18 @@ def contents(sources: Sequence[str]) -> tuple[list[Path], list[str]]:
     typed = []
     for source in sources:
         if not source.strip():
-            raise HeadwiseError("the text is empty; pass a file, a folder or some words")
+            raise HeadwiseError(
+                "the text is empty; pass a file, a folder or some words"
+            )
         path = text_path(source)
         if source == STDIN:
             typed.append(read_text(source))
         elif exists(path):
             paths.append(path)
         # no spaces: no text
-        elif re.fullmatch(r"[\w./~-]+", source) and (path.suffix in KINDS or "/" in source):
+        elif re.fullmatch(r"[\w./~-]+", source) and (
+            path.suffix in KINDS or "/" in source
+        ):
             raise HeadwiseError(f"there is no file {source}")
         else:
             typed.append(source)
@@ -90,13 +97,18 @@ def exists(path: Path) -> bool:
     """Is there such a file or folder? Whole texts, which are no names, are none."""
     try:
         return path.exists()
-    except (OSError, ValueError):  # a text that is too long, or too strange, to be a name
+    except (
+        OSError,
+        ValueError,
+    ):  # a text that is too long, or too strange, to be a name
         return False
 
 
 def files_of(folder: Path) -> list[Path]:
     """The texts in a folder and the folders in it, in the order of their names."""
-    files = sorted(file for file in folder.rglob("*") if file.suffix in KINDS and file.is_file())
+    files = sorted(
+        file for file in folder.rglob("*") if file.suffix in KINDS and file.is_file()
+    )
     if not files:
         raise HeadwiseError(f"{folder} holds no text files ({', '.join(KINDS)})")
     return files

@@ -9,7 +9,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from tokenizers import Encoding, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import (
+    Encoding,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    pre_tokenizers,
+    processors,
+)
 
 from headwise.errors import HeadwiseError
 from headwise.files import read_text
@@ -20,9 +28,19 @@ Ids = Sequence[int]  # tokens of a text, by their numbers
 _ANY = r"[\s\S]"  # any character; "." would leave out the line end
 # How a file writes the ways to split that `Tokens.words` and `Tokens.characters` set: its kind is told by them.
 _WORDS = {"type": "WhitespaceSplit"}
-_COMMAS = {"type": "Split", "pattern": {"String": ","}, "behavior": "Isolated", "invert": False}
+_COMMAS = {
+    "type": "Split",
+    "pattern": {"String": ","},
+    "behavior": "Isolated",
+    "invert": False,
+}
 _WORDS_AND_COMMAS = {"type": "Sequence", "pretokenizers": [_WORDS, _COMMAS]}
-_CHARACTERS = {"type": "Split", "pattern": {"Regex": _ANY}, "behavior": "Isolated", "invert": False}
+_CHARACTERS = {
+    "type": "Split",
+    "pattern": {"Regex": _ANY},
+    "behavior": "Isolated",
+    "invert": False,
+}
 # In training it stands before the first and after the last token of a document. A text that is read has none behind:
 # it may go on there.
 BOUNDARY = "<|end|>"
@@ -86,7 +104,9 @@ def unknown_note(tokens: TextTokens | None, facts: Counter[str]) -> tuple[str, .
     if tokens is None or tokens.unknown is None or not facts["unknown"]:
         return ()
     counts = {name: f"{facts[name]:,}" for name in ("unknown", "characters")}
-    return (Note.of("note.unknown", **counts, sign=repr(tokens.shown([tokens.unknown])[0])),)
+    return (
+        Note.of("note.unknown", **counts, sign=repr(tokens.shown([tokens.unknown])[0])),
+    )
 
 
 @contextmanager
@@ -99,7 +119,10 @@ def tokenising() -> Iterator[None]:
     except BaseException as error:
         # The library raises bare Exceptions; and panics, as for a regular expression that takes too long, whose class
         # is no Exception and can be told by its name alone. Anything else is Ctrl-C or an exit.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        if (
+            not isinstance(error, Exception)
+            and type(error).__name__ != "PanicException"
+        ):
             raise
         raise HeadwiseError(f"cannot tokenise: {error}") from None
 
@@ -111,7 +134,9 @@ class Tokens:
         self._tokenizer = tokenizer
         tokenizer.no_padding()
         tokenizer.no_truncation()  # what a file says of batches would cut texts short
-        tokenizer.encode_special_tokens = True  # a boundary typed by the user is ordinary text
+        tokenizer.encode_special_tokens = (
+            True  # a boundary typed by the user is ordinary text
+        )
         self.vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
         self.boundary: int | None = self.vocabulary.get(BOUNDARY)
         before = [] if self.boundary is None else [self.boundary]
@@ -119,13 +144,17 @@ class Tokens:
         self.specials = frozenset(before)
         _prepare_for_others(tokenizer, self.vocabulary)
         layout = json.loads(tokenizer.to_str())
-        self._by_character = layout["pre_tokenizer"] == _CHARACTERS and layout["normalizer"] is None
+        self._by_character = (
+            layout["pre_tokenizer"] == _CHARACTERS and layout["normalizer"] is None
+        )
         self._by_word = layout["pre_tokenizer"] in (_WORDS, _WORDS_AND_COMMAS)
         model = layout["model"]
         # The token of what is unknown, by its text; a Unigram model has its number.
         unknown = self.vocabulary.get(model.get("unk_token"), model.get("unk_id"))
         # None, too, where `encode` refuses what is unknown: among characters, and where the boundary stands for it.
-        self.unknown = None if self._by_character or unknown == self.boundary else unknown
+        self.unknown = (
+            None if self._by_character or unknown == self.boundary else unknown
+        )
 
     @classmethod
     def characters(cls, text: str, boundary: bool) -> Tokens:
@@ -184,7 +213,9 @@ class Tokens:
                     sorted(set(text) - set(self.vocabulary)), "characters"
                 ) from None
         ids = list(self._read(text).ids)
-        if self._by_word and self.boundary in ids:  # which stands for the unknown, or was typed
+        if (
+            self._by_word and self.boundary in ids
+        ):  # which stands for the unknown, or was typed
             missing = sorted(
                 word
                 for word in set(self._words(text))
@@ -204,7 +235,9 @@ class Tokens:
     def document(self, text: str) -> list[int]:
         """Ids of a text between two boundaries."""
         if self.boundary is None:
-            raise HeadwiseError(f"this tokenizer has no {BOUNDARY} token to put between documents")
+            raise HeadwiseError(
+                f"this tokenizer has no {BOUNDARY} token to put between documents"
+            )
         return [self.boundary, *self.encode(text), self.boundary]
 
     def prompt(self, text: str) -> list[int]:
@@ -228,9 +261,13 @@ class Tokens:
         return tuple(BOUNDARY if i == self.boundary else self.decode([i]) for i in ids)
 
     def _words(self, text: str) -> list[str]:
-        normalizer = self._tokenizer.normalizer  # of a file: it may write all in small letters, say
+        normalizer = (
+            self._tokenizer.normalizer
+        )  # of a file: it may write all in small letters, say
         text = text if normalizer is None else normalizer.normalize_str(text)
-        return [word for word, _ in self._tokenizer.pre_tokenizer.pre_tokenize_str(text)]
+        return [
+            word for word, _ in self._tokenizer.pre_tokenizer.pre_tokenize_str(text)
+        ]
 
     def _unknown(self, missing: Sequence[str], kind: str) -> HeadwiseError:
         known = [
@@ -253,7 +290,8 @@ class Tokens:
 def _word_level(distinct: Sequence[str], boundary: bool) -> Tokenizer:
     """A vocabulary of whole tokens, numbered in order, the boundary last."""
     vocabulary = {
-        token: i for i, token in enumerate([*distinct, BOUNDARY] if boundary else distinct)
+        token: i
+        for i, token in enumerate([*distinct, BOUNDARY] if boundary else distinct)
     }
     tokenizer = Tokenizer(models.WordLevel(vocabulary))
     if boundary:
@@ -271,7 +309,9 @@ def _prepare_for_others(tokenizer: Tokenizer, vocabulary: dict[str, int]) -> Non
     frame, specials = "$A", []  # $A is the text, in the templates of the library
     if BOUNDARY in vocabulary:
         frame, specials = f"{BOUNDARY} $A", [(BOUNDARY, vocabulary[BOUNDARY])]
-    tokenizer.post_processor = processors.TemplateProcessing(single=frame, special_tokens=specials)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=frame, special_tokens=specials
+    )
     if (
         isinstance(tokenizer.model, models.WordLevel)
         and tokenizer.model.unk_token not in vocabulary

@@ -17,10 +17,16 @@ from headwise.corpus.sources import Sources, pieces
 from headwise.corpus.tokens import Ids, Tokens
 from headwise.errors import HeadwiseError
 
-IGNORED = -100  # a target that does not count, as `cross_entropy` of torch has it by default
+IGNORED = (
+    -100
+)  # a target that does not count, as `cross_entropy` of torch has it by default
 HELD_OUT_SHARE = 0.1  # the fraction of the text that is held out
-EXAMPLE_TOKENS = 48  # of a stream so many held-out ones are shown as an example; a round choice
-HELD_OUT_TOKENS = 100_000  # about so many are scored at most, evenly spread over the held-out part
+EXAMPLE_TOKENS = (
+    48  # of a stream so many held-out ones are shown as an example; a round choice
+)
+HELD_OUT_TOKENS = (
+    100_000  # about so many are scored at most, evenly spread over the held-out part
+)
 # That n-grams count at most, and are scored on: a million tokens take about 2 s, and tables of 150 MB.
 NGRAM_TOKENS, NGRAM_SCORED = 2**22, 2**19
 
@@ -34,7 +40,10 @@ class Stream:
         # where the held-out part begins
         self._ids, self._cut = torch.tensor(ids), int(len(ids) * (1 - HELD_OUT_SHARE))
         self.context = context
-        for name, length in (("training", self._cut), ("held-out", len(ids) - self._cut)):
+        for name, length in (
+            ("training", self._cut),
+            ("held-out", len(ids) - self._cut),
+        ):
             if length <= context:
                 raise HeadwiseError(
                     f"the {name} part of the text has {length} tokens, fewer than context {context} + 1; pass "
@@ -43,14 +52,20 @@ class Stream:
 
     def batch(self, generator: torch.Generator, size: int) -> Batch:
         # The last start possible is cut - context - 1: a piece has one token more than its inputs.
-        return self._pieces(torch.randint(self._cut - self.context, (size, 1), generator=generator))
+        return self._pieces(
+            torch.randint(self._cut - self.context, (size, 1), generator=generator)
+        )
 
-    def held_out_batches(self, size: int, limit: int = HELD_OUT_TOKENS) -> Iterator[Batch]:
+    def held_out_batches(
+        self, size: int, limit: int = HELD_OUT_TOKENS
+    ) -> Iterator[Batch]:
         """Pieces end to end, so that no token is scored twice: about `limit` tokens, `size` pieces a batch."""
         starts = torch.arange(self._cut, len(self._ids) - self.context, self.context)
         wanted = max(1, limit // self.context)
         if len(starts) > wanted:  # evenly spread, from the first to the last
-            starts = starts[torch.arange(wanted) * (len(starts) - 1) // max(1, wanted - 1)]
+            starts = starts[
+                torch.arange(wanted) * (len(starts) - 1) // max(1, wanted - 1)
+            ]
         yield from map(self._pieces, torch.split(starts[:, None], size))
 
     def held_out_documents(self, limit: int) -> list[list[int]]:
@@ -100,7 +115,9 @@ class Documents:
         self._n_ways = max(map(len, self._train))
         self._mark = None if mark is None else tokens.encode(mark)[0]
         # [:-1]: a token has to follow the mark, for there to be one that counts.
-        if mark is not None and any(self._mark not in line[:-1] for line in self._held_out):
+        if mark is not None and any(
+            self._mark not in line[:-1] for line in self._held_out
+        ):
             raise HeadwiseError(
                 f"context {context} ends before the {mark!r} of a held-out line; pass a larger one"
             )
@@ -114,10 +131,15 @@ class Documents:
         lines = [self._train[line] for line in chosen.tolist()]
         # A line with fewer ways repeats them.
         return self._padded(
-            [line[way % len(line)] for line, way in zip(lines, ways.tolist(), strict=True)]
+            [
+                line[way % len(line)]
+                for line, way in zip(lines, ways.tolist(), strict=True)
+            ]
         )
 
-    def held_out_batches(self, size: int, limit: int = HELD_OUT_TOKENS) -> Iterator[Batch]:
+    def held_out_batches(
+        self, size: int, limit: int = HELD_OUT_TOKENS
+    ) -> Iterator[Batch]:
         scored = _some(self._held_out, limit)
         for start in range(0, len(scored), size):
             lines = scored[start : start + size]
@@ -142,11 +164,17 @@ class Documents:
         """Order and loss of the best n-gram on the scored tokens. It knows one way to write each line, the first."""
         train = _some([ways[0] for ways in self._train], NGRAM_TOKENS)
         held_out = _some(self._held_out, NGRAM_SCORED)
-        counted = np.concatenate([np.arange(len(ids)) >= self._unscored(ids) for ids in held_out])
+        counted = np.concatenate(
+            [np.arange(len(ids)) >= self._unscored(ids) for ids in held_out]
+        )
         rows = np.concatenate(train), np.concatenate(held_out)
-        return best_order(ngram_losses(*rows, vocab_size, counted=counted, boundary=self.boundary))
+        return best_order(
+            ngram_losses(*rows, vocab_size, counted=counted, boundary=self.boundary)
+        )
 
-    def ngram_model(self, vocab_size: int, order: int) -> NGramModel:  # of all lines to train on
+    def ngram_model(
+        self, vocab_size: int, order: int
+    ) -> NGramModel:  # of all lines to train on
         first = np.concatenate([ways[0] for ways in self._train])
         return NGramModel(first, vocab_size, order, boundary=self.boundary)
 
@@ -157,7 +185,9 @@ class Documents:
     def _padded(self, lines: Sequence[list[int]]) -> Batch:
         widest = max(map(len, lines))
         more = [widest - len(ids) for ids in lines]
-        inputs = [ids[:-1] + [self.boundary] * n for ids, n in zip(lines, more, strict=True)]
+        inputs = [
+            ids[:-1] + [self.boundary] * n for ids, n in zip(lines, more, strict=True)
+        ]
         targets = [ids[1:] + [IGNORED] * n for ids, n in zip(lines, more, strict=True)]
         return torch.tensor(inputs), torch.tensor(targets)
 
@@ -195,12 +225,18 @@ def verb_corpus(seed: int, context: int, core: bool = False) -> Corpus:
     corpus = verbs.corpus(seed, core=core)
     tokens = Tokens.words(corpus.train_lines)
     data = Documents(
-        tokens, corpus.train_lines, corpus.held_out_lines, context, "=", ways=verbs.clause_orders
+        tokens,
+        corpus.train_lines,
+        corpus.held_out_lines,
+        context,
+        "=",
+        ways=verbs.clause_orders,
     )
     # In a conditional `would` decides a tense that neither pronoun nor verb tells: heads have most to show there. Of
     # those one with "he", as in the pages that explain a line; of equals `max` takes the first.
     example = max(
-        corpus.held_out_cells, key=lambda cell: (cell.tense == "conditional", cell.person == "he")
+        corpus.held_out_cells,
+        key=lambda cell: (cell.tense == "conditional", cell.person == "he"),
     )
     return Corpus(verbs.NAME, tokens, data, example.line, corpus.held_out_cells)
 
@@ -221,13 +257,25 @@ def text_corpus(
     else:
         tokens = Tokens.from_file(tokenizer)
     if not lines:
-        stream = Stream([i for piece in pieces(whole) for i in tokens.encode(piece)], context)
+        stream = Stream(
+            [i for piece in pieces(whole) for i in tokens.encode(piece)], context
+        )
         example = tokens.decode(stream.held_out_documents(1)[0][:EXAMPLE_TOKENS])
         return Corpus(text.name, tokens, stream, example)
     documents = [line.strip() for line in whole.splitlines() if line.strip()]
-    drawn = torch.randperm(len(documents), generator=torch.Generator().manual_seed(seed)).tolist()
+    drawn = torch.randperm(
+        len(documents), generator=torch.Generator().manual_seed(seed)
+    ).tolist()
     cut = int(len(documents) * (1 - HELD_OUT_SHARE))
-    train, held_out = [documents[n] for n in drawn[:cut]], [documents[n] for n in drawn[cut:]]
+    train, held_out = (
+        [documents[n] for n in drawn[:cut]],
+        [documents[n] for n in drawn[cut:]],
+    )
     data = Documents(tokens, train, held_out, context)
     # Without its boundaries, and as much as fits into the context behind one.
-    return Corpus(text.name, tokens, data, tokens.decode(tokens.encode(held_out[0])[: context - 1]))
+    return Corpus(
+        text.name,
+        tokens,
+        data,
+        tokens.decode(tokens.encode(held_out[0])[: context - 1]),
+    )

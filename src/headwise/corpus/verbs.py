@@ -37,7 +37,9 @@ NAME = Note.of("source.verb_corpus")
 # Notes beside a loss of whole lines, or of their Spanish halves: how it differs from the held-out loss of a run.
 WHOLE_LINES, HALF_LINES = Note.of("note.whole_lines"), Note.of("note.half_lines")
 # Name of a relation -> what it is, in a line.
-RELATIONS: dict[str, str] = {name: Note.of(key_of("job", name)) for name in _DATA["relations"]}
+RELATIONS: dict[str, str] = {
+    name: Note.of(key_of("job", name)) for name in _DATA["relations"]
+}
 
 # language -> pronoun -> which of a tense's forms it takes
 _PRONOUNS: dict[str, dict[str, int]] = _DATA["pronouns"]
@@ -94,9 +96,12 @@ class VerbCorpus:
 
 def cells(core: bool = False) -> tuple[Cell, ...]:
     """All 1,440 cells, or with `core` its 360: verb by verb, in each verb tense by tense, in each tense I, you ..."""
-    verbs, persons = (VERBS[:CORE_VERBS], PERSONS[:CORE_PERSONS]) if core else (VERBS, PERSONS)
+    verbs, persons = (
+        (VERBS[:CORE_VERBS], PERSONS[:CORE_PERSONS]) if core else (VERBS, PERSONS)
+    )
     return tuple(
-        Cell(verb, tense, person) for verb, tense, person in product(verbs, TENSES, persons)
+        Cell(verb, tense, person)
+        for verb, tense, person in product(verbs, TENSES, persons)
     )
 
 
@@ -156,12 +161,16 @@ def corpus(seed: int = 0, core: bool = False) -> VerbCorpus:
     of_slot: Counter[tuple[str, str]] = Counter()  # a slot is a tense with a person
     chosen = set()
     for _ in range(HELD_OUT):
-        cell = min(left, key=lambda cell: (of_verb[cell.verb], of_slot[cell.tense, cell.person]))
+        cell = min(
+            left,
+            key=lambda cell: (of_verb[cell.verb], of_slot[cell.tense, cell.person]),
+        )
         left.remove(cell)
         chosen.add(cell)
         of_verb[cell.verb] += 1
         of_slot[cell.tense, cell.person] += 1
     kept = tuple(cell.line for cell in everything if cell not in chosen)
     return VerbCorpus(
-        kept + conjugation_lines(core), tuple(cell for cell in everything if cell in chosen)
+        kept + conjugation_lines(core),
+        tuple(cell for cell in everything if cell in chosen),
     )

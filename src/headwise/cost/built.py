@@ -51,7 +51,9 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Layers repeat one another, and sizes of results take long to derive: they are kept, by function and arguments.
         self.known = known
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         self.calls += 1
         kwargs = kwargs or {}
         name = func._schema.name
@@ -60,7 +62,10 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name == "aten::nonzero" and args[0].is_meta:
             return torch.empty((0, args[0].dim()), dtype=torch.long, device="meta")
         key = None
-        if not any(value.alias_info for value in (*func._schema.returns, *func._schema.arguments)):
+        if not any(
+            value.alias_info
+            for value in (*func._schema.returns, *func._schema.arguments)
+        ):
             key = (func, _signature(args), _signature(tuple(kwargs.items())))
             if None not in key and key in self.known:
                 (size, stride, dtype), flops = self.known[key]
@@ -84,7 +89,9 @@ def _signature(value: Any) -> Any:
     if isinstance(value, list | tuple):
         parts = tuple(map(_signature, value))
         return None if None in parts else parts
-    plain = isinstance(value, int | float | str | torch.dtype | torch.device | torch.layout)
+    plain = isinstance(
+        value, int | float | str | torch.dtype | torch.device | torch.layout
+    )
     return (type(value), value) if plain or value is None else None
 
 
@@ -141,20 +148,30 @@ def shape_of_fields(fields: Mapping[str, Any]) -> ModelShape:
     runs = [_run(model, stack, tokens) for tokens in SHORT]
     steps: list[Run] = []
     if any(runs[0].kept):
-        with suppress(HeadwiseError):  # CPM-Ant has a cache, and no step of one token beside it
+        with suppress(
+            HeadwiseError
+        ):  # CPM-Ant has a cache, and no step of one token beside it
             steps = [_run(model, stack, 1, run) for run in runs]
     config = model.config.get_text_config(decoder=True)
-    sites: dict[int, Site] = {}  # of several in a layer the first that is no cross attention
+    sites: dict[
+        int, Site
+    ] = {}  # of several in a layer the first that is no cross attention
     with suppress(HeadwiseError):
         for site in sites_of(model):
             if not site.cross:
                 sites.setdefault(stack.place.get(site.module, -1), site)
-    of_layer = [Built(config, stack, runs, n, sites.get(n)) for n in range(len(stack.tops))]
+    of_layer = [
+        Built(config, stack, runs, n, sites.get(n)) for n in range(len(stack.tops))
+    ]
     lengths = runs
     # A layer that fills up a chunk of tokens costs the same however few there are; one that loops over them does not.
     is_loop = runs[1].calls - runs[0].calls > SHORT[0]
-    if not is_loop and any(built.has_state and built.window is None for built in of_layer):
-        named = (getattr(config, name, None) for name in ("chunk_size", "mamba_chunk_size"))
+    if not is_loop and any(
+        built.has_state and built.window is None for built in of_layer
+    ):
+        named = (
+            getattr(config, name, None) for name in ("chunk_size", "mamba_chunk_size")
+        )
         chunk: int = next(filter(None, named), CHUNK)
         lengths = [_run(model, stack, tokens) for tokens in (chunk, 2 * chunk)]
     counts = _parameters(model, of_layer, stack)
@@ -190,7 +207,9 @@ def _run(model: Any, stack: Stack, tokens: int, before: Run | None = None) -> Ru
     ids = torch.zeros((1, tokens), dtype=torch.long, device="meta")
     try:
         with torch.no_grad(), quiet(), counting:
-            name, cache = called(model, ids, *((before.name, before.cache) if before else ()))
+            name, cache = called(
+                model, ids, *((before.name, before.cache) if before else ())
+            )
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise HeadwiseError(
@@ -211,10 +230,14 @@ def _table(model: Any) -> Any:
     return table[0] if isinstance(table, nn.ModuleList) else table
 
 
-def called(model: Any, ids: Tensor, name: str = "", cache: Any = None) -> tuple[str, Any]:
+def called(
+    model: Any, ids: Tensor, name: str = "", cache: Any = None
+) -> tuple[str, Any]:
     """Call a model of transformers on ids (B,T): the name of its cache among its arguments, and the cache."""
     arguments = {"input_ids": ids, "use_cache": True}
-    if "lang_ids" in parameters_of(model):  # X-MOD has an adapter for each language, and runs one
+    if "lang_ids" in parameters_of(
+        model
+    ):  # X-MOD has an adapter for each language, and runs one
         arguments["lang_ids"] = torch.zeros(len(ids), dtype=torch.long)
     if name:
         arguments[name] = cache
@@ -224,10 +247,10 @@ def called(model: Any, ids: Tensor, name: str = "", cache: Any = None) -> tuple[
         if name:
             raise
         return called(model, ids, cache_name(model), AnyCache(config=model.config))
-    except (
-        RuntimeError
-    ):  # a class that mixes number formats or devices, or reads several codes of a sound at a time
-        arguments["input_ids"] = ids.expand(getattr(model.config, "num_codebooks", 1), -1)
+    except RuntimeError:  # a class that mixes number formats or devices, or reads several codes of a sound at a time
+        arguments["input_ids"] = ids.expand(
+            getattr(model.config, "num_codebooks", 1), -1
+        )
         with ids.device:
             out = model.to(torch.float32)(**arguments)
     for key in CACHES:
@@ -239,7 +262,9 @@ def called(model: Any, ids: Tensor, name: str = "", cache: Any = None) -> tuple[
     return name, cache
 
 
-def kept_by_layer(cache: Any, model: nn.Module, stack: Stack) -> list[dict[str, Tensor]]:
+def kept_by_layer(
+    cache: Any, model: nn.Module, stack: Stack
+) -> list[dict[str, Tensor]]:
     """What each layer keeps, by name, in a cache and in the model's modules; each tensor once."""
     n_layers = len(stack.tops)
     records: list[dict[str, Any]] = [{} for _ in range(n_layers)]
@@ -247,8 +272,14 @@ def kept_by_layer(cache: Any, model: nn.Module, stack: Stack) -> list[dict[str, 
     if isinstance(cache, tuple) and len(cache) == n_layers:  # XLNet
         for record, value in zip(records, cache, strict=True):
             record["memory"] = value
-    elif hasattr(cache, "layers"):  # a cache of transformers: lists with an entry for each layer
-        lists = {name: value for name, value in vars(cache).items() if isinstance(value, list)}
+    elif hasattr(
+        cache, "layers"
+    ):  # a cache of transformers: lists with an entry for each layer
+        lists = {
+            name: value
+            for name, value in vars(cache).items()
+            if isinstance(value, list)
+        }
         for name, values in lists.items():
             for record, value in zip(records, values, strict=False):
                 record |= vars(value) if name == "layers" else {name: value}
@@ -264,13 +295,17 @@ def kept_by_layer(cache: Any, model: nn.Module, stack: Stack) -> list[dict[str, 
                 records[n][f"{number}.{name}"] = value
     kept = []
     for record in records:
-        names = {id(tensor): (name, tensor) for name, tensor in reversed([*_tensors(record)])}
+        names = {
+            id(tensor): (name, tensor) for name, tensor in reversed([*_tensors(record)])
+        }
         kept.append(dict(reversed(names.values())))
     return kept
 
 
 def _of_decoder(cache: Any) -> Any:
-    return getattr(cache, "self_attention_cache", cache)  # beside that of cross attention
+    return getattr(
+        cache, "self_attention_cache", cache
+    )  # beside that of cross attention
 
 
 def _tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -294,7 +329,9 @@ class Built:
         layers = getattr(_of_decoder(runs[0].cache), "layers", ())
         cache = layers[n] if n < len(layers) else None
         is_sliding = getattr(cache, "is_sliding", False)
-        self.window: int | None = getattr(cache, "sliding_window", None) if is_sliding else None
+        self.window: int | None = (
+            getattr(cache, "sliding_window", None) if is_sliding else None
+        )
         self.every: int | None = getattr(cache, "compress_rate", None)
         self.entries = runs[1].kept[n]
         self.kept = self._kept()
@@ -305,7 +342,8 @@ class Built:
         self.mixers = {
             part
             for module in self.modules
-            if isinstance(getattr(module, "layer_idx", None), int) and module not in stack.tops[n]
+            if isinstance(getattr(module, "layer_idx", None), int)
+            and module not in stack.tops[n]
             for part in module.modules()
         }
         self.attention: set[nn.Module] = set()
@@ -324,14 +362,18 @@ class Built:
         for name, entry in self.entries.items():
             size, bits = entry.numel(), 8 * entry.element_size()
             # what has other bits than the model's has them whatever its format is
-            law = Kept(values=0, heads=name in ROWS, bits=None if bits == second.bits else bits)
+            law = Kept(
+                values=0, heads=name in ROWS, bits=None if bits == second.bits else bits
+            )
             if law.heads and self.window is not None:
                 rows = self.window - 1
                 values = size // min(second.tokens, rows) if rows else 0
                 law = replace(law, rows=rows)
             elif self.every is not None and name.startswith(("compressed", "buffer")):
                 values = size // entry.shape[1] if entry.shape[1] else entry.shape[-1]
-                law = replace(law, every=self.every, open_block=name.startswith("buffer"))
+                law = replace(
+                    law, every=self.every, open_block=name.startswith("buffer")
+                )
             else:
                 grown = size - first.kept[self.n].get(name, entry).numel()
                 values, rest = divmod(grown, second.tokens - first.tokens)
@@ -341,7 +383,9 @@ class Built:
                         f"{first.tokens}: how they grow is not known"
                     )
                 # CPM-Ant adds tokens of its own to each text, so that not all that is kept need grow
-                parts[replace(law, heads=False, grows=False)] += size - values * second.tokens
+                parts[replace(law, heads=False, grows=False)] += (
+                    size - values * second.tokens
+                )
                 if name == "memory":  # XLNet's is of so many tokens at most
                     law = replace(law, rows=getattr(self.config, "mem_len", None))
             parts[law] += values
@@ -355,7 +399,9 @@ class Built:
             return "mixer" if self.site is None or self.attention else "attention"
         return "norms" if "norm" in type(module).__name__.lower() else "feed-forward"
 
-    def layer(self, counts: Counter[str], lengths: Sequence[Run], steps: Sequence[Run]) -> Layer:
+    def layer(
+        self, counts: Counter[str], lengths: Sequence[Run], steps: Sequence[Run]
+    ) -> Layer:
         heads = self.heads(counts["attention"])
         experts = self.experts(lengths[1])
         # a T + b T^2 of prompts; without heads there are no pairs: a chunk costs a little more behind another one
@@ -409,9 +455,16 @@ class Built:
             head_dim = value_dim = len(w_q) // (n_heads or 1)
         query = sum(w.numel() for w in (w_q, w_o) if w is not None) // (n_heads or 1)
         key = sum(w.numel() for w in (w_k, w_v) if w is not None) // (n_kv_heads or 1)
-        if key and any(isinstance(m, nn.Linear) and m.bias is not None for m in self.attention):
+        if key and any(
+            isinstance(m, nn.Linear) and m.bias is not None for m in self.attention
+        ):
             key += head_dim + value_dim
-        matrices = (p for m in self.attention for p in m.parameters(recurse=False) if p.ndim == 2)
+        matrices = (
+            p
+            for m in self.attention
+            for p in m.parameters(recurse=False)
+            if p.ndim == 2
+        )
         types = getattr(config, "layer_types", None) or []
         return Heads(
             n_heads=n_heads,
@@ -425,7 +478,9 @@ class Built:
             latent=latent,
             query_head_parameters=query,
             kv_head_parameters=key,
-            shared_parameters=0 if latent else parameters - query * n_heads - key * n_kv_heads,
+            shared_parameters=0
+            if latent
+            else parameters - query * n_heads - key * n_kv_heads,
             parameters=parameters,
             weights=sum(p.numel() for p in matrices),
         )
@@ -441,7 +496,9 @@ class Built:
                 names.append("latent")
             elif not is_indexed:
                 is_sliding = heads.window is not None
-                names.append("chunked" if heads.chunked else "sliding" if is_sliding else "full")
+                names.append(
+                    "chunked" if heads.chunked else "sliding" if is_sliding else "full"
+                )
             if is_indexed:
                 names.append("indexed")
         if self.has_state and not self.every:
@@ -471,7 +528,10 @@ class Built:
         if flops := run.flops[f"{self.n}e"]:
             active = round(flops / (2 * run.tokens * matrices))
         return Experts(
-            count=count, active=min(active, count), parameters=parameters, matrices=matrices
+            count=count,
+            active=min(active, count),
+            parameters=parameters,
+            matrices=matrices,
         )
 
 
@@ -479,13 +539,16 @@ def _is_experts(module: nn.Module) -> bool:
     """Does it hold the weights of all experts of a layer, as tensors of three axes or as a list?"""
     if isinstance(module, nn.ModuleList):
         return (
-            "Expert" in type(module).__name__ or "Expert" in type(next(iter(module), None)).__name__
+            "Expert" in type(module).__name__
+            or "Expert" in type(next(iter(module), None)).__name__
         )
     is_named = type(module).__name__.endswith("Experts")
     return is_named and any(p.ndim == 3 for p in module.parameters(recurse=False))
 
 
-def _parameters(model: Any, of_layer: Sequence[Built], stack: Stack) -> dict[int, Counter[str]]:
+def _parameters(
+    model: Any, of_layer: Sequence[Built], stack: Stack
+) -> dict[int, Counter[str]]:
     """Parameters of each layer by what has them, and under -1 those outside, each once."""
     counts: defaultdict[int, Counter[str]] = defaultdict(Counter)
     counted: set[nn.Parameter] = set()
@@ -509,7 +572,9 @@ def _parameters(model: Any, of_layer: Sequence[Built], stack: Stack) -> dict[int
     return counts
 
 
-def _pieces(model: Any, counts: Counter[str], lengths: Sequence[Run]) -> tuple[Piece, ...]:
+def _pieces(
+    model: Any, counts: Counter[str], lengths: Sequence[Run]
+) -> tuple[Piece, ...]:
     """What stands outside the layers."""
     (x, t), (y, u) = ((run.flops[""], run.tokens) for run in lengths)
     per_token = (y - x) // (u - t)
@@ -517,7 +582,11 @@ def _pieces(model: Any, counts: Counter[str], lengths: Sequence[Run]) -> tuple[P
     is_tied = getattr(head, "weight", None) is table.weight
     borrowed = math.prod(table.weight.shape) if is_tied else 0
     pieces = [
-        Piece(part="embeddings", parameters=counts["embeddings"], row=table.weight.shape[-1]),
+        Piece(
+            part="embeddings",
+            parameters=counts["embeddings"],
+            row=table.weight.shape[-1],
+        ),
         Piece(part="norms", parameters=counts["norms"]),
     ]
     if counts["others"]:

@@ -21,14 +21,20 @@ from headwise.masks import Causal, Window
 from headwise.spec import AttentionSpec, LatentSpec
 
 _TABLE = tomllib.loads(
-    resources.files("headwise.cost").joinpath("presets.toml").read_text(encoding="utf-8")
+    resources.files("headwise.cost")
+    .joinpath("presets.toml")
+    .read_text(encoding="utf-8")
 )
 FAMILIES: dict[str, dict[str, Any]] = _TABLE.pop("families")
 # fields that read like sizes and change none, and words of which one is in the name of a field that may be a size
-HARMLESS, SIZE_WORDS = (frozenset(_TABLE.pop(name)) for name in ("harmless", "size_words"))
+HARMLESS, SIZE_WORDS = (
+    frozenset(_TABLE.pop(name)) for name in ("harmless", "size_words")
+)
 PRESETS: dict[str, dict[str, Any]] = _TABLE
 # For each preset its notes. They are taken out of PRESETS, in which a preset is then a config like any other.
-NOTES: dict[str, list[str]] = {name: config.pop("notes", []) for name, config in PRESETS.items()}
+NOTES: dict[str, list[str]] = {
+    name: config.pop("notes", []) for name, config in PRESETS.items()
+}
 
 LARGEST = 2**40  # of one size: far above any real one, so a larger number is a slip
 # far above any real model; each layer is built, so a slip would take for ever
@@ -72,7 +78,9 @@ class Fields:
         for name, value in self.config.items():
             if name in self.fixed:
                 # Where that value is off, anything empty is off, too.
-                if value not in (None, self.fixed[name]) and (value or self.fixed[name]):
+                if value not in (None, self.fixed[name]) and (
+                    value or self.fixed[name]
+                ):
                     raise UndescribedError(f"{name}={short(value)}")
             elif name not in known and _sizes_something(name, value):
                 raise UndescribedError(f"{name}={short(value)}")
@@ -114,7 +122,9 @@ class Fields:
 
 def check_size(name: str, value: Any, most: int = LARGEST) -> int:
     if type(value) is not int or not 0 < value <= most:
-        raise HeadwiseError(f"{name}={short(value)} must be a whole number from 1 to {most:,}")
+        raise HeadwiseError(
+            f"{name}={short(value)} must be a whole number from 1 to {most:,}"
+        )
     return value
 
 
@@ -142,7 +152,9 @@ def _sizes_something(name: str, value: Any) -> bool:
 
 
 def short(value: Any) -> str:
-    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+    text = (
+        json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+    )
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -161,7 +173,9 @@ def shape_by_formula(config: Mapping[str, Any]) -> ModelShape:
     f = Fields(section, facts)
     for name in REQUIRED:
         if all(section.get(alias) is None for alias in (name, *NAMES[name])):
-            raise HeadwiseError(f"{name} is missing; a {kind} model has no size without it")
+            raise HeadwiseError(
+                f"{name} is missing; a {kind} model has no size without it"
+            )
     f.check()
     if kind == OURS:
         f.facts = {**facts, **_ours(f)}
@@ -205,7 +219,9 @@ def _ours(f: Fields) -> dict[str, Any]:
     """The facts of our own GPT, by the fields of GPTConfig."""
     for name, known in (("norm", ("rms", "layer")), ("position", ("rope", "learned"))):
         if f.get(name) not in known:
-            raise HeadwiseError(f"{name}={f.get(name)!r} is not known; one of {', '.join(known)}")
+            raise HeadwiseError(
+                f"{name}={f.get(name)!r} is not known; one of {', '.join(known)}"
+            )
     has_norm_bias = f.get("norm") == "layer" and f.has("bias")
     # parameters of a norm, in widths of the model: 0, 1 or 2
     of_norm = f.get("norm_gain") * (1 + has_norm_bias)
@@ -279,7 +295,9 @@ def _attentions(f: Fields) -> list[AttentionSpec]:
 
 def _attention(f: Fields) -> AttentionSpec:
     bias = f.has("bias")
-    qkv_bias = f.has("qkv_bias", bias)  # as `bias`, where the facts do not tell them apart
+    qkv_bias = f.has(
+        "qkv_bias", bias
+    )  # as `bias`, where the facts do not tell them apart
     width, heads = f.size("hidden_size"), f.size("num_attention_heads")
     groups = 1 if f.has("multi_query") else f.optional("num_key_value_heads") or heads
     if heads % groups:
@@ -328,7 +346,8 @@ def _latent(f: Fields) -> LatentSpec:
         latent_dim=f.size("kv_lora_rank"),
         rope_dim=rope_dim,
         q_latent_dim=q_rank,
-        q_bias=bias and q_rank is not None,  # where W_Q is one matrix, DeepSeek gives it no bias
+        q_bias=bias
+        and q_rank is not None,  # where W_Q is one matrix, DeepSeek gives it no bias
         kv_bias=bias,
         out_bias=bias,
     )
@@ -343,7 +362,10 @@ def _windows(f: Fields) -> list[int | None]:
             raise HeadwiseError(
                 f"windows={listed!r} must list a number of tokens, or null, for each of {n_layers} layers"
             )
-        return [None if window is None else check_size("windows", window) for window in listed]
+        return [
+            None if window is None else check_size("windows", window)
+            for window in listed
+        ]
     flag = f.facts.get("use_windows")
     if rule in (None, "listed") or (flag and not f.has("use_windows")):
         return [None] * n_layers
@@ -355,19 +377,27 @@ def _windows(f: Fields) -> list[int | None]:
                 f"layer_types has {count} entries for {n_layers} layers; one for each is needed"
             )
         # "attention" is an older name of full_attention.
-        if not {*map(str, types)} <= {"full_attention", "sliding_attention", "attention"}:
+        if not {*map(str, types)} <= {
+            "full_attention",
+            "sliding_attention",
+            "attention",
+        }:
             raise UndescribedError(f"layer_types={short(types)}")
         slides = [kind == "sliding_attention" for kind in types]
     elif rule == "all":
         slides = [f.optional("sliding_window") is not None] * n_layers
-    elif rule != "types":  # of each so many layers the last one sees all: of 2 in gpt-oss
+    elif (
+        rule != "types"
+    ):  # of each so many layers the last one sees all: of 2 in gpt-oss
         every = rule if isinstance(rule, int) else f.size(rule)
         slides = [(n + 1) % every > 0 for n in range(n_layers)]
     else:
         raise UndescribedError("no layer_types")
     window = f.optional("sliding_window")
     if any(slides) and window is None:
-        raise HeadwiseError("some layers slide, and sliding_window is null; give the window")
+        raise HeadwiseError(
+            "some layers slide, and sliding_window is null; give the window"
+        )
     return [window if slide else None for slide in slides]
 
 
@@ -388,7 +418,9 @@ def _forward(f: Fields, width: int, experts: tuple[int, int] | None = None) -> F
         return Forward(parameters, matrices)
     active, count = experts
     each = Experts(count=count, active=active, parameters=parameters, matrices=matrices)
-    common = count * d_model + matrices * (f.size("n_shared_experts") if f.has("shared") else 0)
+    common = count * d_model + matrices * (
+        f.size("n_shared_experts") if f.has("shared") else 0
+    )
     total = count * (parameters + f.has("router_bias")) + common
     return Forward(total, active * matrices + common, each)
 
@@ -409,8 +441,14 @@ def _forwards(f: Fields) -> list[Forward]:
     # DeepSeek's first layers have none
     first = f.get("first_k_dense_replace") if f.has("shared") else 0
     if not isinstance(first, int) or not first >= 0:
-        raise HeadwiseError(f"first_k_dense_replace={short(first)} must be a whole number")
-    plain = [_forward(f, f.size("intermediate_size"))] * min(first, n_layers) if first else []
+        raise HeadwiseError(
+            f"first_k_dense_replace={short(first)} must be a whole number"
+        )
+    plain = (
+        [_forward(f, f.size("intermediate_size"))] * min(first, n_layers)
+        if first
+        else []
+    )
     return plain + [forward] * (n_layers - len(plain))
 
 
@@ -422,7 +460,9 @@ def _tables(f: Fields) -> list[Piece]:
         rows.append(f.size("max_position_embeddings"))
     if f.has("segments"):
         rows.append(f.size("type_vocab_size"))
-    return [Piece(part="embeddings", parameters=count * width, row=width) for count in rows]
+    return [
+        Piece(part="embeddings", parameters=count * width, row=width) for count in rows
+    ]
 
 
 def _head(f: Fields) -> list[Piece]:
@@ -439,7 +479,9 @@ def _head(f: Fields) -> list[Piece]:
             "two",
         ):  # a Linear with bias that reads one token of a text, such as BERT's [CLS]
             out = 2 if head == "two" else width
-            pieces.append(Piece(part="head", parameters=width * out + out, once=2 * width * out))
+            pieces.append(
+                Piece(part="head", parameters=width * out + out, once=2 * width * out)
+            )
             continue
         tied, size = f.has("tied", False), width * vocabulary
         parameters, weights = (not tied) * size, size
@@ -449,6 +491,11 @@ def _head(f: Fields) -> list[Piece]:
             weights += width * width
             parameters += width * width + 3 * width + vocabulary * (2 - tied)
         pieces.append(
-            Piece(part="head", parameters=parameters, flops=2 * weights, borrowed=tied * size)
+            Piece(
+                part="head",
+                parameters=parameters,
+                flops=2 * weights,
+                borrowed=tied * size,
+            )
         )
     return pieces

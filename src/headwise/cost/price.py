@@ -131,10 +131,16 @@ def _shape_at(description: str | Path) -> tuple[str, ModelShape]:
     name = str(description)
     if name in PRESETS:
         return name, shape_of_fields(PRESETS[name]).noted(*NOTES[name])
-    if "/" not in name and not name.endswith((".json", ".gguf")) and not Path(name).exists():
+    if (
+        "/" not in name
+        and not name.endswith((".json", ".gguf"))
+        and not Path(name).exists()
+    ):
         # In small letters, as presets are written: "LLaMA-2-7B" is then near llama-2-70b.
         raise unknown(
-            f"no preset {name!r}, and no file or folder of that name", name.lower(), PRESETS
+            f"no preset {name!r}, and no file or folder of that name",
+            name.lower(),
+            PRESETS,
         )
     called, source = config_source(description)
     notes = []
@@ -152,7 +158,9 @@ def _shape_at(description: str | Path) -> tuple[str, ModelShape]:
             )
         return called, shape_of_fields(config).noted(*notes)
     except HeadwiseError as error:
-        raise HeadwiseError(f"{source if isinstance(source, Path) else name}: {error}") from None
+        raise HeadwiseError(
+            f"{source if isinstance(source, Path) else name}: {error}"
+        ) from None
 
 
 def _spec_shape(spec: AttentionSpec) -> ModelShape:
@@ -175,7 +183,9 @@ def shape_of_fields(config: dict[str, Any]) -> ModelShape:
     """The sizes that the dict of a config.json says: by formulas, else those of the model that is built of it."""
     kind = config.get("model_type")
     if "headwise" not in config and not isinstance(kind, str):
-        raise HeadwiseError(f"model_type={kind!r}; a config names its family there, such as llama")
+        raise HeadwiseError(
+            f"model_type={kind!r}; a config names its family there, such as llama"
+        )
     parts = [config, *(part for part in config.values() if isinstance(part, dict))]
     for part in parts if "headwise" not in config else ():
         check_sizes(part)
@@ -185,7 +195,9 @@ def shape_of_fields(config: dict[str, Any]) -> ModelShape:
         shape = _built(config, str(error))
     # The format of the weights: `torch_dtype` is its older name, and "auto" names none.
     named = [config.get(field) for field in ("dtype", "torch_dtype")]
-    dtype = next((name for name in named if isinstance(name, str) and name != "auto"), None)
+    dtype = next(
+        (name for name in named if isinstance(name, str) and name != "auto"), None
+    )
     packing = config.get("quantization_config")
     packed = packing.get("quant_method") if isinstance(packing, dict) else None
     if packed not in BITS and packing:
@@ -201,7 +213,11 @@ def shape_of_fields(config: dict[str, Any]) -> ModelShape:
 
 
 def _built(config: dict[str, Any], reason: str) -> ModelShape:
-    lacking = [name for name in ("transformers", "torch") if importlib.util.find_spec(name) is None]
+    lacking = [
+        name
+        for name in ("transformers", "torch")
+        if importlib.util.find_spec(name) is None
+    ]
     if lacking:
         raise HeadwiseError(
             f"{reason} of a {config['model_type']} has no formula here, and to build the model needs "
@@ -310,7 +326,9 @@ class DecodePrice:
     """One step that gives every text of the batch a token, the last of its context."""
 
     flops: int
-    expanded_flops: int  # of a step that turns a latent cache into keys and values; else the same
+    expanded_flops: (
+        int  # of a step that turns a latent cache into keys and values; else the same
+    )
     weight_bytes: int  # read once for the batch
     cache_bytes: int
     bytes_per_token: float  # of both, shared by the batch
@@ -322,7 +340,9 @@ class MemoryPrice:
     """What fits beside the weights. Activations and the runtime's own memory come on top."""
 
     free_bytes: int
-    longest_context: int | None  # at this batch; 0: not a token fits; None: the cache stops growing
+    longest_context: (
+        int | None
+    )  # at this batch; 0: not a token fits; None: the cache stops growing
     largest_batch: int  # at this context
 
 
@@ -341,7 +361,9 @@ class Price:
     cache: CachePrice
     prefill: ForwardPrice
     decode: DecodePrice | None  # None: a model that keeps no cache
-    memory: MemoryPrice | None  # None where no memory was given, or there is no cache to fill it
+    memory: (
+        MemoryPrice | None
+    )  # None where no memory was given, or there is no cache to fill it
     notes: tuple[str, ...]
 
     @property
@@ -359,7 +381,9 @@ class Price:
             formats.append(f"cache {setting.kv_dtype}")
         plural = "layer" if self.n_layers == 1 else "layers"
         sizes = f"{self.n_layers} {plural}, width {self.d_model:,}"
-        heads = next((layer.attention for layer in self.layers if layer.attention), None)
+        heads = next(
+            (layer.attention for layer in self.layers if layer.attention), None
+        )
         if heads is not None:
             plural = "head" if heads.n_heads == 1 else "heads"
             sizes += f", {heads.n_heads} {plural} of {heads.head_dim}, {heads.n_kv_heads} key/value ({heads.variant})"
@@ -370,33 +394,61 @@ class Price:
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Each cost: what it is, the exact number, and the number with a unit that is easy to read."""
-        cache, decode, memory, setting = self.cache, self.decode, self.memory, self.setting
+        cache, decode, memory, setting = (
+            self.cache,
+            self.decode,
+            self.memory,
+            self.setting,
+        )
         rows = [_bytes("weights", self.weight_bytes)]
         if decode is not None:
             rows.append(_bytes("grows: cache of one token", cache.bytes_per_token))
             if cache.bytes_per_token_beyond_windows != cache.bytes_per_token:
                 rows.append(
-                    _bytes("the same beyond the windows", cache.bytes_per_token_beyond_windows)
+                    _bytes(
+                        "the same beyond the windows",
+                        cache.bytes_per_token_beyond_windows,
+                    )
                 )
             rows.append(_bytes("does not grow: states of a text", cache.state_bytes))
             for length in cache.lengths:
-                rows.append(_bytes(f"cache of {length.tokens:,} tokens", length.text_bytes))
+                rows.append(
+                    _bytes(f"cache of {length.tokens:,} tokens", length.text_bytes)
+                )
                 if setting.batch > 1:
-                    rows.append(_bytes(f"  of {setting.batch:,} such texts", length.total_bytes))
-            rows.append(_bytes("weights and cache", self.weight_bytes + cache.total_bytes))
-        rows.append(_flops("prefill" if decode else "forward pass", self.prefill.total_flops))
+                    rows.append(
+                        _bytes(f"  of {setting.batch:,} such texts", length.total_bytes)
+                    )
+            rows.append(
+                _bytes("weights and cache", self.weight_bytes + cache.total_bytes)
+            )
+        rows.append(
+            _flops("prefill" if decode else "forward pass", self.prefill.total_flops)
+        )
         rows.append(_flops("  of it in attention", self.prefill.attention_flops))
         rows.append(_flops("  if every pair is computed", self.prefill.dense_flops))
         if decode is not None:
             rows.append(_flops("decode, one step", decode.flops))
             if decode.expanded_flops != decode.flops:
-                rows.append(_flops("  if the latent is expanded", decode.expanded_flops))
+                rows.append(
+                    _flops("  if the latent is expanded", decode.expanded_flops)
+                )
             rows.append(_bytes("weights read in a step", decode.weight_bytes))
-            rows.append(_bytes("bytes moved for a new token", round(decode.bytes_per_token)))
-            rows.append(("arithmetic intensity", f"{decode.flops_per_byte:.3g}", "FLOPs per byte"))
+            rows.append(
+                _bytes("bytes moved for a new token", round(decode.bytes_per_token))
+            )
+            rows.append(
+                (
+                    "arithmetic intensity",
+                    f"{decode.flops_per_byte:.3g}",
+                    "FLOPs per byte",
+                )
+            )
         if memory is not None:
             longest = (
-                "no limit" if memory.longest_context is None else f"{memory.longest_context:,}"
+                "no limit"
+                if memory.longest_context is None
+                else f"{memory.longest_context:,}"
             )
             rows.append(_bytes("memory left for the cache", memory.free_bytes))
             at_batch = f"tokens at batch {setting.batch:,}"
@@ -407,13 +459,19 @@ class Price:
 
     def __repr__(self) -> str:
         total = self.parameters.total
-        rows = [("parameters", f"{total:,}", scaled(total, 1000, DECIMAL)), *self.rows()]
+        rows = [
+            ("parameters", f"{total:,}", scaled(total, 1000, DECIMAL)),
+            *self.rows(),
+        ]
         # the last column needs none
         widths = [max(len(row[column]) for row in rows) for column in range(2)]
         lines = (
-            f"  {what:<{widths[0]}}  {exact:>{widths[1]}}  {short}" for what, exact, short in rows
+            f"  {what:<{widths[0]}}  {exact:>{widths[1]}}  {short}"
+            for what, exact, short in rows
         )
-        return "\n".join([self.heading, *lines, *(f"note: {note}" for note in self.notes)])
+        return "\n".join(
+            [self.heading, *lines, *(f"note: {note}" for note in self.notes)]
+        )
 
 
 # Rows of `Price.rows`. DECIMAL has prefixes alone: "25.1 k" parameters, but "25.1 kFLOP", where the unit is added.
@@ -452,7 +510,9 @@ def make_setting(
     for name, value in (("context", context), ("batch", batch)):
         if type(value) is not int or not 1 <= value <= MOST:
             what = "texts" if name == "batch" else "tokens"
-            raise HeadwiseError(f"{name}={value!r} is no whole number of {what} from 1 to {MOST:,}")
+            raise HeadwiseError(
+                f"{name}={value!r} is no whole number of {what} from 1 to {MOST:,}"
+            )
     if kv_dtype is not None and not shape.generates:
         raise HeadwiseError(
             f"kv_dtype={kv_dtype} is about a cache, and this {shape.family} keeps none; leave it out"
@@ -478,7 +538,9 @@ def price_shape(name: str, shape: ModelShape, setting: Setting) -> Price:
                 f"memory={setting.memory:,} bytes is less than the weights alone, {shape.parameters:,} "
                 f"in {setting.dtype} = {weights:,} bytes; give more memory, or a smaller format as dtype="
             )
-        memory = fit(shape, setting, setting.memory - weights) if shape.generates else None
+        memory = (
+            fit(shape, setting, setting.memory - weights) if shape.generates else None
+        )
     return Price(
         model=name,
         family=shape.family,
@@ -563,7 +625,11 @@ def _growth(kept: Iterable[Kept], setting: Setting, beyond: bool = False) -> flo
     """Bytes that one token adds: a mean where a block of tokens is kept as one."""
     bits = Fraction(0)
     for part in kept:
-        if part.grows and not part.open_block and not (beyond and part.rows is not None):
+        if (
+            part.grows
+            and not part.open_block
+            and not (beyond and part.rows is not None)
+        ):
             bits += Fraction(part.values, part.every) * Fraction(_bits(part, setting))
     size = bits / 8
     return float(size) if size.denominator > 1 else int(size)
@@ -633,7 +699,9 @@ def _notes(shape: ModelShape, setting: Setting) -> list[str]:
             f"experts read for a batch of {setting.batch}: the mean, if every choice were as likely"
         )
     if not shape.generates:
-        notes.append("it keeps no cache, as an encoder does: every text is one forward pass")
+        notes.append(
+            "it keeps no cache, as an encoder does: every text is one forward pass"
+        )
         if setting.memory is not None:
             notes.append(
                 "the weights fit in the memory; how many texts do depends on activations, which are not counted"
@@ -658,7 +726,9 @@ class Variant:
     weight_bytes: int
     cache_bytes_per_token: float
     cache_bytes: int  # of the setting's context and batch
-    fits: bool | None  # weights and that cache in the memory; None where no memory was given
+    fits: (
+        bool | None
+    )  # weights and that cache in the memory; None where no memory was given
     # 0 where the weights alone exceed it; None without memory, or where nothing grows
     longest_context: int | None
     bytes_per_token: float  # moved to decode one
@@ -672,7 +742,9 @@ def variants(shape: ModelShape, setting: Setting) -> tuple[Variant, ...]:
     Raises:
         HeadwiseError: for a model that keeps no keys and values of heads.
     """
-    heads = [layer.heads for layer in shape.layers if layer.heads and layer.kind != "shared"]
+    heads = [
+        layer.heads for layer in shape.layers if layer.heads and layer.kind != "shared"
+    ]
     if not shape.generates or not heads:
         raise HeadwiseError(
             f"variants compare the keys and values of heads, and this {shape.family} keeps none; price a decoder"
@@ -691,7 +763,9 @@ def variants(shape: ModelShape, setting: Setting) -> tuple[Variant, ...]:
     return tuple(rows)
 
 
-def _variant(name: str, n: int, shape: ModelShape, setting: Setting, present: bool) -> Variant:
+def _variant(
+    name: str, n: int, shape: ModelShape, setting: Setting, present: bool
+) -> Variant:
     weights, cache = weight_bytes(shape, setting), cache_price(shape, setting)
     free = None if setting.memory is None else setting.memory - weights
     longest = None

@@ -25,11 +25,11 @@ class Heads:
     n_kv_heads: int
     head_dim: int
     value_dim: int
-    window: int | None = None  # keys that a query sees, its own counted; None: all before it
-    causal: bool = True
-    chunked: bool = (
-        False  # is the window a chunk of the text, so that its first query sees itself alone?
+    window: int | None = (
+        None  # keys that a query sees, its own counted; None: all before it
     )
+    causal: bool = True
+    chunked: bool = False  # is the window a chunk of the text, so that its first query sees itself alone?
     sink: bool = False
     latent: int | None = None
     query_head_parameters: int  # of one head
@@ -76,7 +76,9 @@ class Kept:
     every: int = 1
     open_block: bool = False
     grows: bool = True
-    bits: int | None = None  # of a number, where the model fixes them whatever its own format
+    bits: int | None = (
+        None  # of a number, where the model fixes them whatever its own format
+    )
     heads: bool = False  # are these keys and values of heads, so that fewer heads make them fewer?
 
     def at(self, tokens: int) -> int:
@@ -131,7 +133,9 @@ class Layer:
     @property
     def parameters(self) -> int:
         attention = self.heads.parameters if self.heads else 0
-        others = self.mixer_parameters + self.feed_forward_parameters + self.norm_parameters
+        others = (
+            self.mixer_parameters + self.feed_forward_parameters + self.norm_parameters
+        )
         return attention + others
 
     @property
@@ -143,7 +147,9 @@ class Layer:
     @property
     def active_parameters(self) -> int:
         experts = self.experts
-        return self.common_parameters + (experts.active * experts.parameters if experts else 0)
+        return self.common_parameters + (
+            experts.active * experts.parameters if experts else 0
+        )
 
     def decode_flops(self, tokens: int, expand: bool = False) -> int:
         """FLOPs of one new token, the last of so many."""
@@ -155,7 +161,11 @@ class Layer:
     def with_kv_heads(self, n: int, d_model: int) -> Layer:
         """The layer with so many key/value heads, in the place of those it has, or of a latent."""
         heads = self.heads
-        if heads is None or self.kind == "shared" or (heads.n_kv_heads, heads.latent) == (n, None):
+        if (
+            heads is None
+            or self.kind == "shared"
+            or (heads.n_kv_heads, heads.latent) == (n, None)
+        ):
             return self
         width = heads.head_dim + heads.value_dim
         weights = parameters = (heads.n_heads + n) * d_model * width
@@ -169,7 +179,9 @@ class Layer:
         rows = next((part.rows for part in self.kept if part.heads), None)
         return replace(
             self,
-            heads=replace(heads, n_kv_heads=n, latent=None, weights=weights, parameters=parameters),
+            heads=replace(
+                heads, n_kv_heads=n, latent=None, weights=weights, parameters=parameters
+            ),
             kept=(Kept(values=n * width, rows=rows, heads=True), *kept),
             linear=linear,
             step=step,
@@ -188,7 +200,9 @@ class Piece:
     # width of the one row that a token reads in a table; None: it is no table
     row: int | None = None
     flops: int = 0  # of each position whose logits are wanted
-    borrowed: int = 0  # matrix entries of another piece: of a head that is tied to the embedding
+    borrowed: int = (
+        0  # matrix entries of another piece: of a head that is tied to the embedding
+    )
     once: int = 0  # FLOPs for a whole text: of a pooler
 
 
@@ -203,7 +217,9 @@ class ModelShape:
     positions: int | None  # of the longest text that it was made for
     generates: bool = True  # False: an encoder, which keeps no cache
     dtype: str | None = None  # of the weights, where the config names it
-    packed: str | None = None  # of the matrices of experts, where the config names one of their own
+    packed: str | None = (
+        None  # of the matrices of experts, where the config names one of their own
+    )
     way: str = "config"  # or "built": on a model of transformers
     notes: tuple[str, ...] = ()
 
@@ -218,7 +234,11 @@ class ModelShape:
         layers = sum(layer.common_parameters for layer in self.layers)
         experts = sum(each.active * each.parameters for each in self.experts)
         pieces = (piece for piece in self.pieces if piece.row is None)
-        return layers + experts + sum(piece.parameters + piece.borrowed for piece in pieces)
+        return (
+            layers
+            + experts
+            + sum(piece.parameters + piece.borrowed for piece in pieces)
+        )
 
     @property
     def experts(self) -> Iterator[Experts]:
@@ -294,7 +314,11 @@ def decode_parameters(shape: ModelShape, batch: int) -> tuple[float, float]:
             matrices += number * layer.experts.matrices
             others += number * (layer.experts.parameters - layer.experts.matrices)
     for piece in shape.pieces:
-        others += piece.row * batch if piece.row is not None else piece.parameters + piece.borrowed
+        others += (
+            piece.row * batch
+            if piece.row is not None
+            else piece.parameters + piece.borrowed
+        )
     return matrices, others
 
 

@@ -36,13 +36,20 @@ class WatchedModule(nn.Module):
         self.watchers: list[Callable[[Call], Tensor | None]] = []
 
     def tell(
-        self, q_bhtd: Tensor, k_bhsd: Tensor, v_bhsd: Tensor, out_bhtd: Tensor, dropout: nn.Dropout
+        self,
+        q_bhtd: Tensor,
+        k_bhsd: Tensor,
+        v_bhsd: Tensor,
+        out_bhtd: Tensor,
+        dropout: nn.Dropout,
     ) -> Tensor:
         """Hand a call to each watcher in turn, and give the heads' output as they leave it: None changes nothing."""
         options = Options(mask=Causal(), dropout=dropout.p if self.training else 0.0)
         for watcher in self.watchers:
             # past=0: these layers have no cache, so no tokens stand before these.
-            changed = watcher(Call(self, q_bhtd, k_bhsd, v_bhsd, options, out_bhtd, past=0))
+            changed = watcher(
+                Call(self, q_bhtd, k_bhsd, v_bhsd, options, out_bhtd, past=0)
+            )
             out_bhtd = out_bhtd if changed is None else changed
         return out_bhtd
 
@@ -54,10 +61,19 @@ class _Projections(WatchedModule):
     mask: Tensor
 
     def __init__(
-        self, d_in: int, d_out: int, context_length: int, dropout: float, qkv_bias: bool = False
+        self,
+        d_in: int,
+        d_out: int,
+        context_length: int,
+        dropout: float,
+        qkv_bias: bool = False,
     ) -> None:
         super().__init__()
-        for name, size in (("d_in", d_in), ("d_out", d_out), ("context_length", context_length)):
+        for name, size in (
+            ("d_in", d_in),
+            ("d_out", d_out),
+            ("context_length", context_length),
+        ):
             require_size(name, size)
         check_dropout(dropout)
         self.d_out = d_out
@@ -147,16 +163,23 @@ class MultiHeadedAttentionWrapper(WatchedModule):
         # Whoever watches the wrapper wants one call with all heads.
         heads: list[Any] = list(self.heads)
         q, k, v, out = (
-            torch.stack(part, 1) for part in zip(*(head.parts(x) for head in heads), strict=True)
+            torch.stack(part, 1)
+            for part in zip(*(head.parts(x) for head in heads), strict=True)
         )
         dropout = heads[0].dropout  # all have the same
-        return self.tell(q, k, v, out, dropout).transpose(1, 2).flatten(2)  # (B,h,T,d) -> (B,T,h*d)
+        return (
+            self.tell(q, k, v, out, dropout).transpose(1, 2).flatten(2)
+        )  # (B,h,T,d) -> (B,T,h*d)
 
     def watched(self) -> tuple[int, Tensor | None, Tensor | None]:
         # As many heads as there are, no W_O, and W_V of all of them, one on another: a copy, which is only read, so
         # it is detached.
         heads: list[Any] = list(self.heads)
-        return len(heads), None, torch.cat([head.W_value.weight.detach() for head in heads])
+        return (
+            len(heads),
+            None,
+            torch.cat([head.W_value.weight.detach() for head in heads]),
+        )
 
 
 class MultiHeadAttn(_Projections):
@@ -184,7 +207,9 @@ class MultiHeadAttn(_Projections):
         self.out_proj = nn.Linear(d_out, d_out)
         last = self.dropout
         del self.dropout
-        self.dropout = last  # behind out_proj, so that the module prints as in the course
+        self.dropout = (
+            last  # behind out_proj, so that the module prints as in the course
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         self.check_text(x)
@@ -197,7 +222,9 @@ class MultiHeadAttn(_Projections):
         heads_out = self.tell(
             queries, keys, values, self.attend(queries, keys, values), self.dropout
         )
-        concat = heads_out.transpose(1, 2).flatten(2)  # (B,T,d_out): the heads side by side again
+        concat = heads_out.transpose(1, 2).flatten(
+            2
+        )  # (B,T,d_out): the heads side by side again
         return self.out_proj(concat)  # W_O mixes what the heads found
 
     def watched(self) -> tuple[int, Tensor | None, Tensor | None]:
@@ -205,10 +232,15 @@ class MultiHeadAttn(_Projections):
         return self.num_heads, self.out_proj.weight, self.W_value.weight
 
 
-MultiHeadAttentionWrapper, MultiHeadAttention = MultiHeadedAttentionWrapper, MultiHeadAttn
+MultiHeadAttentionWrapper, MultiHeadAttention = (
+    MultiHeadedAttentionWrapper,
+    MultiHeadAttn,
+)
 
 
-def wrapper_from_class(layer: nn.Module) -> tuple[MultiHeadedAttentionWrapper, nn.Linear]:
+def wrapper_from_class(
+    layer: nn.Module,
+) -> tuple[MultiHeadedAttentionWrapper, nn.Linear]:
     """The heads of a `MultiHeadAttn`, taken apart: `projection(wrapper(x))` equals `layer(x)`.
 
     layer  a `MultiHeadAttn`, or the class as a notebook of the course defines it
@@ -220,21 +252,33 @@ def wrapper_from_class(layer: nn.Module) -> tuple[MultiHeadedAttentionWrapper, n
     d_out, d_in = course.W_query.weight.shape
     n_heads, bias = course.num_heads, course.W_query.bias is not None
     wrapper = MultiHeadedAttentionWrapper(
-        d_in, d_out // n_heads, course.mask.shape[0], course.dropout.p, n_heads, qkv_bias=bias
+        d_in,
+        d_out // n_heads,
+        course.mask.shape[0],
+        course.dropout.p,
+        n_heads,
+        qkv_bias=bias,
     )
     projection = nn.Linear(d_out, d_out)
-    for module in (wrapper, projection):  # on the device, in the dtype and in the mode of the class
+    for module in (
+        wrapper,
+        projection,
+    ):  # on the device, in the dtype and in the mode of the class
         module.to(course.out_proj.weight).train(layer.training)
     # "W_query.weight" -> the rows of each head.
     rows = {key: value.chunk(n_heads) for key, value in _projections_of(course).items()}
     # Not strict: the mask is not carried over, each head has made its own.
     for number, head in enumerate(wrapper.heads):
-        head.load_state_dict({key: chunks[number] for key, chunks in rows.items()}, strict=False)
+        head.load_state_dict(
+            {key: chunks[number] for key, chunks in rows.items()}, strict=False
+        )
     _fill(projection, course.out_proj)
     return wrapper, projection
 
 
-def class_from_wrapper(wrapper: nn.Module, projection: nn.Linear | None = None) -> MultiHeadAttn:
+def class_from_wrapper(
+    wrapper: nn.Module, projection: nn.Linear | None = None
+) -> MultiHeadAttn:
     """The `MultiHeadAttn` that computes `projection(wrapper(x))`; the inverse of `wrapper_from_class`.
 
     wrapper     a `MultiHeadedAttentionWrapper`, or the class as a notebook of the course defines it
@@ -247,19 +291,26 @@ def class_from_wrapper(wrapper: nn.Module, projection: nn.Linear | None = None) 
     for head in _require(wrapper, "heads").heads:
         heads.append(_require(head, *PROJECTIONS, "mask", "dropout"))
     first, width = heads[0], heads[0].W_query.out_features
-    d_in, joined, bias = first.W_query.in_features, len(heads) * width, first.W_query.bias
+    d_in, joined, bias = (
+        first.W_query.in_features,
+        len(heads) * width,
+        first.W_query.bias,
+    )
     if projection is not None and projection.weight.shape != (joined, joined):
         raise HeadwiseError(
             f"the projection maps {projection.in_features} to {projection.out_features}, and {len(heads)} heads of "
             f"{width} join to {joined}; pass nn.Linear({joined}, {joined})"
         )
     dropout, has_bias = first.dropout.p, bias is not None
-    layer = MultiHeadAttn(d_in, joined, len(first.mask), dropout, len(heads), qkv_bias=has_bias)
+    layer = MultiHeadAttn(
+        d_in, joined, len(first.mask), dropout, len(heads), qkv_bias=has_bias
+    )
     layer.to(first.W_query.weight).train(wrapper.training)
     parts = [_projections_of(head) for head in heads]
     # Not strict: the layer has made its mask, and out_proj is filled below.
     layer.load_state_dict(
-        {key: torch.cat([part[key] for part in parts]) for key in parts[0]}, strict=False
+        {key: torch.cat([part[key] for part in parts]) for key in parts[0]},
+        strict=False,
     )
     _fill(layer.out_proj, projection)
     return layer
@@ -277,9 +328,13 @@ def _projections_of(module: nn.Module) -> dict[str, Tensor]:
 def _fill(linear: nn.Linear, source: nn.Linear | None) -> None:
     """Copy a projection; None is the identity, and a bias that the source lacks is 0."""
     with torch.no_grad():
-        linear.weight.copy_(torch.eye(linear.in_features) if source is None else source.weight)
+        linear.weight.copy_(
+            torch.eye(linear.in_features) if source is None else source.weight
+        )
         # A single 0 fills the whole bias.
-        linear.bias.copy_(torch.zeros(()) if source is None or source.bias is None else source.bias)
+        linear.bias.copy_(
+            torch.zeros(()) if source is None or source.bias is None else source.bias
+        )
 
 
 def _require(module: nn.Module, *names: str) -> Any:

@@ -82,7 +82,9 @@ def run_ladder(
     compared, agrees = [], True
     for name, output in outputs.items():
         far = float(abs(output - expected).max())
-        compared.append(Way(name, far if np.isfinite(far) else None, 1000 * times[name]))
+        compared.append(
+            Way(name, far if np.isfinite(far) else None, 1000 * times[name])
+        )
         agrees &= far <= most  # not where it is NaN
     threads = torch.get_num_threads()
     return Ladder(width, heads, tokens, seed, threads, most, tuple(compared), agrees)
@@ -100,7 +102,9 @@ def tolerance(drawn: list[Any], x: Any, heads: int) -> float:
     q, k, v = (split(x @ w.T, heads) for w in drawn[:3])
     scores, _, _ = attend_batched(q, k, v, None)
     largest = max(abs(each).max() for each in (q, k, v, scores))
-    terms = 2 * x.shape[1] + q.shape[2] + len(x)  # two projections, the scores, the mix of values
+    terms = (
+        2 * x.shape[1] + q.shape[2] + len(x)
+    )  # two projections, the scores, the mix of values
     return float(UNIT * (terms + OTHER_ROUNDINGS) * largest)
 
 
@@ -119,11 +123,15 @@ def ways(drawn: list[Any], x: Any, heads: int) -> dict[str, Callable[[], Any]]:
 
     def loops() -> Any:
         q, k, v = (
-            split(np.array([microgpt.linear(token, w) for token in text]), heads).tolist()
+            split(
+                np.array([microgpt.linear(token, w) for token in text]), heads
+            ).tolist()
             for w in lists[:3]
         )
         out = attend(q, k, v, mask=Causal())
-        joined = np.concatenate(out, -1).tolist()  # (H,T,D) -> (T,C): the heads side by side
+        joined = np.concatenate(
+            out, -1
+        ).tolist()  # (H,T,D) -> (T,C): the heads side by side
         return [microgpt.linear(token, lists[3]) for token in joined]
 
     def token_by_token() -> Any:
@@ -132,12 +140,16 @@ def ways(drawn: list[Any], x: Any, heads: int) -> dict[str, Callable[[], Any]]:
             q, k, v = (microgpt.linear(token, w) for w in lists[:3])
             keys.append(k)
             values.append(v)
-            rows.append(microgpt.linear(microgpt.attention(q, keys, values, heads), lists[3]))
+            rows.append(
+                microgpt.linear(microgpt.attention(q, keys, values, heads), lists[3])
+            )
         return rows
 
     def in_numpy(form: Callable[..., Any]) -> Any:
         q, k, v = (split(x_tc @ w.T, heads) for w in narrow[:3])
-        return form(q, k, v, mask)[2].swapaxes(0, 1).reshape(tokens, width) @ narrow[3].T
+        return (
+            form(q, k, v, mask)[2].swapaxes(0, 1).reshape(tokens, width) @ narrow[3].T
+        )
 
     course = MultiHeadAttn(width, width, tokens, 0.0, heads)
     names = ("W_query.weight", "W_key.weight", "W_value.weight", "out_proj.weight")

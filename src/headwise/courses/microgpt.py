@@ -155,7 +155,11 @@ def attention(q: Vector, keys: Matrix, values: Matrix, n_head: int) -> Vector:
 
 
 def gpt(
-    token: int, position: int, keys: Cache, values: Cache, state_dict: Mapping[str, Matrix]
+    token: int,
+    position: int,
+    keys: Cache,
+    values: Cache,
+    state_dict: Mapping[str, Matrix],
 ) -> Vector:
     """The logits of the next token. Keys and values are appended to those before: nothing later can be seen."""
     # The norm is for the stream itself: layers add to an x of size 1. microgpt has none before lm_head.
@@ -163,7 +167,9 @@ def gpt(
     for li, cached in enumerate(zip(keys, values, strict=True)):
         # Tokens exchange information.
         normed = rmsnorm(x)
-        q, *kv = (linear(normed, state_dict[f"layer{li}.attn_w{role}"]) for role in "qkv")
+        q, *kv = (
+            linear(normed, state_dict[f"layer{li}.attn_w{role}"]) for role in "qkv"
+        )
         for so_far, new in zip(cached, kv, strict=True):
             so_far.append(new)
         x_attn = attention(q, *cached, n_head)
@@ -210,14 +216,19 @@ class Draw:
         self.characters = sorted(set("".join(self.documents)))
         self.end = len(self.characters)  # one id for beginning and end
         self.weights = {
-            key: [[self.random.gauss(0, 0.08) for _ in range(columns)] for _ in range(rows)]
+            key: [
+                [self.random.gauss(0, 0.08) for _ in range(columns)]
+                for _ in range(rows)
+            ]
             for key, (rows, columns) in shapes(self.end + 1).items()
         }
 
     def ids(self, step: int) -> list[int]:
         """The document of a step, from 0, between two ends; at most block_size of them are predicted."""
         document = self.documents[step % len(self.documents)]
-        return [self.end, *map(self.characters.index, document), self.end][: block_size + 1]
+        return [self.end, *map(self.characters.index, document), self.end][
+            : block_size + 1
+        ]
 
     def write(self, logits_after: Callable[[list[int]], Vector]) -> str:
         """A new name, one token after another, from the logits that follow the ids so far."""
@@ -235,10 +246,14 @@ class Learner:
 
     def __init__(self, weights: dict[str, Any]) -> None:
         self.state_dict = {
-            key: [[Value(x) for x in row] for row in matrix] for key, matrix in weights.items()
+            key: [[Value(x) for x in row] for row in matrix]
+            for key, matrix in weights.items()
         }
         self.weights = [
-            weight for matrix in self.state_dict.values() for row in matrix for weight in row
+            weight
+            for matrix in self.state_dict.values()
+            for row in matrix
+            for weight in row
         ]
         self.means, self.squares = [0.0] * len(self.weights), [0.0] * len(self.weights)
 
@@ -259,15 +274,21 @@ class Learner:
         filled_mean, filled_square = 1 - BETA1**step, 1 - BETA2**step
         for i, weight in enumerate(self.weights):
             self.means[i] = mean = BETA1 * self.means[i] + (1 - BETA1) * weight.grad
-            self.squares[i] = square = BETA2 * self.squares[i] + (1 - BETA2) * weight.grad**2
-            weight.data -= rate * (mean / filled_mean) / (math.sqrt(square / filled_square) + EPS)
+            self.squares[i] = square = (
+                BETA2 * self.squares[i] + (1 - BETA2) * weight.grad**2
+            )
+            weight.data -= (
+                rate * (mean / filled_mean) / (math.sqrt(square / filled_square) + EPS)
+            )
             weight.grad = 0.0  # `backward` adds to it
         return float(loss.data)
 
     def writer(self) -> Callable[[list[int]], Vector]:
         """The logits after the ids so far, of which it must hear one more with each call: it keeps keys and values."""
         keys, values = no_tokens_yet()
-        return lambda ids: numbers(gpt(ids[-1], len(ids) - 1, keys, values, self.state_dict))
+        return lambda ids: numbers(
+            gpt(ids[-1], len(ids) - 1, keys, values, self.state_dict)
+        )
 
 
 def replay(
@@ -287,7 +308,9 @@ def replay(
     draw, losses = Draw(names, seed), []
     model = learner(draw.weights)
     for step in range(steps):
-        losses.append(model.learn(draw.ids(step), step + 1, RATE * (1 - step / max(steps, STEPS))))
+        losses.append(
+            model.learn(draw.ids(step), step + 1, RATE * (1 - step / max(steps, STEPS)))
+        )
         report(step + 1, losses[-1])
     return losses, [draw.write(model.writer()) for _ in range(n_samples)]
 

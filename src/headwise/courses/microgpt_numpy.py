@@ -15,7 +15,15 @@ from typing import Any
 import numpy as np
 
 from headwise.courses import microgpt
-from headwise.courses.microgpt import BETA1, BETA2, EPS, block_size, main, n_embd, n_head
+from headwise.courses.microgpt import (
+    BETA1,
+    BETA2,
+    EPS,
+    block_size,
+    main,
+    n_embd,
+    n_head,
+)
 
 # added to scores: a token sees none that come later
 LATER = np.triu(np.full((block_size, block_size), -np.inf), 1)
@@ -54,7 +62,9 @@ class Learner:
     def parts(self, flat: Any) -> list[Any]:
         """wte, wpe, lm_head, then of the layer W_Q, W_K and W_V as one, W_O, and the two of the feed-forward."""
         v, c = self.n_tokens, n_embd
-        *rest, fc2 = np.split(flat.reshape(-1, c), np.cumsum([v, block_size, v, 3 * c, c, 4 * c]))
+        *rest, fc2 = np.split(
+            flat.reshape(-1, c), np.cumsum([v, block_size, v, 3 * c, c, 4 * c])
+        )
         return [*rest, fc2.reshape(c, 4 * c)]
 
     def forward(self, ids: Sequence[int]) -> tuple[Any, Callable[[Any], Any]]:
@@ -79,14 +89,22 @@ class Learner:
             dp = dout @ v.swapaxes(1, 2)
             dscores = p * (dp - (p * dp).sum(-1, keepdims=True)) * shrink
             dqkv = joined(
-                np.stack([dscores @ k, dscores.swapaxes(1, 2) @ q, p.swapaxes(1, 2) @ dout])
+                np.stack(
+                    [dscores @ k, dscores.swapaxes(1, 2) @ q, p.swapaxes(1, 2) @ dout]
+                )
             )
             dx = back_to_embeddings(dx1 + back1(dqkv @ wqkv))
             slopes = np.zeros_like(self.flat)
             dwte, dwpe, *others = self.parts(slopes)
             np.add.at(dwte, ids, dx)
             dwpe[:t] = dx
-            pairs = (dlogits, x2), (dqkv, n1), (dx1, x_attn), (dhidden, n2), (dx2, hidden)
+            pairs = (
+                (dlogits, x2),
+                (dqkv, n1),
+                (dx1, x_attn),
+                (dhidden, n2),
+                (dx2, hidden),
+            )
             for dw, (dy, x) in zip(others, pairs, strict=True):
                 dw[:] = dy.T @ x
             return slopes

@@ -23,7 +23,9 @@ Array = NDArray[Any]
 Steps = tuple[Array, Array, Array]
 
 
-def attend_loop(q_htd: Array, k_gsd: Array, v_gsd: Array, mask_ts: Array | None) -> Steps:
+def attend_loop(
+    q_htd: Array, k_gsd: Array, v_gsd: Array, mask_ts: Array | None
+) -> Steps:
     """One head after another, each a small attention of its own; without a batch.
 
     `mask_ts` is added to the scores of each head, here and below: 0 lets look, -inf forbids, None lets all look.
@@ -42,7 +44,9 @@ def attend_loop(q_htd: Array, k_gsd: Array, v_gsd: Array, mask_ts: Array | None)
     return np.stack(scores), np.stack(weights), np.stack(heads)
 
 
-def attend_batched(q_htd: Array, k_gsd: Array, v_gsd: Array, mask_ts: Array | None) -> Steps:
+def attend_batched(
+    q_htd: Array, k_gsd: Array, v_gsd: Array, mask_ts: Array | None
+) -> Steps:
     """All heads at once, and a batch before them: `@` multiplies the last two axes for each place of the others.
 
     K and V are repeated for the heads that share them.
@@ -57,12 +61,16 @@ def attend_batched(q_htd: Array, k_gsd: Array, v_gsd: Array, mask_ts: Array | No
     return scores, weights, weights @ v_gsd
 
 
-def attend_einsum(q_htd: Array, k_gsd: Array, v_gsd: Array, mask_ts: Array | None) -> Steps:
+def attend_einsum(
+    q_htd: Array, k_gsd: Array, v_gsd: Array, mask_ts: Array | None
+) -> Steps:
     """The same by the names of axes. Queries that share a key stand on an axis r, and K and V are not repeated."""
     *batch, H, T, d = q_htd.shape
     q_grtd = q_htd.reshape(*batch, k_gsd.shape[-3], -1, T, d)
     # `optimize` makes einsum use matrix products: ten times as fast for 8 heads and 128 tokens.
-    scores = np.einsum("...grtd,...gsd->...grts", q_grtd, k_gsd, optimize=True) / math.sqrt(d)
+    scores = np.einsum(
+        "...grtd,...gsd->...grts", q_grtd, k_gsd, optimize=True
+    ) / math.sqrt(d)
     if mask_ts is not None:
         scores = scores + mask_ts
     weights = softmax(scores)
@@ -109,7 +117,9 @@ class MultiHeadAttention:
         rng = np.random.default_rng(seed)
         # By 1/sqrt(d_model) a sum of d_model products with numbers of size 1 has size 1 again.
         self.W_Q, self.W_K, self.W_V, self.W_O = (
-            (rng.standard_normal((d_model, d_model)) / math.sqrt(d_model)).astype(np.float32)
+            (rng.standard_normal((d_model, d_model)) / math.sqrt(d_model)).astype(
+                np.float32
+            )
             for _ in range(4)
         )
 
@@ -128,13 +138,20 @@ class MultiHeadAttention:
         return self._forward(attend_loop, x, mask)
 
     # attend  one of the three functions above
-    def _forward(self, attend: Callable[..., Steps], x: Array, mask: Array | None) -> Array:
+    def _forward(
+        self, attend: Callable[..., Steps], x: Array, mask: Array | None
+    ) -> Array:
         x, mask = self._checked(x, mask)
         # (T,h*d) -> (h,T,d): head i owns the i-th slice of the width
         shape = (len(x), self.n_heads, self.d_head)
-        q, k, v = ((x @ W).reshape(shape).swapaxes(0, 1) for W in (self.W_Q, self.W_K, self.W_V))
+        q, k, v = (
+            (x @ W).reshape(shape).swapaxes(0, 1)
+            for W in (self.W_Q, self.W_K, self.W_V)
+        )
         heads_htd = attend(q, k, v, mask)[2]  # without scores and weights
-        joined = heads_htd.swapaxes(0, 1).reshape(len(x), self.d_model)  # (h,T,d) -> (T,h*d)
+        joined = heads_htd.swapaxes(0, 1).reshape(
+            len(x), self.d_model
+        )  # (h,T,d) -> (T,h*d)
         return joined @ self.W_O
 
     def _checked(self, x: Array, mask: Array | None) -> tuple[Array, Array | None]:
@@ -150,7 +167,9 @@ class MultiHeadAttention:
         if mask is None:
             return x.astype(np.float32, copy=False), None
         mask = np.asarray(mask)
-        if mask.dtype == np.bool_:  # added to the scores it would be 1 and 0, and forbid nothing
+        if (
+            mask.dtype == np.bool_
+        ):  # added to the scores it would be 1 and 0, and forbid nothing
             raise HeadwiseError(
                 "mask is bool, and this layer adds its mask to the scores; "
                 "pass causal_mask(tokens), or numpy.where(allowed, 0, -numpy.inf), with True = may attend"

@@ -46,7 +46,9 @@ def save_model(folder: str | Path, model: GPT, tokens: Tokens) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     texts, generation = dict(TOKENIZER_CONFIG), {"max_length": model.config.context}
     if tokens.boundary is not None:
-        texts |= dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), BOUNDARY)
+        texts |= dict.fromkeys(
+            ("bos_token", "eos_token", "unk_token", "pad_token"), BOUNDARY
+        )
         generation |= dict.fromkeys(
             ("bos_token_id", "eos_token_id", "pad_token_id"), tokens.boundary
         )
@@ -57,7 +59,9 @@ def save_model(folder: str | Path, model: GPT, tokens: Tokens) -> None:
         ("generation_config.json", generation),
         ("config.json", config),
     ):
-        write_whole(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        write_whole(
+            folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        )
     # "format" says that the tensors are torch's; some versions of transformers refuse a file without it.
     write_tensors(folder / "model.safetensors", to_hf(model), {"format": "pt"})
 
@@ -92,11 +96,15 @@ def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
         if not x.isfinite().all() and config.own_attention is None
     ]
     if bad:
-        raise HeadwiseError(f"{weights} has NaN or inf in {bad[0]}; the model is not usable")
+        raise HeadwiseError(
+            f"{weights} has NaN or inf in {bad[0]}; the model is not usable"
+        )
     try:
         # a layer has a tensor or more; millions of layers are not even built
         if config.n_layers > len(tensors):
-            raise KeyError(f"n_layers={config.n_layers:,}, and there are {len(tensors):,} tensors")
+            raise KeyError(
+                f"n_layers={config.n_layers:,}, and there are {len(tensors):,} tensors"
+            )
         state = from_hf(config, tensors)
         with shapes_alone():  # before anything of that size is made
             GPT(config).load_state_dict(state, assign=True)
@@ -138,10 +146,16 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, json.loads(data[8 : 8 + size]).get("__metadata__") or {}
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+def write_tensors(
+    path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]
+) -> None:
     """Write a safetensors file, whole or not at all."""
     write_whole(
-        path, save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, metadata)
+        path,
+        save(
+            {name: tensor.cpu().contiguous() for name, tensor in tensors.items()},
+            metadata,
+        ),
     )
 
 
@@ -189,19 +203,29 @@ def hf_config(config: GPTConfig, boundary: int | None) -> dict[str, Any]:
     if form is None:
         return {"model_type": "headwise", **general}
     record = _record(form)
-    fields = {field: attrgetter(path)(config) for field, path in record["fields"].items()}
+    fields = {
+        field: attrgetter(path)(config) for field, path in record["fields"].items()
+    }
     fields |= record.get("constants", {})
     # under their name for it
     fields[record["activation"]] = record.get(config.activation, config.activation)
-    if "rope_theta" in fields:  # which transformers reads in `rope_parameters` from version 5 on
-        fields["rope_parameters"] = {"rope_type": "default", "rope_theta": config.rope_theta}
+    if (
+        "rope_theta" in fields
+    ):  # which transformers reads in `rope_parameters` from version 5 on
+        fields["rope_parameters"] = {
+            "rope_type": "default",
+            "rope_theta": config.rope_theta,
+        }
     windows = config.windows or ()
     if any(windows):
         fields |= {
             "layer_types": [
-                "full_attention" if window is None else "sliding_attention" for window in windows
+                "full_attention" if window is None else "sliding_attention"
+                for window in windows
             ],
-            "sliding_window": next(filter(None, windows)),  # all have the same, or there is no form
+            "sliding_window": next(
+                filter(None, windows)
+            ),  # all have the same, or there is no form
             "use_sliding_window": True,
         }
     return {
@@ -231,10 +255,16 @@ def _stacks(config: GPTConfig) -> dict[str, list[str]]:
     # the form has these biases always, also for a model of ours that has none: then as zeros
     if "biases" in record:
         all_names = _meta_state(replace(config, bias=True))
-        names = [name for name in all_names if name in names or re.search(record["biases"], name)]
+        names = [
+            name
+            for name in all_names
+            if name in names or re.search(record["biases"], name)
+        ]
     stacks: dict[str, list[str]] = {}
     for name in names:
-        if config.tied and name == "lm_head.weight":  # it is the embedding, which is written once
+        if (
+            config.tied and name == "lm_head.weight"
+        ):  # it is the embedding, which is written once
             continue
         # Part by part: "blocks.0.feed_forward.up.weight" -> "model.layers.0.mlp.up_proj.weight".
         theirs = ".".join(parts.get(part, part) for part in name.split("."))

@@ -18,14 +18,19 @@ from headwise.gpt.presets import check_seed
 Begin = Callable[[], Callable[[Tensor], Tensor]]
 
 
-def generate(model: GPT, prompt: Sequence[int], n_tokens: int, **options: Any) -> Iterator[int]:
+def generate(
+    model: GPT, prompt: Sequence[int], n_tokens: int, **options: Any
+) -> Iterator[int]:
     """Continue ids by a GPT of ours, as `continued` does it; see also `models.open.generate`."""
 
     def begin() -> Callable[[Tensor], Tensor]:
         caches, device = model.new_caches(), model.lm_head.weight.device
         return lambda ids: model(ids.to(device), caches, last_only=True)[0, -1]
 
-    sizes: dict[str, Any] = {"context": model.config.context, "vocab_size": model.config.vocab_size}
+    sizes: dict[str, Any] = {
+        "context": model.config.context,
+        "vocab_size": model.config.vocab_size,
+    }
     return continued(begin, prompt, n_tokens, **sizes, **options)
 
 
@@ -52,15 +57,15 @@ def continued(
     wrong = [i for i in prompt if not 0 <= i < (vocab_size or sys.maxsize)]
     problem = ""
     if not prompt:
-        problem = (
-            "the prompt is empty, and this model has no token that begins a text; pass prompt="
-        )
+        problem = "the prompt is empty, and this model has no token that begins a text; pass prompt="
     elif wrong:
         problem = f"token id {wrong[0]} lies outside the vocabulary of {vocab_size}"
     elif n_tokens < 0:
         problem = f"{n_tokens=} is negative"
     elif not temperature >= 0:
-        problem = f"temperature={temperature} must be 0 or more; 0 takes the likeliest token"
+        problem = (
+            f"temperature={temperature} must be 0 or more; 0 takes the likeliest token"
+        )
     elif top_k is not None and top_k < 1:
         problem = f"{top_k=} must be at least 1"
     if problem:

@@ -54,18 +54,26 @@ class GPTConfig:
     d_ff: int | None = None  # width of the feed-forward; default 4 * d_model
     norm: str = "rms"  # or "layer"
     norm_gain: bool = True  # do norms learn a factor for each feature?
-    norm_eps: float = 1e-5  # added to the variance, or the mean square; as in Llama 2 and GPT-2
+    norm_eps: float = (
+        1e-5  # added to the variance, or the mean square; as in Llama 2 and GPT-2
+    )
     embedding_norm: bool = False  # a norm of the embeddings, before the first block
     final_norm: bool = True  # a norm behind the last block
     position: str = "rope"  # or "learned": an embedding of positions
-    rope_theta: float = 10_000.0  # the base of RoPE's angles, of Su et al. 2021 (arXiv 2104.09864)
+    rope_theta: float = (
+        10_000.0  # the base of RoPE's angles, of Su et al. 2021 (arXiv 2104.09864)
+    )
     activation: str = "silu"  # one of ACTIVATIONS
     gated: bool = True  # the feed-forward; see `FeedForward`
     bias: bool = False  # of every projection but that to the logits, and of LayerNorm
     tied: bool = False  # the output projection is the token embedding
     qk_norm: bool = False  # an RMSNorm of each query and key, in each head
-    dropout: float = 0.0  # of attention weights, and of what attention and feed-forward add
-    init_std: float = 0.02  # of the normal distribution that matrices are drawn from; as in GPT-2
+    dropout: float = (
+        0.0  # of attention weights, and of what attention and feed-forward add
+    )
+    init_std: float = (
+        0.02  # of the normal distribution that matrices are drawn from; as in GPT-2
+    )
     # W_O and the last feed-forward matrix start at init_std / sqrt(2 n_layers), GPT-2
     scale_residual_init: bool = True
     # of each layer the tokens that a query sees, its own too; None: all
@@ -75,13 +83,22 @@ class GPTConfig:
     own_attention: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "context", "n_layers", "n_heads", "d_model", *OPTIONAL_SIZES):
+        for name in (
+            "vocab_size",
+            "context",
+            "n_layers",
+            "n_heads",
+            "d_model",
+            *OPTIONAL_SIZES,
+        ):
             size = getattr(self, name)
             if size is None and name in OPTIONAL_SIZES:
                 continue
             size = require_size(name, size)
             if size > MOST:
-                raise HeadwiseError(f"{name}={size:,} is more than headwise builds, {MOST:,}")
+                raise HeadwiseError(
+                    f"{name}={size:,} is more than headwise builds, {MOST:,}"
+                )
             vars(self)[name] = size  # a frozen record has no assignment to its fields
         for name in ("norm_eps", "rope_theta", "init_std"):
             value = getattr(self, name)
@@ -95,7 +112,9 @@ class GPTConfig:
         for name, known in choices.items():
             value = getattr(self, name)
             if not (isinstance(value, str) and value in known):
-                raise HeadwiseError(f"{name}={value!r} is not known; one of {', '.join(known)}")
+                raise HeadwiseError(
+                    f"{name}={value!r} is not known; one of {', '.join(known)}"
+                )
         _ = self.attention  # validates heads and widths
         if self.windows is None:
             return
@@ -146,9 +165,14 @@ def make_norm(config: GPTConfig) -> nn.Module:
     LayerNorm has a bias where the config says so, but none without a gain; RMSNorm has none.
     """
     if config.norm == "rms":
-        return nn.RMSNorm(config.d_model, eps=config.norm_eps, elementwise_affine=config.norm_gain)
+        return nn.RMSNorm(
+            config.d_model, eps=config.norm_eps, elementwise_affine=config.norm_gain
+        )
     return nn.LayerNorm(
-        config.d_model, config.norm_eps, elementwise_affine=config.norm_gain, bias=config.bias
+        config.d_model,
+        config.norm_eps,
+        elementwise_affine=config.norm_gain,
+        bias=config.bias,
     )
 
 
@@ -158,7 +182,9 @@ class FeedForward(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         width = config.feed_forward_width
-        self.gate = nn.Linear(config.d_model, width, bias=config.bias) if config.gated else None
+        self.gate = (
+            nn.Linear(config.d_model, width, bias=config.bias) if config.gated else None
+        )
         self.up = nn.Linear(config.d_model, width, bias=config.bias)
         self.down = nn.Linear(width, config.d_model, bias=config.bias)
         self.activation = ACTIVATIONS[config.activation]
@@ -189,7 +215,9 @@ _classes: dict[str, type[nn.Module]] = {}
 def register(kind: Any, name: str | None = None) -> str:
     """The name under which a config finds a class, in this process alone."""
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
-        raise HeadwiseError(f"attention={kind!r} is no class of torch modules (torch.nn.Module)")
+        raise HeadwiseError(
+            f"attention={kind!r} is no class of torch modules (torch.nn.Module)"
+        )
     name = name or f"{kind.__module__}:{kind.__qualname__}"
     _classes[name] = kind
     return name
@@ -242,7 +270,10 @@ class OwnAttention(nn.Module):
             if name in MEANINGS:
                 arguments[name] = sizes[MEANINGS[name]]
             # no *args, no **kwargs
-            elif parameter.default is parameter.empty and "VAR" not in parameter.kind.name:
+            elif (
+                parameter.default is parameter.empty
+                and "VAR" not in parameter.kind.name
+            ):
                 raise HeadwiseError(
                     f"{kind.__name__} wants {name}=, whose meaning is not known; pass a class that says it: class Mine("
                     f"{kind.__name__}): def __init__(self, d_model, n_heads): super().__init__(...)"
@@ -257,9 +288,13 @@ class OwnAttention(nn.Module):
 
     def _call(self, x: Tensor) -> Tensor:
         """Each input that the class asks for is x; a mask (T,T) is True where a token may be attended."""
-        visible = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
+        visible = torch.ones(
+            x.shape[1], x.shape[1], dtype=torch.bool, device=x.device
+        ).tril()
         arguments = {}
-        for name, parameter in inspect.signature(self.module.forward).parameters.items():
+        for name, parameter in inspect.signature(
+            self.module.forward
+        ).parameters.items():
             is_needed = parameter.default is parameter.empty
             if "mask" in name:
                 arguments[name] = visible
@@ -277,16 +312,18 @@ class OwnAttention(nn.Module):
         try:
             first, second = self._call(x), self._call(changed)
             if first.shape != x.shape:
-                wrong = f"it gives {tuple(first.shape)} for an input of {tuple(x.shape)}"
-            elif not torch.allclose(first[:, :-1], second[:, :-1], atol=1e-5):
                 wrong = (
-                    "it sees later tokens; mask them, or take a mask= of which True may be attended"
+                    f"it gives {tuple(first.shape)} for an input of {tuple(x.shape)}"
                 )
+            elif not torch.allclose(first[:, :-1], second[:, :-1], atol=1e-5):
+                wrong = "it sees later tokens; mask them, or take a mask= of which True may be attended"
         except Exception as error:  # it is somebody's own code
             wrong = f"{type(error).__name__}: {error}"
         self.module.train(training)
         if wrong:
-            raise HeadwiseError(f"{self.name} cannot be the attention of a GPT: {wrong}")
+            raise HeadwiseError(
+                f"{self.name} cannot be the attention of a GPT: {wrong}"
+            )
 
 
 class Block(nn.Module):
@@ -318,9 +355,15 @@ class GPT(nn.Module):
         self.token_embedding = nn.Embedding(config.vocab_size, config.d_model)
         # RoPE has no weights: each layer's attention rotates
         learned = config.position == "learned"
-        self.position_embedding = nn.Embedding(config.context, config.d_model) if learned else None
-        self.embedding_norm = make_norm(config) if config.embedding_norm else nn.Identity()
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
+        self.position_embedding = (
+            nn.Embedding(config.context, config.d_model) if learned else None
+        )
+        self.embedding_norm = (
+            make_norm(config) if config.embedding_norm else nn.Identity()
+        )
+        self.blocks = nn.ModuleList(
+            Block(config, layer) for layer in range(config.n_layers)
+        )
         self.final_norm = make_norm(config) if config.final_norm else nn.Identity()
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         if config.tied:
@@ -335,7 +378,10 @@ class GPT(nn.Module):
                 continue  # gains are 1 as torch makes them
             std = self.config.init_std
             # The last matrix of what is added to the residual stream, 2 n_layers times: so many variances add up.
-            if name.endswith(("o_proj.weight", "down.weight")) and self.config.scale_residual_init:
+            if (
+                name.endswith(("o_proj.weight", "down.weight"))
+                and self.config.scale_residual_init
+            ):
                 std /= math.sqrt(2 * self.config.n_layers)
             nn.init.normal_(parameter, std=std)
 
@@ -377,7 +423,10 @@ class GPT(nn.Module):
         """One empty cache for each layer; that of a window rolls, and drops the tokens that no later query sees."""
         if self.config.own_attention is not None:
             return [InputCache() for _ in self.blocks]  # type: ignore[misc]  # it has `length`, all that is read here
-        return [KVCache(window=self.config.window(layer)) for layer in range(self.config.n_layers)]
+        return [
+            KVCache(window=self.config.window(layer))
+            for layer in range(self.config.n_layers)
+        ]
 
     @property
     def n_parameters(self) -> int:

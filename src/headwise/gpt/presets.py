@@ -47,7 +47,9 @@ class Preset:  # a record of presets.toml
     core: bool = False
 
 
-_RECORDS = tomllib.loads(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
+_RECORDS = tomllib.loads(
+    Path(__file__).with_name("presets.toml").read_text(encoding="utf-8")
+)
 PRESETS: dict[str, Preset] = {
     # The name stands in the file as the key of the record, and once more in errors.
     name: Preset(name=name, **{**record, "recipe": Recipe(**record["recipe"])})

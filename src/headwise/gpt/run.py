@@ -58,8 +58,12 @@ class Settings:
     preset: str = "verbs"
     # paths of files and folders; without them it is the built-in verb corpus
     text: tuple[str, ...] = ()
-    tokenizer: str | None = None  # a path; None takes characters, or words for the verb corpus
-    lines: bool | None = None  # is each line of the text a document? None takes the preset's way
+    tokenizer: str | None = (
+        None  # a path; None takes characters, or words for the verb corpus
+    )
+    lines: bool | None = (
+        None  # is each line of the text a document? None takes the preset's way
+    )
     seed: int = 0
     steps: int | None = None  # None takes the recipe's
     # fields of GPTConfig that differ from the preset
@@ -78,7 +82,9 @@ class Settings:
         """Bytes of the text, by which a run sees that it has changed; 0 of the verb corpus."""
         return Sources(self.paths).size
 
-    def resolve(self, progress: Reading | None = None) -> tuple[Corpus, GPTConfig, Recipe]:
+    def resolve(
+        self, progress: Reading | None = None
+    ) -> tuple[Corpus, GPTConfig, Recipe]:
         """The data, the model's shape and the recipe; `progress` hears how much of a large text has been read."""
         preset = find_preset(self.preset)
         check_seed(self.seed)
@@ -91,12 +97,24 @@ class Settings:
         for name in self.shape:
             if name not in names:
                 raise unknown(f"no field {name!r} of a model's shape", name, names)
-        shape: dict[str, Any] = {**preset.shape, **self.shape, "own_attention": self.attention}
+        shape: dict[str, Any] = {
+            **preset.shape,
+            **self.shape,
+            "own_attention": self.attention,
+        }
         # Another width than the preset's: d_ff stays as many times the width as it is there.
-        if "d_model" in self.shape and "d_ff" in preset.shape and "d_ff" not in self.shape:
+        if (
+            "d_model" in self.shape
+            and "d_ff" in preset.shape
+            and "d_ff" not in self.shape
+        ):
             width = require_size("d_model", shape["d_model"])
-            shape["d_ff"] = max(1, preset.shape["d_ff"] * width // preset.shape["d_model"])
-        GPTConfig(vocab_size=1, **shape)  # a wrong shape is said before a long text is read
+            shape["d_ff"] = max(
+                1, preset.shape["d_ff"] * width // preset.shape["d_model"]
+            )
+        GPTConfig(
+            vocab_size=1, **shape
+        )  # a wrong shape is said before a long text is read
         if self.text:
             lines = preset.lines if self.lines is None else self.lines
             tokenizer = None if self.tokenizer is None else Path(self.tokenizer)
@@ -155,19 +173,27 @@ def run_training(
         folder.mkdir(parents=True, exist_ok=True)
         run = Run(settings, settings.text_size, "training", None, None, None)
         write_run(folder, run)
-    say(f"training preset {settings.preset}, {size:,} parameters, on {corpus.name}, into {folder}")
+    say(
+        f"training preset {settings.preset}, {size:,} parameters, on {corpus.name}, into {folder}"
+    )
     film = None
     if is_filmed and settings.attention is None:  # a film reads our own layers
         film = film_of(folder, corpus, config, recipe)
     began = time.monotonic()
     # Training seeds torch's own generators, from which dropout draws: the caller gets them back as they were.
     with torch.random.fork_rng([]):
-        model, curve = train(folder, config, recipe, corpus.data, settings.seed, report, film=film)
+        model, curve = train(
+            folder, config, recipe, corpus.data, settings.seed, report, film=film
+        )
     seconds = time.monotonic() - began
     say("training is done; counting n-grams and writing the report")
-    summary, cells = _results(settings, corpus, model, recipe, curve, seconds, n_samples)
+    summary, cells = _results(
+        settings, corpus, model, recipe, curve, seconds, n_samples
+    )
     save_model(folder, model, corpus.tokens)
-    run = replace(run, status="finished", summary=summary, cells=cells, example=corpus.example)
+    run = replace(
+        run, status="finished", summary=summary, cells=cells, example=corpus.example
+    )
     write_run(folder, run)
     (folder / STATE).unlink(missing_ok=True)
     return run
@@ -179,7 +205,11 @@ def film_of(folder: Path, corpus: Corpus, config: GPTConfig, recipe: Recipe) -> 
     heads = []
     for layer in range(config.n_layers):
         heads += [head_name(layer, head) for head in range(config.n_heads)]
-    about = {"heads": heads, "tokens": list(corpus.tokens.shown(ids)), "steps": recipe.steps}
+    about = {
+        "heads": heads,
+        "tokens": list(corpus.tokens.shown(ids)),
+        "steps": recipe.steps,
+    }
     return Film(folder / FILM, ids, about)
 
 
@@ -242,15 +272,21 @@ def held_out_documents(folder: Path, limit: int) -> list[list[int]]:
     """
     run = read_run(folder)
     if run is None:
-        raise HeadwiseError(f"{folder} has no {RUN}, so nothing was held out; pass text=")
+        raise HeadwiseError(
+            f"{folder} has no {RUN}, so nothing was held out; pass text="
+        )
     corpus, _, _ = run.settings.resolve()
     if run.settings.text_size != run.text_size:
-        raise HeadwiseError(f"the text that {folder} was trained on has changed; pass text=")
+        raise HeadwiseError(
+            f"the text that {folder} was trained on has changed; pass text="
+        )
     return corpus.data.held_out_documents(limit)
 
 
 def write_run(folder: Path, run: Run) -> None:
-    write_whole(folder / RUN, json.dumps(asdict(run), indent=2, ensure_ascii=False) + "\n")
+    write_whole(
+        folder / RUN, json.dumps(asdict(run), indent=2, ensure_ascii=False) + "\n"
+    )
 
 
 def _check(folder: Path, settings: Settings, resume: bool) -> Run | None:
@@ -260,14 +296,18 @@ def _check(folder: Path, settings: Settings, resume: bool) -> Run | None:
     run = read_run(folder)
     if run is None:
         if folder.exists() and {path.name for path in folder.iterdir()} - {TEXT}:
-            raise HeadwiseError(f"out={folder} is not empty and holds no run; pass another folder")
+            raise HeadwiseError(
+                f"out={folder} is not empty and holds no run; pass another folder"
+            )
         return None
     if not resume:
         raise HeadwiseError(
             f"{folder} holds a run already; pass resume=True to go on with it, or another out="
         )
     if run.status == "finished":
-        raise HeadwiseError(f"the run in {folder} is finished; there is nothing to resume")
+        raise HeadwiseError(
+            f"the run in {folder} is finished; there is nothing to resume"
+        )
     if run.text_size != settings.text_size:
         raise HeadwiseError(
             f"the text is not the one that the run in {folder} began with; pass that one, or another out="
@@ -300,9 +340,12 @@ def _results(
         "steps": f"{recipe.steps:,}, each of {recipe.batch} {pieces}",
         "seed": str(settings.seed),
         "training time": f"{seconds:.1f} s, torch threads: {torch.get_num_threads()}",
-        "Hugging Face form": hf_form(config) or "none: no architecture there computes this model",
+        "Hugging Face form": hf_form(config)
+        or "none: no architecture there computes this model",
     }
-    order, baseline = data.ngram(len(tokens))  # the order of the best n-gram, and its loss
+    order, baseline = data.ngram(
+        len(tokens)
+    )  # the order of the best n-gram, and its loss
     cells = None
     # what has cells is Documents; asked for the type checker
     if corpus.cells and isinstance(data, Documents):
@@ -328,13 +371,19 @@ def _results(
         ids = list(generate(model, opening, SAMPLE_TOKENS, **options))
         samples.append(tokens.decode(ids).strip())
     name, held_out = Note.of("kept.best_ngram", order=order), curve[-1].held_out_loss
-    return RunSummary(facts, tuple(curve), held_out, baseline, name, tuple(samples)), cells
+    return RunSummary(
+        facts, tuple(curve), held_out, baseline, name, tuple(samples)
+    ), cells
 
 
 def load_run(folder: Path) -> tuple[GPT, Tokens]:
     """The model and the tokenizer of a folder; refused where it is of a run that has not written its model yet."""
     run = read_run(folder)
-    if run is not None and run.status != "finished" and not (folder / "model.safetensors").exists():
+    if (
+        run is not None
+        and run.status != "finished"
+        and not (folder / "model.safetensors").exists()
+    ):
         raise HeadwiseError(
             f"the run in {folder} has not finished; train it to its end, with resume=True and out={folder}"
         )

@@ -40,7 +40,9 @@ STATE = "state.safetensors"
 EVALUATIONS = 10  # per run at least, the last one at its end
 LONGEST_WAIT = 500  # steps between two evaluations at most
 REPORTED = 10  # steps between two reports at most
-GLANCE = 10_000  # held-out tokens, at most, that the evaluations before the last one score
+GLANCE = (
+    10_000  # held-out tokens, at most, that the evaluations before the last one score
+)
 FRAMES = 20  # of a film, at most
 
 
@@ -137,7 +139,9 @@ def train(
     """
     torch.manual_seed(seed)  # the weights are drawn from it
     model = GPT(config)
-    state = State(folder / STATE, dict(model.named_parameters()), make_optimizers(model, recipe))
+    state = State(
+        folder / STATE, dict(model.named_parameters()), make_optimizers(model, recipe)
+    )
     start = state.restore()
     interval = min(max(1, recipe.steps // EVALUATIONS), LONGEST_WAIT)
     saved_at = reported_at = time.monotonic()
@@ -150,17 +154,23 @@ def train(
                 # The factor is odd: seeds below 2^63 begin apart. Above the steps of a run it keeps nearby seeds so.
                 step_seed = (seed * 1_000_003 + done - 1) % 2**63
                 torch.manual_seed(step_seed)  # the dropout's
-                batch = data.batch(torch.Generator().manual_seed(step_seed), recipe.batch)
+                batch = data.batch(
+                    torch.Generator().manual_seed(step_seed), recipe.batch
+                )
                 model.train()
                 rate, weights = recipe.rate(done - 1), state.weights.values()
                 loss = model.loss(*batch)
-                number = take_step(loss, weights, state.optimizers, done - 1, rate, recipe.clip)
+                number = take_step(
+                    loss, weights, state.optimizers, done - 1, rate, recipe.clip
+                )
                 tokens_read += batch[0].numel()
                 if film is not None:
                     film.see(model, done)
                 is_last, held_out = done == recipe.steps, None
                 if is_last or done % interval == 0:
-                    held_out = evaluate(model, data, HELD_OUT_TOKENS if is_last else GLANCE)
+                    held_out = evaluate(
+                        model, data, HELD_OUT_TOKENS if is_last else GLANCE
+                    )
                     require_finite(done, held_out_loss=held_out)
                     state.curve.append((done, number, held_out))
                 if held_out is not None or done % REPORTED == 0:
@@ -188,13 +198,19 @@ class State:
     path: Path
     weights: dict[str, nn.Parameter]
     optimizers: Sequence[Optimizer]
-    curve: list[tuple[int, float, float]] = field(default_factory=list)  # as `CurvePoint`
+    curve: list[tuple[int, float, float]] = field(
+        default_factory=list
+    )  # as `CurvePoint`
 
     def save(self, step: int) -> None:
         """Write it; DivergedError where a weight is no number."""
-        magnitude = sum(weight.detach().abs().sum().item() for weight in self.weights.values())
+        magnitude = sum(
+            weight.detach().abs().sum().item() for weight in self.weights.values()
+        )
         require_finite(step, weights=magnitude)  # finite only if each weight is
-        tensors = {f"model.{name}": weight.detach() for name, weight in self.weights.items()}
+        tensors = {
+            f"model.{name}": weight.detach() for name, weight in self.weights.items()
+        }
         tensors["curve"] = torch.tensor(self.curve, dtype=torch.float64)
         for n, optimizer in enumerate(self.optimizers):
             for index, moments in optimizer.state_dict()["state"].items():
@@ -207,7 +223,9 @@ class State:
         if not self.path.exists():
             return 0
         tensors, metadata = read_tensors(self.path)
-        self.curve = [(int(step), *losses) for step, *losses in tensors.pop("curve").tolist()]
+        self.curve = [
+            (int(step), *losses) for step, *losses in tensors.pop("curve").tolist()
+        ]
         states = [optimizer.state_dict() for optimizer in self.optimizers]
         saved = {}
         for key, tensor in tensors.items():
@@ -236,7 +254,9 @@ def fit(model: GPT, recipe: Recipe, data: Stream | Documents, seed: int) -> None
     model.train()
     for step in range(recipe.steps):
         loss = model.loss(*data.batch(generator, recipe.batch))
-        take_step(loss, model.parameters(), optimizers, step, recipe.rate(step), recipe.clip)
+        take_step(
+            loss, model.parameters(), optimizers, step, recipe.rate(step), recipe.clip
+        )
 
 
 def take_step(
@@ -257,7 +277,9 @@ def take_step(
     """
     loss.backward()  # type: ignore[no-untyped-call]
     number = loss.item()
-    norm = torch.nn.utils.clip_grad_norm_(weights, clip)  # the norm before it is clipped
+    norm = torch.nn.utils.clip_grad_norm_(
+        weights, clip
+    )  # the norm before it is clipped
     require_finite(step + 1, loss=number, gradient=norm.item())
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -312,7 +334,11 @@ Muon = without_compiler(torch.optim.Muon)
 def make_optimizers(model: GPT, recipe: Recipe) -> list[Optimizer]:
     """AdamW, with Muon on the matrices of the blocks if the recipe has a rate for it. Only matrices decay."""
     # Those of the blocks, which Muon updates if it is there; all other matrices; gains and biases.
-    hidden, matrices, vectors = list[nn.Parameter](), list[nn.Parameter](), list[nn.Parameter]()
+    hidden, matrices, vectors = (
+        list[nn.Parameter](),
+        list[nn.Parameter](),
+        list[nn.Parameter](),
+    )
     for name, p in model.named_parameters():
         if p.ndim < 2:
             vectors.append(p)
@@ -326,9 +352,13 @@ def make_optimizers(model: GPT, recipe: Recipe) -> list[Optimizer]:
         {"params": vectors, "weight_decay": 0.0},
     ]
     # fused: one pass over each weight, where torch's own choice on the CPU takes one for each operation.
-    optimizers: list[Optimizer] = [AdamW(groups, lr=recipe.lr, betas=recipe.betas, fused=True)]
+    optimizers: list[Optimizer] = [
+        AdamW(groups, lr=recipe.lr, betas=recipe.betas, fused=True)
+    ]
     if recipe.muon_lr:
-        optimizers.append(Muon(hidden, lr=recipe.muon_lr, weight_decay=recipe.weight_decay))
+        optimizers.append(
+            Muon(hidden, lr=recipe.muon_lr, weight_decay=recipe.weight_decay)
+        )
     return optimizers
 
 

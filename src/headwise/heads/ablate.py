@@ -66,7 +66,9 @@ def ablate(
         )
     heads = _names(heads)
     fixed = (
-        {} if means is None else {name: torch.from_numpy(means[name].mean_out) for name in heads}
+        {}
+        if means is None
+        else {name: torch.from_numpy(means[name].mean_out) for name in heads}
     )
 
     def silenced(
@@ -79,7 +81,9 @@ def ablate(
     return _changing(model, heads, silenced)
 
 
-def steer(model: nn.Module, changes: Mapping[str, Tensor | float]) -> AbstractContextManager[None]:
+def steer(
+    model: nn.Module, changes: Mapping[str, Tensor | float]
+) -> AbstractContextManager[None]:
     """Scale what heads give, or add to it, inside this block, in every call and at every token.
 
         with hw.steer(model, {"L0.H1": vector, "L1.H2": 0.5}):
@@ -98,10 +102,14 @@ def steer(model: nn.Module, changes: Mapping[str, Tensor | float]) -> AbstractCo
             at the end of a block in which none of the heads was reached.
     """
     if not isinstance(changes, Mapping):
-        raise HeadwiseError(f"changes={changes!r} must name heads: a dict such as {{'L0.H1': 0.5}}")
+        raise HeadwiseError(
+            f"changes={changes!r} must name heads: a dict such as {{'L0.H1': 0.5}}"
+        )
     wanted = {name: _tensor(name, change) for name, change in changes.items()}
 
-    def steered(name: str, out: Tensor, call: Call, documents: Sequence[Document]) -> Tensor:
+    def steered(
+        name: str, out: Tensor, call: Call, documents: Sequence[Document]
+    ) -> Tensor:
         change = wanted[name].to(out)
         if change.ndim and change.shape != out.shape[-1:]:
             raise HeadwiseError(
@@ -112,10 +120,14 @@ def steer(model: nn.Module, changes: Mapping[str, Tensor | float]) -> AbstractCo
     return _changing(model, list(changes), steered)
 
 
-def _changing(model: nn.Module, heads: list[str], change: Change) -> AbstractContextManager[None]:
+def _changing(
+    model: nn.Module, heads: list[str], change: Change
+) -> AbstractContextManager[None]:
     """A block in which these heads give something else."""
     sites = sites_of(model)
-    places = {name: (site.name, h) for site in sites for h, name in enumerate(site.heads)}
+    places = {
+        name: (site.name, h) for site in sites for h, name in enumerate(site.heads)
+    }
     # A module of somebody's own may not tell its number of heads before it has run: 0 until then.
     uncounted = next((site for site in sites if not site.n_heads), None)
     chosen: dict[str, list[int]] = defaultdict(list)
@@ -136,14 +148,18 @@ def _changing(model: nn.Module, heads: list[str], change: Change) -> AbstractCon
             out[:, h] = change(site.head(h), out[:, h], call, documents)
         return out
 
-    return listening(model, changed, sites=[site for site in sites if site.name in chosen])
+    return listening(
+        model, changed, sites=[site for site in sites if site.name in chosen]
+    )
 
 
 def _names(heads: Iterable[str]) -> list[str]:
     """Each head once, in their order."""
     if isinstance(heads, str) or not isinstance(heads, Iterable):
         example = heads if isinstance(heads, str) else "L0.H1"
-        raise HeadwiseError(f"heads={heads!r} must be a list of names, such as [{example!r}]")
+        raise HeadwiseError(
+            f"heads={heads!r} must be a list of names, such as [{example!r}]"
+        )
     return list(dict.fromkeys(heads))
 
 
@@ -201,7 +217,9 @@ def importance(
     def loss_on(ids: Tensor) -> Tensor:
         # A copy, for ids of inference_mode cannot be saved for the backward pass.
         losses = next_token_losses(model, ids.clone(), after)
-        return losses.sum() * (ids.shape[1] - 1)  # of means: a document counts by its length
+        return losses.sum() * (
+            ids.shape[1] - 1
+        )  # of means: a document counts by its length
 
     with evaluating(model):
         for ids in batches:
@@ -273,7 +291,9 @@ def ablation(
                     heads = range(site.n_heads)[start : start + most]
                     silence = partial(_silence_each, heads, how)
                     with attach({site: silence}):
-                        losses = next_token_losses(model, ids.repeat(len(heads), 1), after)
+                        losses = next_token_losses(
+                            model, ids.repeat(len(heads), 1), after
+                        )
                     for h, loss in zip(heads, losses.view(len(heads), -1), strict=True):
                         changes[site.head(h)].extend((loss - base).tolist())
                     done += len(heads)
@@ -300,6 +320,10 @@ def calls_of(model: nn.Module, ids: Tensor) -> list[Site]:
         order.append(site)
 
     sites = sites_of(model)
-    with attach({site: partial(note, site) for site in sites}), evaluating(model), torch.no_grad():
+    with (
+        attach({site: partial(note, site) for site in sites}),
+        evaluating(model),
+        torch.no_grad(),
+    ):
         run_body(model, ids)
     return order

@@ -45,7 +45,9 @@ SMOOTH = 7  # keys, the middle one among them, whose median is taken: as in Whis
 # Seconds within which a found beginning counts: two round limits. The headings in `Alignment.table` name them, too.
 WITHIN = np.array([0.05, 0.1])
 MOST = 8  # heads that are chosen together, at most: as many as OpenAI published for Whisper base
-SHOWN = 12  # heads of the table: with the sets below them they fit on a screen of 24 lines
+SHOWN = (
+    12  # heads of the table: with the sets below them they fit on a screen of 24 lines
+)
 
 RATE = 16_000  # samples a second that models of speech read
 
@@ -65,7 +67,9 @@ class Spoken:
     starts: tuple[int, ...]
     begins: tuple[float, ...]  # for each word, seconds from the beginning of the sound
     seconds_per_key: float
-    n_keys: int  # the first keys, which hold sound; the rest is silence that fills it up
+    n_keys: (
+        int  # the first keys, which hold sound; the rest is silence that fills it up
+    )
 
     def figures(self, maps_knm: Maps) -> Numbers:
         """Of each map the mean seconds between known and found beginnings; the fractions within 50 and 100 ms: (K,3).
@@ -83,7 +87,9 @@ class Spoken:
 class Linked:
     """A text whose tokens have partners in another one, or in itself."""
 
-    inputs: Mapping[str, Tensor]  # of the model's forward, one text, or two of an encoder-decoder
+    inputs: Mapping[
+        str, Tensor
+    ]  # of the model's forward, one text, or two of an encoder-decoder
     links: Pairs
     n_keys: None = None  # all keys count
 
@@ -101,7 +107,9 @@ class Linked:
         figures = []
         for strongest in maps_knm.argmax(-1).tolist():
             n_hit = len(right & set(zip(rows, strongest, strict=True)))
-            figures.append((1 - 2 * n_hit / (len(right) + len(rows)), n_hit / len(self.links)))
+            figures.append(
+                (1 - 2 * n_hit / (len(right) + len(rows)), n_hit / len(self.links))
+            )
         return np.array(figures)
 
 
@@ -140,7 +148,9 @@ class Alignment:
         places = sorted(parse_head(name) for name in self.chosen.heads)
         # The stack is "" in L3.H5 and "cross" in cross.L3.H5.
         return [
-            [layer, head] for stack, layer, head in places if stack.split(".")[0] in ("", "cross")
+            [layer, head]
+            for stack, layer, head in places
+            if stack.split(".")[0] in ("", "cross")
         ]
 
     def table(self) -> Table:
@@ -149,7 +159,10 @@ class Alignment:
         if self.kind == "spoken":
             columns = ["heads", "mean error, s", "within 50 ms", "within 100 ms"]
         named = [(each.heads[0], each) for each in self.ranking[:SHOWN]]
-        named += [(f"chosen: {' '.join(self.chosen.heads)}", self.chosen), *self.controls.items()]
+        named += [
+            (f"chosen: {' '.join(self.chosen.heads)}", self.chosen),
+            *self.controls.items(),
+        ]
         rows: list[list[Any]] = []
         for name, scored in named:
             rows.append(
@@ -222,7 +235,11 @@ def align(
         error = float(errors.min())
         chosen.append(rest[int(errors.argmin())])
     # By the name that a reader sees; of a straight line no head.
-    sets = {"chosen": chosen, "straight line": [], f"best alone: {names[chosen[0]]}": chosen[:1]}
+    sets = {
+        "chosen": chosen,
+        "straight line": [],
+        f"best alone: {names[chosen[0]]}": chosen[:1],
+    }
     if named:
         sets[f"named: {' '.join(named)}"] = [names.index(name) for name in named]
     scored = {}
@@ -232,7 +249,9 @@ def align(
         scored[name] = _scored([names[h] for h in heads], figures)
     ranking = tuple(_scored([names[h]], alone[h]) for h in order)
     kind = "spoken" if Spoken in kinds else "linked"
-    return Alignment(ranking, scored.pop("chosen"), scored, kind, (len(texts), len(judged)))
+    return Alignment(
+        ranking, scored.pop("chosen"), scored, kind, (len(texts), len(judged))
+    )
 
 
 def _scored(heads: Sequence[str], figures: Numbers) -> Scored:
@@ -241,14 +260,18 @@ def _scored(heads: Sequence[str], figures: Numbers) -> Scored:
     return Scored(tuple(heads), error, tuple(share.of_fraction() for share in within))
 
 
-def _maps(model: nn.Module, text: Known, sites: Sequence[Site] | None) -> dict[Site, Maps]:
+def _maps(
+    model: nn.Module, text: Known, sites: Sequence[Site] | None
+) -> dict[Site, Maps]:
     """The maps (H,N,S) over the rows of a text that count, of all heads whose keys are another text than their queries.
 
     Of a model without such heads those of all that run; `sites` are these, where they are known.
     """
     rows = list(text.rows)
     if not rows or (isinstance(text, Spoken) and not text.starts):
-        raise HeadwiseError("a text without a word, or without a link, aligns with nothing")
+        raise HeadwiseError(
+            "a text without a word, or without a link, aligns with nothing"
+        )
     calls: dict[Site, Call] = {}
 
     def keep(site: Site, call: Call, documents: Sequence[Document]) -> None:
@@ -265,14 +288,18 @@ def _maps(model: nn.Module, text: Known, sites: Sequence[Site] | None) -> dict[S
     maps = {}
     for site in crossing or calls:
         if rows[-1] >= calls[site].n_queries:  # the last row is the largest
-            raise HeadwiseError(f"row {rows[-1]} of {calls[site].n_queries} is to be aligned")
+            raise HeadwiseError(
+                f"row {rows[-1]} of {calls[site].n_queries} is to be aligned"
+            )
         # Of a linked text `n_keys` is None, and [:None] takes all keys.
         weights = row_weights(calls[site], 0, rows)[..., : text.n_keys]
         maps[site] = weights.float().cpu().numpy()
     return maps
 
 
-def _figures(texts: Sequence[tuple[Known, Maps]], sets: Sequence[Sequence[int]]) -> Numbers:
+def _figures(
+    texts: Sequence[tuple[Known, Maps]], sets: Sequence[Sequence[int]]
+) -> Numbers:
     """Of each set of heads its error in each text, then what `Scored.within` has: (sets, 1 + fractions, texts)."""
     of_texts = []
     for text, maps_hns in texts:
@@ -281,7 +308,9 @@ def _figures(texts: Sequence[tuple[Known, Maps]], sets: Sequence[Sequence[int]])
         line = np.zeros((n, n_keys), np.float32)
         line[np.arange(n), np.arange(n) * n_keys // n] = 1
         of_texts.append(
-            text.figures(np.stack([maps_hns[heads].mean(0) if heads else line for heads in sets]))
+            text.figures(
+                np.stack([maps_hns[heads].mean(0) if heads else line for heads in sets])
+            )
         )
     return np.array(of_texts).transpose(1, 2, 0)
 
@@ -328,7 +357,9 @@ def path_starts(scores_knm: Maps) -> NDArray[np.int64]:
         sums = scores[:, i].cumsum(1)
         gains = np.maximum(diagonal, best) - sums + scores[:, i]
         best_gains = np.maximum.accumulate(gains, axis=1)
-        entries[i] = np.maximum.accumulate(np.where(gains == best_gains, np.arange(M), 0), axis=1)
+        entries[i] = np.maximum.accumulate(
+            np.where(gains == best_gains, np.arange(M), 0), axis=1
+        )
         best = best_gains + sums
     # from the last cell back
     starts = np.zeros((K, N), np.int64)
@@ -371,7 +402,8 @@ def _features(folder: Folder, path: Path) -> tuple[Tensor, float, int]:
     seconds_per_key = seconds / model.config.max_source_positions
     # Rounded up: the last key may be full in part.
     n_keys = min(
-        model.config.max_source_positions, -(-len(samples) // round(seconds_per_key * RATE))
+        model.config.max_source_positions,
+        -(-len(samples) // round(seconds_per_key * RATE)),
     )
     return features.to(model.dtype), seconds_per_key, n_keys
 
@@ -390,7 +422,9 @@ def read_aligned(folder: Folder, path: Path) -> list[Known]:
     Raises HeadwiseError with the number of the line that is not as it must be.
     """
     if folder.tokens is None:
-        raise HeadwiseError(f"{folder.name} has no tokenizer, so its rows have no words")
+        raise HeadwiseError(
+            f"{folder.name} has no tokenizer, so its rows have no words"
+        )
     texts = []
     for number, line in enumerate(read_text(path).splitlines(), 1):
         if not line.strip():
@@ -414,7 +448,9 @@ def read_aligned(folder: Folder, path: Path) -> list[Known]:
     return texts
 
 
-def _text(folder: Folder, tokens: TextTokens, record: dict[str, Any], near: Path) -> Known:
+def _text(
+    folder: Folder, tokens: TextTokens, record: dict[str, Any], near: Path
+) -> Known:
     """The text of a line; `near` is the folder of the file."""
     if "possible" in record:
         raise HeadwiseError(
@@ -445,7 +481,9 @@ def _text(folder: Folder, tokens: TextTokens, record: dict[str, Any], near: Path
     return Linked({name: torch.tensor([ids]) for name, ids in inputs.items()}, links)
 
 
-def _spoken(folder: Folder, tokens: TextTokens, record: dict[str, Any], near: Path) -> Spoken:
+def _spoken(
+    folder: Folder, tokens: TextTokens, record: dict[str, Any], near: Path
+) -> Spoken:
     """A spoken text with its words, which stand behind the tokens that begin a transcript.
 
     A row is a token of the decoder's input, and predicts the one after it.
@@ -458,12 +496,17 @@ def _spoken(folder: Folder, tokens: TextTokens, record: dict[str, Any], near: Pa
         language = record.get("language", "en")
         if f"<|{language}|>" not in options.lang_to_id:
             raise HeadwiseError(f"the model knows no language {language!r}")
-        begin += [options.lang_to_id[f"<|{language}|>"], options.task_to_id["transcribe"]]
+        begin += [
+            options.lang_to_id[f"<|{language}|>"],
+            options.task_to_id["transcribe"],
+        ]
     ids = [*begin, options.no_timestamps_token_id]
     first = len(ids) - 1  # the row that predicts the first token of the first word
     starts = []
     for word, _ in record["words"]:
-        starts.append(len(ids) - 1 - first)  # the last row so far predicts the word's first token
+        starts.append(
+            len(ids) - 1 - first
+        )  # the last row so far predicts the word's first token
         ids += tokens.encode(f" {word}")
     rows = tuple(range(first, len(ids)))  # the last one predicts the end
     inputs = {"input_features": features, "decoder_input_ids": torch.tensor([ids])}
@@ -477,10 +520,14 @@ def _first_tokens(tokens: TextTokens, text: str, before: int) -> Sequence[int]:
     numbers = []
     for word in re.finditer(r"\S+", text):
         overlapping = [
-            n for n, (start, end) in enumerate(places) if start < word.end() and end > word.start()
+            n
+            for n, (start, end) in enumerate(places)
+            if start < word.end() and end > word.start()
         ]
         if not overlapping:
-            raise HeadwiseError(f"the tokenizer has nothing for the word {word.group()!r}")
+            raise HeadwiseError(
+                f"the tokenizer has nothing for the word {word.group()!r}"
+            )
         numbers.append(before + overlapping[0])
     return numbers
 
@@ -494,10 +541,16 @@ def read_wav(path: Path) -> NDArray[np.float32]:
         raise HeadwiseError(f"{path} is no file")
     try:
         with wave.open(str(path)) as file:
-            width, channels, rate = file.getsampwidth(), file.getnchannels(), file.getframerate()
+            width, channels, rate = (
+                file.getsampwidth(),
+                file.getnchannels(),
+                file.getframerate(),
+            )
             content = file.readframes(file.getnframes())
     except (OSError, EOFError, wave.Error) as error:
-        raise HeadwiseError(f"{path} is no WAV file that can be read: {error}") from None
+        raise HeadwiseError(
+            f"{path} is no WAV file that can be read: {error}"
+        ) from None
     if (width, rate) != (2, RATE):
         raise HeadwiseError(
             f"{path} has {rate:,} samples of {8 * width} bits a second; write it with {RATE:,} of 16 bits, such as by "

@@ -42,7 +42,9 @@ CLOSE = 1e-4
 class Attribution:
     """What each part of a model adds to the logit of a token, or to the difference of two logits, at one position."""
 
-    target: tuple[int, ...]  # the token, or the token and the one that its logit is compared with
+    target: tuple[
+        int, ...
+    ]  # the token, or the token and the one that its logit is compared with
     position: int  # of the token whose next one is predicted
     heads: dict[str, float]  # what each adds to the logit
     feed_forwards: dict[str, float]  # by layer, "L0"
@@ -57,7 +59,12 @@ class Attribution:
     def total(self) -> float:
         """The sum of all parts: the logit, but for rounding."""
         return math.fsum(
-            [*self.heads.values(), *self.feed_forwards.values(), self.embedding, self.bias]
+            [
+                *self.heads.values(),
+                *self.feed_forwards.values(),
+                self.embedding,
+                self.bias,
+            ]
         )
 
     def strongest(self, n: int = 5) -> list[str]:
@@ -65,7 +72,9 @@ class Attribution:
         return sorted(self.heads, key=lambda name: -abs(self.heads[name]))[:n]
 
     def __repr__(self) -> str:
-        parts = ", ".join(f"{name} {self.heads[name]:+.3f}" for name in self.strongest(3))
+        parts = ", ".join(
+            f"{name} {self.heads[name]:+.3f}" for name in self.strongest(3)
+        )
         return f"Attribution(logit {self.logit:.3f} at position {self.position}: {parts}, ...)"
 
 
@@ -149,7 +158,9 @@ def added(
     # The last norm is the module beside the layers that read what the last layer gave. A model may have none.
     around = [module for module in passes.layers[-1].around if module in rows]
     norm = next((module for module in around if rows[module].read.equal(last)), None)
-    normed = last if norm is None else rows[norm].gave  # (C,) what the output matrix reads
+    normed = (
+        last if norm is None else rows[norm].gave
+    )  # (C,) what the output matrix reads
     scale = _logit_scale(model, normed, text.answer.cpu().double(), close)
     direction, bias = scale * direction, scale * offset
     logit = float(direction @ normed) + bias
@@ -173,13 +184,19 @@ def added(
             bias += float(at_w_o @ of_w_o.cpu().double())
         parts = _heads_of(text.calls[layer.site.name], layer.projection, rows, at_w_o)
         for name, share, by_token, looks in zip(layer.site.heads, *parts, strict=True):
-            heads[name], tokens[name], weights[name] = float(share), by_token.numpy(), looks.numpy()
+            heads[name], tokens[name], weights[name] = (
+                float(share),
+                by_token.numpy(),
+                looks.numpy(),
+            )
         # The feed-forward gets what is left of the layer, whatever that is. So the sum cannot be wrong by it: the test
         # below says whether heads, norms and biases are right, and nothing of the feed-forwards.
         block = rows[layer.block]
         rest = block.gave - block.read - factor * rows[writer].gave
         feed_forwards[layer.site.name] = float(direction @ rest)
-    embedding = float(direction @ rows[ran[0].block].read)  # of the token and of its position
+    embedding = float(
+        direction @ rows[ran[0].block].read
+    )  # of the token and of its position
     whole = Attribution(
         answer, position, heads, feed_forwards, embedding, bias, logit, tokens, weights
     )
@@ -200,14 +217,18 @@ def _unembedding(model: nn.Module, answer: tuple[int, ...]) -> tuple[Tensor, flo
     matrix, bias = output_matrix(model)
     for token in answer:
         if not 0 <= token < len(matrix):
-            raise HeadwiseError(f"target {token} is outside the vocabulary of {len(matrix)} tokens")
+            raise HeadwiseError(
+                f"target {token} is outside the vocabulary of {len(matrix)} tokens"
+            )
     signs = torch.tensor([1.0, -1.0][: len(answer)], dtype=torch.float64)
     tokens = list(answer)
     offset = 0.0 if bias is None else float(signs @ bias[tokens].cpu().double())
     return signs @ matrix[tokens].cpu().double(), offset
 
 
-def _logit_scale(model: nn.Module, normed: Tensor, logits: Tensor, close: float) -> float:
+def _logit_scale(
+    model: nn.Module, normed: Tensor, logits: Tensor, close: float
+) -> float:
     """The factor that the model puts on its logits after W_U, 1.0 in most; with a softcap on them it is 1.0, too.
 
     `normed` (C,) is what W_U reads, `logits` (V,) what the model says. Raises HeadwiseError where neither a factor nor
@@ -226,7 +247,9 @@ def _logit_scale(model: nn.Module, normed: Tensor, logits: Tensor, close: float)
     if _apart(scale * raw, logits) <= close:
         # Most models have no factor: then what is left beside 1 is rounding.
         return 1.0 if abs(scale - 1) <= close else scale
-    cap = getattr(getattr(model, "config", None), "final_logit_softcapping", None)  # Gemma 2
+    cap = getattr(
+        getattr(model, "config", None), "final_logit_softcapping", None
+    )  # Gemma 2
     if cap and _apart(cap * torch.tanh(raw / cap), logits) <= close:
         return 1.0  # then the logit that is explained is the one before the softcap
     raise HeadwiseError(
@@ -235,7 +258,9 @@ def _logit_scale(model: nn.Module, normed: Tensor, logits: Tensor, close: float)
     )
 
 
-def _writer_of(kind: str, layer: Layer, rows: Rows, close: float) -> tuple[nn.Module, float]:
+def _writer_of(
+    kind: str, layer: Layer, rows: Rows, close: float
+) -> tuple[nn.Module, float]:
     """The module whose output the layer adds to the residual stream, and the factor with which it does.
 
     That is a norm which reads the output of W_O, or else W_O. Raises HeadwiseError where the rest of the layer does not
@@ -311,20 +336,35 @@ def recorded(layers: Sequence[Layer]) -> Iterator[Rows]:
     """What the modules that take part in a pass inside this block read and gave at its last position."""
     rows: dict[nn.Module, _Row] = {}
 
-    def keep(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any], gave: Any) -> None:
+    def keep(
+        module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any], gave: Any
+    ) -> None:
         # transformers names it where it passes it by name
         first = args[0] if args else keywords.get("hidden_states")
         # a tuple begins with the hidden states
         both: list[Any] = [first, gave[0] if isinstance(gave, tuple) else gave]
         # Modules that take or give anything but hidden states are passed over, such as one that takes ids (B,T).
-        if all(isinstance(x, Tensor) and x.ndim in (2, 3) and x.is_floating_point() for x in both):
-            last = [x.flatten(0, -2)[-1].cpu().double() for x in both]  # of (1,T,C), or (T,C)
-            rows[module] = _Row(last[0], last[1], max(torch.finfo(x.dtype).eps for x in both))
+        if all(
+            isinstance(x, Tensor) and x.ndim in (2, 3) and x.is_floating_point()
+            for x in both
+        ):
+            last = [
+                x.flatten(0, -2)[-1].cpu().double() for x in both
+            ]  # of (1,T,C), or (T,C)
+            rows[module] = _Row(
+                last[0], last[1], max(torch.finfo(x.dtype).eps for x in both)
+            )
 
-    wanted = dict.fromkeys(layers[-1].around)  # an ordered set: each module is heard once
+    wanted = dict.fromkeys(
+        layers[-1].around
+    )  # an ordered set: each module is heard once
     for layer in layers:
-        wanted |= dict.fromkeys((layer.block, layer.projection, *layer.block.children()))
-    with hooked(((module.register_forward_hook, keep) for module in wanted), with_kwargs=True):
+        wanted |= dict.fromkeys(
+            (layer.block, layer.projection, *layer.block.children())
+        )
+    with hooked(
+        ((module.register_forward_hook, keep) for module in wanted), with_kwargs=True
+    ):
         yield rows
 
 

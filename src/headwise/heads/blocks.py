@@ -51,7 +51,9 @@ from headwise.spec import Options, resolve_kv_index
 
 # weights; twice as many where threads of Python wait for each other's lock between two operations
 BLOCK = 2**20
-THREADED = 2**27  # weights of a call; from here on each thread has its own blocks: see `run`
+THREADED = (
+    2**27
+)  # weights of a call; from here on each thread has its own blocks: see `run`
 # queries of a product at most: far fewer, and packing the keys takes longer than multiplying them
 ROWS = 256
 RUN = 64  # neighbouring keys, which are summed up together: see `powers`
@@ -82,7 +84,9 @@ class Strip(NamedTuple):
     keys: slice  # those that they may see, among S
     # of the block: as many keys in whole runs; the last ones may be none, and have no weight
     width: int
-    masked_from: int  # every query may see all keys before this one: there nothing is looked up
+    masked_from: (
+        int  # every query may see all keys before this one: there nothing is looked up
+    )
     # (H,t,s - masked_from) bool, of the keys from there on; None: nothing is
     forbidden: Tensor | None
     bias: Tensor | None  # (H,t,s) what the mask adds to scores, in bits
@@ -158,19 +162,25 @@ class Pass:
         )
         options: Options = call.options
         width = max(1, call.q.shape[3])  # of queries without features every score is 0
-        self.scale = 1 / math.sqrt(width) if options.scale is None else float(options.scale)
+        self.scale = (
+            1 / math.sqrt(width) if options.scale is None else float(options.scale)
+        )
         self.sink = None
         if options.sink is not None:
             # what a sink of +inf becomes: times LOG2E it is still finite
             most = torch.finfo(self.dtype).max / 2
-            self.sink = as_tensor(options.sink, self.device).to(self.dtype).clamp(max=most) * LOG2E
+            self.sink = (
+                as_tensor(options.sink, self.device).to(self.dtype).clamp(max=most)
+                * LOG2E
+            )
         # the key/value head of each head
         self.index = resolve_kv_index(self.H, call.k.shape[1], options.kv_index)
         self.masks = () if options.mask is None else options.mask.parts()
         self.w_o = None if w_o is None else w_o.to(self.dtype)
         self.top = top
         self.marks = {
-            name: mark.to(self.device, self.dtype) for name, mark in (document.marks or {}).items()
+            name: mark.to(self.device, self.dtype)
+            for name, mark in (document.marks or {}).items()
         }
         has_ids = document.q_ids is not None and document.k_ids is not None
         facts = (
@@ -194,7 +204,12 @@ class Pass:
         if document.first == -1:  # the first real key
             self.first = int(self.real_keys[0]) if len(self.real_keys) else 0
         # Of the sums. Marked sets come first: `_block` writes them into the first rows, in one product.
-        self.names = [*(f"on {name}" for name in self.marks), "share", "total", "shifted"]
+        self.names = [
+            *(f"on {name}" for name in self.marks),
+            "share",
+            "total",
+            "shifted",
+        ]
         if document.start is not None:
             self.names += ["places", "squares", *(["reach"] if top else [])]
         # (G,S,D), each head's keys one after another, since every block reads them: a projection leaves the heads of a
@@ -202,15 +217,21 @@ class Pass:
         keys = call.k[b].to(self.dtype)
         self.keys = keys.mT.contiguous().mT if self.S > LONG else keys.contiguous()
         if "same_token" in self.formulas and document.k_ids is not None:
-            self.followers = self._followers(document.k_ids.to(self.device), document.before)
+            self.followers = self._followers(
+                document.k_ids.to(self.device), document.before
+            )
         # (k,RUN) 1, the distance of a key from the middle of its run, and its square: times e and summed over a run
         # they give its weight and its first two moments.
-        from_middle = torch.arange(RUN, dtype=self.dtype, device=self.device) - (RUN - 1) / 2
+        from_middle = (
+            torch.arange(RUN, dtype=self.dtype, device=self.device) - (RUN - 1) / 2
+        )
         exponents = (0,) if document.start is None else (0, 1, 2)
         self.powers = torch.stack([from_middle**k for k in exponents])
         zeros = partial(torch.zeros, dtype=self.dtype, device=self.device)
         # (m,S)
-        self.marked = torch.stack([*self.marks.values()]) if self.marks else zeros(0, self.S)
+        self.marked = (
+            torch.stack([*self.marks.values()]) if self.marks else zeros(0, self.S)
+        )
         # What the blocks fill in.
         self.at = zeros(n)
         self.sums = zeros(len(self.names), self.H, n)
@@ -254,50 +275,72 @@ class Pass:
                 # Dealt out there and back, 0 1 2 2 1 0: a causal block is longer than the one before it, and so each
                 # thread has as much to do.
                 if i % (2 * n_threads) in (thread, 2 * n_threads - 1 - thread):
-                    self._block(self._strip(slice(start, min(start + ROWS, n))), buffers, totals)
+                    self._block(
+                        self._strip(slice(start, min(start + ROWS, n))), buffers, totals
+                    )
         return totals
 
     def totals(self) -> Tensor:
         """Zeros for what a thread adds up over its blocks: what each key receives, (H,b,S), b as in the thumbnail."""
         return torch.zeros(
-            self.H, min(THUMBNAIL, len(self.at)), self.S, dtype=self.dtype, device=self.device
+            self.H,
+            min(THUMBNAIL, len(self.at)),
+            self.S,
+            dtype=self.dtype,
+            device=self.device,
         )
 
-    def _add(self, totals: Tensor, e: Tensor, share: Tensor, heads: slice, strip: Strip) -> None:
+    def _add(
+        self, totals: Tensor, e: Tensor, share: Tensor, heads: slice, strip: Strip
+    ) -> None:
         """Add what each key receives from each block of the thumbnail's queries; weights are e * share."""
-        totals[heads, strip.blocks, strip.keys] += torch.bmm(strip.member * share[:, None], e)
+        totals[heads, strip.blocks, strip.keys] += torch.bmm(
+            strip.member * share[:, None], e
+        )
 
     def thumbnail(self, sums: Tensor) -> tuple[Tensor, Tensor]:
         """`Measured.thumbnail` and `first_key`, of the `totals` (H,b,S) of all threads together."""
         n_blocks = min(THUMBNAIL, len(self.real_keys))
         inside = sums.new_zeros(self.S, n_blocks)  # 1 where a key is in a block
         inside[self.real_keys, _even_blocks(self.real_keys)] = 1
-        rows = torch.bincount(self.row_block, minlength=sums.shape[1])  # queries in each block
+        rows = torch.bincount(
+            self.row_block, minlength=sums.shape[1]
+        )  # queries in each block
         area = rows[:, None] * inside.sum(0)  # pairs of a query and a key in each block
         is_there = n_blocks and self.first is not None
         first_key = (
-            sums[..., self.first] / area[:, 0] if is_there else sums.new_zeros(sums.shape[:2])
+            sums[..., self.first] / area[:, 0]
+            if is_there
+            else sums.new_zeros(sums.shape[:2])
         )
         return sums @ inside / area, first_key
 
     def weights(self, rows: slice) -> tuple[slice, Tensor]:
         """The keys that some queries may see, and their weights (H,t,s); by a softmax, with no buffer and no sums."""
         if self.call.weights is not None:
-            return slice(0, self.S), self.call.weights[self.b, :, rows].to(self.dtype).nan_to_num(0)
+            return slice(0, self.S), self.call.weights[self.b, :, rows].to(
+                self.dtype
+            ).nan_to_num(0)
         strip = self._strip(rows)
         n_keys, shape = strip.n_keys, (self.H, rows.stop - rows.start, strip.width)
         scores = self._scores(
-            slice(0, self.H), strip, torch.empty(shape, dtype=self.dtype, device=self.device)
+            slice(0, self.H),
+            strip,
+            torch.empty(shape, dtype=self.dtype, device=self.device),
         )
         logits = scores
         if self.sink is not None:  # one more logit, whose weight is then cut off
-            logits = torch.cat([scores, self.sink[:, None, None].expand(*scores.shape[:2], 1)], -1)
+            logits = torch.cat(
+                [scores, self.sink[:, None, None].expand(*scores.shape[:2], 1)], -1
+            )
         weights = (logits / LOG2E).softmax(-1)[..., :n_keys]
         # the softmax of a row where all are would be even, not 0
         is_forbidden = scores[..., :n_keys] <= FORBIDDEN
         return strip.keys, weights.masked_fill(is_forbidden, 0)
 
-    def _block(self, strip: Strip, buffers: tuple[Tensor, Tensor], totals: Tensor) -> None:
+    def _block(
+        self, strip: Strip, buffers: tuple[Tensor, Tensor], totals: Tensor
+    ) -> None:
         """All heads of a block of queries, as many at a time as fit.
 
         Between two large operations a small one takes as long as a tenth of them, so that what is done to the sums
@@ -308,34 +351,54 @@ class Pass:
         # one, or several of a single head where not even one fits
         parts = strip.parts(max(1, block // s))
         empty = partial(torch.empty, dtype=self.dtype, device=self.device)
-        sums = empty(len(self.names), self.H * t)  # a column for each head and query, head by head
+        sums = empty(
+            len(self.names), self.H * t
+        )  # a column for each head and query, head by head
         near = empty(self.H, *strip.near.shape)
         copied = empty(self.H, len(strip.pairs))
         for start in range(0, self.H, n_heads):
             heads = slice(start, min(start + n_heads, self.H))
             h = heads.stop - start
             column = start * t  # where the sums of the next part stand
-            all_scores = self._scores(heads, strip, buffers[0][: h * t * s].view(h, t, s))
+            all_scores = self._scores(
+                heads, strip, buffers[0][: h * t * s].view(h, t, s)
+            )
             for rows, pairs, part in parts:
                 scores = all_scores[:, rows]
                 n = h * (rows.stop - rows.start)
                 e = buffers[1][: n * s].view(scores.shape)
-                into = dict(zip(self.names, sums[:, column : column + n].unbind(), strict=True))
-                top_run, peak = self._sum(part, heads, scores.view(-1, s), e.view(-1, s), into)
+                into = dict(
+                    zip(self.names, sums[:, column : column + n].unbind(), strict=True)
+                )
+                top_run, peak = self._sum(
+                    part, heads, scores.view(-1, s), e.view(-1, s), into
+                )
                 torch.mm(
-                    part.marks, e.view(-1, s).mT, out=sums[: len(part.marks), column : column + n]
+                    part.marks,
+                    e.view(-1, s).mT,
+                    out=sums[: len(part.marks), column : column + n],
                 )
                 torch.gather(e, 2, part.near.expand(h, -1, -1), out=near[heads, rows])
-                torch.index_select(e.view(h, -1), 1, part.pairs, out=copied[heads, pairs])
+                torch.index_select(
+                    e.view(h, -1), 1, part.pairs, out=copied[heads, pairs]
+                )
                 # the scores are used up: their buffer takes the products
                 for i, is_copy in enumerate(part.dense):
-                    self.copies[i, heads, part.rows] = torch.mul(e, is_copy, out=scores).sum(-1)
+                    self.copies[i, heads, part.rows] = torch.mul(
+                        e, is_copy, out=scores
+                    ).sum(-1)
                 if self.top:
                     place = peak.max(-1).indices  # an argmax takes twice as long
-                    self.argmax[heads, part.rows] = (place + top_run * RUN + strip.keys.start).view(
-                        h, -1
-                    )
-                self._add(totals, e[..., : strip.n_keys], into["share"].view(h, -1), heads, part)
+                    self.argmax[heads, part.rows] = (
+                        place + top_run * RUN + strip.keys.start
+                    ).view(h, -1)
+                self._add(
+                    totals,
+                    e[..., : strip.n_keys],
+                    into["share"].view(h, -1),
+                    heads,
+                    part,
+                )
                 column += n
         self.at[strip.rows] = strip.at
         self.sums[..., strip.rows] = sums.view(-1, self.H, t)
@@ -346,13 +409,20 @@ class Pass:
             self.copies[..., strip.rows] = both.view(self.H, 2, t).transpose(0, 1)
 
     def _sum(
-        self, strip: Strip, heads: slice, scores: Tensor, e: Tensor, into: Mapping[str, Tensor]
+        self,
+        strip: Strip,
+        heads: slice,
+        scores: Tensor,
+        e: Tensor,
+        into: Mapping[str, Tensor],
     ) -> tuple[Tensor, Tensor]:
         """Fill e, (n,width), with 2^(score - the largest), and `into` with its sums, (n,) each; the scores are lost.
 
         Gives the run in which the largest score of each row stands, (n,), and what e is there, (n,RUN).
         """
-        runs = scores.view(len(scores), -1, RUN)  # (n,runs,RUN), a view: it changes with the scores
+        runs = scores.view(
+            len(scores), -1, RUN
+        )  # (n,runs,RUN), a view: it changes with the scores
         # First of each run, then of the runs: a maximum with its place over all keys takes as long as two products.
         largest, top_run = runs.amax(-1).max(-1)
         if self.call.weights is None:
@@ -379,7 +449,9 @@ class Pass:
             sink = self.sink[heads].repeat_interleave(len(strip.at))
             highest = torch.maximum(largest, sink)
             lowered = (largest - highest).exp2()
-            torch.div(lowered, total * lowered + (sink - highest).exp2(), out=into["share"])
+            torch.div(
+                lowered, total * lowered + (sink - highest).exp2(), out=into["share"]
+            )
         # A query may see no key at all: then all its scores are FORBIDDEN, and each e is 1. It cannot be where there
         # are keys that every query may see.
         if strip.forbidden is not None and not strip.masked_from:
@@ -390,7 +462,8 @@ class Pass:
         if "places" in into:
             weight, moment, second_moment = powers
             middle = (
-                torch.arange(runs.shape[1], dtype=e.dtype, device=e.device) * RUN + (RUN - 1) / 2
+                torch.arange(runs.shape[1], dtype=e.dtype, device=e.device) * RUN
+                + (RUN - 1) / 2
             )
             centre = torch.sum(moment + middle * weight, -1, out=into["places"]) / total
             # Around the mean, not as a difference of squares: a narrow head far away would lose its digits. Of a run
@@ -398,7 +471,10 @@ class Pass:
             # the peak that would be such a difference again, so it is summed key by key.
             from_centre = middle - centre[:, None]
             squares = (
-                (from_centre * weight).add_(moment, alpha=2).mul_(from_centre).add_(second_moment)
+                (from_centre * weight)
+                .add_(moment, alpha=2)
+                .mul_(from_centre)
+                .add_(second_moment)
             )
             place = top_run[:, None]
             # (n,RUN) how far the keys of that run lie off
@@ -437,7 +513,9 @@ class Pass:
             queries=queries,  # type: ignore[arg-type]
             documents=slice(self.b, self.b + 1),
         )
-        allowed, bias = resolve(self.masks, grid, torch.where, lambda x: x.to(self.dtype))
+        allowed, bias = resolve(
+            self.masks, grid, torch.where, lambda x: x.to(self.dtype)
+        )
         at = queries + (self.document.start or 0) - keys.start
         n_keys = keys.stop - keys.start
         width = _whole_runs(n_keys)
@@ -465,11 +543,13 @@ class Pass:
             pair_rows=pair_rows,
             dense=dense,
             marks=F.pad(self.marked[:, keys], (0, width - n_keys)),
-            q=(self.call.q[self.b, :, queries].to(self.dtype) * (self.scale * LOG2E)).contiguous(),
+            q=(
+                self.call.q[self.b, :, queries].to(self.dtype) * (self.scale * LOG2E)
+            ).contiguous(),
             blocks=slice(first, last),
-            member=(blocks == torch.arange(first, last, device=self.device)[:, None]).to(
-                self.dtype
-            ),
+            member=(
+                blocks == torch.arange(first, last, device=self.device)[:, None]
+            ).to(self.dtype),
         )
 
     def _keys(self, first: int, last: int) -> tuple[slice, int]:
@@ -484,7 +564,9 @@ class Pass:
                 high = min(high, last + 1 + right)
             # What a causal mask lets the first query see, all of them may; of any other mask nothing is known.
             masked_from = (
-                0 if left is not None or right is None else min(masked_from, first + 1 + right)
+                0
+                if left is not None or right is None
+                else min(masked_from, first + 1 + right)
             )
         weights = self.call.weights
         # A call that has its weights names no mask. That it is causal shows in zeros behind the last query's own key;
@@ -508,7 +590,9 @@ class Pass:
         """
         n_keys = strip.n_keys
         if self.call.weights is not None:
-            buffer[..., :n_keys] = self.call.weights[self.b, heads, strip.queries, strip.keys]
+            buffer[..., :n_keys] = self.call.weights[
+                self.b, heads, strip.queries, strip.keys
+            ]
             buffer[..., n_keys:] = 0
             return buffer.nan_to_num_(0)
         q = strip.q[heads]
@@ -517,8 +601,12 @@ class Pass:
         groups = sorted(set(read))
         if read != [g for g in groups for _ in range(h // len(groups))]:
             groups = read  # no equal, adjacent groups: each head brings its own keys
-        span = slice(groups[0], groups[-1] + 1)  # which makes no copy of the keys, as a list does
-        picked: slice | list[int] = span if groups == list(range(span.start, span.stop)) else groups
+        span = slice(
+            groups[0], groups[-1] + 1
+        )  # which makes no copy of the keys, as a list does
+        picked: slice | list[int] = (
+            span if groups == list(range(span.start, span.stop)) else groups
+        )
         k = self.keys[picked, strip.keys]
         scores = buffer[..., :n_keys]
         buffer[..., n_keys:] = FORBIDDEN
@@ -532,7 +620,9 @@ class Pass:
             # of all keys: a mask that adds something has no band
             scores = scores.add_(strip.bias[heads])
         if strip.forbidden is not None:
-            scores[..., strip.masked_from :].masked_fill_(strip.forbidden[heads], FORBIDDEN)
+            scores[..., strip.masked_from :].masked_fill_(
+                strip.forbidden[heads], FORBIDDEN
+            )
         return buffer
 
     def _copies(
@@ -542,7 +632,9 @@ class Pass:
         nothing = at.new_empty(0)
         if "same_token" not in self.formulas or self.document.q_ids is None:
             return nothing, nothing, ()
-        values, order = self.followers  # token and place as one number, sorted; the place of each
+        values, order = (
+            self.followers
+        )  # token and place as one number, sorted; the place of each
         tokens = self.document.q_ids.to(self.device)[queries] * (self.S + 1)
         # Of the query's token the places right after its copies, up to the query's own: what they follow is earlier.
         first = torch.searchsorted(values, tokens)
@@ -560,7 +652,11 @@ class Pass:
         inside = (key >= 0) & (key < s)
         places = row * width + key
         if len(row) * FEW < t * width:
-            return places[inside], (row + t * torch.arange(2, device=self.device))[inside], ()
+            return (
+                places[inside],
+                (row + t * torch.arange(2, device=self.device))[inside],
+                (),
+            )
         zeros = torch.zeros(t * width, dtype=self.dtype, device=self.device)
         dense = []
         for kind in range(2):  # the copies, and the keys right after them
@@ -630,14 +726,21 @@ def run(work: Pass) -> Tensor:
     threads wait for it in every small operation, and 4,096 tokens take five times as long. Short documents have too few
     blocks, and are torch's own.
     """
-    inference, large = torch.is_inference_mode_enabled(), work.H * len(work.at) * work.S >= THREADED
+    inference, large = (
+        torch.is_inference_mode_enabled(),
+        work.H * len(work.at) * work.S >= THREADED,
+    )
     threads = torch.get_num_threads() if work.device.type == "cpu" and large else 1
     if threads == 1:
         return work.run(0, 1, inference)
     try:
-        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        with ThreadPoolExecutor(
+            threads, initializer=torch.set_num_threads, initargs=(1,)
+        ) as pool:
             return torch.stack(
-                list(pool.map(lambda n: work.run(n, threads, inference), range(threads)))
+                list(
+                    pool.map(lambda n: work.run(n, threads, inference), range(threads))
+                )
             ).sum(0)
     finally:  # the number that a thread sets is also that of all threads which begin later
         torch.set_num_threads(threads)
@@ -651,7 +754,9 @@ class Measured(NamedTuple):
 
     rows: dict[str, Tensor]  # name -> (H,n) float32; of "reach" each EVERY-th row
     places: Tensor  # (n,) the numbers of those rows among the T queries
-    argmax: Tensor  # (H,n) the key with the largest weight; 0 where it was not looked for
+    argmax: (
+        Tensor  # (H,n) the key with the largest weight; 0 where it was not looked for
+    )
     received: Tensor  # (H,S) sum of the weights that each key receives
     # (H,b,b) their means over blocks; b = THUMBNAIL, or fewer where there are fewer rows or keys
     thumbnail: Tensor
@@ -692,7 +797,9 @@ def measure(
             received=by_block.sum(1),
             thumbnail=thumbnail,
             first_key=first_key,
-            mean_out=out_hne.mean(1) if len(places) else out_hne.sum(1),  # of no rows it is 0
+            mean_out=out_hne.mean(1)
+            if len(places)
+            else out_hne.sum(1),  # of no rows it is 0
         )
 
 
@@ -722,7 +829,9 @@ def row_weights(call: Call, b: int, rows: Sequence[int]) -> Tensor:
     return torch.cat(parts, 1)
 
 
-def _weights_of(call: Call, b: int, rows: Sequence[int]) -> Iterator[tuple[slice, Tensor]]:
+def _weights_of(
+    call: Call, b: int, rows: Sequence[int]
+) -> Iterator[tuple[slice, Tensor]]:
     """Neighbouring rows together: the keys that they may see and the weights (H,t,s)."""
     # of every row: what is known of a document changes no weight
     whole_pass = Pass(call, b, Document())

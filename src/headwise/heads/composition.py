@@ -82,10 +82,13 @@ def _matrices(site: Site) -> tuple[dict[str, Tensor], Tensor]:
         )
     # Layers of ours may share key/value heads in any way.
     index = list(
-        resolve_kv_index(H, G, getattr(getattr(site.module, "spec", None), "kv_index", None))
+        resolve_kv_index(
+            H, G, getattr(getattr(site.module, "spec", None), "kv_index", None)
+        )
     )
     q, k, v = (
-        w.cpu().double().reshape(n, -1, w.shape[1]) for w, n in ((w_q, H), (w_k, G), (w_v, G))
+        w.cpu().double().reshape(n, -1, w.shape[1])
+        for w, n in ((w_q, H), (w_k, G), (w_v, G))
     )
     k, v, o = k[index], v[index], w_o.cpu().double().reshape(-1, H, E).transpose(0, 1)
     # in matrices as small as these two threads wait for each other more than they work

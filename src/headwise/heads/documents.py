@@ -32,7 +32,13 @@ from headwise.records import Call
 # tokens of a batch at most: at the width of GPT-2 small twice as many run 12 % slower
 TOGETHER = 2048
 # Arguments by which models of transformers take an image, a film or a sound.
-OTHERS = {"pixel_values", "pixel_values_videos", "input_features", "input_values", "audio_values"}
+OTHERS = {
+    "pixel_values",
+    "pixel_values_videos",
+    "input_features",
+    "input_values",
+    "audio_values",
+}
 
 # An image or a sound takes places in a text, where the ids hold a token that stands for it. The fields of a config
 # that have the number of this token; families call it differently.
@@ -68,7 +74,9 @@ class Document:
     start: int | None = 0
     q_ids: Tensor | None = None  # (T,) tokens of the queries
     k_ids: Tensor | None = None  # (S,) tokens of the keys
-    marks: dict[str, Tensor] | None = None  # name -> (S,) bool, sets of keys whose mass is wanted
+    marks: dict[str, Tensor] | None = (
+        None  # name -> (S,) bool, sets of keys whose mass is wanted
+    )
     # the token right before the first key, where a window has let it go; -1 for none
     before: int = -1
     # the key of the text's first token; -1: the first real one; None: it has left the cache
@@ -86,14 +94,18 @@ def some_rows(document: Document, T: int, share: float | None, seed: int) -> Doc
     if share is None:
         return document
     is_real = (
-        torch.ones(T, dtype=torch.bool) if document.real_rows is None else document.real_rows.cpu()
+        torch.ones(T, dtype=torch.bool)
+        if document.real_rows is None
+        else document.real_rows.cpu()
     )
     real = is_real.nonzero()[:, 0]
     count = math.ceil(len(real) * share)
     # Stretch i is real[edges[i]] to real[edges[i + 1] - 1]. A document of padding alone has none: count is 0.
     edges = torch.arange(count + 1) * len(real) // max(1, count)
     # place in its stretch
-    drawn = torch.rand(count, generator=torch.Generator().manual_seed(seed)) * edges.diff()
+    drawn = (
+        torch.rand(count, generator=torch.Generator().manual_seed(seed)) * edges.diff()
+    )
     rows = torch.zeros(T, dtype=torch.bool)
     rows[real[edges[:-1] + drawn.long()]] = True
     return replace(document, real_rows=rows)
@@ -109,7 +121,9 @@ def unpacked(call: Call, b: int, document: Document) -> Iterator[tuple[Call, Doc
         rows = slice(start, end)
         mask = call.options.mask
         if mask is not None:
-            resolved = _resolved(call, Part(mask, "t", range(start, end), T), b, end - start)
+            resolved = _resolved(
+                call, Part(mask, "t", range(start, end), T), b, end - start
+            )
             parts = []
             for kind, x in zip((Allowed, Bias), resolved, strict=True):
                 if x is not None:
@@ -120,7 +134,8 @@ def unpacked(call: Call, b: int, document: Document) -> Iterator[tuple[Call, Doc
         options = call.options._replace(mask=mask)
         part = call._replace(q=q, k=k, v=v, out=out, options=options, weights=weights)
         q_ids, k_ids = (
-            None if ids is None else ids[rows] for ids in (document.q_ids, document.k_ids)
+            None if ids is None else ids[rows]
+            for ids in (document.q_ids, document.k_ids)
         )
         marks = {name: keys[rows] for name, keys in (document.marks or {}).items()}
         yield part, Document(q_ids=q_ids, k_ids=k_ids, marks=marks or None)
@@ -153,7 +168,9 @@ def listening(
         if site.free and len(call.out) and len(call.out) not in batch.sizes:
             call, reader = _noted(call, site, PIECES)._replace(cross=True), _Reader()
         cross = call.cross or site.cross
-        documents = [_document(call, b, cross, reader, marker) for b in range(call.q.shape[0])]
+        documents = [
+            _document(call, b, cross, reader, marker) for b in range(call.q.shape[0])
+        ]
         if not cross and len(call.out) and not reader.places(call):
             call = _noted(call, site, UNPLACED)
         return listener(site, call, documents)
@@ -164,7 +181,10 @@ def listening(
         # a caller may run any module around such an attention
         if free and not free.isdisjoint(module.modules()):
             hooks += batch.hooks(module)
-    with hooked(hooks, with_kwargs=True), attach({site: partial(watcher, site) for site in sites}):
+    with (
+        hooked(hooks, with_kwargs=True),
+        attach({site: partial(watcher, site) for site in sites}),
+    ):
         yield
 
 
@@ -201,7 +221,9 @@ def run_documents(
             take(number + b, site, call, b, document)
 
     with torch.no_grad(), listening(model, listener, marker), evaluating(model):
-        progress(0, total)  # before the first batch, so that its time is seen to be the model's
+        progress(
+            0, total
+        )  # before the first batch, so that its time is seen to be the model's
         for ids in batches(documents, TOGETHER):
             run_body(model, ids)
             number += len(ids)
@@ -217,13 +239,17 @@ class _Batch:
 
     def __init__(self) -> None:
         self.sizes: set[int] = set()
-        self.depth = 0  # of the modules with a hook that are in a call: one within the other
+        self.depth = (
+            0  # of the modules with a hook that are in a call: one within the other
+        )
 
     def hooks(self, module: nn.Module) -> list[Hook]:
         leave = partial(module.register_forward_hook, always_call=True)
         return [(module.register_forward_pre_hook, self.enter), (leave, self.leave)]
 
-    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def enter(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         self.depth += 1
         if self.depth > 1:  # what is inside may be given pieces of the texts
             return
@@ -262,17 +288,23 @@ class _Readers:
             else:
                 continue
             leave = partial(module.register_forward_hook, always_call=True)
-            hooks.append((module.register_forward_pre_hook, partial(self._enter, module, reader)))
+            hooks.append(
+                (module.register_forward_pre_hook, partial(self._enter, module, reader))
+            )
             hooks.append((leave, partial(self._leave, module, reader)))
         return hooks
 
-    def _enter(self, owner: nn.Module, reader: _Reader, module: nn.Module, *call: Any) -> None:
+    def _enter(
+        self, owner: nn.Module, reader: _Reader, module: nn.Module, *call: Any
+    ) -> None:
         if module is owner:  # and no copy of it, which has its hooks as well
             args, kwargs = call
             reader.read(args, kwargs, self.running[-1] if self.running else None)
             self.running.append(reader)
 
-    def _leave(self, owner: nn.Module, reader: _Reader, module: nn.Module, *call: Any) -> None:
+    def _leave(
+        self, owner: nn.Module, reader: _Reader, module: nn.Module, *call: Any
+    ) -> None:
         if module is owner and reader in self.running:
             self.running.remove(reader)
             reader.remember(*call)
@@ -299,7 +331,9 @@ class _Reader:
     # "image": (B,L) bool, places that are no tokens of a text
     spans: dict[str, Tensor] = field(default_factory=dict)
 
-    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any], around: _Reader | None) -> None:
+    def read(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], around: _Reader | None
+    ) -> None:
         """Before a call: what the model is given, and `around`, the model that runs it.
 
         The ids of a cache are not in it. They are known where all earlier calls were watched: then they were kept here.
@@ -319,7 +353,11 @@ class _Reader:
             if not self.past:
                 self.ids = ids.detach()
             # a cache that was cropped between two calls holds the first tokens alone
-            elif known is not None and len(known) == len(ids) and self.past <= known.shape[1]:
+            elif (
+                known is not None
+                and len(known) == len(ids)
+                and self.past <= known.shape[1]
+            ):
                 self.ids = torch.cat([known[:, : self.past], ids.detach()], 1)
             self._set_spans()
         elif isinstance(embedded, Tensor) and around is not None:
@@ -333,14 +371,19 @@ class _Reader:
             self.n_tokens = sequence.shape[1]
             self.held = _held(arguments, self.n_tokens)
         self.padding = self._real(arguments.get("attention_mask"), around)
-        positions, context = arguments.get("position_ids"), arguments.get("encoder_attention_mask")
+        positions, context = (
+            arguments.get("position_ids"),
+            arguments.get("encoder_attention_mask"),
+        )
         self.positions = self.context_padding = None
         if isinstance(positions, Tensor) and positions.ndim == 2 and not self.past:
             self.positions = positions
         if isinstance(context, Tensor) and context.ndim == 2:
             self.context_padding = context.detach().bool()
 
-    def remember(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def remember(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
         """After a call: the state of its cache, which it was given, or else has made and gives back."""
         cache = _past(self._arguments(args, kwargs))[1]
         self.cache = cache or _past({"cache": cache_in(output)})[1]
@@ -349,7 +392,11 @@ class _Reader:
         """The entry of `held` for the layer of an attention; None where there is no cache, or it does not say."""
         # by it an attention of transformers finds its keys in the cache
         number = getattr(layer, "layer_idx", None)
-        return self.held[number] if isinstance(number, int) and number < len(self.held) else None
+        return (
+            self.held[number]
+            if isinstance(number, int) and number < len(self.held)
+            else None
+        )
 
     def places(self, call: Call) -> bool:
         """Is it known where the keys of a call of self attention stand in the text of its queries?"""
@@ -371,7 +418,9 @@ class _Reader:
         self.spans = {}
         config = getattr(self.model, "config", None)
         for name, fields in SPANS.items():
-            numbers = [n for key in fields if isinstance(n := getattr(config, key, None), int)]
+            numbers = [
+                n for key in fields if isinstance(n := getattr(config, key, None), int)
+            ]
             if self.ids is None or not numbers:
                 continue
             span = torch.isin(self.ids, torch.tensor(numbers, device=self.ids.device))
@@ -381,7 +430,9 @@ class _Reader:
                 unlike = -2 - torch.arange(self.ids.shape[1], device=self.ids.device)
                 self.ids = torch.where(span, unlike, self.ids)
 
-    def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def _arguments(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> dict[str, Any]:
         return {**dict(zip(self.parameters, args, strict=False)), **kwargs}
 
     def _real(self, mask: Any, around: _Reader | None) -> Tensor | None:
@@ -391,7 +442,9 @@ class _Reader:
         dict with such a map for each kind of layer.
         """
         if isinstance(mask, Mapping):  # padding is the same in all of them
-            mask = next((of_kind for of_kind in mask.values() if of_kind is not None), None)
+            mask = next(
+                (of_kind for of_kind in mask.values() if of_kind is not None), None
+            )
         if not isinstance(mask, Tensor):
             return self.padding if self.past else None  # that of the last call holds on
         if mask.ndim == 2:
@@ -401,7 +454,9 @@ class _Reader:
         # the map does not tell it: a window may hide early tokens, which are real, from these queries
         if self.past:
             # the model around was given the padding itself; else what was known holds on
-            outer = None if around is None or around.past != self.past else around.padding
+            outer = (
+                None if around is None or around.past != self.past else around.padding
+            )
             return self.padding if outer is None else outer
         may = mask.detach()
         # what is added to scores: about the least number there is forbids
@@ -438,7 +493,9 @@ def _held(arguments: Mapping[str, Any], T: int) -> list[tuple[int, int] | None]:
     """
     sizes = []
     for layer in _layers(cache_in(arguments)):
-        sizes.append(layer.get_mask_sizes(T) if hasattr(layer, "get_mask_sizes") else None)
+        sizes.append(
+            layer.get_mask_sizes(T) if hasattr(layer, "get_mask_sizes") else None
+        )
     return sizes
 
 
@@ -452,7 +509,9 @@ def _inputs(module: nn.Module) -> list[str]:
     # None where a plain function was put in its place
     method = getattr(module.forward, "__func__", None)
     return (
-        list(inspect.signature(module.forward).parameters) if method is None else _of_method(method)
+        list(inspect.signature(module.forward).parameters)
+        if method is None
+        else _of_method(method)
     )
 
 
@@ -461,7 +520,9 @@ def _of_method(method: Callable[..., Any]) -> list[str]:
     return list(inspect.signature(method).parameters)[1:]  # without self
 
 
-def _document(call: Call, b: int, cross: bool, reader: _Reader, marker: Marker | None) -> Document:
+def _document(
+    call: Call, b: int, cross: bool, reader: _Reader, marker: Marker | None
+) -> Document:
     """What is known about document b of a call.
 
     What the model around was given need not be about these queries and keys: a model may pool its tokens, add some, or
@@ -478,8 +539,12 @@ def _document(call: Call, b: int, cross: bool, reader: _Reader, marker: Marker |
             # It is that of the keys: here the places of an image look at a text (BridgeTower).
             context, padding = padding, None
         return Document(
-            real_rows=None if padding is None else _longer(padding, reader.past + T)[-T:],
-            real_keys=context if context is not None and len(context) == S else looked_at,
+            real_rows=None
+            if padding is None
+            else _longer(padding, reader.past + T)[-T:],
+            real_keys=context
+            if context is not None and len(context) == S
+            else looked_at,
             start=None,
         )
     past = reader.past if call.past is None else call.past
@@ -489,7 +554,9 @@ def _document(call: Call, b: int, cross: bool, reader: _Reader, marker: Marker |
     if padding is not None:
         # Longer padding may be that of a static cache, and is cut below. But a module that made its weights itself, of
         # as many keys as queries, has no cache.
-        is_other |= len(padding) < T or (call.weights is not None and T == S != len(padding))
+        is_other |= len(padding) < T or (
+            call.weights is not None and T == S != len(padding)
+        )
     # Then what some query may attend tells what is real. With a past, shorter padding is that of the first tokens.
     if is_other and not past:
         padding = _attended(call, b) if T == S else None
@@ -497,7 +564,10 @@ def _document(call: Call, b: int, cross: bool, reader: _Reader, marker: Marker |
     length = past + T
     gone = max(0, length - S)  # tokens that have left a window
     rows = keys = q_ids = k_ids = None  # as the fields of `Document` have them
-    first, before = 0, -1  # the number of the first real token among all so far; and see `Document`
+    first, before = (
+        0,
+        -1,
+    )  # the number of the first real token among all so far; and see `Document`
     if padding is not None:
         real = _longer(padding, length)
         rows, keys = real[-T:], _fit(real, S, False)
@@ -510,7 +580,10 @@ def _document(call: Call, b: int, cross: bool, reader: _Reader, marker: Marker |
     if not reader.places(call):
         _, gone = reader.held_by(call.layer) or (0, 0)
         return Document(
-            rows, _attended(call, b), start=None, first=first - gone if first >= gone else None
+            rows,
+            _attended(call, b),
+            start=None,
+            first=first - gone if first >= gone else None,
         )
     if ids is not None and len(ids) == length:
         q_ids, k_ids = ids[-T:], _fit(ids, S, -1)
@@ -540,7 +613,9 @@ def _starts(call: Call, b: int, reader: _Reader) -> tuple[int, ...]:
     """The first tokens of documents that are packed in row b: none of them sees what comes before it."""
     T, row = call.n_queries, None
     if reader.positions is not None and reader.positions.shape[1] == T:
-        row = reader.positions[b if len(reader.positions) > 1 else 0].cpu() - torch.arange(T)
+        row = reader.positions[
+            b if len(reader.positions) > 1 else 0
+        ].cpu() - torch.arange(T)
     for mask in () if call.options.mask is None else call.options.mask.parts():
         ids = mask.packed()
         if ids is not None:
@@ -579,7 +654,9 @@ def _seen(call: Call, b: int, rows: Sequence[int]) -> Tensor | None:
     return None if allowed is None else allowed[0]
 
 
-def _resolved(call: Call, mask: Mask, b: int, T: int) -> tuple[Tensor | None, Tensor | None]:
+def _resolved(
+    call: Call, mask: Mask, b: int, T: int
+) -> tuple[Tensor | None, Tensor | None]:
     """What a mask of T queries allows, and adds, in document b of a call, (1, 1 or H, 1 or T, 1 or S) each or None."""
     grid = BroadcastGrid(
         (*call.q.shape[:2], T, call.n_keys),
@@ -604,4 +681,6 @@ def _longer(real: Tensor, length: int) -> Tensor:
 def _fit(values: Tensor, length: int, filler: Any) -> Tensor:
     """The values of `length` keys: those of a window are the latest tokens; a static cache has empty room behind."""
     lacking = max(0, length - len(values))
-    return torch.cat([values[max(0, len(values) - length) :], values.new_full((lacking,), filler)])
+    return torch.cat(
+        [values[max(0, len(values) - length) :], values.new_full((lacking,), filler)]
+    )

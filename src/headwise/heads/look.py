@@ -93,7 +93,11 @@ class Desk:
                 f"hw.watch(model, maps=True) has the maps of inputs of your own"
             )
         # `kind` is what the model predicts: the "next" token, "masked" ones, or None.
-        self.folder, self.tokens, self.kind = folder, folder.tokens, predicts(folder.model)
+        self.folder, self.tokens, self.kind = (
+            folder,
+            folder.tokens,
+            predicts(folder.model),
+        )
         self.layers = self._called()
         self.heads = [name for layer in self.layers for name in layer.heads]
         # Of each head: are its keys those of another text?
@@ -112,9 +116,13 @@ class Desk:
         """
         # any will do
         word = next(i for i in range(len(self.tokens)) if i not in self.tokens.specials)
-        before, after = self.tokens.frame  # ids around every text, such as [CLS] and [SEP]
+        before, after = (
+            self.tokens.frame
+        )  # ids around every text, such as [CLS] and [SEP]
         order = calls_of(self.folder.model, torch.tensor([[*before, word, *after]]))
-        is_repeated = len(set(order)) < len(order)  # else every layer keeps its own name
+        is_repeated = len(set(order)) < len(
+            order
+        )  # else every layer keeps its own name
         layers: list[Layer] = []
         # of each stack, and of each site, the calls so far
         numbers, runs = Counter[str](), Counter[Site]()
@@ -124,7 +132,12 @@ class Desk:
             # ALBERT: a layer is numbered by its place among the calls of its stack.
             name = f"{stack}L{numbers[stack]}" if is_repeated else site.name
             layers.append(
-                Layer(site, runs[site], [head_name(name, h) for h in range(site.n_heads)], first)
+                Layer(
+                    site,
+                    runs[site],
+                    [head_name(name, h) for h in range(site.n_heads)],
+                    first,
+                )
             )
             numbers[stack] += 1
             runs[site] += 1
@@ -162,7 +175,9 @@ class Desk:
         kinds = QUESTIONS.get(name, {})
         values = {key: asked.get(key) for key in kinds}
         # The very type: isinstance(True, int) holds, and true is no position.
-        if not kinds or any(type(values[key]) is not kind for key, kind in kinds.items()):
+        if not kinds or any(
+            type(values[key]) is not kind for key, kind in kinds.items()
+        ):
             raise HeadwiseError("this is no question of the page's")
         return getattr(self, f"_{name}")(**values)  # only names in QUESTIONS come here
 
@@ -187,14 +202,17 @@ class Desk:
         factors = torch.tensor(
             [[1.0] * len(self.heads), [changes.get(name, 1.0) for name in self.heads]]
         )
-        maps = [np.zeros((0, 0), np.float32) for _ in self.heads]  # empty of what does not run
+        maps = [
+            np.zeros((0, 0), np.float32) for _ in self.heads
+        ]  # empty of what does not run
         plain, now = self._run(ids, at, factors, maps)
         reading = Reading(text, ids, changes, at, plain, now, maps)
         self.readings[slot] = reading
         answer = {"words": words, "at": at, **self._next(follow)}
         # What each head does in this text, and for each token the heads that look hardest from there.
         kinds = [
-            self._kind(ids, *of_head) for of_head in zip(reading.maps, self.crosses, strict=True)
+            self._kind(ids, *of_head)
+            for of_head in zip(reading.maps, self.crosses, strict=True)
         ]
         answer |= {"kinds": kinds, "hardest": self._hardest(reading)}
         first, other = map(self.readings.get, SLOTS)
@@ -206,7 +224,9 @@ class Desk:
     def _ids(self, text: str) -> list[int]:
         # The tokens of a text in its frame. A `Note` is a message that a page shows in the reader's language.
         if len(text) > CHARACTERS:
-            raise HeadwiseError(Note.of("look.too_many", characters=len(text), most=CHARACTERS))
+            raise HeadwiseError(
+                Note.of("look.too_many", characters=len(text), most=CHARACTERS)
+            )
         if not text.strip():
             raise HeadwiseError(Note.of("look.empty"))
         before, after = self.tokens.frame
@@ -214,11 +234,17 @@ class Desk:
             after = []
         ids = [*before, *self.tokens.encode(text), *after]
         if len(ids) > self.longest:
-            key = "look.beyond_context" if self.longest == self.folder.context else "look.too_long"
+            key = (
+                "look.beyond_context"
+                if self.longest == self.folder.context
+                else "look.too_long"
+            )
             raise HeadwiseError(Note.of(key, tokens=len(ids), longest=self.longest))
         return ids
 
-    def _words(self, text: str, ids: Sequence[int]) -> list[tuple[str, bool, int, bool]]:
+    def _words(
+        self, text: str, ids: Sequence[int]
+    ) -> list[tuple[str, bool, int, bool]]:
         """What the page writes for each token: (label, has a gap before it, number of line ends in it, is a sign).
 
         Two words, "he works", give ("he", True, 0, False) and ("works", True, 0, False). The label of a token of
@@ -250,7 +276,9 @@ class Desk:
             # others are dots.
             is_shown = end <= done or not written
             label = "\u00b7" if is_shown else written.strip()
-            words.append((label, has_gap, (between + written).count("\n"), i in self.signs))
+            words.append(
+                (label, has_gap, (between + written).count("\n"), i in self.signs)
+            )
             done = max(done, end)
         return words
 
@@ -271,7 +299,11 @@ class Desk:
 
     @torch.no_grad()
     def _run(
-        self, ids: Sequence[int], at: int, factors: Tensor, maps: list[Array] | None = None
+        self,
+        ids: Sequence[int],
+        at: int,
+        factors: Tensor,
+        maps: list[Array] | None = None,
     ) -> Tensor:
         """What comes of n copies of a text; what each head gives in each is multiplied with `factors` (n,heads).
 
@@ -290,32 +322,52 @@ class Desk:
         def take(site: Site, call: Call) -> Tensor | None:
             layer = layers.get((site, runs[site]))
             runs[site] += 1
-            if layer is None:  # another run of shared weights: None leaves its output as it is
+            if (
+                layer is None
+            ):  # another run of shared weights: None leaves its output as it is
                 return None
             if maps is not None:
                 maps[layer.columns] = (
-                    row_weights(call, len(factors) - 1, range(call.n_queries)).float().cpu().numpy()
+                    row_weights(call, len(factors) - 1, range(call.n_queries))
+                    .float()
+                    .cpu()
+                    .numpy()
                 )  # (H,T,S)
             # (n,H,T,E), before W_O
             return call.out * factors[:, layer.columns, None, None].to(call.out)
 
-        with attach({site: partial(take, site) for site, _ in layers}), evaluating(model):
+        with (
+            attach({site: partial(take, site) for site, _ in layers}),
+            evaluating(model),
+        ):
             rows = torch.tensor([list(ids)] * len(factors))
             if self.kind is None or at < 0:
                 return last_states(model, rows).float().mean(1).cpu()
             # then logits of other positions are not computed
             last = self.kind == "next" and at == len(ids) - 1
-            return logits(model, rows, last=last)[:, -1 if last else at].float().softmax(-1).cpu()
+            return (
+                logits(model, rows, last=last)[:, -1 if last else at]
+                .float()
+                .softmax(-1)
+                .cpu()
+            )
 
     # What its heads do
 
-    def _kind(self, ids: Sequence[int], weights: Array, crosses: bool) -> tuple[str, float]:
+    def _kind(
+        self, ids: Sequence[int], weights: Array, crosses: bool
+    ) -> tuple[str, float]:
         """The kind of key that a head looks at most, such as "previous_token", and the part of its weight there."""
         T = len(ids)
         numbers = np.array(ids)
-        if crosses or weights.shape != (T, T):  # it looks at another text; or it did not run
+        if crosses or weights.shape != (
+            T,
+            T,
+        ):  # it looks at another text; or it did not run
             return "elsewhere", 0.0
-        is_causal = T > 1 and not weights[0, 1:].any()  # the first token sees nothing behind it
+        is_causal = (
+            T > 1 and not weights[0, 1:].any()
+        )  # the first token sees nothing behind it
         first = 1 if is_causal else 0  # the first row of a causal map has no choice
         rows = weights[first:]
         # Below, of each kind which cells of these rows are of it; they broadcast to (rows,T).
@@ -325,7 +377,10 @@ class Desk:
         after_same = np.zeros_like(same_token)
         after_same[:, 1:] = same_token[:, :-1] & (t != s)[:, 1:]
         # Rare and telling kinds first: they count in those rows alone that have such a key.
-        for name, places in (("induction", after_same), ("duplicate_token", same_token)):
+        for name, places in (
+            ("induction", after_same),
+            ("duplicate_token", same_token),
+        ):
             # rows that see such a key: the mask leaves it some weight
             able = (places & (rows > 0)).any(1)
             mass = float((rows * places)[able].sum(1).mean()) if able.any() else 0.0
@@ -342,8 +397,12 @@ class Desk:
         masses = {}
         for name, places in places_of.items():
             masses[name] = float((rows * places).sum(1).mean())
-            rows = rows * ~places  # each key counts once, for the first kind that it is of
-        name = max(masses, key=masses.__getitem__)  # "elsewhere" has what no other kind has taken
+            rows = (
+                rows * ~places
+            )  # each key counts once, for the first kind that it is of
+        name = max(
+            masses, key=masses.__getitem__
+        )  # "elsewhere" has what no other kind has taken
         return name, masses[name]
 
     def _hardest(
@@ -362,10 +421,14 @@ class Desk:
         keys = np.zeros((len(self.heads), T), int)  # the key that has it
         for n, weights in enumerate(reading.maps):
             # It did not run, looks from another text, or has nothing to be compared with: its 0 puts it last.
-            if len(weights) != T or (other is not None and other.maps[n].shape != weights.shape):
+            if len(weights) != T or (
+                other is not None and other.maps[n].shape != weights.shape
+            ):
                 continue
             looks = weights.copy() if other is None else np.abs(weights - other.maps[n])
-            if not self.crosses[n] and looks.shape[1] == T:  # the keys are the same text
+            if (
+                not self.crosses[n] and looks.shape[1] == T
+            ):  # the keys are the same text
                 looks[:, skipped] = 0
                 np.fill_diagonal(looks, 0)
             keys[n] = looks.argmax(1)
@@ -375,7 +438,9 @@ class Desk:
             # of equal ones the earlier head first
             order = np.argsort(-best[:, t], kind="stable")[:HARDEST].tolist()
             # Four digits are more than the page shows, and keep the answer short.
-            hardest.append([(n, int(keys[n, t]), round(float(best[n, t]), 4)) for n in order])
+            hardest.append(
+                [(n, int(keys[n, t]), round(float(best[n, t]), 4)) for n in order]
+            )
         return hardest
 
     def _maps(self, slot: str, heads: list[Any]) -> dict[str, Any]:
@@ -403,13 +468,17 @@ class Desk:
                 )
             return {"state": state}
         columns = [reading.plain, reading.now]
-        if other is not None and other.at >= 0:  # -1: no word is hidden in the text beside
+        if (
+            other is not None and other.at >= 0
+        ):  # -1: no word is hidden in the text beside
             columns.append(other.now)
         chances = torch.stack(columns)  # (2 or 3, V)
         if not 0 <= follow < chances.shape[1]:
             follow = int(reading.plain.argmax())
         # of each column
-        likeliest = chances.topk(min(LISTED, chances.shape[1])).indices.flatten().tolist()
+        likeliest = (
+            chances.topk(min(LISTED, chances.shape[1])).indices.flatten().tolist()
+        )
         ids = sorted({*likeliest, follow}, key=lambda i: -float(chances[:, i].max()))
         # a chance for each of the columns
         rows = [(i, self._token(i), *chances[:, i].tolist()) for i in ids]
@@ -452,7 +521,9 @@ class Desk:
             if not self._predicts(reading):
                 rows.append((name, _cosine(reading.plain, outcome), ""))
             else:
-                rows.append((name, float(outcome[follow]), self._token(int(outcome.argmax()))))
+                rows.append(
+                    (name, float(outcome[follow]), self._token(int(outcome.argmax())))
+                )
         return {"each": rows, "left": len(self.layers) - 1 - layer}
 
 

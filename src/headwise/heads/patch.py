@@ -82,7 +82,9 @@ class Patching:
         return sorted(self.effects, key=lambda name: -abs(self.effects[name].mean))[:n]
 
     def __repr__(self) -> str:
-        parts = ", ".join(f"{name} {self.effects[name].mean:+.2f}" for name in self.strongest(3))
+        parts = ", ".join(
+            f"{name} {self.effects[name].mean:+.2f}" for name in self.strongest(3)
+        )
         return f"Patching(at {self.at!r}, {self.clean.n} pairs: {parts}, ...)"
 
 
@@ -142,7 +144,9 @@ def patch(
         for name in names:
             by_position[name] = np.array([shares.pop((name, t)).mean for t in range(T)])
     by_pair = {name: np.array(effects[name]) for name in shares}
-    clean_end, corrupted_end = (interval_of(list(of_texts)) for of_texts in zip(*ends, strict=True))
+    clean_end, corrupted_end = (
+        interval_of(list(of_texts)) for of_texts in zip(*ends, strict=True)
+    )
     return Patching(at, shares, clean_end, corrupted_end, by_position, by_pair)
 
 
@@ -173,24 +177,32 @@ def path_effects(
     effects, ends = defaultdict(list), []
     for study in _studies(model, _pairs(model, clean, corrupted, target)):
         ends.append((study.clean, study.corrupted))
-        _chosen(study.text.names(at), [receiver])  # raises for a receiver that is not there
+        _chosen(
+            study.text.names(at), [receiver]
+        )  # raises for a receiver that is not there
         for (_, name), effect in study.paths([(at, receiver)], senders).items():
             effects[name].append(effect)
     return _shares(effects, ends)
 
 
-def _pairs(model: nn.Module, clean: Ids, corrupted: Ids, target: Target | None) -> list[Pair]:
+def _pairs(
+    model: nn.Module, clean: Ids, corrupted: Ids, target: Target | None
+) -> list[Pair]:
     """The arguments of `patch`, checked, pair by pair."""
     good, bad = (torch.as_tensor(ids_of(model, ids)) for ids in (clean, corrupted))
     if good.shape != bad.shape or good.ndim not in (1, 2) or good.numel() == 0:
         raise HeadwiseError(
             f"clean is {tuple(good.shape)} and corrupted {tuple(bad.shape)}: pass as many tokens in both, (T,) or (N,T)"
         )
-    good, bad = (ids.reshape(-1, ids.shape[-1]) for ids in (good, bad))  # of one pair, too, (N,T)
+    good, bad = (
+        ids.reshape(-1, ids.shape[-1]) for ids in (good, bad)
+    )  # of one pair, too, (N,T)
     targets: Any = [None] * len(good)
     if target is not None:
         words = target.tolist() if isinstance(target, Tensor) else target
-        rows = torch.as_tensor([token_of(model, x) if isinstance(x, str) else x for x in words])
+        rows = torch.as_tensor(
+            [token_of(model, x) if isinstance(x, str) else x for x in words]
+        )
         if tuple(rows.shape) not in ((2,), (len(good), 2)):
             raise HeadwiseError(
                 f"target is {tuple(rows.shape)}; pass two token ids, or ({len(good)}, 2)"
@@ -203,8 +215,12 @@ def _tokens(positions: Sequence[int] | str | None, T: int) -> Tokens:
     """The tokens that `patch` changes at once."""
     if positions is None or positions == "each":
         return ALL
-    if isinstance(positions, str) or not len(positions):  # `len`, as an array has no truth
-        raise HeadwiseError(f"positions={positions!r} names no token; pass a list, or 'each'")
+    if isinstance(positions, str) or not len(
+        positions
+    ):  # `len`, as an array has no truth
+        raise HeadwiseError(
+            f"positions={positions!r} names no token; pass a list, or 'each'"
+        )
     for position in positions:
         if not -T <= position < T:
             raise HeadwiseError(f"position {position} is not among the {T} tokens")
@@ -287,7 +303,9 @@ Variant = Mapping[str, Edit]
 
 def _attended(call: Call) -> Tensor:
     """What the heads of a call give, (B,H,T,E), where each reads the key/value head of its number."""
-    if call.weights is not None:  # the module made them itself, of what is not known: they stay
+    if (
+        call.weights is not None
+    ):  # the module made them itself, of what is not known: they stay
         return call.weights.to(call.v.dtype) @ call.v
     return attend(call.q, call.k, call.v, call.options)
 
@@ -297,7 +315,9 @@ def _of_heads(call: Call, heads: list[int]) -> Call:
     read = [_index(call)[h] for h in heads]
     options = call.options
     options = options._replace(
-        mask=None if options.mask is None else options.mask.for_heads(heads, call.q.shape[1]),
+        mask=None
+        if options.mask is None
+        else options.mask.for_heads(heads, call.q.shape[1]),
         sink=None if options.sink is None else torch.as_tensor(options.sink)[heads],
         gate=None if options.gate is None else torch.as_tensor(options.gate)[heads],
         kv_index=None,
@@ -309,7 +329,9 @@ def _of_heads(call: Call, heads: list[int]) -> Call:
 
 def _index(call: Call) -> list[int]:
     """Of each query head the key/value head that it reads."""
-    return list(resolve_kv_index(call.out.shape[1], call.k.shape[1], call.options.kv_index))
+    return list(
+        resolve_kv_index(call.out.shape[1], call.k.shape[1], call.options.kv_index)
+    )
 
 
 def _readers(call: Call, at: str, n: int) -> list[int]:
@@ -439,7 +461,9 @@ class Passes:
 
             outputs = {block: _repeated(text.outputs[block], n) for block in skipped}
             names = set().union(*(variants[key] for key in batch))
-            handlers = {self.sites[name]: partial(change, self.sites[name]) for name in names}
+            handlers = {
+                self.sites[name]: partial(change, self.sites[name]) for name in names
+            }
             with attach(handlers, early):
                 model = _begun(self.model, outputs)
                 return answer_logits(model, text.ids.expand(n, -1), self.position)
@@ -495,7 +519,12 @@ class Study:
     """
 
     def __init__(
-        self, passes: Passes, clean: Reading, text: Reading, answer: int, other: int | None
+        self,
+        passes: Passes,
+        clean: Reading,
+        text: Reading,
+        answer: int,
+        other: int | None,
     ) -> None:
         self.passes, self.clean_text, self.text = passes, clean, text
         self.answer, self.other = answer, other
@@ -522,7 +551,10 @@ class Study:
         """The logit of the answer minus that of the other; where there is none, the answer's log-probability."""
         if self.other is None:
             return logits.cpu().double().log_softmax(-1)[..., self.answer]
-        return logits[..., self.answer].cpu().double() - logits[..., self.other].cpu().double()
+        return (
+            logits[..., self.answer].cpu().double()
+            - logits[..., self.other].cpu().double()
+        )
 
     def ask(
         self,
@@ -533,7 +565,9 @@ class Study:
         """How far the answer to each variant of the corrupted text has come from there to the clean one."""
 
         def share(logits: Tensor) -> Tensor:
-            return (self.metric(logits) - self.corrupted) / (self.clean - self.corrupted)
+            return (self.metric(logits) - self.corrupted) / (
+                self.clean - self.corrupted
+            )
 
         return self.passes.ask(self.text, variants, share, early, progress)
 
@@ -558,7 +592,9 @@ class Study:
                 outs[site][n] = clean.out[0, n]
                 continue
             heads = _readers(call, at, n)
-            changed = SETTERS[at](_of_heads(call, heads), _of_heads(clean, heads), tokens)
+            changed = SETTERS[at](
+                _of_heads(call, heads), _of_heads(clean, heads), tokens
+            )
             outs[site] |= zip(heads, _attended(changed)[0], strict=True)
         # Other keys and values change what heads give at every token that looks at them.
         reach = ALL if at in SHARED else tokens
@@ -590,17 +626,27 @@ class Study:
         variants = {}
         for sender in _chosen(below, senders) if below else []:
             above = order[order.index(place_of(sender)[0]) + 1 : last + 1]
-            frozen = {site: Edit(dict(enumerate(self.text.calls[site].out[0]))) for site in above}
+            frozen = {
+                site: Edit(dict(enumerate(self.text.calls[site].out[0])))
+                for site in above
+            }
             variants[sender] = {**self.variant("out", [sender]), **frozen}
-        self.passes.ask(self.text, variants, self.metric, on_call=keep, until=order[last])
+        self.passes.ask(
+            self.text, variants, self.metric, on_call=keep, until=order[last]
+        )
         received: dict[tuple[Receiver, str], Variant] = {}
         for (at, name), parts in arrived.items():
             site, n = place_of(name)
             readers = _readers(self.text.calls[site], at, n)
             call = _of_heads(self.text.calls[site], readers)
-            rows: Any = {each: getattr(call, each).expand(len(parts), -1, -1, -1) for each in READ}
+            rows: Any = {
+                each: getattr(call, each).expand(len(parts), -1, -1, -1)
+                for each in READ
+            }
             rows[at] = torch.stack(list(parts.values()))[:, None].expand_as(rows[at])
-            for sender, outs in zip(parts, _attended(call._replace(**rows)), strict=True):
+            for sender, outs in zip(
+                parts, _attended(call._replace(**rows)), strict=True
+            ):
                 edit = Edit(dict(zip(readers, outs, strict=True)))
                 received[(at, name), sender] = {site: edit}
         return self.ask(received, True, progress)
@@ -609,7 +655,9 @@ class Study:
 def place_of(name: str) -> tuple[str, int]:
     """The site of a head, or key/value head, and its number there: ("L3", 5) of L3.H5."""
     site, _, last = name.rpartition(".")
-    return site, int(last.lstrip("HKV"))  # without the letters, "H" or "KV", before the number
+    return site, int(
+        last.lstrip("HKV")
+    )  # without the letters, "H" or "KV", before the number
 
 
 def _chosen(names: list[str], heads: Iterable[str] | None) -> list[str]:
@@ -618,7 +666,9 @@ def _chosen(names: list[str], heads: Iterable[str] | None) -> list[str]:
         return names
     chosen = [heads] if isinstance(heads, str) else list(heads)
     if not chosen:
-        raise HeadwiseError("heads=[] leaves no head to patch; name some, or leave it out")
+        raise HeadwiseError(
+            "heads=[] leaves no head to patch; name some, or leave it out"
+        )
     for name in chosen:
         if name not in names:
             raise unknown_head(name, names)

@@ -60,12 +60,18 @@ def follow(
         if not (site.cross or call.cross):
             numbers_of[site].append(of_pairs[number].measure(call, b))
 
-    run_documents(model, [document.ids for document in documents], take, progress=progress)
+    run_documents(
+        model, [document.ids for document in documents], take, progress=progress
+    )
     scores: Scores = {name: {} for name in relations.meanings}
     for name, by_head in scores.items():
         for site, numbers in numbers_of.items():
             by_head.update(
-                zip(site.heads, _followed(name, of_pairs, numbers, shown, first), strict=True)
+                zip(
+                    site.heads,
+                    _followed(name, of_pairs, numbers, shown, first),
+                    strict=True,
+                )
             )
     return scores
 
@@ -78,14 +84,22 @@ def described(relations: Relations) -> tuple[Relation, ...]:
     """
     result = []
     # A relation becomes a column of the table, and a role: these names are taken there.
-    reserved = {*all_statistics(), *(role.name for role in ROLES), "name", "importance", "ablation"}
+    reserved = {
+        *all_statistics(),
+        *(role.name for role in ROLES),
+        "name",
+        "importance",
+        "ablation",
+    }
     for name, meaning in relations.meanings.items():
         if name in reserved:
             raise HeadwiseError(
                 f"the relation {name!r} has the name of a statistic or a role; choose another"
             )
         by_document = [
-            document.pairs[name] for document in relations.documents if name in document.pairs
+            document.pairs[name]
+            for document in relations.documents
+            if name in document.pairs
         ]
         pairs = [pair for of_document in by_document for pair in of_document]
         # a token, and its right keys
@@ -97,7 +111,9 @@ def described(relations: Relations) -> tuple[Relation, ...]:
         offset, hits = offsets.most_common(1)[0]
         sizes = len(pairs), len(by_document)
         result.append(
-            Relation(name, meaning, relations.source, *sizes, offset, hits / len(looking))
+            Relation(
+                name, meaning, relations.source, *sizes, offset, hits / len(looking)
+            )
         )
     return tuple(result)
 
@@ -114,7 +130,9 @@ class PairCells:
         T = len(document.ids)
         # relation, rows that look, right keys
         self.pairs: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []
-        self.by_relation = defaultdict(list)  # relation -> the places of its pairs in `pairs`
+        self.by_relation = defaultdict(
+            list
+        )  # relation -> the places of its pairs in `pairs`
         # relation -> all rows that look in one of its pairs
         looking: dict[str, set[int]] = defaultdict(set)
         for name, pairs in document.pairs.items():
@@ -122,13 +140,19 @@ class PairCells:
                 self.by_relation[name].append(len(self.pairs))
                 self.pairs.append((name, queries, keys))
                 looking[name].update(queries)
-        others = set(range(0, T, max(1, T // OTHERS)))  # evenly spread over the document
+        others = set(
+            range(0, T, max(1, T // OTHERS))
+        )  # evenly spread over the document
         self.rows = sorted(others.union(*looking.values()))
         place = {row: n for n, row in enumerate(self.rows)}
         right, elsewhere, without = [], [], []
         for n, (name, queries, keys) in enumerate(self.pairs):
             # A pair may have several rows, of a word in pieces: their sums are averaged, each counting 1 / rows.
-            right += [(n, place[row], key, 1 / len(queries)) for row in queries for key in keys]
+            right += [
+                (n, place[row], key, 1 / len(queries))
+                for row in queries
+                for key in keys
+            ]
             # A row that looks 3 back is moved to each of the others, with its keys, unless one falls off the document.
             # Rows that look in the same relation are no control of it.
             moved = []
@@ -138,7 +162,9 @@ class PairCells:
                     if min(keys_there) >= 0 and max(keys_there) < T:
                         moved.append((row, keys_there))
             for row, keys_there in moved:
-                elsewhere += [(n, place[row], key, 1 / len(moved)) for key in keys_there]
+                elsewhere += [
+                    (n, place[row], key, 1 / len(moved)) for key in keys_there
+                ]
             without.append(not moved)
         # float64 holds such whole numbers exactly
         self.right, self.elsewhere = (
@@ -150,11 +176,14 @@ class PairCells:
     def measure(self, call: Call, b: int) -> Tensor:
         """Mass, accuracy and mass elsewhere of each pair, of each head and last of even attention, (H+1, 3, pairs)."""
         of_calls = [
-            row_weights(each, b, self.rows).cpu().double() for each in (call, uniform(call))
+            row_weights(each, b, self.rows).cpu().double()
+            for each in (call, uniform(call))
         ]
         weights = torch.cat(of_calls)  # (H+1, rows, S): `uniform` is a call of one head
         # 1 at the strongest key of each row, 0 elsewhere
-        hits = torch.zeros_like(weights).scatter_(-1, weights.argmax(-1, keepdim=True), 1)
+        hits = torch.zeros_like(weights).scatter_(
+            -1, weights.argmax(-1, keepdim=True), 1
+        )
         numbers = torch.zeros(len(weights), 3, len(self.pairs), dtype=torch.float64)
         kinds = (self.right, weights), (self.right, hits), (self.elsewhere, weights)
         for of_kind, (cells, values) in zip(numbers.unbind(1), kinds, strict=True):
@@ -178,15 +207,23 @@ def _followed(
     than on average; then it is the best of all.
     """
     # Of each pair its document and its place there.
-    pairs = [(n, i) for n, cells in enumerate(of_pairs) for i in cells.by_relation.get(name, ())]
-    masses = torch.stack([numbers[n][:, 0, i] for n, i in pairs], -1)  # (H+1, pairs): 0 is the mass
+    pairs = [
+        (n, i)
+        for n, cells in enumerate(of_pairs)
+        for i in cells.by_relation.get(name, ())
+    ]
+    masses = torch.stack(
+        [numbers[n][:, 0, i] for n, i in pairs], -1
+    )  # (H+1, pairs): 0 is the mass
     of_documents = []  # of each document with the relation its means over pairs, (H+1, 3)
     for cells, of_document in zip(of_pairs, numbers, strict=True):
         if name in cells.by_relation:
             # A pair without such a distance elsewhere has NaN, which does not count. A document of such pairs alone
             # has NaN too, and `interval_of` leaves it out.
             of_documents.append(of_document[..., cells.by_relation[name]].nanmean(-1))
-    means = torch.stack(of_documents, -1)  # (H+1, 3, documents); the last row is even attention's
+    means = torch.stack(
+        of_documents, -1
+    )  # (H+1, 3, documents); the last row is even attention's
     even = float(means[-1, 0].mean())
     result = []
     # the pairs of document `first`
@@ -203,7 +240,11 @@ def _followed(
         _, queries, keys = of_pairs[n].pairs[i]
         looks = shown([of_pairs[n].ids[place] for place in queries])
         looked_at = shown([of_pairs[n].ids[place] for place in keys])
-        example = "".join(looks).strip(), "".join(looked_at).strip(), float(masses_of_head[best])
+        example = (
+            "".join(looks).strip(),
+            "".join(looked_at).strip(),
+            float(masses_of_head[best]),
+        )
         # NaN: a survey puts the mass of the untrained model there, where it measures one.
         result.append(Followed(mass, accuracy, even, elsewhere.mean, math.nan, example))
     return result

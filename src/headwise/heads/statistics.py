@@ -28,7 +28,9 @@ V = TypeVar("V")  # what a holder has of each statistic: a float, an array, an i
 Formula = Callable[[Any], "Tensor"]  # of a finished `Pass`
 
 # What must be known to measure a statistic.
-POSITIONS = "positions"  # queries and keys are one sequence, so that there are distances
+POSITIONS = (
+    "positions"  # queries and keys are one sequence, so that there are distances
+)
 IDS = "ids"  # the tokens are known
 W_O = "W_O"  # what is done to the head's output is known
 TOP = "top"  # the key with the largest weight is looked for
@@ -44,7 +46,9 @@ class Statistic:
     meaning: str  # and unit, for a reader
     # None: a survey takes it from all documents together, or from the weights
     formula: Formula | None = None
-    needs: tuple[str, ...] = ()  # POSITIONS, IDS, W_O, TOP, or the name of a marked set of keys
+    needs: tuple[
+        str, ...
+    ] = ()  # POSITIONS, IDS, W_O, TOP, or the name of a marked set of keys
     # it is the statistic of this name, measured on random tokens that are repeated
     repeated: str = ""
     even: str = ""  # the statistic whose value for even attention is the control; default: its own
@@ -101,13 +105,19 @@ class Statistics(ABC, Generic[V]):
         lambda b: b.back(1),
         (POSITIONS,),
     )
-    next = Statistic("mass on the token right after", lambda b: b.back(-1), (POSITIONS,))
+    next = Statistic(
+        "mass on the token right after", lambda b: b.back(-1), (POSITIONS,)
+    )
     first = Statistic("mass on the first token", lambda b: b.total("first"))
     same_token = Statistic(
-        "mass on earlier copies of the token", lambda b: b.total("same"), (POSITIONS, IDS)
+        "mass on earlier copies of the token",
+        lambda b: b.total("same"),
+        (POSITIONS, IDS),
     )
     after_same = Statistic(
-        "mass on what came right after those copies", lambda b: b.total("after"), (POSITIONS, IDS)
+        "mass on what came right after those copies",
+        lambda b: b.total("after"),
+        (POSITIONS, IDS),
     )
     delimiter = Statistic(
         "mass on separators and punctuation, the first token left out",
@@ -115,7 +125,9 @@ class Statistics(ABC, Generic[V]):
         ("delimiter",),
     )
     rare = Statistic(
-        "mass on the rarest tenth of the document's tokens", lambda b: b.on("rare"), ("rare",)
+        "mass on the rarest tenth of the document's tokens",
+        lambda b: b.on("rare"),
+        ("rare",),
     )
     # A key that is drawn by even attention is one of those with this probability.
     rare_top = Statistic(
@@ -135,9 +147,12 @@ class Statistics(ABC, Generic[V]):
         "mass on the earlier copy, in random tokens repeated", repeated="same_token"
     )
     induction = Statistic(
-        "mass on what came after that copy, in random tokens repeated", repeated="after_same"
+        "mass on what came after that copy, in random tokens repeated",
+        repeated="after_same",
     )
-    copying = Statistic("from the weights: does it raise the logits of what it looks at? -1 to 1")
+    copying = Statistic(
+        "from the weights: does it raise the logits of what it looks at? -1 to 1"
+    )
     norm = Statistic(
         "length of what the head adds to the residual stream", lambda b: b.added, (W_O,)
     )
@@ -145,7 +160,11 @@ class Statistics(ABC, Generic[V]):
 
 def all_statistics() -> dict[str, Statistic]:
     """Every statistic by name, in the order in which they are shown: that of the class."""
-    return {name: value for name, value in vars(Statistics).items() if isinstance(value, Statistic)}
+    return {
+        name: value
+        for name, value in vars(Statistics).items()
+        if isinstance(value, Statistic)
+    }
 
 
 def formulas(
@@ -167,7 +186,9 @@ def formulas(
     }
     if POSITIONS in known:
         measured |= {f"offset_{k}": methodcaller("back", k) for k in offsets if k > 1}
-    return measured | {name: methodcaller("on", name) for name in marks if name not in table}
+    return measured | {
+        name: methodcaller("on", name) for name in marks if name not in table
+    }
 
 
 def unknown_statistic(name: str, known: Iterable[str]) -> MissingError:

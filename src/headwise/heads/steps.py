@@ -33,7 +33,13 @@ EXAMPLE_SEED = 0  # of its weights and batches
 
 @torch.no_grad()
 def head_steps(
-    model: GPT, ids: Sequence[int], tokens: Sequence[str], layer: int, head: int, at: int, name: str
+    model: GPT,
+    ids: Sequence[int],
+    tokens: Sequence[str],
+    layer: int,
+    head: int,
+    at: int,
+    name: str,
 ) -> HeadSteps:
     """Every step of head `head` of layer `layer` at position `at` of the ids (T,).
 
@@ -46,7 +52,9 @@ def head_steps(
     """
     require_text(ids, model.config.context, "the model's context")
     if len(tokens) != len(ids):
-        raise HeadwiseError(f"{len(tokens)} tokens for {len(ids)} ids; pass one for each")
+        raise HeadwiseError(
+            f"{len(tokens)} tokens for {len(ids)} ids; pass one for each"
+        )
     _check_place("position", "at", at, "the text", len(ids))
     _check_place("layer", "layer", layer, "the model", len(model.blocks))
     block, call, stream = _run(model, ids, layer)
@@ -64,7 +72,9 @@ def head_steps(
     scale = 1 / math.sqrt(spec.head_dim) if options.scale is None else options.scale
     query, keys = _floats(call.q[0, head, at]), _keys(call, head, chosen.kv_index, at)
     # A sink of -inf takes no weight; and a query that sees no key gives 0, whatever its sink.
-    has_sink = chosen.sink is not None and float(chosen.sink) > -math.inf and len(keys) > 0
+    has_sink = (
+        chosen.sink is not None and float(chosen.sink) > -math.inf and len(keys) > 0
+    )
     return HeadSteps(
         model=name,
         tokens=tuple(tokens),
@@ -82,7 +92,9 @@ def head_steps(
         sink=float(chosen.sink) if has_sink and chosen.sink is not None else None,
         sink_weight=1 - math.fsum(key.weight for key in keys) if has_sink else None,
         # one number for each head
-        gate=None if options.gate is None else float(torch.as_tensor(options.gate)[head]),
+        gate=None
+        if options.gate is None
+        else float(torch.as_tensor(options.gate)[head]),
         out=_floats(call.out[0, head, at]),
         added=tuple(map(_floats, added)),
         norms=_floats(added.norm(dim=1)),
@@ -93,7 +105,10 @@ def head_steps(
 
 def _keys(call: Call, head: int, kv_head: int, at: int) -> tuple[KeySteps, ...]:
     """The keys that the mask does not hide from the query."""
-    steps, query = trace(call.q, call.k, call.v, call.options), call.q[0, head, at].tolist()
+    steps, query = (
+        trace(call.q, call.k, call.v, call.options),
+        call.q[0, head, at].tolist(),
+    )
     # (S,) The row of this query in four records (B,H,T,S), each made of the one before. `masked` are the logits.
     rows = (
         record[0, head, at].tolist()
@@ -102,10 +117,22 @@ def _keys(call: Call, head: int, kv_head: int, at: int) -> tuple[KeySteps, ...]:
     keys = []
     for position, (score, capped, logit, weight) in enumerate(zip(*rows, strict=True)):
         if logit > -math.inf:
-            key, value = (_floats(tensor[0, kv_head, position]) for tensor in (call.k, call.v))
+            key, value = (
+                _floats(tensor[0, kv_head, position]) for tensor in (call.k, call.v)
+            )
             dot = math.fsum(a * b for a, b in zip(query, key, strict=True))
             keys.append(
-                KeySteps(position, key, value, dot, score, capped, logit - capped, logit, weight)
+                KeySteps(
+                    position,
+                    key,
+                    value,
+                    dot,
+                    score,
+                    capped,
+                    logit - capped,
+                    logit,
+                    weight,
+                )
             )
     return tuple(keys)
 
@@ -119,18 +146,25 @@ def _check_place(what: str, name: str, number: int, owner: str, count: int) -> N
         )
 
 
-def _run(model: GPT, ids: Sequence[int], number: int) -> tuple[Block, Call, dict[str, Tensor]]:
+def _run(
+    model: GPT, ids: Sequence[int], number: int
+) -> tuple[Block, Call, dict[str, Tensor]]:
     """One run of a copy of the model in float64 on the CPU: a block, the call of its attention, the stream around it.
 
     The stream has the fields `x`, `layer_out` and `x_new` of HeadSteps, each (T,C).
     """
     twin = copy.deepcopy(model).to("cpu", torch.float64).eval()
     block = twin.blocks[number]
-    assert isinstance(block, Block)  # for the type checker: torch's list of modules says `Module`
+    assert isinstance(
+        block, Block
+    )  # for the type checker: torch's list of modules says `Module`
     stream: dict[str, Tensor] = {}
     calls: list[Call] = []
     # What a module reads is what the step before it gave: the feed-forward's norm reads the stream after the attention.
-    for name, module in (("x", block.attention_norm), ("x_new", block.feed_forward_norm)):
+    for name, module in (
+        ("x", block.attention_norm),
+        ("x_new", block.feed_forward_norm),
+    ):
         # `name=name` keeps the name of this turn of the loop; else all hooks would use the last one. `inputs` are
         # the module's arguments: the first is (1,T,C), and [0] takes the only text of the batch.
         module.register_forward_pre_hook(
@@ -163,5 +197,10 @@ def example_model() -> tuple[GPT, Tokens, str]:
         torch.manual_seed(EXAMPLE_SEED)
         model = GPT(GPTConfig(vocab_size=len(tokens), **preset.shape))
         # clip=inf: no gradient is cut, so that the model stays that of earlier versions, which did not clip.
-        fit(model, replace(preset.recipe, steps=EXAMPLE_STEPS, clip=math.inf), data, EXAMPLE_SEED)
+        fit(
+            model,
+            replace(preset.recipe, steps=EXAMPLE_STEPS, clip=math.inf),
+            data,
+            EXAMPLE_SEED,
+        )
     return model.eval(), tokens, f"microgpt, {len(names)} names"

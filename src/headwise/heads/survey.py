@@ -75,7 +75,10 @@ PROBES, PROBE = (
     64,
 )  # texts of repeated random tokens, and the most tokens of one before it is repeated
 REACH = 32  # "positional" counts the offsets -REACH to REACH between a query and the key that it looks hardest at
-PASSAGE, TOP = 128, 8  # tokens of the first document whose top keys are kept, and how many keys
+PASSAGE, TOP = (
+    128,
+    8,
+)  # tokens of the first document whose top keys are kept, and how many keys
 EXAMPLES = 5  # of each head
 # A model of more parameters than the first gets an untrained control of so many layers: a whole one takes its memory
 # a second time.
@@ -87,7 +90,9 @@ GUESS = 0.98  # of the loss of an even guess: a note says of a loss above it tha
 ABLATIONS = ("auto", "zero", "mean", "none")
 
 Texts = str | Path | Sequence[str | Path] | Sequence[Sequence[int]]
-Means = dict[str, NDArray[np.float64]]  # of a document: statistic -> its mean over the rows, (H,)
+Means = dict[
+    str, NDArray[np.float64]
+]  # of a document: statistic -> its mean over the rows, (H,)
 
 
 def survey(
@@ -128,7 +133,9 @@ def survey(
     check_seed(seed)
     folder = folder_of(open_model(model), tokenizer)
     if ablate not in ABLATIONS:
-        raise HeadwiseError(f"ablate {ablate!r} is not known; one of {', '.join(ABLATIONS)}")
+        raise HeadwiseError(
+            f"ablate {ablate!r} is not known; one of {', '.join(ABLATIONS)}"
+        )
     if not ask.reads_tokens(folder.model):
         remedy = "watch it in Python on its own input, with headwise.watch(model)"
         raise HeadwiseError(f"{type(folder.model).__name__} reads no tokens; {remedy}")
@@ -166,7 +173,9 @@ def read_texts(
         sources = [texts] if isinstance(texts, str | Path) else list(texts)
     words = [str(source) for source in sources if isinstance(source, str | Path)]
     if tokens is not None and not words:
-        raise HeadwiseError(f"tokens {tokens} cuts a text into documents; pass a text with it")
+        raise HeadwiseError(
+            f"tokens {tokens} cuts a text into documents; pass a text with it"
+        )
     if isinstance(texts, Text):
         text = copy.copy(texts)  # the caller's keeps its relations
         text.documents = text.documents[:documents]
@@ -179,7 +188,9 @@ def read_texts(
     elif words:
         text = read_documents(folder, words, tokens, documents, progress)
     else:
-        if sources and shape_of(sources[0]) == ():  # numbers: the ids of a single document
+        if (
+            sources and shape_of(sources[0]) == ()
+        ):  # numbers: the ids of a single document
             sources = [sources]
         lists = [[int(i) for i in source] for source in sources[:documents]]
         for n, ids in enumerate(lists):
@@ -200,9 +211,13 @@ def _held_out(folder: Folder, documents: int | None) -> Text:
     if record.example:
         before, after = tokens.frame
         text.example = [*before, *tokens.encode(record.example), *after]
-    if not record.settings.text:  # the verb corpus, whose lines are like "he works = él trabaja"
+    if (
+        not record.settings.text
+    ):  # the verb corpus, whose lines are like "he works = él trabaja"
         text.note = HALF_LINES
-        text.scored_after = tokens.encode("=")[0]  # the answer of a line stands behind it
+        text.scored_after = tokens.encode("=")[
+            0
+        ]  # the answer of a line stands behind it
         text.end = tuple(tokens.frame[0])  # the boundary stands between lines
         # The line that the run's pages show comes first, for False is less than True: examples of relations are taken
         # from the first document. The others stay in their order.
@@ -232,7 +247,9 @@ class Running:
 
     def interval(self, *cell: int) -> Interval:
         # `cell` is its index on each axis.
-        return interval_from(int(self.n[cell]), float(self.mean[cell]), float(self.squares[cell]))
+        return interval_from(
+            int(self.n[cell]), float(self.mean[cell]), float(self.squares[cell])
+        )
 
 
 class Tally:
@@ -260,7 +277,9 @@ class Tally:
         self.factors = Factors()
         self.evens: dict[object, Means] = {}  # what `_even` has measured
 
-    def take(self, number: int, site: Site, call: Call, b: int, document: Document) -> None:
+    def take(
+        self, number: int, site: Site, call: Call, b: int, document: Document
+    ) -> None:
         """Tally document `number`, which is document b of a call."""
         self.sites.setdefault(site.name, site)
         if call.note:
@@ -279,7 +298,9 @@ class Tally:
         if number == 0:
             keys, weights = top_keys(call, b, range(min(PASSAGE, call.n_queries)), TOP)
             # cut to as many keys as `keys` has queries
-            received = measured.received[:, : keys.shape[1]] / max(1, len(measured.places))
+            received = measured.received[:, : keys.shape[1]] / max(
+                1, len(measured.places)
+            )
             self.first[site.name] = {
                 "thumbnail": measured.thumbnail.float().cpu().numpy(),
                 "first_key": measured.first_key.float().cpu().numpy(),
@@ -295,20 +316,36 @@ class Tally:
 
         What is measured here goes by another name, since texts have it, too: "after_same" is "induction" of a survey.
         """
-        document = replace(document, real_rows=torch.arange(call.n_queries) >= self.second_half)
+        document = replace(
+            document, real_rows=torch.arange(call.n_queries) >= self.second_half
+        )
         kinds = {"scores": _means(measure(call, b, document, top=False))}
         if not self.is_control:
             kinds["uniform"] = self._even(f"repeated {number}", site, call, b, document)
-        names = {item.repeated: key for key, item in all_statistics().items() if item.repeated}
+        names = {
+            item.repeated: key
+            for key, item in all_statistics().items()
+            if item.repeated
+        }
         for kind, means in kinds.items():
-            repeated = {names[name]: values for name, values in means.items() if name in names}
+            repeated = {
+                names[name]: values for name, values in means.items() if name in names
+            }
             self._add(kind, site, repeated)
 
-    def _add_examples(self, number: int, site: Site, measured: Measured, start: int) -> None:
+    def _add_examples(
+        self, number: int, site: Site, measured: Measured, start: int
+    ) -> None:
         """Of each head the row with the largest weight on another token than the first and itself."""
         rows, argmax = (measured.places + start).cpu(), measured.argmax.cpu()
         is_trivial = (argmax == 0) | (argmax == rows)  # there most heads rest
-        weights, at = measured.rows["confidence"].cpu().double().masked_fill(is_trivial, -1).max(1)
+        weights, at = (
+            measured.rows["confidence"]
+            .cpu()
+            .double()
+            .masked_fill(is_trivial, -1)
+            .max(1)
+        )
         keys = argmax.gather(1, at[:, None])[:, 0]
         of_heads = zip(weights.tolist(), rows[at].tolist(), keys.tolist(), strict=True)
         for head, (weight, row, key) in zip(site.heads, of_heads, strict=True):
@@ -316,7 +353,9 @@ class Tally:
                 best = [*self.examples[head], (-weight, number, row, key)]
                 self.examples[head] = sorted(best)[:EXAMPLES]
 
-    def _even(self, text: int | str, site: Site, call: Call, b: int, document: Document) -> Means:
+    def _even(
+        self, text: int | str, site: Site, call: Call, b: int, document: Document
+    ) -> Means:
         """The statistics of even attention on a document, (1,) each.
 
         They hang on the mask and the document alone. So they are measured once for all layers whose masks are the same
@@ -324,7 +363,9 @@ class Tally:
         """
         T, S = call.n_queries, call.n_keys
         # A mask that is no band answers None.
-        band = (None, None) if call.options.mask is None else call.options.mask.band(T, S)
+        band = (
+            (None, None) if call.options.mask is None else call.options.mask.band(T, S)
+        )
         key: object = text, parse_head(site.head(0))[0], T, S, band, document.start
         # what another layer may attend is not known to be the same
         if band is None or call.weights is not None:
@@ -337,7 +378,9 @@ class Tally:
         for key, values in means.items():
             self.running[kind, site.name][key].add(values)
 
-    def scores(self, site: Site, vocabulary: Tensor | None) -> list[dict[str, Interval]]:
+    def scores(
+        self, site: Site, vocabulary: Tensor | None
+    ) -> list[dict[str, Interval]]:
         """Of each head every score with its interval over documents."""
         of_heads = []
         copied = copying(site, vocabulary)
@@ -352,9 +395,13 @@ class Tally:
                 # offsets -1, 0 and 1 have statistics of their own
                 fractions[REACH - 1 : REACH + 2] = 0
                 scores["positional"] = offsets.interval(h, int(fractions.argmax()))
-            if copied is not None:  # it comes of the weights alone: one number, without an interval
+            if (
+                copied is not None
+            ):  # it comes of the weights alone: one number, without an interval
                 scores["copying"] = Interval(copied[h], copied[h], copied[h], 1)
-            of_heads.append({key: scores[key] for key in all_statistics() if key in scores})
+            of_heads.append(
+                {key: scores[key] for key in all_statistics() if key in scores}
+            )
         return of_heads
 
     def largest(self, vocabulary: Tensor | None) -> dict[str, float]:
@@ -379,7 +426,9 @@ class Tally:
 
 
 def _means(measured: Measured) -> Means:
-    return {key: rows.cpu().double().mean(1).numpy() for key, rows in measured.rows.items()}
+    return {
+        key: rows.cpu().double().mean(1).numpy() for key, rows in measured.rows.items()
+    }
 
 
 def _offset_fractions(measured: Measured, start: int, n_keys: int) -> Tensor:
@@ -389,7 +438,9 @@ def _offset_fractions(measured: Measured, start: int, n_keys: int) -> Tensor:
     the key three tokens before the query.
     """
     at = measured.places.cpu() + start  # (n,) the key at which each query stands
-    key = at[:, None] - torch.arange(-REACH, REACH + 1)  # (n,offsets) the one at each offset
+    key = at[:, None] - torch.arange(
+        -REACH, REACH + 1
+    )  # (n,offsets) the one at each offset
     able = ((key >= 0) & (key < n_keys)).sum(0)  # rows that have it
     # (H,n) the offset at which each row looks, from 1 on; the first and the last bin have what lies beyond reach.
     bins = (at - measured.argmax.cpu() + REACH + 1).clamp(0, 2 * REACH + 2)
@@ -439,7 +490,9 @@ def _survey(
     vocabulary = vocabulary_product(model)
     notes = _notes(folder, text, tally)
     untrained: dict[str, float] | None = None
-    if controls and is_sampled(model) and not has_record(model):  # which says where its layers lie
+    if (
+        controls and is_sampled(model) and not has_record(model)
+    ):  # which says where its layers lie
         notes.append(Note.of("note.no_record", most=f"{WHOLE:,}", family=folder.family))
     elif controls:
         fresh, product = fresh_model(model, seed), vocabulary
@@ -466,7 +519,12 @@ def _survey(
     present = {key for profile in profiles for key in profile.scores}
     # A mask may hide all keys of a role from all heads: even attention has 0 there. Then the role is left out of those
     # that were looked for, and no reader takes it for missing. A statistic without a control counts as 1.
-    possible = {key for profile in profiles for key in present if profile.uniform.get(key, 1.0) > 0}
+    possible = {
+        key
+        for profile in profiles
+        for key in present
+        if profile.uniform.get(key, 1.0) > 0
+    }
     return Survey(
         model=folder.name,
         family=folder.family,
@@ -474,7 +532,9 @@ def _survey(
         n_documents=len(documents),
         n_tokens=sum(map(len, documents)),
         longest=max(map(len, documents)),
-        statistics={key: meaning for key, meaning in meanings.items() if key in present},
+        statistics={
+            key: meaning for key, meaning in meanings.items() if key in present
+        },
         roles=tuple(role for role in roles if role.score in possible),
         untrained=untrained,
         loss=loss,
@@ -489,7 +549,10 @@ def _survey(
 
 def _notes(folder: Folder, text: Text, tally: Tally) -> list[str]:
     """What a reader of the numbers must know."""
-    notes = [*text.about, *(f"{line}." for line in [*missing(folder.model), *tally.notes])]
+    notes = [
+        *text.about,
+        *(f"{line}." for line in [*missing(folder.model), *tally.notes]),
+    ]
     # MLA: values come out of a latent, so no matrix of the head's own tells what it copies. Without W_O, as where heads
     # are spread over processes, or without embeddings no head has it, and there is nothing to say.
     sites = tally.sites.values()
@@ -515,26 +578,36 @@ def _profiles(
     profiles = []
     _, importances, changes = effects
     for site in tally.sites.values():
-        for name, scores in zip(site.heads, tally.scores(site, vocabulary), strict=True):
+        for name, scores in zip(
+            site.heads, tally.scores(site, vocabulary), strict=True
+        ):
             part, layer, head = parse_head(name)
             even, elsewhere, relations = tally.even(site), {}, {}
             for relation, by_head in tally.followed.items():
                 if name not in by_head:  # cross attention follows none
                     continue
-                score = replace(by_head[name], untrained=untrained.get(relation, math.nan))
+                score = replace(
+                    by_head[name], untrained=untrained.get(relation, math.nan)
+                )
                 relations[relation] = score
                 scores[relation], even[relation] = score.mass, score.even
                 # Where no other token has a key at these distances there is no third control.
                 if math.isfinite(score.elsewhere):
                     elsewhere[relation] = score.elsewhere
             earned = [
-                role.name for role in roles if role.earned(scores, even, untrained, elsewhere)
+                role.name
+                for role in roles
+                if role.earned(scores, even, untrained, elsewhere)
             ]
             examples = []
             for minus, document, row, key in tally.examples[name]:
-                looks, at = text.shown([text.documents[document][place] for place in (row, key)])
+                looks, at = text.shown(
+                    [text.documents[document][place] for place in (row, key)]
+                )
                 examples.append(Example(document, row, key, looks, at, -minus))
-            pictures = {key: of_site[head] for key, of_site in tally.first[site.name].items()}
+            pictures = {
+                key: of_site[head] for key, of_site in tally.first[site.name].items()
+            }
             profile = HeadProfile(
                 name=name,
                 part=part,
@@ -567,7 +640,9 @@ def _effects(
     # documents that fit into EFFECTS tokens
     count = bisect_right(list(accumulate(map(len, text.documents))), EFFECTS)
     # With the token that ends a line, where the text has one: a model of lines predicts it, too.
-    ended = [[*ids, *text.end][: folder.context] for ids in text.documents[: max(2, count)]]
+    ended = [
+        [*ids, *text.end][: folder.context] for ids in text.documents[: max(2, count)]
+    ]
     groups = list(batches(ended))
     progress("importance", 0, 1)
     weight = importance(model, groups, after)
@@ -577,13 +652,23 @@ def _effects(
     with torch.no_grad(), ask.evaluating(model):
         losses = [ask.next_token_losses(model, ids, after) for ids in groups]
     loss = float(torch.cat(losses).mean())  # the mean over documents
-    if size is not None and loss > GUESS * math.log(size):  # log V is the loss of an even guess
+    if size is not None and loss > GUESS * math.log(
+        size
+    ):  # log V is the loss of an even guess
         guess = f"{math.log(size):.2f}"
-        notes.append(Note.of("note.guess", loss=f"{loss:.2f}", size=f"{size:,}", guess=guess))
-    return loss, weight, ablation(model, groups, how, partial(progress, "ablation"), after, losses)
+        notes.append(
+            Note.of("note.guess", loss=f"{loss:.2f}", size=f"{size:,}", guess=guess)
+        )
+    return (
+        loss,
+        weight,
+        ablation(model, groups, how, partial(progress, "ablation"), after, losses),
+    )
 
 
-def repeated_tokens(text: Text, context: int | None, seed: int) -> tuple[list[list[int]], int]:
+def repeated_tokens(
+    text: Text, context: int | None, seed: int
+) -> tuple[list[list[int]], int]:
     """PROBES lists of random tokens of the text, no two alike, then the same again; and the row where that begins.
 
     No lists, and row 0, where the text or the model's context has too few tokens.
@@ -625,7 +710,9 @@ def vocabulary_product(model: nn.Module) -> Tensor | None:
     wide = torch.promote_types(embed.dtype, torch.float32)
     total = torch.zeros(C, C, dtype=wide, device=embed.device)
     # no wide copy of the whole
-    for first, second in zip(torch.split(embed, ROWS), torch.split(unembed, ROWS), strict=True):
+    for first, second in zip(
+        torch.split(embed, ROWS), torch.split(unembed, ROWS), strict=True
+    ):
         total.addmm_(first.to(wide).T, second.to(wide))
     return total
 
@@ -641,25 +728,33 @@ def copying(site: Site, vocabulary: Tensor | None) -> list[float] | None:
     """
     with loaded(*filter(None, [site.module, site.projection])):
         H, w_o, w_v = site.n_heads, site.w_o, site.w_v
-    writes_logits = not site.cross and not site.name.startswith("encoder.")  # beside a decoder
+    writes_logits = not site.cross and not site.name.startswith(
+        "encoder."
+    )  # beside a decoder
     if vocabulary is None or w_o is None or w_v is None or not writes_logits:
         return None
     C = len(vocabulary)
-    if w_o.shape[0] != C or w_v.shape[1] != C or w_o.shape[1] % H:  # (C,H*E) and (G*E,C)
+    if (
+        w_o.shape[0] != C or w_v.shape[1] != C or w_o.shape[1] % H
+    ):  # (C,H*E) and (G*E,C)
         return None
     E = w_o.shape[1] // H
     G = w_v.shape[0] // E
     if w_v.shape[0] % E or H % G:
         return None
     # (H,E,C)
-    read = (w_v.to(vocabulary) @ vocabulary).reshape(G, E, C).repeat_interleave(H // G, 0)
+    read = (
+        (w_v.to(vocabulary) @ vocabulary).reshape(G, E, C).repeat_interleave(H // G, 0)
+    )
     through = read @ w_o.to(vocabulary).reshape(C, H, E).transpose(0, 1)  # (H,E,E)
     # in matrices as small as these threads wait for each other: two take ten times as long
     with one_thread():
         values = torch.linalg.eigvals(through)
     # a silent head, whose eigenvalues are all 0, gets 0 / tiny
     tiny = torch.finfo(values.real.dtype).tiny
-    ratios: list[float] = (values.sum(-1).real / values.abs().sum(-1).clamp(min=tiny)).tolist()
+    ratios: list[float] = (
+        values.sum(-1).real / values.abs().sum(-1).clamp(min=tiny)
+    ).tolist()
     return ratios
 
 
@@ -668,7 +763,9 @@ def is_sampled(model: nn.Module) -> bool:
 
     Only models of transformers, whose configs have `num_hidden_layers`, can be built with fewer layers.
     """
-    return _size(model) > WHOLE and hasattr(getattr(model, "config", None), "num_hidden_layers")
+    return _size(model) > WHOLE and hasattr(
+        getattr(model, "config", None), "num_hidden_layers"
+    )
 
 
 def _size(model: nn.Module) -> int:
@@ -694,9 +791,14 @@ def fresh_model(model: Any, seed: int) -> nn.Module:
         fresh = type(model)._from_config(config, dtype=model.dtype)
     inside = {part for block in blocks(fresh) for part in block.modules()}
     for path, module in model.named_modules(remove_duplicate=False):
-        with suppress(AttributeError), loaded(module):  # it has layers that the control has not
+        with (
+            suppress(AttributeError),
+            loaded(module),
+        ):  # it has layers that the control has not
             part = fresh.get_submodule(path)
             if part not in inside:
                 for name, weights in module.named_parameters(recurse=False):
-                    setattr(part, name, nn.Parameter(weights.detach(), requires_grad=False))
+                    setattr(
+                        part, name, nn.Parameter(weights.detach(), requires_grad=False)
+                    )
     return fresh.to(ask.device_of(model)).eval()

@@ -81,10 +81,14 @@ class HeadRow(Statistics[V]):
         parts = []
         if "distance" in means:  # not in cross attention
             direction = "back" if means["distance"] >= 0 else "ahead"
-            parts.append(f"looks {abs(means['distance']):.1f} tokens {direction} on average")
+            parts.append(
+                f"looks {abs(means['distance']):.1f} tokens {direction} on average"
+            )
         # Every survey and every watched call has these two.
         parts.append(f"its largest weight is {means['confidence']:.2f} on average")
-        parts.append(f"{100 * means['first']:.0f} % of its attention rests on the first token")
+        parts.append(
+            f"{100 * means['first']:.0f} % of its attention rests on the first token"
+        )
         sentence = "; ".join(parts) + "."
         return sentence[0].upper() + sentence[1:]
 
@@ -120,9 +124,12 @@ class HeadTable(Mapping[str, H]):
         columns = dict(self.columns())
         means = [head.means for head in self.values()]
         for name in self.measured():
-            columns[name] = [number(of_head.get(name), 3) for of_head in means]  # with 3 decimals
+            columns[name] = [
+                number(of_head.get(name), 3) for of_head in means
+            ]  # with 3 decimals
         return Table(
-            ["head", *columns], [list(row) for row in zip(self, *columns.values(), strict=True)]
+            ["head", *columns],
+            [list(row) for row in zip(self, *columns.values(), strict=True)],
         )
 
     def text(self, width: int = 100) -> str:
@@ -158,13 +165,17 @@ class Role:
     meaning: str  # in a line
     source: str  # the paper that the role is from, or where the pairs of a relation come from
 
-    def earned(self, scores: Mapping[str, Interval], *controls: Mapping[str, float]) -> bool:
+    def earned(
+        self, scores: Mapping[str, Interval], *controls: Mapping[str, float]
+    ) -> bool:
         """Does a head with these scores have the role? A control has the number of each statistic that it knows."""
         if self.score not in scores:
             return False
         score = scores[self.score]
         limits = [control.get(self.score, -inf) for control in controls]
-        return score.mean >= self.threshold and all(score.low > limit for limit in limits)
+        return score.mean >= self.threshold and all(
+            score.low > limit for limit in limits
+        )
 
 
 @dataclass(frozen=True)
@@ -199,8 +210,14 @@ class Followed:
     @property
     def lead(self) -> float:
         """How far the mass lies above the highest of the three controls."""
-        controls = self.even, self.elsewhere, self.untrained  # the first is always a number
-        return self.mass.mean - max(control for control in controls if not math.isnan(control))
+        controls = (
+            self.even,
+            self.elsewhere,
+            self.untrained,
+        )  # the first is always a number
+        return self.mass.mean - max(
+            control for control in controls if not math.isnan(control)
+        )
 
 
 @dataclass(frozen=True)
@@ -228,9 +245,9 @@ def relation_role(relation: Relation) -> Role:
 # The roles that are looked for in every model. Their meanings, in two languages, stand in words.toml, by the name.
 ROLES = tuple(
     Role(name, score, threshold, Note.of(key_of("job", name)), source)
-    for name, score, threshold, source in tomllib.loads(read_text(packaged("roles", "toml")))[
-        "roles"
-    ]
+    for name, score, threshold, source in tomllib.loads(
+        read_text(packaged("roles", "toml"))
+    )["roles"]
 )
 
 
@@ -259,8 +276,12 @@ class HeadProfile(HeadRow[Interval]):
     # (n,k) for each token of the passage the keys with the largest weights ...
     top_keys: NDArray[np.int64]
     top_weights: Array  # (n,k) ... and those weights, largest first; 0 where there are fewer keys
-    relations: dict[str, Followed] = field(default_factory=dict)  # by name of `Survey.relations`
-    examples: tuple[Example, ...] = ()  # of different documents, the largest weight first
+    relations: dict[str, Followed] = field(
+        default_factory=dict
+    )  # by name of `Survey.relations`
+    examples: tuple[
+        Example, ...
+    ] = ()  # of different documents, the largest weight first
 
     def __getitem__(self, name: str) -> Interval:
         """The mean of a statistic and its interval over documents."""
@@ -284,7 +305,9 @@ class HeadProfile(HeadRow[Interval]):
 
     def in_words(self) -> str:
         return (
-            f"({', '.join(self.roles)}) {super().in_words()}" if self.roles else super().in_words()
+            f"({', '.join(self.roles)}) {super().in_words()}"
+            if self.roles
+            else super().in_words()
         )
 
 
@@ -302,7 +325,9 @@ class Survey(HeadTable[HeadProfile]):
     roles: tuple[Role, ...]  # those that were looked for
     # Control: statistic -> the largest score of any head of the same model with untrained weights. None: not measured.
     untrained: dict[str, float] | None
-    loss: float | None  # mean next-token loss of the documents that were ablated, nats a token
+    loss: (
+        float | None
+    )  # mean next-token loss of the documents that were ablated, nats a token
     ablated: str | None  # "zero" or "mean"; None where heads were not silenced
     # the first document as text, at most 1,024 tokens; its first n are the passage
     tokens: tuple[str, ...]
@@ -330,15 +355,21 @@ class Survey(HeadTable[HeadProfile]):
         high."""
         rows = []
         for profile in self.profiles:
-            row = {key: getattr(profile, key) for key in ("name", "part", "layer", "head")}
+            row = {
+                key: getattr(profile, key) for key in ("name", "part", "layer", "head")
+            }
             row["roles"] = "; ".join(profile.roles)
             for key in self.statistics:
                 row |= _mean_and_bounds(key, profile.scores.get(key))
                 row[f"{key}_uniform"] = _finite(profile.uniform.get(key))
             for relation in self.relations:
                 score, key = profile.relations.get(relation.name), relation.name
-                row[f"{key}_accuracy"] = None if score is None else _finite(score.accuracy.mean)
-                row[f"{key}_elsewhere"] = None if score is None else _finite(score.elsewhere)
+                row[f"{key}_accuracy"] = (
+                    None if score is None else _finite(score.accuracy.mean)
+                )
+                row[f"{key}_elsewhere"] = (
+                    None if score is None else _finite(score.elsewhere)
+                )
             row["importance"] = _finite(profile.importance)
             rows.append(row | _mean_and_bounds("ablation", profile.ablation))
         return rows
@@ -351,7 +382,8 @@ class Survey(HeadTable[HeadProfile]):
 
     def columns(self) -> dict[str, Sequence[Cell]]:
         losses = [
-            None if profile.ablation is None else profile.ablation.mean for profile in self.profiles
+            None if profile.ablation is None else profile.ablation.mean
+            for profile in self.profiles
         ]
         return {
             "roles": [", ".join(profile.roles) for profile in self.profiles],
@@ -360,8 +392,14 @@ class Survey(HeadTable[HeadProfile]):
 
 
 def _mean_and_bounds(key: str, value: Interval | None) -> Row:
-    mean, low, high = (None, None, None) if value is None else (value.mean, value.low, value.high)
-    return {key: _finite(mean), f"{key}_low": _finite(low), f"{key}_high": _finite(high)}
+    mean, low, high = (
+        (None, None, None) if value is None else (value.mean, value.low, value.high)
+    )
+    return {
+        key: _finite(mean),
+        f"{key}_low": _finite(low),
+        f"{key}_high": _finite(high),
+    }
 
 
 def _finite(value: float | None) -> float | None:
@@ -380,7 +418,9 @@ class StoryHead:
     head: str
     # to the logit of the answer, minus that of the other, nats; None: not known of this model
     adds: float | None
-    at: int | None  # the position where it acts; None where it reads another text than `tokens`
+    at: (
+        int | None
+    )  # the position where it acts; None where it reads another text than `tokens`
     # from there: positions and weights, the three strongest that are no specials
     looks: tuple[tuple[int, float], ...]
     # change of the answer's log-probability when the head is silenced, nats; None: not measured
@@ -417,7 +457,9 @@ class Story:
     # Round choices. A lower CLEAR or a higher MOST makes a longer story, which takes longer to measure.
     # share of the difference that a head must carry to have a place in the story
     CLEAR: ClassVar[float] = 0.1
-    MOST: ClassVar[int] = 12  # heads that are silenced, followed, and shown in the table
+    MOST: ClassVar[int] = (
+        12  # heads that are silenced, followed, and shown in the table
+    )
 
     model: str
     asks: str  # which token the model answers with: "next", "masked" or "first"
@@ -439,7 +481,9 @@ class Story:
     embedding: float | None
     bias: float | None
     feed_forwards: dict[str, float]
-    layers: tuple[str, ...]  # of the model, from the first to the last: L0, or encoder.L0
+    layers: tuple[
+        str, ...
+    ]  # of the model, from the first to the last: L0, or encoder.L0
     # all heads: those that carry most first, or, without a corrupted text, that add most
     heads: tuple[StoryHead, ...]
     keys: tuple[StoryKeys, ...]  # of the key/value heads that the first of these read
@@ -457,34 +501,54 @@ class Story:
     @property
     def told(self) -> list[StoryHead]:
         """The heads that have a place in the story: those with a clear share, or else the three that move most."""
-        clear = [part for part in self.heads[: self.MOST] if abs(part.brings or 0.0) >= self.CLEAR]
+        clear = [
+            part
+            for part in self.heads[: self.MOST]
+            if abs(part.brings or 0.0) >= self.CLEAR
+        ]
         return clear or list(self.heads[:3])
 
     def opening(self, lang: str = "en") -> list[str]:
         """What is predicted, what it is compared with, and which heads bring it and which work against it."""
-        values = self._words() | {"text": _plain(self.prompt), "chance": f"{self.probability:.3f}"}
+        values = self._words() | {
+            "text": _plain(self.prompt),
+            "chance": f"{self.probability:.3f}",
+        }
         lines = [phrase(f"why.predicts_{self.asks}", lang, **values)]
         if self.predicted != self.answer:
             chance = f"{self.predicted_probability:.3f}"
-            lines.append(phrase("why.rather", lang, predicted=_bare(self.predicted), chance=chance))
+            lines.append(
+                phrase(
+                    "why.rather", lang, predicted=_bare(self.predicted), chance=chance
+                )
+            )
         if self.corrupted_value is None:
             lines.append(phrase("why.compared", lang, **values))
         else:
             clean, corrupted = (
                 number(value, 2) for value in (self.clean_value, self.corrupted_value)
             )
-            values |= {"text": _plain(self.corrupt or ""), "clean": clean, "corrupted": corrupted}
+            values |= {
+                "text": _plain(self.corrupt or ""),
+                "clean": clean,
+                "corrupted": corrupted,
+            }
             lines.append(phrase(f"why.corrupted_{self.counts}", lang, **values))
         return [*lines, *self._sides(lang)]
 
     def _sides(self, lang: str) -> list[str]:
         """The heads on either side, the strongest first, in a line each."""
         lines = []
-        for key, sign in (("why.bring", 1), ("why.against", -1)):  # moves above 0, and below
+        for key, sign in (
+            ("why.bring", 1),
+            ("why.against", -1),
+        ):  # moves above 0, and below
             heads = [part for part in self.told if sign * self.moves(part) > 0]
             names = ", ".join(f"*{part.head}* ({self._amount(part)})" for part in heads)
             if heads:
-                lines.append(phrase(key, lang, heads=names, count=len(heads), **self._words()))
+                lines.append(
+                    phrase(key, lang, heads=names, count=len(heads), **self._words())
+                )
         return lines
 
     def _amount(self, part: StoryHead) -> str:
@@ -508,14 +572,20 @@ class Story:
             t, weight = part.looks[0]  # the strongest
             # Without a place it is a cross attention: its query is what the decoder writes, its keys are these tokens.
             key, here = (
-                ("why.looks", "") if part.at is None else ("why.looks_from", self.word(part.at))
+                ("why.looks", "")
+                if part.at is None
+                else ("why.looks_from", self.word(part.at))
             )
-            words.append(phrase(key, lang, here=here, at=self.word(t), weight=f"{weight:.2f}"))
+            words.append(
+                phrase(key, lang, here=here, at=self.word(t), weight=f"{weight:.2f}")
+            )
         if part.without is not None:
             # `without` is a change of the logarithm, so it multiplies the chance.
             chances = (self.probability, self.probability * math.exp(part.without))
             before, after = (f"{chance:.3f}" for chance in chances)
-            words.append(phrase("why.without", lang, before=before, after=after, **values))
+            words.append(
+                phrase("why.without", lang, before=before, after=after, **values)
+            )
         return " ".join(words)
 
     def word(self, t: int) -> str:
@@ -542,7 +612,9 @@ class Story:
         """What the numbers mean, key/value heads and paths, and what a reader must know."""
         lines = []
         if self.embedding is not None and self.bias is not None:
-            adds = math.fsum(part.adds or 0.0 for part in self.heads)  # all heads together
+            adds = math.fsum(
+                part.adds or 0.0 for part in self.heads
+            )  # all heads together
             values = {
                 "logit": f"{self.logit:.2f}",
                 "heads": f"{adds:+.2f}",
@@ -569,7 +641,10 @@ class Story:
 
     def print(self, console: Console) -> None:
         """One screen: the prediction, the heads that matter in words, then in a table, and the paths."""
-        for line in (*self.opening(), *(f"  {self.sentence(part)}" for part in self.told)):
+        for line in (
+            *self.opening(),
+            *(f"  {self.sentence(part)}" for part in self.told),
+        ):
             # stars are for HTML, which shows what they enclose in bold
             say(console, line.replace("*", ""))
         self.table().print(console, left=(0, 3))  # heads, and where they look

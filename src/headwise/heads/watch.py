@@ -20,7 +20,12 @@ from headwise.corpus.tokens import Ids
 from headwise.errors import HeadwiseError, MissingError
 from headwise.heads.blocks import THUMBNAIL, Factors, Measured, measure, row_weights
 from headwise.heads.documents import Document, listening, some_rows, unpacked
-from headwise.heads.statistics import Statistics, all_statistics, unknown_head, unknown_statistic
+from headwise.heads.statistics import (
+    Statistics,
+    all_statistics,
+    unknown_head,
+    unknown_statistic,
+)
 from headwise.heads.table import Array, HeadRow, HeadTable, Row
 from headwise.intervals import Interval, interval_of
 from headwise.models.ask import context_of, evaluating, run_body
@@ -33,7 +38,9 @@ from headwise.words import Note
 # of a head that are kept on request: 4 MiB, of all heads of a large model some GiB
 MOST_WEIGHTS = 2**20
 LONGEST = 400  # tokens of a text whose maps are drawn; every head keeps a T x T map
-CELLS = 2**20  # numbers of all maps that are drawn beside a survey: they all stand in one page
+CELLS = (
+    2**20
+)  # numbers of all maps that are drawn beside a survey: they all stand in one page
 
 Shown = Callable[[Ids], Sequence[str]]  # ids as a reader should see them, one by one
 
@@ -47,22 +54,33 @@ class _SeenSite:
         self.documents: list[int] = []  # rows of each
         # (H,T,S), or some rows, of the last document that had such rows
         self.maps: Array | None = None
-        self.image: Tensor | None = None  # (S,) bool, which keys of that document are of an image
+        self.image: Tensor | None = (
+            None  # (S,) bool, which keys of that document are of an image
+        )
         # sum of the outputs; a document makes it (H,E)
         self.out_sum: NDArray[np.float64] = np.zeros(())
 
     def add(self, measured: Measured, document: Document) -> None:
         # A statistic that this document lacks is dropped: its mean would be over some documents, and not say so.
-        self.parts = {name: parts for name, parts in self.parts.items() if name in measured.rows}
+        self.parts = {
+            name: parts for name, parts in self.parts.items() if name in measured.rows
+        }
         for name, parts in self.parts.items():
             parts.append(as_numpy(measured.rows[name]))
         n_rows = len(measured.places)
         self.documents.append(n_rows)
         # The mean times its rows: the sum over this document, in float64 since many are added up.
-        self.out_sum = self.out_sum + as_numpy(measured.mean_out).astype(np.float64) * n_rows
+        self.out_sum = (
+            self.out_sum + as_numpy(measured.mean_out).astype(np.float64) * n_rows
+        )
         self.received = as_numpy(measured.received)  # (H,S)
-        self.thumbnail = as_numpy(measured.thumbnail)  # (H,b,b), b blocks of queries and of keys
-        ids = _real(document.q_ids, document.real_rows), _real(document.k_ids, document.real_keys)
+        self.thumbnail = as_numpy(
+            measured.thumbnail
+        )  # (H,b,b), b blocks of queries and of keys
+        ids = (
+            _real(document.q_ids, document.real_rows),
+            _real(document.k_ids, document.real_keys),
+        )
         # of the queries and the keys, where the text is short
         self.ids = ids if all(map(len, ids)) else None
 
@@ -101,7 +119,9 @@ class SeenHead(HeadRow[float]):
 
     name: str  # `HeadRow` has it as a property, and so the type checker asks for this line
 
-    def __init__(self, name: str, site: _SeenSite, head: int, shown: Shown | None) -> None:
+    def __init__(
+        self, name: str, site: _SeenSite, head: int, shown: Shown | None
+    ) -> None:
         self.name = name
         self.rows = Rows(site, head)
         self._site, self._head, self._shown = site, head, shown
@@ -160,13 +180,19 @@ class SeenHead(HeadRow[float]):
     @property
     def image_map(self) -> Array:
         """The columns of `map` that are of an image; all of them in a tower that reads nothing but images."""
-        return self.map if self._site.image is None else self.map[:, self._site.image.cpu().numpy()]
+        return (
+            self.map
+            if self._site.image is None
+            else self.map[:, self._site.image.cpu().numpy()]
+        )
 
     @property
     def mean_out(self) -> Array:
         """Mean of the head's output over all rows, (E,)."""
         # 0 without rows
-        return np.asarray(self._site.out_sum[self._head] / max(1, self._site.n_rows), np.float32)
+        return np.asarray(
+            self._site.out_sum[self._head] / max(1, self._site.n_rows), np.float32
+        )
 
     @property
     def tokens(self) -> tuple[Sequence[str], Sequence[str]] | None:
@@ -202,7 +228,9 @@ class Seen(HeadTable[SeenHead]):
     `shown` shows ids as text; without it they are shown as numbers.
     """
 
-    def __init__(self, sites: Sequence[Site], shown: Shown | None, notes: Sequence[str]) -> None:
+    def __init__(
+        self, sites: Sequence[Site], shown: Shown | None, notes: Sequence[str]
+    ) -> None:
         # Site -> names of its heads. How many some have is known only once they have run: then `add` puts them here.
         self._heads = {site.name: site.heads for site in sites}
         self._shown = shown
@@ -232,10 +260,15 @@ class Seen(HeadTable[SeenHead]):
     def add_maps(self, site: Site, weights: Tensor, document: Document) -> None:
         """The whole maps (H,T,S) of one document, or some rows of them."""
         of_site = self._sites[site.name]
-        of_site.maps, of_site.image = as_numpy(weights), (document.marks or {}).get("image")
+        of_site.maps, of_site.image = (
+            as_numpy(weights),
+            (document.marks or {}).get("image"),
+        )
 
     @property
-    def _known(self) -> list[str]:  # all heads of the model, also those that have not run
+    def _known(
+        self,
+    ) -> list[str]:  # all heads of the model, also those that have not run
         return [head for heads in self._heads.values() for head in heads]
 
     def __getitem__(self, name: str) -> SeenHead:
@@ -254,7 +287,10 @@ class Seen(HeadTable[SeenHead]):
         return len(self._seen)
 
     def records(self) -> list[Row]:
-        return [{"name": name, "rows": head.n_rows, **head.means} for name, head in self.items()]
+        return [
+            {"name": name, "rows": head.n_rows, **head.means}
+            for name, head in self.items()
+        ]
 
     def __repr__(self) -> str:
         rows = max((site.n_rows for site in self._sites.values()), default=0)
@@ -334,18 +370,29 @@ def watch(
     sets = {name: torch.tensor(list(ids)) for name, ids in (marks or {}).items()}
 
     def mark(ids: Tensor) -> dict[str, Tensor]:
-        return {name: torch.isin(ids, tokens.to(ids.device)) for name, tokens in sets.items()}
+        return {
+            name: torch.isin(ids, tokens.to(ids.device))
+            for name, tokens in sets.items()
+        }
 
     def note(site: Site, call: Call, documents: Sequence[Document]) -> None:
         T = call.n_queries
-        seen.note(call.note)  # "", which `seen` drops, where the call's numbers need no word
+        seen.note(
+            call.note
+        )  # "", which `seen` drops, where the call's numbers need no word
         # The rows whose maps are kept: all, those of the list that the text has (-1 is the last one), or none.
-        kept = range(T) if maps is True else [row % T for row in maps or () if -T <= row < T]
+        kept = (
+            range(T)
+            if maps is True
+            else [row % T for row in maps or () if -T <= row < T]
+        )
         for b, document in enumerate(documents):
             for part, of_part in unpacked(call, b, document):
                 some = some_rows(of_part, part.n_queries, rows, seed)
                 # top=False: the strongest key, which no statistic shown here needs, is not looked for.
-                measured = measure(part, b, some, offsets, factors.of(site, part), top=False)
+                measured = measure(
+                    part, b, some, offsets, factors.of(site, part), top=False
+                )
                 seen.add(site, measured, some)
             if kept:
                 seen.add_maps(site, _maps(call, b, kept), document)
@@ -370,24 +417,34 @@ def _maps(call: Call, b: int, rows: Sequence[int]) -> Tensor:
 
 
 def _check(
-    offsets: Sequence[int], marks: Mapping[str, Sequence[int]], maps: bool | Sequence[int]
+    offsets: Sequence[int],
+    marks: Mapping[str, Sequence[int]],
+    maps: bool | Sequence[int],
 ) -> None:
     if not _are_whole(offsets) or min(offsets, default=1) < 1:
-        raise HeadwiseError(f"offsets={offsets!r} must be distances of at least 1, such as (1, 2)")
+        raise HeadwiseError(
+            f"offsets={offsets!r} must be distances of at least 1, such as (1, 2)"
+        )
     if not isinstance(maps, bool) and not (_are_whole(maps) and maps):
-        raise HeadwiseError(f"maps={maps!r} must be True, False or a list of rows, such as [-1]")
+        raise HeadwiseError(
+            f"maps={maps!r} must be True, False or a list of rows, such as [-1]"
+        )
     table = all_statistics()
     for name in marks:
         # A set of keys is shown as a statistic of its name. "delimiter" and "rare" are in the table of statistics,
         # too: each needs a marked set of its own name, and that may be given here.
-        if name.startswith("offset_") or (name in table and name not in table[name].needs):
+        if name.startswith("offset_") or (
+            name in table and name not in table[name].needs
+        ):
             raise HeadwiseError(
                 f"marks={name!r} is how a statistic is called; choose another name for the set of keys"
             )
 
 
 def _are_whole(numbers: object) -> bool:  # `type`, since isinstance(True, int) holds
-    return isinstance(numbers, Sequence) and all(type(number) is int for number in numbers)
+    return isinstance(numbers, Sequence) and all(
+        type(number) is int for number in numbers
+    )
 
 
 @torch.no_grad()
@@ -400,7 +457,11 @@ def head_maps(model: nn.Module, ids: Ids, tokens: Sequence[str], name: str) -> H
     """
     # a model without a context reads texts of any length
     longest = min(LONGEST, context_of(model) or LONGEST)
-    why = "the model's context" if longest < LONGEST else "the most that whole maps are drawn for"
+    why = (
+        "the model's context"
+        if longest < LONGEST
+        else "the most that whole maps are drawn for"
+    )
     require_text(ids, longest, why)
     maps: list[HeadMap] = []
 
@@ -411,7 +472,9 @@ def head_maps(model: nn.Module, ids: Ids, tokens: Sequence[str], name: str) -> H
                 f"{name} has several stacks ({site.name}), and maps are drawn for one; use watch"
             )
         weights_hts = as_numpy(row_weights(call, 0, range(call.n_queries)))
-        maps.extend(HeadMap(layer, head, weights) for head, weights in enumerate(weights_hts))
+        maps.extend(
+            HeadMap(layer, head, weights) for head, weights in enumerate(weights_hts)
+        )
 
     with listening(model, keep), evaluating(model):
         run_body(model, torch.tensor([list(ids)]))

@@ -26,7 +26,9 @@ from headwise.models.ask import answering, evaluating
 from headwise.models.open import folder_of, row_of, tokens_of
 from headwise.words import Note
 
-Progress = Callable[[str, int, int], None]  # the name of a stage, the steps done, and of all
+Progress = Callable[
+    [str, int, int], None
+]  # the name of a stage, the steps done, and of all
 
 # Positions at which a head is patched alone, at most: those where what it gives differs most between the two texts.
 # A round choice: each one more costs a variant of the text for each of the first heads.
@@ -80,12 +82,18 @@ def why(
         rival = second
         if rival is None:  # the likeliest other token
             rival = next(i for i in text.answer.topk(2).indices.tolist() if i != token)
-        study = None if corrupted is None else Study(passes, text, corrupted, token, second)
+        study = (
+            None if corrupted is None else Study(passes, text, corrupted, token, second)
+        )
         parts = _parts(passes, question, rows, text, (token, rival), notes)
         heads = _heads(_Asked(passes, question, text, study, parts, progress), token)
         keys, paths = _read_by(study, heads[: Story.MOST], progress, notes)
     row = text.answer.cpu().double()  # some devices have no float64
-    chances, shown, difference = row.softmax(-1), question.shown, float(row[token] - row[rival])
+    chances, shown, difference = (
+        row.softmax(-1),
+        question.shown,
+        float(row[token] - row[rival]),
+    )
     predicted = int(row.argmax())
     return Story(
         model=folder_of(model).name,
@@ -115,13 +123,21 @@ def why(
 
 
 def check_question(
-    prompt: str, corrupt: str | None, words: Iterable[str | None], tokens: TextTokens | None
+    prompt: str,
+    corrupt: str | None,
+    words: Iterable[str | None],
+    tokens: TextTokens | None,
 ) -> None:
     """Refuse before weights are read what the tokenizer tells: texts of other lengths, an answer of several tokens."""
-    if tokens is None or not prompt.strip():  # `why` refuses these itself, when the model is open
+    if (
+        tokens is None or not prompt.strip()
+    ):  # `why` refuses these itself, when the model is open
         return
     if corrupt is not None:
-        texts = [_Question("next", tokens, list(tokens.prompt(text))) for text in (prompt, corrupt)]
+        texts = [
+            _Question("next", tokens, list(tokens.prompt(text)))
+            for text in (prompt, corrupt)
+        ]
         _check_twin(*texts)
     for word in filter(None, words):
         _choices(tokens, word)
@@ -195,7 +211,8 @@ def _compared(
 ) -> tuple[int, int | None]:
     """The token that is explained, and what it is compared with: None where both texts are answered with it."""
     token, second = (
-        None if word is None else _token(question, word, text.answer, notes) for word in words
+        None if word is None else _token(question, word, text.answer, notes)
+        for word in words
     )
     if token is None:
         token = int(text.answer.argmax())
@@ -213,9 +230,13 @@ def _token(question: _Question, word: str | int, row: Tensor, notes: list[str]) 
     """The id of an answer, which is an id or a word; of the tokens that a word can be the likeliest by logits (V,)."""
     if not isinstance(word, str):
         if not 0 <= word < len(row):
-            raise HeadwiseError(f"the token {word} is outside the vocabulary of {len(row)} tokens")
+            raise HeadwiseError(
+                f"the token {word} is outside the vocabulary of {len(row)} tokens"
+            )
         return word
-    assert question.tokens is not None  # `why` refuses a word where there is no tokenizer
+    assert (
+        question.tokens is not None
+    )  # `why` refuses a word where there is no tokenizer
     token = max(_choices(question.tokens, word), key=lambda i: float(row[i]))
     shown = repr(question.shown([token])[0])
     notes.append(Note.of("why.token", word=repr(word), token=shown, id=token))
@@ -255,7 +276,9 @@ def _parts(
                 f"{type(passes.model).__name__} turns the last hidden state into logits in more than one step"
             )
         if question.way == "first":
-            raise HeadwiseError("what an encoder adds reaches the logits through the decoder alone")
+            raise HeadwiseError(
+                "what an encoder adds reaches the logits through the decoder alone"
+            )
         return added(passes, rows, text, target, len(question.ids) - 1)
     except HeadwiseError as error:
         notes.append(Note.of("why.no_parts", reason=str(error)))
@@ -280,7 +303,9 @@ def _heads(asked: _Asked, token: int) -> list[StoryHead]:
     brings, adds = dict[str, float](), dict[str, float]()
     if asked.study is not None:
         progress = partial(asked.progress, "patching heads")
-        brings = asked.study.effects("out", {name: [name] for name in names}, progress=progress)
+        brings = asked.study.effects(
+            "out", {name: [name] for name in names}, progress=progress
+        )
     if asked.parts is not None:
         adds = asked.parts.heads
     size = brings or adds
@@ -296,7 +321,9 @@ def _heads(asked: _Asked, token: int) -> list[StoryHead]:
     for name in ranked:
         at, looks = _looks(asked, name, places.get(name, {}), weights)
         heads.append(
-            StoryHead(name, adds.get(name), at, looks, without.get(name), brings.get(name))
+            StoryHead(
+                name, adds.get(name), at, looks, without.get(name), brings.get(name)
+            )
         )
     return heads
 
@@ -314,7 +341,9 @@ def _without(asked: _Asked, names: Iterable[str], token: int) -> dict[str, float
         site, h = place_of(name)
         variants[name] = {site: Edit({h: torch.zeros_like(text.calls[site].out[0, h])})}
     progress = partial(asked.progress, "silencing heads")
-    return asked.passes.ask(text, variants, lambda row: chance(row) - before, progress=progress)
+    return asked.passes.ask(
+        text, variants, lambda row: chance(row) - before, progress=progress
+    )
 
 
 def _places(asked: _Asked, names: Iterable[str]) -> dict[str, dict[int, float]]:
@@ -327,7 +356,9 @@ def _places(asked: _Asked, names: Iterable[str]) -> dict[str, dict[int, float]]:
         site, h = place_of(name)
         if asked.question.way == "first" and not site.startswith("encoder."):
             continue  # a head of the decoder, which has its own text
-        clean, corrupted = (text.calls[site].out[0, h] for text in (study.clean_text, study.text))
+        clean, corrupted = (
+            text.calls[site].out[0, h] for text in (study.clean_text, study.text)
+        )
         distance = (clean - corrupted).float().norm(dim=-1)  # (T,)
         for t in distance.argsort(descending=True)[:PLACES].tolist():
             if distance[t] > 0:
@@ -340,7 +371,10 @@ def _places(asked: _Asked, names: Iterable[str]) -> dict[str, dict[int, float]]:
 
 
 def _looks(
-    asked: _Asked, name: str, places: Mapping[int, float], weights: Callable[[str, int], Tensor]
+    asked: _Asked,
+    name: str,
+    places: Mapping[int, float],
+    weights: Callable[[str, int], Tensor],
 ) -> tuple[int | None, tuple[tuple[int, float], ...]]:
     """Where a head acts, and the three places that it looks at most from there, with their weights.
 
@@ -364,7 +398,10 @@ def _looks(
 
 
 def _read_by(
-    study: Study | None, heads: Sequence[StoryHead], progress: Progress, notes: list[str]
+    study: Study | None,
+    heads: Sequence[StoryHead],
+    progress: Progress,
+    notes: list[str],
 ) -> tuple[list[StoryKeys], list[StoryPath]]:
     """What the keys and values of these heads carry, and the clear paths to them, the strongest first."""
     if study is None:
@@ -381,17 +418,25 @@ def _read_by(
     except HeadwiseError as error:  # a module makes its weights itself
         notes.append(Note.of("why.no_keys", reason=str(error)))
         return [], []
-    effects = study.ask(variants, early=True, progress=partial(progress, "patching keys"))
+    effects = study.ask(
+        variants, early=True, progress=partial(progress, "patching keys")
+    )
     keys = []
     for name in study.text.names("k"):
         if ("k", name) in readers:
             keys.append(StoryKeys(name, effects["k", name], effects["v", name]))
     # Where all that arrives there together changes little, no single path is followed.
-    receivers = [receiver for receiver in readers if abs(effects[receiver]) >= Story.CLEAR]
+    receivers = [
+        receiver for receiver in readers if abs(effects[receiver]) >= Story.CLEAR
+    ]
     paths = []
     if receivers:
-        effects_of = study.paths(receivers, progress=partial(progress, "following paths"))
+        effects_of = study.paths(
+            receivers, progress=partial(progress, "following paths")
+        )
         for ((at, receiver), sender), effect in effects_of.items():
             if abs(effect) >= Story.CLEAR:
-                paths.append(StoryPath(sender, receiver, readers[at, receiver], at, effect))
+                paths.append(
+                    StoryPath(sender, receiver, readers[at, receiver], at, effect)
+                )
     return keys, sorted(paths, key=lambda path: -abs(path.effect))

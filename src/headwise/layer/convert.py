@@ -28,7 +28,11 @@ RENAMED: dict[
 ] = {}  # what names of theirs begin with -> that of ours; with kdim or vdim torch has q_proj_weight
 for _ours, _course in zip("qkvo", COURSE, strict=True):
     RENAMED |= {f"{_course}.": f"{_ours}_proj.", f"{_ours}_proj_": f"{_ours}_proj."}
-N_TEXTS, N_TOKENS, N_KEYS = 3, 13, 11  # that both are run on: small, and different primes
+N_TEXTS, N_TOKENS, N_KEYS = (
+    3,
+    13,
+    11,
+)  # that both are run on: small, and different primes
 
 
 def from_torch(module: nn.Module) -> MultiHeadAttention:
@@ -55,7 +59,9 @@ def converted(module: nn.Module) -> tuple[MultiHeadAttention, float]:
     """`from_torch`, with the largest difference between layer and module."""
     is_stock, kind = isinstance(module, nn.MultiheadAttention), type(module).__name__
     if isinstance(module, MultiHeadAttention):
-        raise HeadwiseError("this is a headwise layer already; use copy.deepcopy for another one")
+        raise HeadwiseError(
+            "this is a headwise layer already; use copy.deepcopy for another one"
+        )
     if isinstance(getattr(module, "heads", None), nn.ModuleList):
         raise HeadwiseError(
             f"{kind} stacks single heads; headwise.courses.from_scratch.class_from_wrapper makes of the courses' "
@@ -70,7 +76,10 @@ def converted(module: nn.Module) -> tuple[MultiHeadAttention, float]:
             f"{kind} is not known; from_torch takes nn.MultiheadAttention, and modules with {', '.join(COURSE)}, "
             f"num_heads and a mask. Of others copy the weights into a MultiHeadAttention"
         )
-    if getattr(module, "add_zero_attn", False) or getattr(module, "bias_k", None) is not None:
+    if (
+        getattr(module, "add_zero_attn", False)
+        or getattr(module, "bias_k", None) is not None
+    ):
         raise HeadwiseError(
             "add_bias_kv and add_zero_attn append a key and value to each text, and a layer has none; build without"
         )
@@ -105,7 +114,12 @@ def _layer(module: nn.Module, n_heads: int, mask: Causal | None) -> MultiHeadAtt
             f"{kind} has no weight of a projection; dequantise or unfuse its Linears"
         )
     # floats of one byte: float8
-    if len(stored) > 1 or not q.is_floating_point() or q.dtype.itemsize < 2 or q.is_meta:
+    if (
+        len(stored) > 1
+        or not q.is_floating_point()
+        or q.dtype.itemsize < 2
+        or q.is_meta
+    ):
         raise HeadwiseError(
             f"{kind} has weights in {', '.join(sorted(stored))}; a layer has floats of one dtype on one device: "
             f"dequantise, load or cast them first"
@@ -152,7 +166,9 @@ def _difference(layer: MultiHeadAttention, module: Any) -> float:
     generator = torch.Generator("cpu").manual_seed(0)
 
     def drawn(length: int, width: int) -> Tensor:
-        return torch.randn(N_TEXTS, length, width, generator=generator, device="cpu").to(like)
+        return torch.randn(
+            N_TEXTS, length, width, generator=generator, device="cpu"
+        ).to(like)
 
     measured = []  # of each run: the largest difference, and the largest output
 
@@ -181,7 +197,9 @@ def _difference(layer: MultiHeadAttention, module: Any) -> float:
             if spec.d_in == spec.d_context == spec.d_values:
                 later = torch.ones(N_TOKENS, N_TOKENS, dtype=torch.bool).triu(1)
                 compare(layer(x, mask=Causal()), module(x, x, x, attn_mask=later)[0])
-    largest, reached = torch.stack(measured).amax(0).tolist()  # of all runs; NaN in one stays NaN
+    largest, reached = (
+        torch.stack(measured).amax(0).tolist()
+    )  # of all runs; NaN in one stays NaN
     # A thousandth of the largest output is a round choice: far above rounding in float32, far below what a wrong rule
     # changes. `not <=` refuses NaN, too.
     if like.dtype.itemsize >= 4 and not largest <= 1e-3 * reached:
@@ -255,9 +273,14 @@ class TorchAttention(nn.Module):
             attn_mask = attn_mask if says_more[~later].any() else None
         if padding is not None:  # (B,S), or (S,) of one document
             padding = padding[..., None, None, :]
-        for hidden in (attn_mask, padding):  # in bools of torch True may not be attended to
+        for hidden in (
+            attn_mask,
+            padding,
+        ):  # in bools of torch True may not be attended to
             if hidden is not None:
-                masks.append(Allowed(~hidden) if hidden.dtype == torch.bool else Bias(hidden))
+                masks.append(
+                    Allowed(~hidden) if hidden.dtype == torch.bool else Bias(hidden)
+                )
         return all_of(masks)
 
 
@@ -281,7 +304,9 @@ class Replaced:
         worst = max(self.differences.values())
         line = f"{len(self.layers)} nn.MultiheadAttention replaced, each within {worst:.2g}: {', '.join(self.layers)}"
         return (
-            line if self.difference is None else f"{line}\nthe model within {self.difference:.2g}"
+            line
+            if self.difference is None
+            else f"{line}\nthe model within {self.difference:.2g}"
         )
 
 
@@ -316,7 +341,9 @@ def replace(model: nn.Module, inputs: Tensor | Sequence[Any] | None = None) -> R
                 )
             kinds = ("forward", "forward_pre", "backward", "backward_pre")
             if any(getattr(module, f"_{kind}_hooks") for kind in kinds):
-                raise HeadwiseError("it has hooks, which would be lost; remove them first")
+                raise HeadwiseError(
+                    "it has hooks, which would be lost; remove them first"
+                )
             layers[path], differences[path] = converted(module)
         except HeadwiseError as error:
             refused.append(f"{path}: {error}")
@@ -324,7 +351,9 @@ def replace(model: nn.Module, inputs: Tensor | Sequence[Any] | None = None) -> R
         # what is not trained there is not trained here
         for part, (_, parameter) in parts(module).items():
             layers[path].get_parameter(part).requires_grad_(parameter.requires_grad)
-        ours[id(module)] = TorchAttention(layers[path], module.batch_first).train(module.training)
+        ours[id(module)] = TorchAttention(layers[path], module.batch_first).train(
+            module.training
+        )
     if refused:
         raise HeadwiseError(
             f"{len(refused)} of {len(refused) + len(layers)} cannot be replaced. {' '.join(refused)}"
@@ -333,7 +362,9 @@ def replace(model: nn.Module, inputs: Tensor | Sequence[Any] | None = None) -> R
         raise HeadwiseError(
             f"{type(model).__name__} has no nn.MultiheadAttention inside; from_torch takes a course's class"
         )
-    copied = copy.deepcopy(model, ours)  # which takes what is in `ours` for a copy that it has made
+    copied = copy.deepcopy(
+        model, ours
+    )  # which takes what is in `ours` for a copy that it has made
     for module in copied.modules():
         if isinstance(module, nn.TransformerEncoder):
             # which hands the weights of its first layer to a kernel

@@ -47,9 +47,7 @@ class Explanation:
         B, H, G, T, S, _, _ = self.sizes
         queries = "1 query" if T == 1 else f"{T} queries"
         heads, groups = plural(H, "head"), plural(G, "head")
-        return (
-            f"{self.path}: {queries} of {heads} read {self.keys} of {S} keys of {groups}, batch {B}"
-        )
+        return f"{self.path}: {queries} of {heads} read {self.keys} of {S} keys of {groups}, batch {B}"
 
     def _costs(self) -> dict[str, str]:
         return {
@@ -83,7 +81,9 @@ def explain(
         layer: a layer of ours
     """
     if not isinstance(layer, MultiHeadAttention):
-        raise HeadwiseError(f"explain reads a MultiHeadAttention; this is a {type(layer).__name__}")
+        raise HeadwiseError(
+            f"explain reads a MultiHeadAttention; this is a {type(layer).__name__}"
+        )
     # as they were passed: a cache knows the very tensors that it was filled from
     sources = context, values
     x, context, values = layer.batched(x, context, values)
@@ -93,13 +93,21 @@ def explain(
     source = x if context is None else context
     # tokens that become keys
     n_new = 0 if cache is not None and cache.holds_context else source.shape[1]
-    sizes = Sizes(B, spec.n_heads, spec.n_kv_heads, T, held + n_new, spec.head_dim, spec.value_dim)
-    start = 0 if cache is None or context is not None or cache.holds_context else cache.length
+    sizes = Sizes(
+        B, spec.n_heads, spec.n_kv_heads, T, held + n_new, spec.head_dim, spec.value_dim
+    )
+    start = (
+        0
+        if cache is None or context is not None or cache.holds_context
+        else cache.length
+    )
     mask = layer.mask_with(mask, start, T)
     options = layer.options(mask, gate)
     # What follows, up to the path, raises what the call would raise.
     if mask is not None:
-        mask.check(BroadcastGrid((B, sizes.H, T, sizes.S), torch.as_tensor, torch.arange))
+        mask.check(
+            BroadcastGrid((B, sizes.H, T, sizes.S), torch.as_tensor, torch.arange)
+        )
     if gate is not None:
         check_per_head("gate", gate.shape, sizes.H)
     if cache is not None and cache.holds_context:
@@ -112,7 +120,9 @@ def explain(
     pairs = T * (T + 1) // 2 if path.name == paths.CAUSAL else T * keys
     # A multiplication and an addition for each weight that a token meets, and for each pair and feature: hence the 2.
     flops = {
-        "projections": 2 * B * (T * (spec.q_weights + spec.o_weights) + n_new * spec.kv_weights)
+        "projections": 2
+        * B
+        * (T * (spec.q_weights + spec.o_weights) + n_new * spec.kv_weights)
     }
     flops["attention"] = 2 * B * sizes.H * pairs * (sizes.D + sizes.E)
     return Explanation(
@@ -125,7 +135,9 @@ def explain(
     )
 
 
-def _bytes(layer: MultiHeadAttention, x: Tensor, sizes: Sizes, path: paths.Path) -> dict[str, int]:
+def _bytes(
+    layer: MultiHeadAttention, x: Tensor, sizes: Sizes, path: paths.Path
+) -> dict[str, int]:
     # The names are explained at `Explanation.bytes`.
     spec, (B, H, G, T, S, D, E) = layer.spec, sizes
     size, keys = x.element_size(), path.last - path.first

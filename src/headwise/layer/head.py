@@ -38,7 +38,9 @@ class Heads:
     A slice, `heads[1:3]`, gives heads again, which keep their names.
     """
 
-    def __init__(self, layer: AttentionLayer, indices: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, layer: AttentionLayer, indices: Sequence[int] | None = None
+    ) -> None:
         self._layer = layer
         self._indices = range(layer.spec.n_heads) if indices is None else indices
 
@@ -58,7 +60,10 @@ class Heads:
             names = [head.name for head in self]
             if key not in names:
                 raise unknown(
-                    f"there is no head {key!r}", key, names, offer=f"there are {self._named()}"
+                    f"there is no head {key!r}",
+                    key,
+                    names,
+                    offer=f"there are {self._named()}",
                 )
             return self[names.index(key)]
         try:
@@ -134,7 +139,9 @@ class Head:
     sink: Tensor | None
 
     def __init__(self, layer: AttentionLayer, index: int) -> None:
-        vars(self).update(layer=layer, index=index)  # past __setattr__, which takes weights alone
+        vars(self).update(
+            layer=layer, index=index
+        )  # past __setattr__, which takes weights alone
 
     @property
     def name(self) -> str:
@@ -150,7 +157,9 @@ class Head:
     def shared_with(self) -> tuple[int, ...]:
         """The other query heads that read the same key/value head."""
         index = self.layer.spec.kv_index
-        return tuple(h for h, g in enumerate(index) if g == self.kv_index and h != self.index)
+        return tuple(
+            h for h, g in enumerate(index) if g == self.kv_index and h != self.index
+        )
 
     def __getattr__(self, name: str) -> Any:
         if name not in PARTS:
@@ -165,7 +174,9 @@ class Head:
             return None
         of_kv_head = path.startswith(KV_PARTS)
         index = self.kv_index if of_kv_head else self.index
-        if size is None:  # one entry for each head along that axis, not a block of rows or columns
+        if (
+            size is None
+        ):  # one entry for each head along that axis, not a block of rows or columns
             return parameter.select(axis, index)
         width = getattr(self.layer.spec, size)
         return parameter.narrow(axis, index * width, width)
@@ -197,15 +208,22 @@ class Head:
         parameters, kv_parameters = spec.query_head_parameters, spec.kv_head_parameters
         cache_bytes = spec.cache_values_per_token * self.wq.element_size()
         return HeadCost(
-            parameters, kv_parameters, cache_bytes // spec.n_kv_heads, 1 + len(self.shared_with)
+            parameters,
+            kv_parameters,
+            cache_bytes // spec.n_kv_heads,
+            1 + len(self.shared_with),
         )
 
     def __setattr__(self, name: str, value: Tensor) -> None:
         if name not in PARTS:
-            raise HeadwiseError(f"a head has no {name!r} to write; it has {', '.join(PARTS)}")
+            raise HeadwiseError(
+                f"a head has no {name!r} to write; it has {', '.join(PARTS)}"
+            )
         view = getattr(self, name)
         if view is None:
-            raise HeadwiseError(f"head {self.index} has no {name}: the layer was built without it")
+            raise HeadwiseError(
+                f"head {self.index} has no {name}: the layer was built without it"
+            )
         value = torch.as_tensor(value)
         if value.shape != view.shape:
             raise HeadwiseError(
@@ -228,7 +246,9 @@ def without(layer: LayerT, heads: Sequence[int]) -> LayerT:
     gone = {Heads(layer)[head].index for head in heads}
     kept = [h for h in range(layer.spec.n_heads) if h not in gone]
     if not kept:
-        raise HeadwiseError(f"all {layer.spec.n_heads} heads are to go; a layer needs one")
+        raise HeadwiseError(
+            f"all {layer.spec.n_heads} heads are to go; a layer needs one"
+        )
     return _selected(layer, kept)
 
 
@@ -246,7 +266,9 @@ def permuted(layer: LayerT, order: Sequence[int]) -> LayerT:
 def _selected(layer: LayerT, heads: list[int]) -> LayerT:
     """The layer of the given query heads, in that order, with copies of their weights."""
     old = layer.spec
-    kv_heads = list(dict.fromkeys(old.kv_index[h] for h in heads))  # in the order of first use
+    kv_heads = list(
+        dict.fromkeys(old.kv_index[h] for h in heads)
+    )  # in the order of first use
     spec = old.replace(
         n_heads=len(heads),
         n_kv_heads=len(kv_heads),
@@ -256,7 +278,11 @@ def _selected(layer: LayerT, heads: list[int]) -> LayerT:
         d_out=old.d_out if old.out_proj else len(heads) * old.value_dim,
     )
     like = Heads(layer)[0].wq  # it refuses an adapter, which has no weight to copy
-    new = type(layer).from_spec(spec, device=like.device, dtype=like.dtype).train(layer.training)
+    new = (
+        type(layer)
+        .from_spec(spec, device=like.device, dtype=like.dtype)
+        .train(layer.training)
+    )
     # Of each parameter that lies by heads the axis, and how much of it is one head's.
     parts = {
         path: (axis, 1 if size is None else getattr(old, size))

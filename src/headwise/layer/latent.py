@@ -87,7 +87,8 @@ class MultiHeadLatentAttention(AttentionLayer):
             dropout=dropout,
         )
         super().__init__(
-            spec, None if spec.rope is None else Rotation(spec.rope, rope_dim, last=True)
+            spec,
+            None if spec.rope is None else Rotation(spec.rope, rope_dim, last=True),
         )
         self.sink = None
         linear = partial(nn.Linear, device=device, dtype=dtype)
@@ -126,8 +127,14 @@ class MultiHeadLatentAttention(AttentionLayer):
         if cache is not None and cache.window is not None:
             check_rolling(cache.window, self.mask_with(mask))
         start, spec = 0 if cache is None else cache.length, self.spec
-        read = x if spec.q_latent_dim is None else normed(self.q_latent_norm, self.q_down(x))
-        q = self.ready(self.q_proj(read), spec.n_heads, spec.head_dim, None, start, positions)
+        read = (
+            x
+            if spec.q_latent_dim is None
+            else normed(self.q_latent_norm, self.q_down(x))
+        )
+        q = self.ready(
+            self.q_proj(read), spec.n_heads, spec.head_dim, None, start, positions
+        )
         content, rotary = self.kv_down(x).split([spec.latent_dim, spec.rope_dim], -1)
         both = torch.cat([normed(self.kv_latent_norm, content), rotary], -1)
         # The rotation turns the last features: the rotary key. Values are 0 wide, for a cache takes pairs.
@@ -152,7 +159,9 @@ class MultiHeadLatentAttention(AttentionLayer):
             return self.spec.n_heads, getattr(o_proj, "weight", None), None
         values = (
             up.weight.detach()
-            .view(-1, self.spec.up_dim, self.spec.latent_dim)[:, self.spec.content_dim :]
+            .view(-1, self.spec.up_dim, self.spec.latent_dim)[
+                :, self.spec.content_dim :
+            ]
             .flatten(0, 1)
         )
         return (
@@ -185,7 +194,9 @@ def _absorbs(layer: MultiHeadLatentAttention, T: int, S: int) -> bool:
     return isinstance(layer.kv_up, nn.Linear) and ways["absorbed"] < ways["expanded"]
 
 
-def expanded(layer: MultiHeadLatentAttention, kept_b1sl: Tensor) -> tuple[Tensor, Tensor]:
+def expanded(
+    layer: MultiHeadLatentAttention, kept_b1sl: Tensor
+) -> tuple[Tensor, Tensor]:
     """Keys (B,H,S,D) and values (B,H,S,E) of every head, out of what a cache keeps: latents, then rotary keys."""
     spec = layer.spec
     content, rotary = torch.split(kept_b1sl, [spec.latent_dim, spec.rope_dim], -1)
@@ -224,4 +235,6 @@ def through(down: Tensor, norm: nn.Module, up: Tensor) -> Tensor:
     """
     # nn.Identity, where latents have no norm, has no gain
     gain: Tensor | float = getattr(norm, "weight", 1.0)
-    return (up * gain) @ down[: up.shape[1]]  # the rows of `down` after these make the rotary key
+    return (up * gain) @ down[
+        : up.shape[1]
+    ]  # the rows of `down` after these make the rotary key

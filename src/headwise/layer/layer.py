@@ -26,7 +26,9 @@ MethodT = TypeVar("MethodT", bound=Callable[..., Any])
 # What those type who come from torch.nn, transformers or a course, and what it is called here: in "built" of the
 # arguments of the layer, in "called" of those of a call.
 ELSEWHERE = tomllib.loads(
-    resources.files("headwise.layer").joinpath("elsewhere.toml").read_text(encoding="utf-8")
+    resources.files("headwise.layer")
+    .joinpath("elsewhere.toml")
+    .read_text(encoding="utf-8")
 )
 
 
@@ -38,7 +40,9 @@ def _refuses_foreign(words: Mapping[str, str]) -> Callable[[MethodT], MethodT]:
         def checked(*args: Any, **keywords: Any) -> Any:
             foreign = [name for name in keywords if name in words]
             if foreign:
-                raise HeadwiseError("; ".join(f"{name}= is here {words[name]}" for name in foreign))
+                raise HeadwiseError(
+                    "; ".join(f"{name}= is here {words[name]}" for name in foreign)
+                )
             return method(*args, **keywords)
 
         return cast(MethodT, checked)
@@ -104,7 +108,9 @@ class MultiHeadAttention(AttentionLayer):
         self.k_proj = linear(spec.d_context, spec.k_dim, bias=spec.kv_bias)
         self.v_proj = linear(spec.d_values, spec.v_dim, bias=spec.kv_bias)
         self.o_proj = (
-            linear(spec.joined_dim, spec.d_out, bias=spec.out_bias) if spec.out_proj else None
+            linear(spec.joined_dim, spec.d_out, bias=spec.out_bias)
+            if spec.out_proj
+            else None
         )
         self.q_norm = norm() if spec.qk_norm else None
         self.k_norm = norm() if spec.qk_norm else None
@@ -180,20 +186,26 @@ class MultiHeadAttention(AttentionLayer):
         is_one_document, x = x.ndim == 2, batch
         of_call, mask = mask, self.mask_with(mask)
         self.check(x, context, values, mask, cache, positions)
-        start = 0 if cache is None else cache.length  # position of the first new token in its text
+        start = (
+            0 if cache is None else cache.length
+        )  # position of the first new token in its text
         cross = context is not None or (cache is not None and cache.holds_context)
         if start and not cross:
             mask = self.mask_with(of_call, start, x.shape[1])
         spec = self.spec
         n_kv_heads = spec.n_kv_heads
-        q = self.ready(self.q_proj(x), spec.n_heads, spec.head_dim, self.q_norm, start, positions)
+        q = self.ready(
+            self.q_proj(x), spec.n_heads, spec.head_dim, self.q_norm, start, positions
+        )
         if cache is not None and cache.holds_context:
             k, v = cache.held(*sources)
         else:
             keys = x if context is None else context
             k_bsc = self.k_proj(keys)
             v_bsc = self.v_proj(keys if values is None else values)
-            k = self.ready(k_bsc, n_kv_heads, spec.head_dim, self.k_norm, start, positions)
+            k = self.ready(
+                k_bsc, n_kv_heads, spec.head_dim, self.k_norm, start, positions
+            )
             v = self.split(v_bsc, n_kv_heads, spec.value_dim)
             if cache is not None:
                 k, v = cache.offer(k, v)
@@ -254,7 +266,9 @@ class MultiHeadAttention(AttentionLayer):
             if cache.window is not None and context is None:
                 check_rolling(cache.window, mask)
             # A context with a cache that rolls is refused below, whatever the mask.
-            is_context = cache.holds_context or (context is not None and cache.window is None)
+            is_context = cache.holds_context or (
+                context is not None and cache.window is None
+            )
             if is_context and mask is not None:
                 _check_places(mask)
         if context is not None:
@@ -270,10 +284,15 @@ class MultiHeadAttention(AttentionLayer):
             if spec.d_context != spec.d_in:
                 what, remedy = f"keys of width d_context={spec.d_context}", "context="
             elif spec.d_values != spec.d_in:
-                what, remedy = f"values of width d_values={spec.d_values}", "context= and values="
+                what, remedy = (
+                    f"values of width d_values={spec.d_values}",
+                    "context= and values=",
+                )
             else:
                 return
-            raise HeadwiseError(f"this layer reads {what} and x has {spec.d_in}; pass {remedy}")
+            raise HeadwiseError(
+                f"this layer reads {what} and x has {spec.d_in}; pass {remedy}"
+            )
 
     def _check_context(
         self, x: Tensor, context: Tensor, cache: KVCache | None, values: Tensor | None

@@ -54,7 +54,9 @@ class AttentionLayer(nn.Module):
         # A spec's instance variables are its fields, and a layer's arguments.
         return cls(**vars(spec), device=device, dtype=dtype)  # type: ignore[call-arg]
 
-    def mask_with(self, mask: Mask | None, start: int = 0, n_queries: int = 0) -> Mask | None:
+    def mask_with(
+        self, mask: Mask | None, start: int = 0, n_queries: int = 0
+    ) -> Mask | None:
         """The layer's own mask joined with that of a call, whose `n_queries` follow `start` others of their text."""
         of_layer = self.spec.mask
         if of_layer is None or not start:
@@ -63,14 +65,22 @@ class AttentionLayer(nn.Module):
         end = start + n_queries
         parts = []
         for part in of_layer.parts():
-            parts.append(part if part.aligned() else Part(part, "t", range(start, end), end))
+            parts.append(
+                part if part.aligned() else Part(part, "t", range(start, end), end)
+            )
         return all_of((*parts, mask))
 
     def options(self, mask: Mask | None, gate: Tensor | None) -> Options:
         """What the layer passes to `attend` besides q, k and v."""
         dropout = self.spec.dropout if self.training else 0.0
         return Options(
-            mask, self.spec.scale, self.spec.softcap, self.sink, dropout, gate, self.spec.kv_index
+            mask,
+            self.spec.scale,
+            self.spec.softcap,
+            self.sink,
+            dropout,
+            gate,
+            self.spec.kv_index,
         )
 
     def split(self, x: Tensor, n_heads: int, width: int) -> Tensor:
@@ -116,7 +126,11 @@ class AttentionLayer(nn.Module):
         return result
 
     def check_self(
-        self, x: Tensor, mask: Mask | None, cache: KVCache | None, positions: Tensor | None
+        self,
+        x: Tensor,
+        mask: Mask | None,
+        cache: KVCache | None,
+        positions: Tensor | None,
     ) -> None:
         """Raise HeadwiseError where x (B,T,d_in), masks, a cache or positions do not fit the layer."""
         self.check_fit("x", x, "d_in")
@@ -126,7 +140,9 @@ class AttentionLayer(nn.Module):
         if positions is not None:
             self._check_positions(x, positions)
         if cache is not None:
-            cache.check_layer(self._number)  # a layer has a number of its own, and so has its copy
+            cache.check_layer(
+                self._number
+            )  # a layer has a number of its own, and so has its copy
             if cache.batch not in (None, x.shape[0]):
                 raise HeadwiseError(
                     f"the cache holds {cache.batch} documents, x has {x.shape[0]}; use one cache for each batch"
@@ -140,7 +156,9 @@ class AttentionLayer(nn.Module):
             )
         width = getattr(self.spec, field)
         if x.shape[-1] != width:
-            raise HeadwiseError(f"{name} has width {x.shape[-1]}; this layer has {field}={width}")
+            raise HeadwiseError(
+                f"{name} has width {x.shape[-1]}; this layer has {field}={width}"
+            )
         # Of an adapter that stands for W_Q no dtype is known: then any x passes.
         weight = self.q_proj.weight if type(self.q_proj) is nn.Linear else x
         if x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
@@ -188,7 +206,10 @@ def check_rolling(window: int, mask: Mask | None) -> None:
             )
     lefts = []  # how far back each part with a bound lets a query look
     for part in parts:
-        low, _ = part.band(1, 1) or (None, None)  # of one query that stands at its own key
+        low, _ = part.band(1, 1) or (
+            None,
+            None,
+        )  # of one query that stands at its own key
         if low is not None:
             lefts.append(-low)
     if not lefts or min(lefts) > window:
@@ -203,7 +224,9 @@ class _NothingDrawn(TorchFunctionMode):
     """While it is on, the functions of torch.nn.init leave their tensor as it is."""
 
     # torch hands every call of its functions to the mode instead.
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         kwargs = kwargs or {}
         if getattr(func, "__module__", "") == "torch.nn.init":
             # the tensor, their first argument, which they give back

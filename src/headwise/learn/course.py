@@ -16,13 +16,22 @@ from headwise.checker.bugs import UNKNOWN, Say, catalogue, speaker, words
 from headwise.checker.verdict import check
 from headwise.errors import HeadwiseError
 from headwise.files import read_bytes, read_json, read_text, write_whole
-from headwise.learn.exercises import COURSE_NAMES, Exercise, Mark, exercises, find_exercise, mark
+from headwise.learn.exercises import (
+    COURSE_NAMES,
+    Exercise,
+    Mark,
+    exercises,
+    find_exercise,
+    mark,
+)
 from headwise.words import LANGUAGES
 
 FOLDER = resources.files("headwise.learn")
 
 PROGRESS = "progress.json"
-HINTS = 3  # of every exercise, as its data file has them; each is shown after another try
+HINTS = (
+    3  # of every exercise, as its data file has them; each is shown after another try
+)
 
 
 @dataclass
@@ -43,14 +52,23 @@ class Course:
     def current(self) -> Exercise | None:
         """The first exercise that is not right yet."""
         return next(
-            (exercise for exercise in exercises() if exercise.number not in self.passed), None
+            (
+                exercise
+                for exercise in exercises()
+                if exercise.number not in self.passed
+            ),
+            None,
         )
 
     def path(self, exercise: Exercise) -> Path:
         return self.folder / exercise.file
 
     def save(self) -> None:
-        content = {"language": self.language, "passed": self.passed, "tries": self.tries}
+        content = {
+            "language": self.language,
+            "passed": self.passed,
+            "tries": self.tries,
+        }
         write_whole(self.folder / PROGRESS, json.dumps(content, indent=2) + "\n")
 
     def write_files(self) -> None:
@@ -87,8 +105,12 @@ class Course:
             self.passed = sorted({*self.passed, exercise.number})
             self.tries.pop(str(exercise.number), None)
         else:
-            self.passed = [number for number in self.passed if number != exercise.number]
-            times = self.tries.get(str(exercise.number))  # None before it has been marked
+            self.passed = [
+                number for number in self.passed if number != exercise.number
+            ]
+            times = self.tries.get(
+                str(exercise.number)
+            )  # None before it has been marked
             is_try = verdict.status != "open" or (
                 asked and times is not None and not self._untouched(exercise)
             )
@@ -102,21 +124,33 @@ class Course:
 
         The same verdict where it finds none.
         """
-        checked = check(self.place_of_class(exercise), causal=exercise.causal, lang=self.language)
+        checked = check(
+            self.place_of_class(exercise), causal=exercise.causal, lang=self.language
+        )
         findings = [finding for finding in checked.findings if finding.bug != UNKNOWN]
         if not findings:
             return verdict
         bugs = tuple(finding.bug for finding in findings)
         fix = " ".join(finding.fix for finding in findings)
-        return replace(verdict, bugs=bugs, line=findings[0].line, quoted=findings[0].quote, fix=fix)
+        return replace(
+            verdict, bugs=bugs, line=findings[0].line, quoted=findings[0].quote, fix=fix
+        )
 
     def place_of_class(self, exercise: Exercise) -> str:
         """FILE:NAME of the class that an exercise asks for, by the name that it has in a course; else FILE alone."""
         wanted = exercise.name_of_class
-        names = [wanted, *(theirs for theirs, ours in COURSE_NAMES.items() if ours == wanted)]
+        names = [
+            wanted,
+            *(theirs for theirs, ours in COURSE_NAMES.items() if ours == wanted),
+        ]
         path = self.path(exercise)
         name = next(
-            (name for name in names if re.search(rf"\bclass {name}\b", read_text(path))), ""
+            (
+                name
+                for name in names
+                if re.search(rf"\bclass {name}\b", read_text(path))
+            ),
+            "",
         )
         return f"{path.resolve()}:{name}" if name else str(path.resolve())
 
@@ -150,9 +184,13 @@ def _read(path: Path, say: Say) -> Course:
     try:
         course = Course(path.parent, **read_json(path))
         words(course.language)
-        for number in course.passed + list(map(int, course.tries)):  # `+` takes a list alone
+        for number in course.passed + list(
+            map(int, course.tries)
+        ):  # `+` takes a list alone
             find_exercise(number)
-        if not all(type(times) is int and times >= 0 for times in course.tries.values()):
+        if not all(
+            type(times) is int and times >= 0 for times in course.tries.values()
+        ):
             raise TypeError(f"tries={course.tries}")
     except (ValueError, TypeError, AttributeError) as error:
         raise HeadwiseError(say("damaged", path=path, error=error)) from None
@@ -172,7 +210,9 @@ def told(
     first = say(verdict.status, number=exercise.number, title=texts["title"], file=file)
     if verdict.status == "passed":
         key = "guess_right" if verdict.guess == exercise.answer else "guess_wrong"
-        reveal = say(key, guess=verdict.guess, answer=exercise.answer, reveal=texts["reveal"])
+        reveal = say(
+            key, guess=verdict.guess, answer=exercise.answer, reveal=texts["reveal"]
+        )
         # the fix: a remark on code that is right
         return [line for line in (first, reveal, verdict.fix) if line]
     lines = [verdict.evidence]

@@ -56,7 +56,9 @@ class Exercise:
     # expressions that must give the same with the learner's code as with the solution
     calls: tuple[str, ...]
     answer: str  # to the question: a, b or c
-    texts: dict[str, dict[str, Any]]  # language -> title, text, question, reveal, hints, notes
+    texts: dict[
+        str, dict[str, Any]
+    ]  # language -> title, text, question, reveal, hints, notes
     setup: str = ""  # code that makes the inputs, run before the calls
     figure: str | None = None
     name_of_class: str | None = None  # that `headwise.check` reads as a whole
@@ -78,7 +80,9 @@ class Exercise:
             return re.sub(r" *#\?$", "", code, flags=re.MULTILINE)
         # Lines with `#?` that follow one another become one blank, as far in as the first of them.
         blank = rf"\1...  # {speaker(language)('fill')}\n"
-        return re.sub(r"^( *)[^\n]*#\?\n(?:[^\n]*#\?\n)*", blank, code, flags=re.MULTILINE)
+        return re.sub(
+            r"^( *)[^\n]*#\?\n(?:[^\n]*#\?\n)*", blank, code, flags=re.MULTILINE
+        )
 
     def heading(self, language: str) -> str:
         say, title = speaker(language), self.texts[language]["title"]
@@ -89,7 +93,9 @@ class Exercise:
         text, say = self.texts[language], speaker(language)
         parts = [self.heading(language)]
         parts += [wrapped(text["text"])]
-        parts += [say("picture", figure=self.figure_file(language))] if self.figure else []
+        parts += (
+            [say("picture", figure=self.figure_file(language))] if self.figure else []
+        )
         parts += [f"{say('question')}\n\n{wrapped(text['question'])}"]
         head = "\n\n".join(parts)
         return f'"""{head}\n"""\n\nanswer = "{answer}"  # {say("choose")}\n\n\n{self.code(language, solved)}'
@@ -121,10 +127,12 @@ class Exercise:
         # The evidence begins with the first call that is wrong, such as "dot([1.0, ...": its function is at fault.
         wrong = re.split(r"\W", evidence, maxsplit=1)[0]
         others = [name for name in functions if wrong in functions and name != wrong]
-        hints = self.texts[language]["hints"]  # one on a single function begins with its name
-        return sorted(hints, key=lambda hint: re.split(r"\W", hint, maxsplit=1)[0] in others)[
-            step - 1
-        ]
+        hints = self.texts[language][
+            "hints"
+        ]  # one on a single function begins with its name
+        return sorted(
+            hints, key=lambda hint: re.split(r"\W", hint, maxsplit=1)[0] in others
+        )[step - 1]
 
     def figure_file(self, language: str) -> str:
         return f"figures/{self.figure}.{language}.svg"
@@ -143,18 +151,26 @@ def exercises() -> tuple[Exercise, ...]:
     """All exercises in their order."""
     read = []
     for name in sorted(
-        file.name for file in FOLDER.joinpath("exercises").iterdir() if file.name.endswith(".toml")
+        file.name
+        for file in FOLDER.joinpath("exercises").iterdir()
+        if file.name.endswith(".toml")
     ):
-        data = tomllib.loads(FOLDER.joinpath("exercises", name).read_text(encoding="utf-8"))
+        data = tomllib.loads(
+            FOLDER.joinpath("exercises", name).read_text(encoding="utf-8")
+        )
         texts = {language: data.pop(language) for language in LANGUAGES}
-        read.append(Exercise(int(name[:2]), name.removesuffix(".toml"), texts=texts, **data))
+        read.append(
+            Exercise(int(name[:2]), name.removesuffix(".toml"), texts=texts, **data)
+        )
     return tuple(read)
 
 
 def find_exercise(number: int, language: str = "en") -> Exercise:
     """The exercise of that number, from 1."""
     if not 1 <= number <= len(exercises()):
-        raise HeadwiseError(speaker(language)("no_exercise", number=number, count=len(exercises())))
+        raise HeadwiseError(
+            speaker(language)("no_exercise", number=number, count=len(exercises()))
+        )
     return exercises()[number - 1]
 
 
@@ -181,14 +197,22 @@ def mark(exercise: Exercise, source: str, language: str) -> Mark:
     except SyntaxError as error:
         # a null byte is an error without a line
         quoted = source.splitlines()[(error.lineno or 1) - 1].strip()
-        return Mark("failed", None, error.lineno, quoted, evidence=f"SyntaxError: {error.msg}")
+        return Mark(
+            "failed", None, error.lineno, quoted, evidence=f"SyntaxError: {error.msg}"
+        )
     say = speaker(language)
-    blanks = [number for number, line in enumerate(source.splitlines(), 1) if BLANK.match(line)]
+    blanks = [
+        number
+        for number, line in enumerate(source.splitlines(), 1)
+        if BLANK.match(line)
+    ]
     missing = [say("blank", line=line) for line in blanks]
     if guess is None:
         missing.insert(0, say("unanswered"))
     if missing:
-        return Mark("open", guess, blanks[0] if blanks else None, evidence=" ".join(missing))
+        return Mark(
+            "open", guess, blanks[0] if blanks else None, evidence=" ".join(missing)
+        )
     job = {
         "name": exercise.file,
         "source": source,
@@ -200,13 +224,19 @@ def mark(exercise: Exercise, source: str, language: str) -> Mark:
 
 
 def judge(
-    exercise: Exercise, source: str, outcomes: dict[str, Any], guess: str | None, language: str
+    exercise: Exercise,
+    source: str,
+    outcomes: dict[str, Any],
+    guess: str | None,
+    language: str,
 ) -> Mark:
     """The verdict on `outcomes`: the learner's under the file's name, the solution's under "", those of the bugs."""
     # Where the process ended early, there is nothing of the solution.
     learner, right = outcomes.pop(exercise.file), outcomes.pop("", {"values": []})
     error = learner.get("error")
-    difference = first_difference(exercise, learner["values"], right["values"], language)
+    difference = first_difference(
+        exercise, learner["values"], right["values"], language
+    )
     if difference is None and error is None:
         return Mark("passed", guess)
     variant = ""  # none: no known bug does the same
@@ -229,7 +259,13 @@ def judge(
         status = "passed"
     names = tuple(bug["id"] for bug in bugs)
     return Mark(
-        status, guess, line, quoted, names, evidence, " ".join(bug[language] for bug in bugs)
+        status,
+        guess,
+        line,
+        quoted,
+        names,
+        evidence,
+        " ".join(bug[language] for bug in bugs),
     )
 
 
@@ -239,7 +275,9 @@ def guess_of(source: str) -> str | None:
         if isinstance(node, ast.Assign) and any(
             isinstance(t, ast.Name) and t.id == "answer" for t in node.targets
         ):
-            return choice(node.value.value if isinstance(node.value, ast.Constant) else None)
+            return choice(
+                node.value.value if isinstance(node.value, ast.Constant) else None
+            )
     return None
 
 
@@ -283,7 +321,9 @@ def outcome(code: str, name: str, setup: str, calls: Sequence[str]) -> dict[str,
         exec(compile(code, name, "exec"), module)
         # The calls find a class that has a course's name, too.
         module = {
-            ours: module[theirs] for theirs, ours in COURSE_NAMES.items() if theirs in module
+            ours: module[theirs]
+            for theirs, ours in COURSE_NAMES.items()
+            if theirs in module
         } | module
         inputs: dict[str, Any] = {}
         exec(compile(setup, "setup", "exec"), inputs)
@@ -300,8 +340,15 @@ def outcome(code: str, name: str, setup: str, calls: Sequence[str]) -> dict[str,
         text = str(error)
         if isinstance(error, SyntaxError):
             text, lines = error.msg, [error.lineno]
-        text = f"{type(error).__name__}: {text}".removesuffix(": ")  # of an error without a text
-        return {"values": values, "call": call, "error": text, "line": lines[-1] if lines else None}
+        text = f"{type(error).__name__}: {text}".removesuffix(
+            ": "
+        )  # of an error without a text
+        return {
+            "values": values,
+            "call": call,
+            "error": text,
+            "line": lines[-1] if lines else None,
+        }
     return {"values": values}
 
 
@@ -338,7 +385,9 @@ def first_difference(
         # the shapes are those of the first items alone.
         while _shape(got)[:1] == _shape(wanted)[:1] != ():
             index = next(
-                n for n, pair in enumerate(zip(got, wanted, strict=True)) if not close(*pair)
+                n
+                for n, pair in enumerate(zip(got, wanted, strict=True))
+                if not close(*pair)
             )
             got, wanted, call = got[index], wanted[index], f"{call}[{index}]"
         return say("gives", call=call, got=_number(got), right=_number(wanted))
@@ -359,7 +408,9 @@ def shortened(text: str) -> str:
     return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
 
 
-def likely_line(exercise: Exercise, source: str, variant: str) -> tuple[int | None, str]:
+def likely_line(
+    exercise: Exercise, source: str, variant: str
+) -> tuple[int | None, str]:
     """The line of the file that looks most like what the first bug makes of the solution."""
     if not variant:
         return None, ""
@@ -386,10 +437,13 @@ def main() -> None:
 
     def work() -> dict[str, Any]:
         return {
-            name: outcome(code, name, job["setup"], job["calls"]) for name, code in codes.items()
+            name: outcome(code, name, job["setup"], job["calls"])
+            for name, code in codes.items()
         }
 
-    alone(job, job["variants"][""], work)  # the text of the solution says whether torch is wanted
+    alone(
+        job, job["variants"][""], work
+    )  # the text of the solution says whether torch is wanted
 
 
 if __name__ == "__main__":

@@ -82,9 +82,13 @@ def number_format(name: object) -> str:
     Raises:
         HeadwiseError: for a name that is not known.
     """
-    long = str(name).lower().removeprefix("torch.")  # str(torch.float16) is "torch.float16"
+    long = (
+        str(name).lower().removeprefix("torch.")
+    )  # str(torch.float16) is "torch.float16"
     # float16 -> fp16, float8_e4m3fn -> fp8: what follows the bits only says how they are used.
-    short = LONG_NAMES.get(long) or re.sub(r"float(\d+)(_e\dm\d(fn)?(uz)?)?", r"fp\1", long)
+    short = LONG_NAMES.get(long) or re.sub(
+        r"float(\d+)(_e\dm\d(fn)?(uz)?)?", r"fp\1", long
+    )
     if short in BITS:
         return short
     raise unknown(f"no number format {name!r}", short, BITS)
@@ -96,7 +100,9 @@ def computed_in(dtype: str) -> str:
         return dtype
     short = number_format(dtype)
     if short not in COMPUTED:
-        raise HeadwiseError(f"dtype={dtype} is not computed in; one of auto, {', '.join(COMPUTED)}")
+        raise HeadwiseError(
+            f"dtype={dtype} is not computed in; one of auto, {', '.join(COMPUTED)}"
+        )
     return COMPUTED[short]
 
 
@@ -123,7 +129,11 @@ def _from_hub(name: str, config_alone: bool = False) -> Path:
         # (after a broken download). Here this raises, so that the rest is downloaded below.
         (read_config if config_alone else check_folder)(folder)
         index = folder / "model.safetensors.index.json"
-        if not config_alone and index.exists() and not (folder / "model.safetensors").exists():
+        if (
+            not config_alone
+            and index.exists()
+            and not (folder / "model.safetensors").exists()
+        ):
             for name in read_json(index)["weight_map"].values():
                 (folder / name).stat()
         return folder
@@ -147,4 +157,6 @@ def _is_gguf(path: Path) -> bool:
 def _require_readers(path: Path) -> None:
     lacking = [name for name in GGUF_PACKAGES if importlib.util.find_spec(name) is None]
     if lacking:
-        raise HeadwiseError(f"{path} is a GGUF file; to price one: pip install {' '.join(lacking)}")
+        raise HeadwiseError(
+            f"{path} is a GGUF file; to price one: pip install {' '.join(lacking)}"
+        )

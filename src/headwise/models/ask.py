@@ -54,7 +54,9 @@ def predicts(model: nn.Module) -> Literal["next", "masked"] | None:
 
 
 # What `_try_predicting` found, so that each model is tried once.
-_predicts: WeakKeyDictionary[nn.Module, Literal["next", "masked"] | None] = WeakKeyDictionary()
+_predicts: WeakKeyDictionary[nn.Module, Literal["next", "masked"] | None] = (
+    WeakKeyDictionary()
+)
 
 
 @torch.no_grad()
@@ -134,15 +136,23 @@ def _wide_row(model: nn.Module, position: int) -> Iterator[None]:
     def widen(module: Any, args: tuple[Tensor, ...], gave: Tensor) -> Tensor | None:
         # over processes, each of which gives its part
         is_split = hasattr(module.weight, "device_mesh")
-        if gave.dtype not in (torch.bfloat16, torch.float16) or gave.ndim != 3 or is_split:
+        if (
+            gave.dtype not in (torch.bfloat16, torch.float16)
+            or gave.ndim != 3
+            or is_split
+        ):
             return None
         rest, state = gave.float(), args[0][:, position].float()
         # A float32 copy of a large vocabulary's matrix is not held as a whole.
-        wide = torch.cat([state @ rows.float().T for rows in torch.split(module.weight, ROWS)], -1)
+        wide = torch.cat(
+            [state @ rows.float().T for rows in torch.split(module.weight, ROWS)], -1
+        )
         rest[:, position] = wide if module.bias is None else wide + module.bias.float()
         return rest
 
-    with hooked([(head.register_forward_hook, widen)] if isinstance(head, nn.Linear) else []):
+    with hooked(
+        [(head.register_forward_hook, widen)] if isinstance(head, nn.Linear) else []
+    ):
         yield
 
 
@@ -216,7 +226,11 @@ def _compact_row(model: nn.Module) -> Iterator[None]:
         # `contiguous()` would copy nothing: it ignores the stride of an axis of length 1, on which the slow way hangs.
         return args[0].clone(memory_format=torch.contiguous_format), *args[1:]
 
-    with hooked([(head.register_forward_pre_hook, compact)] if isinstance(head, nn.Linear) else []):
+    with hooked(
+        [(head.register_forward_pre_hook, compact)]
+        if isinstance(head, nn.Linear)
+        else []
+    ):
         yield
 
 
@@ -237,7 +251,8 @@ def run_body(model: nn.Module, ids: Tensor) -> None:
     """
     # The module that has both sides, by the method by which transformers runs the text alone.
     pair: Any = next(
-        (module for module in model.modules() if hasattr(module, "get_text_features")), None
+        (module for module in model.modules() if hasattr(module, "get_text_features")),
+        None,
     )
     if pair is not None:
         pair.get_text_features(input_ids=ids.to(device_of(model)))
@@ -246,7 +261,9 @@ def run_body(model: nn.Module, ids: Tensor) -> None:
         _forward(body_of(model), ids, last=True)
 
 
-def next_token_losses(model: nn.Module, ids: Tensor, after: int | None = None) -> Tensor:
+def next_token_losses(
+    model: nn.Module, ids: Tensor, after: int | None = None
+) -> Tensor:
     """Cross-entropy of the next token in nats, the mean of each document of ids (B,T); (B,).
 
     after  count only what comes behind the first token of this id, which each document must have (else NaN)
@@ -272,7 +289,11 @@ def embeddings(model: Any) -> tuple[Tensor, Tensor] | None:
     head = _head_of(model)
     if head is None:
         return None
-    table = model.token_embedding if isinstance(model, GPT) else model.get_input_embeddings()
+    table = (
+        model.token_embedding
+        if isinstance(model, GPT)
+        else model.get_input_embeddings()
+    )
     with loaded(table, head):
         return table.weight, head.weight
 
@@ -291,7 +312,11 @@ def _head_of(model: Any) -> Any:
     """The module of W_U; None of a model without logits."""
     if isinstance(model, GPT):
         return model.lm_head
-    return model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    return (
+        model.get_output_embeddings()
+        if hasattr(model, "get_output_embeddings")
+        else None
+    )
 
 
 def context_of(model: nn.Module) -> int | None:
@@ -302,11 +327,16 @@ def context_of(model: nn.Module) -> int | None:
     if getattr(config, "model_type", "") in ("t5", "mt5", "umt5"):
         # positions are distances, so that no text is too long; n_positions in their configs is no bound
         return None
-    most = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    most = getattr(config, "max_position_embeddings", None) or getattr(
+        config, "n_positions", None
+    )
     if not isinstance(most, int) or most < 1:  # XLNet says -1: any length
         return None
     for name, table in model.named_modules():
-        if name.endswith("position_embeddings") and getattr(table, "num_embeddings", None) == most:
+        if (
+            name.endswith("position_embeddings")
+            and getattr(table, "num_embeddings", None) == most
+        ):
             padding: int | None = getattr(table, "padding_idx", None)
             # RoBERTa counts positions from padding_idx + 1 on, so that the first rows of the table stand for no token.
             return most if padding is None else most - padding - 1
@@ -327,7 +357,11 @@ def _text_config(model: nn.Module) -> Any:
 def config_fields(model: Any) -> dict[str, Any]:
     """The fields of the model's config.json."""
     # None: the token between documents, which the file names, belongs to a tokenizer, and a model alone has none.
-    return hf_config(model.config, None) if isinstance(model, GPT) else dict(model.config.to_dict())
+    return (
+        hf_config(model.config, None)
+        if isinstance(model, GPT)
+        else dict(model.config.to_dict())
+    )
 
 
 @contextmanager
@@ -348,7 +382,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         with _lock:
             for module in modules:
                 n_open, mode = _modes.pop(module)
-                if n_open > 1:  # another block, of this thread or of another one, is open still
+                if (
+                    n_open > 1
+                ):  # another block, of this thread or of another one, is open still
                     _modes[module] = n_open - 1, mode
                 else:
                     module.training = mode
@@ -371,7 +407,11 @@ def cache_name(model: nn.Module) -> str:
 def cache_in(fields: Any) -> Any:
     """The cache of transformers among the arguments of a call, or in its answer; None without one."""
     for name in CACHES:
-        cache = fields.get(name) if isinstance(fields, Mapping) else getattr(fields, name, None)
+        cache = (
+            fields.get(name)
+            if isinstance(fields, Mapping)
+            else getattr(fields, name, None)
+        )
         if cache is not None:
             return cache
     return None
@@ -402,7 +442,9 @@ class Reader:
             self.cache = None
         # Without a past, at first and always with a model that keeps no keys and values, the whole text is read.
         past = {} if self.cache is None else {cache_name(model): self.cache}
-        answer = _forward(model, ids if past else self.text, last=True, use_cache=True, **past)
+        answer = _forward(
+            model, ids if past else self.text, last=True, use_cache=True, **past
+        )
         self.cache = cache_in(answer)
         return answer.logits[0, -1]
 
@@ -450,11 +492,17 @@ def _forward(
             return SimpleNamespace(logits=model(ids, last_only=last))
         inputs: dict[str, Any] = {"input_ids": ids, **past}
         if _has_encoder(model):
-            decoded = ids if start is None else torch.tensor([start]).expand(len(ids), -1).to(ids)
+            decoded = (
+                ids
+                if start is None
+                else torch.tensor([start]).expand(len(ids), -1).to(ids)
+            )
             inputs["decoder_input_ids"] = decoded
         options = {"use_cache": use_cache} | ({"logits_to_keep": 1} if last else {})
         taken = parameters_of(model)
-        return model(**inputs, **{name: x for name, x in options.items() if name in taken})
+        return model(
+            **inputs, **{name: x for name, x in options.items() if name in taken}
+        )
 
 
 def parameters_of(model: nn.Module) -> Mapping[str, inspect.Parameter]:

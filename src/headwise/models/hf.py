@@ -24,10 +24,14 @@ from headwise.files import read_json
 from headwise.words import unknown
 
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-FOREIGN_CODE = "; the folder brings code of its own (auto_map), which headwise never runs"
+FOREIGN_CODE = (
+    "; the folder brings code of its own (auto_map), which headwise never runs"
+)
 
 
-def load_folder(folder: Path, dtype: Any = "auto", placing: Mapping[str, Any] | None = None) -> Any:
+def load_folder(
+    folder: Path, dtype: Any = "auto", placing: Mapping[str, Any] | None = None
+) -> Any:
     """The model of a folder in Hugging Face layout, in eval mode, with its own class (its head included).
 
     placing  device_map=, max_memory= and offload_folder= of `from_pretrained`, which hands them to accelerate
@@ -37,20 +41,35 @@ def load_folder(folder: Path, dtype: Any = "auto", placing: Mapping[str, Any] | 
         config = getattr(kind, "config_class", transformers.AutoConfig).from_pretrained(
             folder, **LOCAL
         )
-        parts = [getattr(config, name, None) for name in getattr(config, "sub_configs", ())]
+        parts = [
+            getattr(config, name, None) for name in getattr(config, "sub_configs", ())
+        ]
         for part in filter(None, [config, *parts]):
             # the library's own choice; a name may lead to a kernel on the hub
             part._attn_implementation = None
             if hasattr(part, "auto_map"):
                 del part.auto_map
         # `loading` tells which weights were found and which were not.
-        options = {**LOCAL, **(placing or {}), "use_safetensors": True, "output_loading_info": True}
-        model, loading = kind.from_pretrained(folder, config=config, dtype=dtype, **options)
-    if lacking := sorted(loading["missing_keys"])[:3]:  # transformers would draw them at random
-        raise HeadwiseError(f"{folder} lacks weights of {kind.__name__}: {', '.join(lacking)}")
+        options = {
+            **LOCAL,
+            **(placing or {}),
+            "use_safetensors": True,
+            "output_loading_info": True,
+        }
+        model, loading = kind.from_pretrained(
+            folder, config=config, dtype=dtype, **options
+        )
+    if lacking := sorted(loading["missing_keys"])[
+        :3
+    ]:  # transformers would draw them at random
+        raise HeadwiseError(
+            f"{folder} lacks weights of {kind.__name__}: {', '.join(lacking)}"
+        )
     for name, weights in model.named_parameters():
         if not weights.is_meta and not is_finite(weights):
-            raise HeadwiseError(f"{folder} has NaN or inf in {name}; the model is not usable")
+            raise HeadwiseError(
+                f"{folder} has NaN or inf in {name}; the model is not usable"
+            )
     return _layers_apart(model.eval())
 
 
@@ -66,7 +85,9 @@ def _layers_apart(model: Any) -> Any:
             # What deepcopy finds in its memo, by id, it takes for copied: so all layers have these in common.
             shared = {id(x): x for x in (config, module.config, *groups.parameters())}
             # ALBERT's own rule for the group of layer n: it divides so even where that gives no whole number.
-            group_of = [groups[int(n / (n_layers / len(groups)))] for n in range(n_layers)]
+            group_of = [
+                groups[int(n / (n_layers / len(groups)))] for n in range(n_layers)
+            ]
             layers = [copy.deepcopy(group, dict(shared)) for group in group_of]
             module.albert_layer_groups = nn.ModuleList(layers)
             # As many groups as layers: then ALBERT's rule picks group n for layer n.
@@ -77,7 +98,9 @@ def _layers_apart(model: Any) -> Any:
 def gguf_config(path: Path) -> dict[str, Any]:
     """The config that a GGUF file's own fields tell, without its weights."""
     with _loading(path, f"{path} does not load"):
-        config = transformers.AutoConfig.from_pretrained(path.parent, gguf_file=path.name, **LOCAL)
+        config = transformers.AutoConfig.from_pretrained(
+            path.parent, gguf_file=path.name, **LOCAL
+        )
     return dict(config.to_dict())
 
 
@@ -102,11 +125,20 @@ def meta_model(fields: Mapping[str, Any]) -> tuple[Any, str | None]:
         for name in ("hidden_size", "num_hidden_layers"):
             field = config.attribute_map.get(name, name)
             is_derived = isinstance(getattr(type(config), name, None), property)
-            if hasattr(config, name) and not is_derived and not {name, field} & fields.keys():
-                raise HeadwiseError(f"{field} is missing, and there is no size without it")
+            if (
+                hasattr(config, name)
+                and not is_derived
+                and not {name, field} & fields.keys()
+            ):
+                raise HeadwiseError(
+                    f"{field} is missing, and there is no size without it"
+                )
         named = fields.get("architectures") or [""]
         model_class = getattr(transformers, str(named[0]), None)
-        for mapping in (transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_MAPPING):
+        for mapping in (
+            transformers.MODEL_FOR_CAUSAL_LM_MAPPING,
+            transformers.MODEL_MAPPING,
+        ):
             if model_class is None and type(config) in mapping:
                 model_class = mapping[type(config)]
         if isinstance(model_class, tuple):
@@ -129,8 +161,12 @@ def meta_model(fields: Mapping[str, Any]) -> tuple[Any, str | None]:
 
 def _on_meta(model_class: Any, config: Any) -> Any:
     with torch.device("meta"):
-        model = model_class._from_config(config, attn_implementation="eager", dtype=torch.bfloat16)
-    with suppress(Exception):  # this one alone is matrix products; a class without experts has none
+        model = model_class._from_config(
+            config, attn_implementation="eager", dtype=torch.bfloat16
+        )
+    with suppress(
+        Exception
+    ):  # this one alone is matrix products; a class without experts has none
         model.set_experts_implementation("batched_mm")
     return model.eval().to("meta")  # XLNet makes its weights on the processor
 
@@ -163,7 +199,12 @@ class AnyCache(transformers.DynamicCache):  # type: ignore[misc]  # transformers
             return query_length, 0
 
     def update(
-        self, key_states: Any, value_states: Any, layer_idx: int, *rest: Any, **more: Any
+        self,
+        key_states: Any,
+        value_states: Any,
+        layer_idx: int,
+        *rest: Any,
+        **more: Any,
     ) -> Any:
         while layer_idx >= len(self.layers):
             self.layers.append(transformers.cache_utils.DynamicLayer())
@@ -216,7 +257,13 @@ def _architecture(folder: Path, config: Mapping[str, Any]) -> Any:
 
 def has_tokenizer(folder: Path) -> bool:
     """Is there a tokenizer file?"""
-    names = ("tokenizer.json", "tokenizer.model", "vocab.txt", "vocab.json", "spiece.model")
+    names = (
+        "tokenizer.json",
+        "tokenizer.model",
+        "vocab.txt",
+        "vocab.json",
+        "spiece.model",
+    )
     return any((folder / name).exists() for name in names)
 
 
@@ -234,11 +281,16 @@ class FolderTokens:
         self._tokenizer = source
         # The token between documents, where this is a run folder of our own, read as any other; else None.
         boundary = source.get_vocab().get(BOUNDARY)
-        self.frame: tuple[list[int], list[int]] = ([], []) if boundary is None else ([boundary], [])
+        self.frame: tuple[list[int], list[int]] = (
+            ([], []) if boundary is None else ([boundary], [])
+        )
         if boundary is None:
             # The ids that the model expects before and after a text, such as [CLS] and [SEP]: what stands around the
             # bare ids, where they are found among the framed ones.
-            framed, plain = self._read("a", add_special_tokens=True).input_ids, self.encode("a")
+            framed, plain = (
+                self._read("a", add_special_tokens=True).input_ids,
+                self.encode("a"),
+            )
             for start in reversed(range(len(framed) - len(plain) + 1)):
                 end = start + len(plain)
                 if framed[start:end] == plain:
@@ -249,7 +301,10 @@ class FolderTokens:
         self.mask: str | None = source.mask_token
 
     def _read(self, text: str, **options: Any) -> Any:
-        with quiet(), tokenising():  # a text longer than the model is cut into documents later
+        with (
+            quiet(),
+            tokenising(),
+        ):  # a text longer than the model is cut into documents later
             return self._tokenizer(text, **{"add_special_tokens": False, **options})
 
     def __len__(self) -> int:

@@ -58,8 +58,12 @@ Hook = tuple[
 NO_W_O = "its W_O is not known, so its heads are read where they leave the attention, no norm"
 
 # The blocks that are open in this context, each by an object of its own.
-_tokens: ContextVar[frozenset[object]] = ContextVar("headwise_blocks", default=frozenset())
-_lock = Lock()  # of what all threads share: `watchers`, `_blocks`, the attention interface
+_tokens: ContextVar[frozenset[object]] = ContextVar(
+    "headwise_blocks", default=frozenset()
+)
+_lock = (
+    Lock()
+)  # of what all threads share: `watchers`, `_blocks`, the attention interface
 
 
 # Blocks of one thread
@@ -117,14 +121,20 @@ def observe(layer: MultiHeadAttention | Watchable, watcher: Handler) -> Iterator
     """
     with inside() as here:
         # A shallow copy of the layer (copy.copy) has this function, too; its calls are not those of the layer.
-        listen = Within(here, lambda call: watcher(call) if call.layer is layer else None)
-        with _lock:  # a new list each time: another thread may be reading the one that is there
+        listen = Within(
+            here, lambda call: watcher(call) if call.layer is layer else None
+        )
+        with (
+            _lock
+        ):  # a new list each time: another thread may be reading the one that is there
             layer.watchers = [*layer.watchers, listen]
         try:
             yield
         finally:
             with _lock:
-                layer.watchers = [other for other in layer.watchers if other is not listen]
+                layer.watchers = [
+                    other for other in layer.watchers if other is not listen
+                ]
 
 
 @contextmanager
@@ -144,7 +154,8 @@ def attach(handlers: Mapping[Site, Handler], early: bool = False) -> Iterator[No
             reached.add(site)
         else:  # a call of no documents: see `Tap.refuse`
             refused.append(
-                call.note or f"{site.name} was given a batch without a text; pass at least one"
+                call.note
+                or f"{site.name} was given a batch without a text; pass at least one"
             )
         # a handler may compute attention itself, in the middle of the model's
         with softmax.unheard():
@@ -161,7 +172,9 @@ def attach(handlers: Mapping[Site, Handler], early: bool = False) -> Iterator[No
         free = {module: tap for module, tap in taps.items() if tap.site.free}
         # The hooks at W_O, the attention interface, the functions of torch.
         if taps:
-            stack.enter_context(hooked(hook for tap in taps.values() for hook in tap.hooks()))
+            stack.enter_context(
+                hooked(hook for tap in taps.values() for hook in tap.hooks())
+            )
             stack.enter_context(_tapped(taps))
         if free:
             stack.enter_context(_read(free))
@@ -196,11 +209,17 @@ class Tap:
         self.site, self.handler = site, handler
         # W_O; None: not known
         is_left = early and not site.free
-        self.projection = None if is_left or site.module in _elsewhere else site.projection
+        self.projection = (
+            None if is_left or site.module in _elsewhere else site.projection
+        )
         self.waiting: list[Call] = []  # calls whose heads have not entered W_O yet
         self.given: list[Call] = []  # of a list, by the heads that have run so far
-        self.mixed = ""  # the norm between attention and W_O that reads several heads at once
-        self.sure = True  # is it known in which order the heads of the calls that wait lie?
+        self.mixed = (
+            ""  # the norm between attention and W_O that reads several heads at once
+        )
+        self.sure = (
+            True  # is it known in which order the heads of the calls that wait lie?
+        )
         self.heard = False  # did its functions give a call, or a reason against one?
 
     def hooks(self) -> list[Hook]:
@@ -232,7 +251,9 @@ class Tap:
             )
         return self.wait(read_call(asked, site.cross)._replace(out=out))
 
-    def attended(self, call: Call | str, sure: bool, w_o: Tensor | None) -> Tensor | None:
+    def attended(
+        self, call: Call | str, sure: bool, w_o: Tensor | None
+    ) -> Tensor | None:
         """The functions of torch have given `call.out`; give what takes its place, None: nothing.
 
         call  a call; or a text, why it was not read
@@ -242,14 +263,23 @@ class Tap:
         self.heard = True
         if isinstance(call, str):
             return self.refuse(call)
-        site, kind, n_heads = self.site, type(self.site.module).__name__, call.out.shape[1]
-        if site.n_heads not in (0, n_heads):  # 0: the module does not say how many it has
+        site, kind, n_heads = (
+            self.site,
+            type(self.site.module).__name__,
+            call.out.shape[1],
+        )
+        if site.n_heads not in (
+            0,
+            n_heads,
+        ):  # 0: the module does not say how many it has
             return self.refuse(
                 f"{kind} says that it has {site.n_heads} heads, and its attention gives {n_heads}: chunks or windows, "
                 f"or heads that cannot be told apart"
             )
         if self.projection is None and not sure:
-            return self.refuse(f"{kind} has heads and texts in one axis, and its W_O is not known")
+            return self.refuse(
+                f"{kind} has heads and texts in one axis, and its W_O is not known"
+            )
         self.site = replace(site, n_heads=n_heads)
         self.sure = self.sure and sure
         call = call._replace(note=f"{site.name}: {call.note}" if call.note else "")
@@ -301,10 +331,10 @@ class Tap:
         calls, self.waiting = self.waiting, []
         note = "" if self.projection is not None else NO_W_O
         if self.mixed:
-            note = (
-                f"{self.mixed} norms several heads at once before W_O: what one gives hangs on all"
-            )
-        counts = [len(call.out) * call.n_queries for call in calls]  # rows of each call: B*T
+            note = f"{self.mixed} norms several heads at once before W_O: what one gives hangs on all"
+        counts = [
+            len(call.out) * call.n_queries for call in calls
+        ]  # rows of each call: B*T
         parts = [*torch.split(rows.reshape(-1, rows.shape[-1]), counts)]
         changed = False
         for place, (call, part) in enumerate(zip(calls, parts, strict=True)):
@@ -334,7 +364,9 @@ class Tap:
 
         Calls of one document each stand below one another, as chunks of a text; of several the order is not known.
         """
-        is_ordered = len(self.waiting) == 1 or all(len(call.out) == 1 for call in self.waiting)
+        is_ordered = len(self.waiting) == 1 or all(
+            len(call.out) == 1 for call in self.waiting
+        )
         n_rows = sum(len(call.out) * call.n_queries for call in self.waiting)
         return joined if is_ordered and joined.shape[:-1].numel() == n_rows else None
 
@@ -371,7 +403,9 @@ class Tap:
         if calls and site.free:
             # the next block reads its calls where they leave the attention
             _elsewhere.add(site.module)
-            again = "; that is known now: do the same again, and they are replaced before"
+            again = (
+                "; that is known now: do the same again, and they are replaced before"
+            )
         for call in calls:
             if not sure:
                 self.refuse(
@@ -379,15 +413,24 @@ class Tap:
                 )
                 continue
             note = "what enters W_O is not its heads side by side"
-            if self.hand(call, f"{note}; they are read before, no norm", at_w_o=False) is not None:
-                raise HeadwiseError(f"{site.name}: {note}, so they cannot be replaced there{again}")
+            if (
+                self.hand(call, f"{note}; they are read before, no norm", at_w_o=False)
+                is not None
+            ):
+                raise HeadwiseError(
+                    f"{site.name}: {note}, so they cannot be replaced there{again}"
+                )
 
     def hand(self, call: Call, note: str = "", **changes: Any) -> Tensor | None:
         """Give the handler a call with these fields changed, and a further note behind the one that it has."""
-        if self.site.free:  # the module may not say how many heads it has: kept for the next block
+        if (
+            self.site.free
+        ):  # the module may not say how many heads it has: kept for the next block
             remember(self.site.module, call.out.shape[1])
         notes = [call.note, note and f"{self.site.name}: {note}"]
-        return self.handler(call._replace(note="; ".join(filter(None, notes)), **changes))
+        return self.handler(
+            call._replace(note="; ".join(filter(None, notes)), **changes)
+        )
 
     def refuse(self, why: str) -> Tensor | None:
         """Tell the handler, by a call of no documents (B = 0), that what the module does is not read.
@@ -444,13 +487,26 @@ def _read(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
             takes[module] = tap.attended, tap.site.n_heads
         for number, head in enumerate(tap.site.members):
             takes[head] = partial(tap.of_list, number), 1
-        parts |= {part: None for part in module.modules() if part in taps or is_attention(part)}
+        parts |= {
+            part: None
+            for part in module.modules()
+            if part in taps or is_attention(part)
+        }
         native |= dict.fromkeys(tap.site.native)
     block = softmax.Block(takes)
     with (
-        hooked([(part.register_forward_pre_hook, block.enter) for part in parts], with_kwargs=True),
-        hooked([(part.register_forward_hook, block.leave) for part in parts], always_call=True),
-        hooked(softmax.as_native(native, lambda hook: isinstance(hook, Within)), with_kwargs=True),
+        hooked(
+            [(part.register_forward_pre_hook, block.enter) for part in parts],
+            with_kwargs=True,
+        ),
+        hooked(
+            [(part.register_forward_hook, block.leave) for part in parts],
+            always_call=True,
+        ),
+        hooked(
+            softmax.as_native(native, lambda hook: isinstance(hook, Within)),
+            with_kwargs=True,
+        ),
         softmax.opened(block),
     ):
         yield
@@ -522,10 +578,17 @@ def _listened(function: Any, name: str) -> Any:
 
     # the names by which some models pass them
     def listening(
-        module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **keywords: Any
+        module: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        attention_mask: Any = None,
+        **keywords: Any,
     ) -> Any:
         # A copy of the list, for another thread may open or close a block meanwhile.
-        tapped = [taps[module] for here, taps in [*_blocks] if module in taps and here()]
+        tapped = [
+            taps[module] for here, taps in [*_blocks] if module in taps and here()
+        ]
         asked = module, query, key, value, attention_mask
         result = function(*asked, **keywords)
         if not tapped:
@@ -534,8 +597,12 @@ def _listened(function: Any, name: str) -> Any:
         gave = result[0].transpose(1, 2)
         out, replaced = gave, False
         for tap in tapped:
-            changed = tap.at_interface(Asked(*asked, keywords, name, function, gave), out)
-            if changed is not None:  # it may be `gave` itself, by which a gradient is to pass
+            changed = tap.at_interface(
+                Asked(*asked, keywords, name, function, gave), out
+            )
+            if (
+                changed is not None
+            ):  # it may be `gave` itself, by which a gradient is to pass
                 out, replaced = changed, True
         return (out.transpose(1, 2).contiguous(), *result[1:]) if replaced else result
 

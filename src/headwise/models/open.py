@@ -61,7 +61,9 @@ class Folder:
 
 
 # Of each model that was opened its path, its tokenizer, its family.
-_origins: WeakKeyDictionary[nn.Module, tuple[Path, TextTokens | None, str]] = WeakKeyDictionary()
+_origins: WeakKeyDictionary[nn.Module, tuple[Path, TextTokens | None, str]] = (
+    WeakKeyDictionary()
+)
 
 
 def open_model(
@@ -97,7 +99,11 @@ def open_model(
         raise HeadwiseError(
             f"source={source!r} is no model; pass a folder, a name on the hub, or the model itself"
         )
-    placing = {"device_map": device_map, "max_memory": max_memory, "offload_folder": offload_folder}
+    placing = {
+        "device_map": device_map,
+        "max_memory": max_memory,
+        "offload_folder": offload_folder,
+    }
     return open_folder(Path(source), dtype=dtype, device=device, **placing).model
 
 
@@ -113,7 +119,9 @@ def folder_of(model: nn.Module, tokenizer: Any = None) -> Folder:
     Of a model made in memory the name of its class stands in the place of a path.
     """
     family = getattr(getattr(model, "config", None), "model_type", OURS)
-    folder = described(model) or _folder(model, Path(type(model).__name__), None, family)
+    folder = described(model) or _folder(
+        model, Path(type(model).__name__), None, family
+    )
     if tokenizer is None:
         return folder
     if not hasattr(tokenizer, "shown"):  # it is no `TextTokens`
@@ -161,7 +169,12 @@ def row_of(model: nn.Module, text: Any) -> Tensor:
     except (TypeError, ValueError, RuntimeError):
         raise HeadwiseError(f"{text!r:.60} is neither a text nor its ids") from None
     # Only the last axis may be longer than 1: (T,) or (1,T).
-    if not ids.ndim or ids.numel() != ids.shape[-1] or not ids.numel() or ids.is_floating_point():
+    if (
+        not ids.ndim
+        or ids.numel() != ids.shape[-1]
+        or not ids.numel()
+        or ids.is_floating_point()
+    ):
         raise HeadwiseError(
             f"the ids are {tuple(ids.shape)} of {ids.dtype}; pass those of one text, (T,) whole numbers, one or more"
         )
@@ -184,13 +197,17 @@ def token_of(model: nn.Module, word: int | str) -> int:
     return ids[0]
 
 
-def remember(model: nn.Module, path: Path, tokens: TextTokens | None, family: str) -> Folder:
+def remember(
+    model: nn.Module, path: Path, tokens: TextTokens | None, family: str
+) -> Folder:
     """Note where a model came from, for as long as it lives."""
     _origins[model] = path, tokens, family
     return _folder(model, path, tokens, family)
 
 
-def _folder(model: nn.Module, path: Path, tokens: TextTokens | None, family: str) -> Folder:
+def _folder(
+    model: nn.Module, path: Path, tokens: TextTokens | None, family: str
+) -> Folder:
     return Folder(path, model, tokens, context_of(model), family, vocabulary_of(model))
 
 
@@ -269,13 +286,17 @@ def device_named(name: str | torch.device) -> torch.device:
     names = ["cpu"]  # then "cuda:0", "cuda:1", ...
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is not None:
-        names += [f"{accelerator.type}:{n}" for n in range(torch.accelerator.device_count())]
+        names += [
+            f"{accelerator.type}:{n}" for n in range(torch.accelerator.device_count())
+        ]
     with suppress(RuntimeError, TypeError):  # a word that is no device to torch
         device = torch.device(name)
         # A name without a number, such as "cuda", is the first device of its kind; "cpu" may be called "cpu:0", too.
         if f"{device.type}:{device.index or 0}" in ("cpu:0", *names):
             return device
-    raise HeadwiseError(f"device {name} is not on this machine; there is {', '.join(names)}")
+    raise HeadwiseError(
+        f"device {name} is not on this machine; there is {', '.join(names)}"
+    )
 
 
 def has_bfloat16() -> bool:
@@ -287,7 +308,9 @@ def has_bfloat16() -> bool:
 def write_folder(folder: Path, model: nn.Module, source: Folder) -> None:
     """Write a model, with the tokenizer of the folder that it comes from (`source`), to a folder that exists."""
     if isinstance(model, GPT):
-        assert isinstance(source.tokens, Tokens)  # each run of ours has a tokenizer of ours
+        assert isinstance(
+            source.tokens, Tokens
+        )  # each run of ours has a tokenizer of ours
         save_model(folder, model, source.tokens)
         return
     foreign: Any = model  # a PreTrainedModel
@@ -360,7 +383,11 @@ def end_ids(model: nn.Module) -> set[int]:
     """The tokens that end a text, as far as the model's folder names them."""
     tokens = folder_of(model).tokens
     # of ours the boundary alone, where there is one
-    return set(tokens.specials) if isinstance(tokens, Tokens) else _special(model, "eos_token_id")
+    return (
+        set(tokens.specials)
+        if isinstance(tokens, Tokens)
+        else _special(model, "eos_token_id")
+    )
 
 
 def _special(model: nn.Module, name: str) -> set[int]:
@@ -411,7 +438,9 @@ def train(
         texts = tuple(str(text_path(path).absolute()) for path in paths)
         tokenizer_file = None if tokenizer is None else str(tokenizer)
         name = None if attention is None else register(attention)
-        settings = Settings(preset, texts, tokenizer_file, lines, seed, steps, shape, name)
+        settings = Settings(
+            preset, texts, tokenizer_file, lines, seed, steps, shape, name
+        )
         run_training(folder, settings, n_samples=0, is_filmed=out is not None)
         model, tokens = load_run(folder)
     # So that `survey(model)` and others find its tokenizer; where nothing is kept, the path is of no use any more.

@@ -31,7 +31,16 @@ MARGIN = 2.0
 
 # The kinds that `view/page/tokens.js` reads, as tokenizer.json calls them.
 PRE_TOKENIZERS = {"WhitespaceSplit", "Whitespace", "Split", "ByteLevel", "Sequence"}
-NORMALIZERS = {"NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Prepend", "Replace", "Sequence"}
+NORMALIZERS = {
+    "NFC",
+    "NFD",
+    "NFKC",
+    "NFKD",
+    "Lowercase",
+    "Prepend",
+    "Replace",
+    "Sequence",
+}
 
 
 def pack_model(model: nn.Module, tokens: object) -> dict[str, Any]:
@@ -61,7 +70,11 @@ def pack_model(model: nn.Module, tokens: object) -> dict[str, Any]:
     if part is not None:
         return {"reason": "tokenizer", "part": part}
     # In `order`, the lowest byte comes first (<), whatever the machine's own order is.
-    dtype, order = (torch.float32, "<f4") if model.n_parameters <= EXACT else (torch.float16, "<f2")
+    dtype, order = (
+        (torch.float32, "<f4")
+        if model.n_parameters <= EXACT
+        else (torch.float16, "<f2")
+    )
     # Where each token is shown as the vocabulary writes it, the list is not packed (None at the end).
     shown = tokens.shown(range(len(tokens)))
     error = 0.0 if dtype is torch.float32 else MARGIN * rounding_error(model, dtype)
@@ -72,18 +85,21 @@ def pack_model(model: nn.Module, tokens: object) -> dict[str, Any]:
     if config.tied:
         del state["lm_head.weight"]  # the embedding once more
     pieces = [
-        weight.detach().cpu().to(dtype).numpy().astype(order).tobytes() for weight in state.values()
+        weight.detach().cpu().to(dtype).numpy().astype(order).tobytes()
+        for weight in state.values()
     ]
     return {
         # The spec has worked out what the config leaves to a default, and has eps, which the config lacks.
-        "config": asdict(config) | {"n_kv_heads": spec.n_kv_heads, "qk_norm_eps": spec.qk_norm_eps},
+        "config": asdict(config)
+        | {"n_kv_heads": spec.n_kv_heads, "qk_norm_eps": spec.qk_norm_eps},
         "dtype": str(dtype).removeprefix("torch."),
         "parameters": model.n_parameters,
         "error": error,
         "tensors": [[name, list(weight.shape)] for name, weight in state.items()],
         "weights": base64.b64encode(b"".join(pieces)).decode("ascii"),
         "tokenizer": {
-            key: layout[key] for key in ("model", "normalizer", "pre_tokenizer", "added_tokens")
+            key: layout[key]
+            for key in ("model", "normalizer", "pre_tokenizer", "added_tokens")
         },
         "shown": None
         if all(tokens.vocabulary.get(token) == i for i, token in enumerate(shown))
@@ -112,7 +128,10 @@ def unread_part(layout: dict[str, Any]) -> str | None:
     # Added tokens that are not special are looked for in the text before all else, which tokens.js does not do.
     if any(not token["special"] for token in layout["added_tokens"]):
         return "added tokens"
-    for key, readable in (("normalizer", NORMALIZERS), ("pre_tokenizer", PRE_TOKENIZERS)):
+    for key, readable in (
+        ("normalizer", NORMALIZERS),
+        ("pre_tokenizer", PRE_TOKENIZERS),
+    ):
         for step in _steps(layout[key]):
             kind = step["type"]
             # Replacing is followed where the pattern is a text, no regular expression; splitting, where what matches
@@ -120,7 +139,9 @@ def unread_part(layout: dict[str, Any]) -> str | None:
             # expression as JavaScript's, which those that `Tokens` sets are, too; others are not looked at here.
             simple = kind != "Replace" or "String" in step["pattern"]
             if kind == "Split":
-                simple = step["behavior"] in ("Isolated", "Removed") and not step["invert"]
+                simple = (
+                    step["behavior"] in ("Isolated", "Removed") and not step["invert"]
+                )
             if kind not in readable or not simple:
                 return f"{key} {kind}"
     return None
@@ -147,7 +168,9 @@ def rounding_error(model: GPT, dtype: torch.dtype) -> float:
         if not parameter.isfinite().all():
             return math.inf
     seed = torch.Generator().manual_seed(0)
-    ids = torch.randint(model.config.vocab_size, (PROBES, model.config.context), generator=seed)
+    ids = torch.randint(
+        model.config.vocab_size, (PROBES, model.config.context), generator=seed
+    )
     pairs = zip(_numbers(exact, ids), _numbers(rounded, ids), strict=True)
     return max(float((x - y).abs().max()) for x, y in pairs)
 
@@ -161,4 +184,7 @@ def _numbers(model: GPT, ids: Tensor) -> list[Tensor]:
             stack.enter_context(observe(layer, calls.append))
         logits = model(ids)
     # The model's own call need not make the weights, so each is traced: computed again from its q and k.
-    return [logits, *(trace(call.q, call.k, call.v, call.options).weights for call in calls)]
+    return [
+        logits,
+        *(trace(call.q, call.k, call.v, call.options).weights for call in calls),
+    ]

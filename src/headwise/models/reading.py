@@ -24,7 +24,10 @@ from headwise.spec import Options
 READ = {"scaling", "is_causal", "position_bias", "softcap", "s_aux", "dropout"}
 # keywords that are not read: the mask that is passed has them in it already
 IN_THE_MASK = {"sliding_window"}
-WAYS = ("eager", "sdpa")  # implementations of transformers whose masks and outputs are read
+WAYS = (
+    "eager",
+    "sdpa",
+)  # implementations of transformers whose masks and outputs are read
 
 
 class Asked(NamedTuple):
@@ -61,7 +64,9 @@ def read_call(asked: Asked, cross: bool) -> Call:
                 f"{name} passes {keyword}= to its attention, which headwise does not know; watching it would give "
                 f"wrong numbers"
             )
-    if asked.q.ndim != 4 or asked.k.is_nested:  # a nested tensor holds keys of several lengths
+    if (
+        asked.q.ndim != 4 or asked.k.is_nested
+    ):  # a nested tensor holds keys of several lengths
         raise HeadwiseError(
             f"{name} gives its attention queries of {asked.q.ndim} axes; 4 are needed, (B,H,T,D)"
         )
@@ -94,7 +99,9 @@ def _parameters(function: Any) -> set[str]:
     further = list(kinds)[5:]
     # Without *args and **kwargs, which take what the function does not name.
     return {
-        kind.name for kind in further if kind.kind not in (kind.VAR_KEYWORD, kind.VAR_POSITIONAL)
+        kind.name
+        for kind in further
+        if kind.kind not in (kind.VAR_KEYWORD, kind.VAR_POSITIONAL)
     }
 
 
@@ -108,7 +115,9 @@ def options_of(asked: Asked) -> Options:
     # Eager code reads no such flag; and the fused call drops it for a single query, which may see all keys.
     causal = causal and asked.mask is None and not eager and asked.q.shape[2] > 1
     biases = (
-        [] if keywords.get("position_bias") is None else numbers_added(keywords["position_bias"])
+        []
+        if keywords.get("position_bias") is None
+        else numbers_added(keywords["position_bias"])
     )
     return Options(
         mask=joined_mask(causal, asked.mask, biases, bools_are_numbers=eager),
@@ -120,7 +129,10 @@ def options_of(asked: Asked) -> Options:
 
 
 def joined_mask(
-    causal: bool, mask: Tensor | None, biases: Sequence[Mask] = (), bools_are_numbers: bool = False
+    causal: bool,
+    mask: Tensor | None,
+    biases: Sequence[Mask] = (),
+    bools_are_numbers: bool = False,
 ) -> Mask | None:
     """The mask of a fused call: its causal flag, aligned at the first key, its mask tensor, and further biases.
 
@@ -163,13 +175,24 @@ def check(call: Call, eager: bool) -> None:
     """
     rows = probed_rows(call.n_queries)
     # The mask of these rows alone, which keep their places among all queries.
-    mask = None if call.options.mask is None else Part(call.options.mask, "t", rows, call.n_queries)
-    steps = trace(call.q[:, :, rows], call.k, call.v, call.options._replace(mask=mask, dropout=0.0))
+    mask = (
+        None
+        if call.options.mask is None
+        else Part(call.options.mask, "t", rows, call.n_queries)
+    )
+    steps = trace(
+        call.q[:, :, rows],
+        call.k,
+        call.v,
+        call.options._replace(mask=mask, dropout=0.0),
+    )
     theirs = call.out[:, :, rows].to(steps.weights.dtype)
     # (B,H,rows) each: is the row compared, and the largest difference of its features. Where a padded value has turned
     # to NaN, rows that do not see it have NaN, too, by 0 x NaN: they are not compared.
     sees_some = theirs.isfinite().all(-1) & (steps.masked.amax(-1) > -torch.inf)
-    difference = (steps.out.to(theirs.dtype) - theirs).abs().amax(-1).where(sees_some, 0)
+    difference = (
+        (steps.out.to(theirs.dtype) - theirs).abs().amax(-1).where(sees_some, 0)
+    )
     # The format in which q and k were multiplied, whose rounding is allowed.
     multiplied, device = call.q.dtype, call.q.device.type
     if multiplied == torch.float32 and torch.is_autocast_enabled(device):
@@ -180,12 +203,21 @@ def check(call: Call, eager: bool) -> None:
     if call.q.is_cuda and torch.backends.cuda.matmul.allow_tf32:
         # torch may multiply in TF32, which keeps 10 bits of each factor
         digits = max(digits, 2**-10)
-    values = torch.stack(call.v.aminmax()).abs()  # one pass over all of v, without a copy
-    if not values.isfinite().all():  # a document that is nothing but padding may have turned to NaN
+    values = torch.stack(
+        call.v.aminmax()
+    ).abs()  # one pass over all of v, without a copy
+    if (
+        not values.isfinite().all()
+    ):  # a document that is nothing but padding may have turned to NaN
         values = call.v.nan_to_num(0, 0, 0).abs()
     # In one tensor, so that a device is waited for once; `any_sees` is 1.0 or 0.0 then.
     sizes = torch.stack(
-        [steps.scores.nan_to_num().abs().max(), values.max(), difference.max(), sees_some.any()]
+        [
+            steps.scores.nan_to_num().abs().max(),
+            values.max(),
+            difference.max(),
+            sees_some.any(),
+        ]
     )
     score, value, largest, any_sees = sizes.tolist()
     # Sums of large terms may cancel and leave more of their rounding. In half precision `digits` are larger than that.
@@ -198,7 +230,9 @@ def check(call: Call, eager: bool) -> None:
     if largest <= bound and (any_sees or not theirs.nan_to_num().any()):
         return
     # The message names the row that differs most, and of it the feature that does.
-    b, h, t = (int(i) for i in torch.unravel_index(difference.argmax(), difference.shape))
+    b, h, t = (
+        int(i) for i in torch.unravel_index(difference.argmax(), difference.shape)
+    )
     gave, read = theirs[b, h, t], steps.out[b, h, t]  # (E,)
     place = (read.to(gave.dtype) - gave).abs().argmax()
     raise HeadwiseError(

@@ -138,7 +138,9 @@ def sites_of(model: nn.Module) -> list[Site]:
 def _check_whole(model: nn.Module, modules: Modules) -> None:
     """Refuse attentions whose weights tensor parallelism has cut: other processes hold some of their heads."""
     # Parts are a DTensor, whose class takes long to import; it is known by what only it has.
-    cut: list[Any] = [weights for weights in model.parameters() if hasattr(weights, "placements")]
+    cut: list[Any] = [
+        weights for weights in model.parameters() if hasattr(weights, "placements")
+    ]
     if not cut:
         return
     # Modules whose weights torch's `fully_shard` gathers while they run: every process has all of their heads then.
@@ -158,12 +160,16 @@ def _check_whole(model: nn.Module, modules: Modules) -> None:
 
 def attention_layers(model: nn.Module) -> list[MultiHeadAttention]:
     """Our own attention layers of a model, in the order of its modules."""
-    return [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
+    return [
+        module for module in model.modules() if isinstance(module, MultiHeadAttention)
+    ]
 
 
 def is_watchable(module: nn.Module) -> bool:
     """Does the module hand its calls to watchers itself: a layer of ours, or one that answers `records.Watchable`?"""
-    return isinstance(module, MultiHeadAttention) or callable(getattr(module, "watched", None))
+    return isinstance(module, MultiHeadAttention) or callable(
+        getattr(module, "watched", None)
+    )
 
 
 def _own_site(name: str, module: Any) -> Site:
@@ -184,13 +190,16 @@ def _own_weights(module: MultiHeadAttention, name: str) -> Tensor | None:
 
 def is_hf(module: nn.Module) -> bool:
     """Is this a model of transformers? Its classes tell it by name, so that transformers need not be loaded."""
-    return any((kind.__module__, kind.__name__) == BASE for kind in type(module).__mro__)
+    return any(
+        (kind.__module__, kind.__name__) == BASE for kind in type(module).__mro__
+    )
 
 
 def _owner(modules: Modules, path: str) -> nn.Module:
     """The innermost model of transformers around a module; itself, where a model of one's own has taken it over."""
     return next(
-        (modules[above] for above in _upwards(path) if is_hf(modules[above])), modules[path]
+        (modules[above] for above in _upwards(path) if is_hf(modules[above])),
+        modules[path],
     )
 
 
@@ -210,13 +219,20 @@ def _foreign_sites(model: nn.Module, modules: Modules) -> Iterator[Site]:
         n_heads = counts[path]
         if not n_heads:
             continue
-        kind = getattr(getattr(_owner(modules, path), "config", None), "model_type", None)
+        kind = getattr(
+            getattr(_owner(modules, path), "config", None), "model_type", None
+        )
         parts = _projections(modules, path, FAMILIES.get(str(kind)))
         yield _site(name, modules[path], n_heads, parts, _is_cross(modules, path))
 
 
 def _site(
-    name: str, module: nn.Module, n_heads: int, parts: Projections, cross: bool, **more: Any
+    name: str,
+    module: nn.Module,
+    n_heads: int,
+    parts: Projections,
+    cross: bool,
+    **more: Any,
 ) -> Site:
     """The site of a module whose W_O, where it is known, reads the heads side by side."""
     weights = partial(_weight, parts, n_heads or 1)  # 1 divides the columns of any W_O
@@ -238,7 +254,9 @@ def remember(module: nn.Module, n_heads: int) -> None:
     _ran[module] = n_heads
 
 
-def _free_sites(model: nn.Module, modules: Modules, apart: set[nn.Module]) -> Iterator[Site]:
+def _free_sites(
+    model: nn.Module, modules: Modules, apart: set[nn.Module]
+) -> Iterator[Site]:
     """The attentions that call functions of torch themselves; `n_heads` is 0 where it is known after a run only.
 
     apart  modules that belong to sites of ours
@@ -247,14 +265,22 @@ def _free_sites(model: nn.Module, modules: Modules, apart: set[nn.Module]) -> It
     """
     modules = {path: module for path, module in modules.items() if module not in apart}
     paths = [
-        path for path, module in modules.items() if attends(module) and not uses_interface(module)
+        path
+        for path, module in modules.items()
+        if attends(module) and not uses_interface(module)
     ]
     lists = _listed(modules, paths)
     heads = set(itertools.chain(*lists.values()))
-    paths = [path for path in modules if path in lists or (path in paths and path not in heads)]
+    paths = [
+        path
+        for path in modules
+        if path in lists or (path in paths and path not in heads)
+    ]
     # An attention that has others inside belongs to none of their layers, and does not change their names.
     innermost = [
-        path for path in paths if not any(path != part and _within(part, path) for part in paths)
+        path
+        for path in paths
+        if not any(path != part and _within(part, path) for part in paths)
     ]
     names = _names(model, modules, innermost)
     native = tuple(module for module in model.modules() if isinstance(module, NATIVE))
@@ -269,7 +295,9 @@ def _free_sites(model: nn.Module, modules: Modules, apart: set[nn.Module]) -> It
         more = {"free": True, "native": native, "members": tuple(members)}
         site = _site(name, module, n_heads, parts, _is_cross(modules, path), **more)
         if isinstance(module, nn.MultiheadAttention):
-            site = replace(site, weights=partial(_packed_weight, module), projection=None)
+            site = replace(
+                site, weights=partial(_packed_weight, module), projection=None
+            )
         elif members:
             each = [_projections(modules, member, None) for member in lists[path]]
             site = replace(site, weights=partial(_listed_weight, each, site.weights))
@@ -322,7 +350,9 @@ class Layer:
     site: Site
     block: nn.Module  # reads the residual stream (B,T,C) and gives it back
     projection: nn.Module  # W_O
-    around: tuple[nn.Module, ...]  # modules beside the list of layers: embeddings, the last norm
+    around: tuple[
+        nn.Module, ...
+    ]  # modules beside the list of layers: embeddings, the last norm
 
 
 def layers_of(model: nn.Module) -> list[Layer]:
@@ -343,7 +373,9 @@ def layers_of(model: nn.Module) -> list[Layer]:
             )
         # "model", which has the list of layers
         body = model.get_submodule(path.rpartition(".")[0].rpartition(".")[0])
-        around = tuple(child for child in body.children() if not isinstance(child, nn.ModuleList))
+        around = tuple(
+            child for child in body.children() if not isinstance(child, nn.ModuleList)
+        )
         layers.append(Layer(site, model.get_submodule(path), projection, around))
     return layers
 
@@ -362,7 +394,11 @@ def missing(model: nn.Module) -> list[str]:
             lines += _layers_without(model, modules, place, counted, covered)
         covered.update(path for path, module in modules.items() if attends(module))
         lines += _attentions_outside(modules, covered)
-    native = [path for path, module in modules.items() if isinstance(module, nn.MultiheadAttention)]
+    native = [
+        path
+        for path, module in modules.items()
+        if isinstance(module, nn.MultiheadAttention)
+    ]
     if native and not model.training:  # in training torch does not take it
         lines.append(
             f"{native[0]} and its kin leave torch's native fast path here: in evaluation answers may differ from it "
@@ -372,11 +408,19 @@ def missing(model: nn.Module) -> list[str]:
 
 
 def _layers_without(
-    model: nn.Module, modules: Modules, place: str, attentions: Sequence[str], covered: set[str]
+    model: nn.Module,
+    modules: Modules,
+    place: str,
+    attentions: Sequence[str],
+    covered: set[str],
 ) -> list[str]:
     """Layers of a stack that have no heads, by their first module of a kind that those with heads do not have."""
-    layers = [path for path in modules if re.fullmatch(re.escape(place) + r"\.\d+", path)]
-    without = [path for path in layers if not any(_within(other, path) for other in attentions)]
+    layers = [
+        path for path in modules if re.fullmatch(re.escape(place) + r"\.\d+", path)
+    ]
+    without = [
+        path for path in layers if not any(_within(other, path) for other in attentions)
+    ]
     usual: set[type] = set()
     for path in set(layers) - set(without):
         usual.update(map(type, modules[path].modules()))
@@ -402,7 +446,9 @@ def _attentions_outside(modules: Modules, covered: set[str]) -> list[str]:
     lines: dict[str, str] = {}  # by class
     for path, module in modules.items():
         kind = type(module).__name__
-        is_covered = any(_within(path, other) or _within(other, path) for other in covered)
+        is_covered = any(
+            _within(path, other) or _within(other, path) for other in covered
+        )
         if (
             "attention" in kind.lower()
             and any(True for _ in module.parameters())
@@ -410,7 +456,8 @@ def _attentions_outside(modules: Modules, covered: set[str]) -> list[str]:
         ):
             covered.add(path)
             lines.setdefault(
-                kind, f"{path} and its kin: {kind} is no attention that headwise reads, no map"
+                kind,
+                f"{path} and its kin: {kind} is no attention that headwise reads, no map",
             )
     return list(lines.values())
 
@@ -439,7 +486,8 @@ def _names(model: nn.Module, modules: Modules, paths: Sequence[str]) -> dict[str
             names[path] = ".".join([*before, *telling, layers[path]])
     twice = _several_times(names)  # still: then the whole path is a part of the name
     return {
-        path: f"{path}.{layers[path]}" if name in twice else name for path, name in names.items()
+        path: f"{path}.{layers[path]}" if name in twice else name
+        for path, name in names.items()
     }
 
 
@@ -458,7 +506,9 @@ def _is_cross(modules: Modules, path: str) -> bool:
     """Is it cross attention, as its path tells? In a decoder layer of torch that is called multihead_attn."""
     parent, _, name = path.rpartition(".")
     is_torchs = isinstance(modules.get(parent), nn.TransformerDecoderLayer)
-    return not CROSS.isdisjoint(path.lower().split(".")) or (is_torchs and name == "multihead_attn")
+    return not CROSS.isdisjoint(path.lower().split(".")) or (
+        is_torchs and name == "multihead_attn"
+    )
 
 
 def _stack(modules: Modules, path: str) -> Stack:
@@ -477,7 +527,9 @@ def _stack_names(model: nn.Module, stacks: Sequence[Stack]) -> dict[Stack, str]:
     names = {}
     for place, cross in stacks:
         parts = place.split(".")
-        elsewhere = {part for other in of_self if other != place for part in other.split(".")}
+        elsewhere = {
+            part for other in of_self if other != place for part in other.split(".")
+        }
         telling = [part for part in parts if part not in elsewhere]
         side = [part for part in parts if part in ("encoder", "decoder")]
         # The part of its path that no other stack has, else its side, else the first part.
@@ -510,11 +562,15 @@ def _told_count(*holders: Any) -> int | None:
 
 # How many heads a module of transformers has, by itself, its config, that of its model, or W_Q; 0 where none says it.
 def _count(module: Any, owner: nn.Module) -> int:
-    told = _told_count(module, getattr(module, "config", None), getattr(owner, "config", None))
+    told = _told_count(
+        module, getattr(module, "config", None), getattr(owner, "config", None)
+    )
     width = getattr(module, "head_dim", 0)
     rows = getattr(getattr(module, "q_proj", None), "weight", None)
     if told is None and rows is not None and width:
-        return len(rows) // int(width)  # a call with another number is refused (`Tap.at_interface`)
+        return len(rows) // int(
+            width
+        )  # a call with another number is refused (`Tap.at_interface`)
     return told or 0
 
 
@@ -575,7 +631,9 @@ def _plain_rows(module: nn.Module | None) -> Tensor | None:
         return None
     for name, _ in module.named_parameters():
         # torch.nn.utils.parametrize makes `weight` of parameters with the latter names.
-        if name not in ("weight", "bias") and not name.startswith("parametrizations.weight."):
+        if name not in ("weight", "bias") and not name.startswith(
+            "parametrizations.weight."
+        ):
             return None
     return as_rows(module)
 

@@ -48,7 +48,9 @@ SPELLED_OUT = types.FunctionType(
     {**vars(F), "has_torch_function": lambda tensors: False},
     argdefs=PACKED.__defaults__,
 )
-SIGNATURE = inspect.signature(PACKED)  # gives its arguments their names, however they are passed
+SIGNATURE = inspect.signature(
+    PACKED
+)  # gives its arguments their names, however they are passed
 SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
 # Functions are told by their names, which those of torch and of Tensor share. The last one adds to its first argument
 # the product of the others.
@@ -58,7 +60,13 @@ KEEPS_ROWS = {
     "to", "type", "type_as", "float", "half", "double", "bfloat16", "contiguous", "clone", "detach", "dropout", "view",
     "reshape", "flatten", "unflatten", "transpose", "permute", "squeeze", "unsqueeze", "expand", "__get__",
 }  # fmt: skip
-JOINS = {"cat", "concat", "concatenate", "stack", "hstack"}  # these are given a list of tensors
+JOINS = {
+    "cat",
+    "concat",
+    "concatenate",
+    "stack",
+    "hstack",
+}  # these are given a list of tensors
 # What these give is no form of their input any more: its trail ends.
 MAKES_NEW = {
     "linear", "addmm", "layer_norm", "rms_norm", "group_norm", "batch_norm", "conv1d", "conv2d", "embedding",
@@ -68,8 +76,15 @@ HANDED = "it is handed queries and keys, perhaps of two texts: there are no dist
 # `@` and `@=` in bytecode, each as the byte of its operation and the byte of its argument. To let `dis` take every line
 # of every class apart takes far longer than to look for these two pairs.
 PRODUCT_LINES = dis.get_instructions(compile("a @ b; a @= b", "", "exec"))
-MATMULS = {(step.opcode, step.arg) for step in PRODUCT_LINES if step.opname == "BINARY_OP"}
-LIBRARIES = {"torch", "numpy", "einops", "transformers"}  # whose functions are no part of a class
+MATMULS = {
+    (step.opcode, step.arg) for step in PRODUCT_LINES if step.opname == "BINARY_OP"
+}
+LIBRARIES = {
+    "torch",
+    "numpy",
+    "einops",
+    "transformers",
+}  # whose functions are no part of a class
 # Arguments that hold another sequence, of which keys are made.
 CONTEXT = {
     "key", "k", "context", "memory", "encoder_hidden_states", "key_value_states", "enc_output", "encoder_output",
@@ -82,7 +97,9 @@ def attends(module: nn.Module) -> bool:
     Its softmax may be a module, nn.Softmax, which the code of the class does not name.
     """
     _, fused, product, softmax = _names_in(type(module))  # type: ignore[arg-type]
-    softmax = softmax or any(isinstance(child, nn.Softmax) for child in module.children())
+    softmax = softmax or any(
+        isinstance(child, nn.Softmax) for child in module.children()
+    )
     return fused or (product and softmax)
 
 
@@ -100,8 +117,12 @@ def _names_in(kind: type[nn.Module]) -> tuple[bool, bool, bool, bool]:
     uses = False
     names: set[str] = set()
     read = set()
-    waiting: list[Any] = []  # functions, and other things, None too, which the loop passes by
-    homes = set()  # torch's own attentions (nn.TransformerEncoderLayer) are read like a user's
+    waiting: list[
+        Any
+    ] = []  # functions, and other things, None too, which the loop passes by
+    homes = (
+        set()
+    )  # torch's own attentions (nn.TransformerEncoderLayer) are read like a user's
     for base in kind.__mro__:
         waiting += [vars(base).get("forward"), vars(base).get("__init__")]
         if base.__module__.startswith("torch.nn"):
@@ -121,20 +142,33 @@ def _names_in(kind: type[nn.Module]) -> tuple[bool, bool, bool, bool]:
         for code in codes_of(function):
             names.update(code.co_names)
             # Kosmos 2.5 asks the interface for an attribute, finds none, and runs a function of its own.
-            asks_alone = "getattr" in code.co_names and "get_interface" not in code.co_names
-            uses = uses or ("ALL_ATTENTION_FUNCTIONS" in code.co_names and not asks_alone)
+            asks_alone = (
+                "getattr" in code.co_names and "get_interface" not in code.co_names
+            )
+            uses = uses or (
+                "ALL_ATTENTION_FUNCTIONS" in code.co_names and not asks_alone
+            )
             # Bytecode is pairs of bytes, operation and argument: 0, 2, 4, ... are operations, 1, 3, 5, ... arguments.
             # What CPython keeps room for behind an instruction takes whole pairs, too, so none is read askew.
             if MATMULS & set(zip(code.co_code[::2], code.co_code[1::2], strict=True)):
                 names.add("@")
             # What a name stands for: a global of the function's file, a method, or a function of a module named here.
             named = [function.__globals__.get(name) for name in code.co_names]
-            places = [kind, *(place for place in named if isinstance(place, types.ModuleType))]
+            places = [
+                kind,
+                *(place for place in named if isinstance(place, types.ModuleType)),
+            ]
             waiting += named
             # Any name that the code mentions may be that of a method or of a module's function: all are tried.
-            waiting += [getattr(place, name, None) for place in places for name in code.co_names]
-    fused = not names.isdisjoint({"scaled_dot_product_attention", "multi_head_attention_forward"})
-    product = not names.isdisjoint(PRODUCTS | {"@"}) or any("matmul" in name for name in names)
+            waiting += [
+                getattr(place, name, None) for place in places for name in code.co_names
+            ]
+    fused = not names.isdisjoint(
+        {"scaled_dot_product_attention", "multi_head_attention_forward"}
+    )
+    product = not names.isdisjoint(PRODUCTS | {"@"}) or any(
+        "matmul" in name for name in names
+    )
     return uses, fused, product, any(name.lower().endswith("softmax") for name in names)
 
 
@@ -143,7 +177,9 @@ def codes_of(function: Any) -> list[types.CodeType]:
     code = getattr(inspect.unwrap(function), "__code__", None)
     codes = [] if code is None else [code]
     for code in codes:  # the list grows in the loop
-        codes += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
+        codes += [
+            inner for inner in code.co_consts if isinstance(inner, types.CodeType)
+        ]
     return codes
 
 
@@ -155,8 +191,12 @@ class Trail(NamedTuple):
 
     weights: bool = False  # is it weights? Else it is scores
     whole: bool = True  # of weights: is every row still what a softmax gave?
-    undropped: Tensor | None = None  # the same tensor without dropout, where there was some
-    joined: bool = False  # was it put together of several products, as the scores of chunks are?
+    undropped: Tensor | None = (
+        None  # the same tensor without dropout, where there was some
+    )
+    joined: bool = (
+        False  # was it put together of several products, as the scores of chunks are?
+    )
 
 
 class Product(NamedTuple):
@@ -165,10 +205,14 @@ class Product(NamedTuple):
     weights: Tensor  # (...,T,S)
     v: Tensor  # (...,S,E)
     out: Tensor  # (...,T,E)
-    back: Callable[[Tensor], Tensor]  # a tensor like `out` in the form in which the model has it
+    back: Callable[
+        [Tensor], Tensor
+    ]  # a tensor like `out` in the form in which the model has it
 
 
-def _product(args: Sequence[Any], pair: Sequence[Tensor], out: Tensor, side: int) -> Product | None:
+def _product(
+    args: Sequence[Any], pair: Sequence[Tensor], out: Tensor, side: int
+) -> Product | None:
     """The product `out` of a pair whose number `side` is the weights; None where it has another form than attention.
 
     args  of the function: an einsum has its equation there
@@ -184,7 +228,9 @@ def _product(args: Sequence[Any], pair: Sequence[Tensor], out: Tensor, side: int
     return Product(weights.mT, v.mT, out.mT, lambda out: out.mT)
 
 
-def _einsum(equation: str, pair: Sequence[Tensor], result: Tensor, side: int) -> Product | None:
+def _einsum(
+    equation: str, pair: Sequence[Tensor], result: Tensor, side: int
+) -> Product | None:
     """The product of an equation such as "bhts,bshe->bthe", told by which letters its three parts share."""
     inputs, arrow, out = equation.replace(" ", "").partition("->")
     parts = inputs.split(",")
@@ -196,7 +242,9 @@ def _einsum(equation: str, pair: Sequence[Tensor], result: Tensor, side: int) ->
 
         "...ts" is "BAts" of a tensor of 4 axes, and "Ats" of one of 3.
         """
-        n_hidden = x.ndim - len(letters.replace("...", ""))  # axes that "..." stands for
+        n_hidden = x.ndim - len(
+            letters.replace("...", "")
+        )  # axes that "..." stands for
         return letters.replace("...", ascii_uppercase[:n_hidden][::-1])
 
     p, v = pair[side], pair[1 - side]
@@ -250,7 +298,9 @@ class Running:
     others: Sequence[Tensor] = ()
     # lengths, of which one is the number of its documents: see `Block.enter`
     sizes: tuple[int, ...] = ()
-    gets_heads: bool = False  # is it handed queries and keys that another module has made?
+    gets_heads: bool = (
+        False  # is it handed queries and keys that another module has made?
+    )
     # the arguments of PACKED, while it runs
     packed: Mapping[str, Any] = field(default_factory=dict)
     refused: bool = False  # was a call of it refused? Then its others are not handed on
@@ -269,14 +319,18 @@ class Block:
         self.ran: set[nn.Module] = set()
 
     # A forward pre-hook of each attention: it is about to run.
-    def enter(self, module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    def enter(
+        self, module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> None:
         running = Running(module, *self.takes.get(module, (None, 0)))
         self.running.append(running)
         self.ran.add(module)
         names = inspect.signature(module.forward).parameters
         inputs = dict(zip(names, args, strict=False)) | keywords
         others = {
-            name: x for name, x in inputs.items() if isinstance(x, Tensor) and x.is_floating_point()
+            name: x
+            for name, x in inputs.items()
+            if isinstance(x, Tensor) and x.is_floating_point()
         }
         if not others:
             return
@@ -289,7 +343,9 @@ class Block:
         if "key" not in inputs:
             running.others = [x for x in others.values() if x.ndim == first.ndim == 3]
         # (B,T,C) or (T,B,C), or one document (T,C); with more axes they are heads, or height and width of an image.
-        running.sizes = (1, *first.shape[:2]) if first.ndim < 4 else tuple(first.shape[:1])
+        running.sizes = (
+            (1, *first.shape[:2]) if first.ndim < 4 else tuple(first.shape[:1])
+        )
         running.gets_heads = first.ndim > 3 and not {"k", "key"}.isdisjoint(others)
 
     # A forward hook of each attention: it has run. What began inside of it and did not come here, ends with it.
@@ -414,24 +470,36 @@ class Listener(TorchFunctionMode):
             # Weights by distance, shifted after the softmax, times embeddings of distances (Shaw et al. 2018): no
             # attention to tokens. These are told by this, that all documents and heads share them.
             same_values = all(n == 1 for n in product.v.shape[:-2])
-            if same_values and any(n > 1 for n in product.out.shape[:-2]) and not trail.whole:
+            if (
+                same_values
+                and any(n > 1 for n in product.out.shape[:-2])
+                and not trail.whole
+            ):
                 return result
         if why or product is None:
             return self._hand(partial(_refused, why), result)
         shown = product.weights  # what a watcher sees: the weights before dropout
         if trail.undropped is not None:
-            undropped = _product(inputs, [*map(self._undropped, operands)], result, side)
+            undropped = _product(
+                inputs, [*map(self._undropped, operands)], result, side
+            )
             shown = undropped.weights if undropped else shown
-        return self._hand(partial(_mapped, product, shown, trail.whole), result, product)
+        return self._hand(
+            partial(_mapped, product, shown, trail.whole), result, product
+        )
 
-    def _hand(self, read: Any, result: Tensor, product: Product | None = None) -> Tensor:
+    def _hand(
+        self, read: Any, result: Tensor, product: Product | None = None
+    ) -> Tensor:
         """Hand a call to every block whose attention runs, and give what the model goes on with.
 
         read     makes the call of one that runs, and says whether the order of its heads is sure; or raises UnreadError
         result   what torch has given
         product  how the heads lie in it; None: as they are
         """
-        gave: Tensor | None = None  # what the blocks so far have put in the place of the heads
+        gave: Tensor | None = (
+            None  # what the blocks so far have put in the place of the heads
+        )
         with self.silence():
             for running in self.running:
                 if running.take is None or running.refused:
@@ -452,7 +520,11 @@ class Listener(TorchFunctionMode):
             if product is None:
                 return gave.reshape(result.shape).to(result.dtype)
             # A plain product is contiguous, so that the model may call `.view` on it; what `back` turned is not.
-            return product.back(gave.reshape(product.out.shape)).to(result.dtype).contiguous()
+            return (
+                product.back(gave.reshape(product.out.shape))
+                .to(result.dtype)
+                .contiguous()
+            )
 
     @contextmanager
     def silence(self) -> Iterator[None]:
@@ -504,7 +576,9 @@ def _heads(x: Tensor, n_heads: int) -> Tensor:
         return x[None, None]
     if x.ndim == 3:
         return x.reshape(-1, n_heads, *x.shape[1:])
-    if x.ndim == 5 and n_heads == x.shape[1] * x.shape[2]:  # by the key/value head that they read
+    if (
+        x.ndim == 5 and n_heads == x.shape[1] * x.shape[2]
+    ):  # by the key/value head that they read
         return x.flatten(1, 2)
     return x.flatten(0, -4)  # windows of a document are documents
 
@@ -519,12 +593,18 @@ def _n_heads(running: Running, shape: Sequence[int]) -> tuple[int, bool]:
         return (lead[1] if lead else 1), True
     if len(lead) == 1:
         N = lead[0]  # documents, heads, or both in one axis
-        if running.packed:  # torch's own: (B*H,T,S), the heads of a document side by side
+        if (
+            running.packed
+        ):  # torch's own: (B*H,T,S), the heads of a document side by side
             return running.packed["num_heads"], True
-        if stated <= 1 and N in running.sizes:  # (B,T,S): one of the axes of its input is as long
+        if (
+            stated <= 1 and N in running.sizes
+        ):  # (B,T,S): one of the axes of its input is as long
             return 1, True
         # An N that is no size does not count documents alone: heads are in it, and windows perhaps, as in (B*W*H,T,S).
-        has_heads = N not in running.sizes or N in [size * stated for size in running.sizes]
+        has_heads = N not in running.sizes or N in [
+            size * stated for size in running.sizes
+        ]
         if stated > 1 and N % stated == 0 and has_heads:
             # the heads of a document may lie side by side, or the documents of a head
             return stated, False
@@ -538,7 +618,9 @@ def _refused(why: str, running: Running) -> Any:
     raise UnreadError(why)
 
 
-def _mapped(product: Product, weights: Tensor, whole: bool, running: Running) -> tuple[Call, bool]:
+def _mapped(
+    product: Product, weights: Tensor, whole: bool, running: Running
+) -> tuple[Call, bool]:
     """A softmax over keys times values. Raises UnreadError where that is no attention, or is not what the model did.
 
     It is tried on a few rows: are they distributions over keys, and do they times the values give the output?
@@ -549,7 +631,9 @@ def _mapped(product: Product, weights: Tensor, whole: bool, running: Running) ->
     # all axes but (T,E): documents, heads, windows, ...
     out, lead = product.out, product.out.shape[:-2]
     H, sure = _n_heads(running, (*lead, *weights.shape[-2:]))
-    p, used = (x.detach().expand(*lead, *x.shape[-2:]) for x in (weights, product.weights))
+    p, used = (
+        x.detach().expand(*lead, *x.shape[-2:]) for x in (weights, product.weights)
+    )
     v = product.v[(None,) * (out.ndim - product.v.ndim)]  # axes of length 1 in front
     # With documents and heads apart, values that all heads share stay one.
     v = v.expand(lead[0], -1, -1, -1) if len(lead) == 2 else v.expand(*lead, -1, -1)
@@ -583,13 +667,17 @@ def _mapped(product: Product, weights: Tensor, whole: bool, running: Running) ->
     # not known; the weights stand for them
     q, k = p.new_empty(B, H, T, 0), p.new_empty(B, v.shape[1], S, 0)
     causal = running.gets_heads and not p.triu(1).any()
-    return _call(running, q, k, v, Options(), out, bool(causal))._replace(weights=p), sure
+    return _call(running, q, k, v, Options(), out, bool(causal))._replace(
+        weights=p
+    ), sure
 
 
 FUSED_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
-def _fused(result: Tensor, args: Any, keywords: Any, running: Running) -> tuple[Call, bool]:
+def _fused(
+    result: Tensor, args: Any, keywords: Any, running: Running
+) -> tuple[Call, bool]:
     """A call of the fused function, by its arguments. Raises UnreadError where its axes cannot be told.
 
     enable_gqa, which lets q have more heads than k, changes no number here.
@@ -598,7 +686,9 @@ def _fused(result: Tensor, args: Any, keywords: Any, running: Running) -> tuple[
     q, k, v, mask = (asked.get(name) for name in FUSED_NAMES[:4])
     dropout, causal = asked.get("dropout_p", 0.0), asked.get("is_causal", False)
     if q.is_nested or k.is_nested:
-        raise UnreadError(f"{running.kind} gives its attention nested tensors; pad them")
+        raise UnreadError(
+            f"{running.kind} gives its attention nested tensors; pad them"
+        )
     lead, T, S = q.shape[:-2], q.shape[-2], k.shape[-2]
     H, sure = _n_heads(running, (*lead, T, S))
     if len(lead) != 2:  # documents and heads are not two axes
@@ -607,7 +697,9 @@ def _fused(result: Tensor, args: Any, keywords: Any, running: Running) -> tuple[
             mask = _heads(mask.expand(*lead, T, S), H)
     out = _heads(result, H)
     q, k, v = for_documents(len(out), q, k, v)
-    options = Options(mask=joined_mask(causal, mask), scale=asked.get("scale"), dropout=dropout)
+    options = Options(
+        mask=joined_mask(causal, mask), scale=asked.get("scale"), dropout=dropout
+    )
     call = _call(running, q, k, v, options, out, causal)
     if not dropout:  # what it has dropped is not known
         check(call, eager=False)
@@ -615,7 +707,13 @@ def _fused(result: Tensor, args: Any, keywords: Any, running: Running) -> tuple[
 
 
 def _call(
-    running: Running, q: Tensor, k: Tensor, v: Tensor, options: Options, out: Tensor, causal: bool
+    running: Running,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    options: Options,
+    out: Tensor,
+    causal: bool,
 ) -> Call:
     """A call, and whether it is cross attention: of queries and keys that are handed in it is not known whose they are.
 
@@ -673,8 +771,16 @@ def _is_fast(module: nn.Module, x: Tensor) -> bool:
     wants_slopes = torch.is_grad_enabled() and any(
         y.requires_grad for y in (x, *module.parameters())
     )
-    enabled = torch.backends.mha.get_fastpath_enabled() and not torch.is_autocast_enabled()
-    return enabled and not module.training and x.ndim == 3 and not x.is_nested and not wants_slopes
+    enabled = (
+        torch.backends.mha.get_fastpath_enabled() and not torch.is_autocast_enabled()
+    )
+    return (
+        enabled
+        and not module.training
+        and x.ndim == 3
+        and not x.is_nested
+        and not wants_slopes
+    )
 
 
 def _fast_call(module: Any, arguments: Mapping[str, Any], is_ours: Any) -> bool:
@@ -685,12 +791,16 @@ def _fast_call(module: Any, arguments: Mapping[str, Any], is_ours: Any) -> bool:
         hooks = []
         for part in module.modules():
             hooks += [*part._forward_hooks.values(), *part._forward_pre_hooks.values()]
-        is_plain = module.activation_relu_or_gelu and module.norm1.eps == module.norm2.eps
+        is_plain = (
+            module.activation_relu_or_gelu and module.norm1.eps == module.norm2.eps
+        )
         is_plain = is_plain and all(map(is_ours, hooks))
     else:
         x = arguments["query"]
         masks = arguments["attn_mask"], arguments["key_padding_mask"]
-        has_numbers = any(mask is not None and mask.is_floating_point() for mask in masks)
+        has_numbers = any(
+            mask is not None and mask.is_floating_point() for mask in masks
+        )
         is_plain = x is arguments["key"] and x is arguments["value"] and not has_numbers
     return bool(
         is_plain
@@ -721,7 +831,9 @@ def _blinded(is_ours: Any, module: Any, args: Any, keywords: Any, out: Any) -> A
     if not _fast_call(module, arguments, is_ours):
         return None
     is_layer = "src" in arguments
-    x, mask, padding = (arguments[name] for name in (OF_LAYER if is_layer else OF_ATTENTION))
+    x, mask, padding = (
+        arguments[name] for name in (OF_LAYER if is_layer else OF_ATTENTION)
+    )
     B, T, _ = x.shape
     hidden = torch.zeros(1, 1, 1, T, dtype=torch.bool, device=x.device)
     if mask is not None:
@@ -737,16 +849,22 @@ def _blinded(is_ours: Any, module: Any, args: Any, keywords: Any, out: Any) -> A
     return (out[0].masked_fill(blind, torch.nan), *out[1:])
 
 
-def _note_padding(padding: list[Tensor], encoder: Any, args: Any, keywords: Any) -> None:
+def _note_padding(
+    padding: list[Tensor], encoder: Any, args: Any, keywords: Any
+) -> None:
     arguments = _arguments(encoder, args, keywords)
     padding.clear()
     x, hidden = arguments["src"], arguments["src_key_padding_mask"]
     if hidden is None or arguments["mask"] is not None or not encoder.use_nested_tensor:
         return
     hidden = hidden.bool()
-    if _is_fast(encoder.layers[0], x) and torch._nested_tensor_from_mask_left_aligned(x, ~hidden):
+    if _is_fast(encoder.layers[0], x) and torch._nested_tensor_from_mask_left_aligned(
+        x, ~hidden
+    ):
         padding.append(hidden)
 
 
-def _zero_padding(padding: list[Tensor], layer: Any, args: Any, keywords: Any, out: Any) -> Any:
+def _zero_padding(
+    padding: list[Tensor], layer: Any, args: Any, keywords: Any, out: Any
+) -> Any:
     return out.masked_fill(padding.pop()[..., None], 0) if padding else None

@@ -40,7 +40,9 @@ ANSWER = 5  # tokens that a decoder beside an encoder reads
 STEPS = 3  # tokens that are read one by one behind a padded text
 # A way may differ by so many roundings of the model itself, or of its dtype: another shape of the batch reorders sums.
 ALLOWED, FLOOR = 200.0, 256.0
-WHOLE = "logits"  # what the model itself gives, in the place of the name of an attention
+WHOLE = (
+    "logits"  # what the model itself gives, in the place of the name of an attention
+)
 
 # What each attention gave, (B,T,C) by its name in the order of the call; `WHOLE` last.
 States = dict[str, Tensor]
@@ -58,7 +60,9 @@ class Answer:
     # the largest: where they are equal over all attentions, else where the difference begins
     difference: float | None = None
     rounding: float | None = None  # what would have been allowed there
-    layer: str | None = None  # the first attention whose result differs, such as L3; or "logits"
+    layer: str | None = (
+        None  # the first attention whose result differs, such as L3; or "logits"
+    )
     position: int | None = None  # its first token that differs, counted from 0
     reason: str = ""  # why it was not asked
 
@@ -116,7 +120,9 @@ def verify(model: nn.Module, tokens: int | None = None) -> Verified:
         asked = _Asked(model, tokens)
         answers = tuple(asked.answer(question, way, run) for question, way, run in WAYS)
     known = described(model)
-    return Verified(type(model).__name__ if known is None else known.name, asked.tokens, answers)
+    return Verified(
+        type(model).__name__ if known is None else known.name, asked.tokens, answers
+    )
 
 
 class _Asked:
@@ -135,7 +141,9 @@ class _Asked:
             )
         window = getattr(config, "sliding_window", None) or 0
         usual = max(TOKENS, window + 8 if window <= LONGEST_WINDOW else 0)
-        self.tokens = min(usual if tokens is None else tokens, context_of(model) or sys.maxsize)
+        self.tokens = min(
+            usual if tokens is None else tokens, context_of(model) or sys.maxsize
+        )
         if self.tokens < 2:
             raise HeadwiseError(f"tokens={tokens} must be 2 or more")
         self.half = self.tokens // 2
@@ -143,7 +151,9 @@ class _Asked:
         self.padding = getattr(config, "pad_token_id", None) or 0
         draw = torch.Generator().manual_seed(0)
         # ids from 3 on: the first ones are often special
-        ids = torch.randint(3, size, (3, self.tokens), generator=draw).to(device_of(model))
+        ids = torch.randint(3, size, (3, self.tokens), generator=draw).to(
+            device_of(model)
+        )
         self.ids, self.answered = ids[:2], ids[2:, :ANSWER]
         self.alone = [self.run(self.ids[:1]), self.run(self.ids[1:])]
         again = self.run(self.ids[:1].repeat(3, 1))
@@ -153,7 +163,9 @@ class _Asked:
             floor = FLOOR * torch.finfo(states.dtype).eps * states.abs().max().item()
             self.allowed[name] = max(rounding, floor)
             if not math.isfinite(self.allowed[name]):
-                raise HeadwiseError(f"{name} of {type(model).__name__} gives NaN or inf by itself")
+                raise HeadwiseError(
+                    f"{name} of {type(model).__name__} gives NaN or inf by itself"
+                )
 
     def run(self, ids: Tensor, **inputs: Any) -> States:
         """What each attention and the model give for ids (B,T), which may be a piece of a text."""
@@ -166,7 +178,9 @@ class _Asked:
 
         hooks = []
         for site in self.sites:
-            hooks.append((site.module.register_forward_hook, partial(keep, name=site.name)))
+            hooks.append(
+                (site.module.register_forward_hook, partial(keep, name=site.name))
+            )
         with hooked(hooks):
             if self.own:
                 output = self.model(ids, inputs.get("cache"))
@@ -180,7 +194,9 @@ class _Asked:
 
     def arguments(self, ids: Tensor, inputs: dict[str, Any]) -> dict[str, Any]:
         """The arguments of `forward`, by the names that this model has for them."""
-        passed: dict[str, Any] = {"input_ids" if "input_ids" in self.takes else "ids": ids}
+        passed: dict[str, Any] = {
+            "input_ids" if "input_ids" in self.takes else "ids": ids
+        }
         if "decoder_input_ids" in self.takes:
             passed["decoder_input_ids"] = self.answered.expand(len(ids), -1)
         if "use_cache" in self.takes:
@@ -213,8 +229,12 @@ class _Asked:
                     bound = self.allowed[name]
                     far = _distances(got.get(name, states), states)
                     if max(far) > bound:
-                        place = next(n for n, distance in enumerate(far) if distance > bound)
-                        return Answer(question, way, "differs", max(far), bound, name, place)
+                        place = next(
+                            n for n, distance in enumerate(far) if distance > bound
+                        )
+                        return Answer(
+                            question, way, "differs", max(far), bound, name, place
+                        )
                     largest = max(largest, (max(far), bound))
         except _NotAskedError as error:
             return Answer(question, way, "not asked", reason=str(error))
@@ -243,7 +263,9 @@ class _Asked:
             cache = self.cache
             if cache is None:
                 raise _NotAskedError("it gives no cache back")
-            has_states = not all(hasattr(each, "keys") for each in getattr(cache, "layers", ()))
+            has_states = not all(
+                hasattr(each, "keys") for each in getattr(cache, "layers", ())
+            )
             if has_states and max(lengths[1:]) > 1:
                 raise _NotAskedError("layers with a state go on by one token at a time")
         yield self.alone[0], _joined(pieces)
@@ -254,7 +276,9 @@ class _Asked:
         short, T = self.tokens - SHORTER, self.tokens
         if short <= steps:
             raise _NotAskedError(f"{T} tokens leave no shorter text beside it")
-        if steps and not self.sites:  # a state has read the padding, and takes no mask any more
+        if (
+            steps and not self.sites
+        ):  # a state has read the padding, and takes no mask any more
             raise _NotAskedError("it has no attention")
         real = slice(SHORTER, T) if left else slice(0, short)
         ids, mask = self.ids.clone(), torch.zeros_like(self.ids)
@@ -265,7 +289,9 @@ class _Asked:
         pieces: list[States] = []
         lengths = [T - steps, *[1] * steps]
         for piece, placed in zip(
-            torch.split(ids, lengths, 1), torch.split(positions, lengths, 1), strict=True
+            torch.split(ids, lengths, 1),
+            torch.split(positions, lengths, 1),
+            strict=True,
         ):
             end = T - steps + len(pieces)
             inputs: dict[str, Any] = {"attention_mask": mask[:, :end]}
@@ -278,7 +304,9 @@ class _Asked:
         yield self.alone[0], _rows(got, 0)
         second = _rows(got, 1)
         for name, states in second.items():
-            if states.shape[1] == T:  # what a decoder beside an encoder gives has no padding
+            if (
+                states.shape[1] == T
+            ):  # what a decoder beside an encoder gives has no padding
                 second[name] = states[:, real]
         yield self.run(self.ids[1:, :short]), second
 
@@ -302,17 +330,22 @@ class _Asked:
         positions = torch.arange(T, device=self.ids.device).repeat(2)[None]
         got = self.run(self.ids.reshape(1, -1), position_ids=positions)
         first, second = (
-            {name: x[:, part] for name, x in got.items()} for part in (slice(T), slice(T, None))
+            {name: x[:, part] for name, x in got.items()}
+            for part in (slice(T), slice(T, None))
         )
         if _distance(second[WHOLE], self.alone[1][WHOLE]) > self.allowed[WHOLE]:
-            raise _NotAskedError("texts packed by their positions see one another in it: pad them")
+            raise _NotAskedError(
+                "texts packed by their positions see one another in it: pad them"
+            )
         yield self.alone[0], first
         yield self.alone[1], second
 
 
 def _distances(some: Tensor, others: Tensor) -> list[float]:
     """The largest distance at each token of (1,T,C); infinite beside NaN."""
-    distances: list[float] = (some - others).abs().amax((0, 2)).nan_to_num(math.inf).tolist()
+    distances: list[float] = (
+        (some - others).abs().amax((0, 2)).nan_to_num(math.inf).tolist()
+    )
     return distances
 
 
@@ -331,12 +364,20 @@ def _joined(pieces: Sequence[States]) -> States:
 
 WAYS: tuple[tuple[str, str, Way], ...] = (
     ("cache", "token by token", lambda asked: asked.cached([1] * asked.tokens)),
-    ("cache", "a prefix, then token by token", lambda asked: asked.cached(_prefix(asked))),
+    (
+        "cache",
+        "a prefix, then token by token",
+        lambda asked: asked.cached(_prefix(asked)),
+    ),
     ("cache", "in chunks", lambda asked: asked.cached(_chunks(asked))),
     ("cache", "static", lambda asked: asked.cached(_prefix(asked), static=True)),
     ("padding", "right", lambda asked: asked.padded(left=False)),
     ("padding", "left", lambda asked: asked.padded(left=True)),
-    ("padding", "left, then token by token", lambda asked: asked.padded(left=True, steps=STEPS)),
+    (
+        "padding",
+        "left, then token by token",
+        lambda asked: asked.padded(left=True, steps=STEPS),
+    ),
     ("documents", "side by side", _Asked.side_by_side),
     ("documents", "packed into one row", _Asked.packed),
 )

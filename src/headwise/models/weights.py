@@ -39,7 +39,9 @@ class AttentionWeights:
     bv: Tensor | None = None  # (G,E)
     q_gain: Tensor | None = None  # (D,) of the qk-norm, one for all heads
     k_gain: Tensor | None = None  # (D,)
-    pairs: tuple[tuple[int, int], ...] = ()  # features of a head that RoPE rotates together
+    pairs: tuple[
+        tuple[int, int], ...
+    ] = ()  # features of a head that RoPE rotates together
 
     @property
     def n_heads(self) -> int:
@@ -66,7 +68,9 @@ class AttentionWeights:
                 tensors[name] = x.detach().to("cpu", dtype)
         return dataclasses.replace(self, **tensors)
 
-    def selected(self, heads: Sequence[int], kv_heads: Sequence[int]) -> AttentionWeights:
+    def selected(
+        self, heads: Sequence[int], kv_heads: Sequence[int]
+    ) -> AttentionWeights:
         """The layer of these query heads and key/value heads, in that order."""
         tensors: dict[str, Any] = {"wo": self.wo[:, list(heads)]}
         for name in ("wq", "bq", "wk", "bk", "wv", "bv"):
@@ -138,7 +142,9 @@ def head_counts(model: nn.Module) -> tuple[int, int, int]:
         spec = model.config.attention
         return spec.n_heads, spec.n_kv_heads, spec.head_dim
     config: Any = model.config
-    n_heads = int(config.num_attention_heads)  # GPT-2 calls it n_head and answers to this name too
+    n_heads = int(
+        config.num_attention_heads
+    )  # GPT-2 calls it n_head and answers to this name too
     n_kv_heads = int(getattr(config, "num_key_value_heads", None) or n_heads)
     return (
         n_heads,
@@ -241,7 +247,9 @@ def _rebuilt(model: nn.Module, n_heads: int, n_kv_heads: int) -> nn.Module:
     kind: Any = type(model)
     config: Any = copy.deepcopy(model.config)
     parameter = next(model.parameters())
-    head_dim = head_counts(model)[2]  # stated, for the default is the width by the number of heads
+    head_dim = head_counts(model)[
+        2
+    ]  # stated, for the default is the width by the number of heads
     # first weights are drawn: torch's random state stays as it was
     with torch.random.fork_rng(devices=[]):
         if isinstance(model, GPT):
@@ -254,7 +262,9 @@ def _rebuilt(model: nn.Module, n_heads: int, n_kv_heads: int) -> nn.Module:
             new = kind._from_config(config, dtype=parameter.dtype)
     new = cast(new.to(parameter.device), parameter.dtype)
     shapes = {name: x.shape for name, x in new.state_dict().items()}
-    alike = {name: x for name, x in model.state_dict().items() if shapes.get(name) == x.shape}
+    alike = {
+        name: x for name, x in model.state_dict().items() if shapes.get(name) == x.shape
+    }
     new.load_state_dict(alike, strict=False)
     return new.train(model.training)
 
@@ -277,7 +287,9 @@ def _views(model: nn.Module, module: nn.Module) -> dict[str, Tensor]:
     views: dict[str, Tensor] = {}
     for name in "qkvo":
         path = getattr(family, name)
-        linear: Any = module.get_submodule(path) if name == "o" else family.read(core, path)
+        linear: Any = (
+            module.get_submodule(path) if name == "o" else family.read(core, path)
+        )
         # transformers' Conv1D goes by its name, as nothing here imports transformers.
         if not (isinstance(linear, nn.Linear) or type(linear).__name__ == "Conv1D"):
             kind = type(linear).__name__
@@ -289,9 +301,13 @@ def _views(model: nn.Module, module: nn.Module) -> dict[str, Tensor]:
             views["wo"] = rows.view(len(rows), n_heads, -1)
             continue
         for field, x in ((f"w{name}", rows), (f"b{name}", linear.bias)):
-            if x is not None and family.packed:  # all of q first, then all of k, then all of v
+            if (
+                x is not None and family.packed
+            ):  # all of q first, then all of k, then all of v
                 width = len(x) // sum(counts.values())
-                x = x.split([width * count for count in counts.values()])["qkv".index(name)]
+                x = x.split([width * count for count in counts.values()])[
+                    "qkv".index(name)
+                ]
             if x is not None:
                 views[field] = x.view(counts[name], -1, *x.shape[1:])
     for name, path in (("q_gain", family.q_norm), ("k_gain", family.k_norm)):
@@ -313,6 +329,7 @@ def _pairs(model: nn.Module, head_dim: int) -> tuple[tuple[int, int], ...]:
         # does not tell it: not every family heeds that.) Gemma 3 has a list for each type of layer, of one length.
         buffers = body_of(model).rotary_emb.named_buffers()
         rope = RoPE(
-            dim=2 * next(len(values) for name, values in buffers if name.endswith("inv_freq"))
+            dim=2
+            * next(len(values) for name, values in buffers if name.endswith("inv_freq"))
         )
     return () if rope is None else rope.pairs(head_dim)

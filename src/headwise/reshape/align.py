@@ -104,8 +104,14 @@ def queries(weights: AttentionWeights, root: Tensor) -> Tensor:
     return _normed(activations(weights.wq, weights.bq, root), weights.q_gain)
 
 
-def _normed(heads: Tensor, gain: Tensor | None) -> Tensor:  # by a qk-norm, where there is a gain
-    return heads if gain is None else heads / mean_norm(heads)[:, None, None] * gain[:, None]
+def _normed(
+    heads: Tensor, gain: Tensor | None
+) -> Tensor:  # by a qk-norm, where there is a gain
+    return (
+        heads
+        if gain is None
+        else heads / mean_norm(heads)[:, None, None] * gain[:, None]
+    )
 
 
 def mean_norm(heads: Tensor) -> Tensor:
@@ -122,7 +128,9 @@ class KeyRule:
     """Which turns of a layer's keys leave its function as it is; every feature of a head is in one of these."""
 
     planes: tuple[tuple[int, ...], ...]  # pairs that may turn freely
-    signs: tuple[tuple[int, ...], ...]  # features that may only change sign, all of a set together
+    signs: tuple[
+        tuple[int, ...], ...
+    ]  # features that may only change sign, all of a set together
     free: tuple[int, ...]  # features that may be mixed by any orthogonal matrix
 
     @property
@@ -131,7 +139,11 @@ class KeyRule:
         kinds = (
             (len(self.planes), "RoPE plane", "by a turn each"),
             (len(self.free), "feature", "by one orthogonal matrix"),
-            (len(self.signs), "set", "of features by sign alone, for their qk-norm gains differ"),
+            (
+                len(self.signs),
+                "set",
+                "of features by sign alone, for their qk-norm gains differ",
+            ),
         )
         parts = [
             f"{count} {what}{'' if count == 1 else 's'} {how}"
@@ -182,7 +194,9 @@ def fold(
     q_maps = (torch.linalg.inv(k_maps).mT * q_scale).repeat_interleave(r, 0)
     o_maps = (torch.linalg.inv(v_maps) * o_scale).repeat_interleave(r, 0)
     aligned = mapped(
-        mapped(weights, "k", lambda rows: k_maps @ rows), "q", lambda rows: q_maps @ rows
+        mapped(weights, "k", lambda rows: k_maps @ rows),
+        "q",
+        lambda rows: q_maps @ rows,
     )
     wo = torch.einsum("che,hef->chf", weights.wo, o_maps)
     return dataclasses.replace(mapped(aligned, "v", lambda rows: v_maps @ rows), wo=wo)
@@ -209,7 +223,9 @@ def key_maps(heads: Tensor, rule: KeyRule) -> Tensor:
     # A set changes sign as a whole, so its features are laid behind one another as one row of real numbers, and
     # `turns` finds its unit number. Of real numbers that is 1 or -1, but for rounding.
     for features in rule.signs:
-        signs = turns(heads[:, None, list(features)].flatten(2).to(torch.complex128)).real.round()
+        signs = turns(
+            heads[:, None, list(features)].flatten(2).to(torch.complex128)
+        ).real.round()
         maps[:, list(features), list(features)] = signs.to(maps)
     if rule.free:
         free = list(rule.free)
@@ -224,7 +240,9 @@ def orthogonal_maps(heads: Tensor) -> Tensor:
     rows = heads.flatten(0, 1)
     # (n,n,E,E): head_i head_j' for all pairs. The rounds below need nothing else of the heads.
     gram = (rows @ rows.T).view(n, E, n, E).transpose(1, 2)
-    with one_thread():  # two wait for each other more than they work in matrices as small as these
+    with (
+        one_thread()
+    ):  # two wait for each other more than they work in matrices as small as these
         # (n,E,E): target times head_i'. Its singular values sum up to how alike the two are, aligned. At first the
         # target is one head, then the sum of the aligned heads, which points where their mean does.
         products = gram[medoid(torch.linalg.svdvals(gram).sum(-1))]
@@ -260,10 +278,14 @@ def _rounds(n: int) -> int:
 
 def as_complex(heads: Tensor, planes: tuple[tuple[int, ...], ...]) -> Tensor:
     """(n,D,X) -> (n,P,X): the two features of a plane as one complex number."""
-    return torch.complex(*heads[:, torch.tensor(planes)].unbind(2))  # indexed: (n,P,2,X)
+    return torch.complex(
+        *heads[:, torch.tensor(planes)].unbind(2)
+    )  # indexed: (n,P,2,X)
 
 
-def write_planes(maps: Tensor, numbers: Tensor, planes: tuple[tuple[int, ...], ...]) -> None:
+def write_planes(
+    maps: Tensor, numbers: Tensor, planes: tuple[tuple[int, ...], ...]
+) -> None:
     """Write complex numbers (n,P) into maps (n,D,D) as what multiplies the planes by them.
 
     Of a + ib that is the block [[a, -b], [b, a]] on the two features of its plane.

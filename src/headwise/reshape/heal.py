@@ -25,12 +25,20 @@ from headwise.errors import HeadwiseError
 from headwise.gpt.presets import check_seed, warm_cosine
 from headwise.gpt.train import AdamW, DivergedError, Muon, interrupts, take_step
 from headwise.models.ask import answers, config_fields, hidden_states, predicts, reader
-from headwise.models.weights import AttentionWeights, attentions, layers_in_turn, write_layer
+from headwise.models.weights import (
+    AttentionWeights,
+    attentions,
+    layers_in_turn,
+    write_layer,
+)
 
 DECODE_CONTEXT = 2048  # tokens in the cache, at most, while speed is measured
 # of each model, in turn; odd, so that the median is one of them
 RUNS = 9
-NEW_TOKENS, WARM_UP = 8, 2  # tokens a run, and how many of them are not timed: they grow the cache
+NEW_TOKENS, WARM_UP = (
+    8,
+    2,
+)  # tokens a run, and how many of them are not timed: they grow the cache
 
 
 @dataclass(frozen=True)
@@ -67,7 +75,9 @@ def batches(
 
 def divergence(parent: Tensor, child: Tensor) -> Tensor:
     """KL(parent || child) in nats, a mean over the distributions of logits (...,V) (Hinton et al. 2015, 1503.02531)."""
-    log_p, log_q = (F.log_softmax(logits.flatten(0, -2).float(), -1) for logits in (parent, child))
+    log_p, log_q = (
+        F.log_softmax(logits.flatten(0, -2).float(), -1) for logits in (parent, child)
+    )
     return F.kl_div(log_q, log_p, log_target=True, reduction="batchmean")
 
 
@@ -104,9 +114,9 @@ def compared(
         n_predicted += len(following)
         for i, logits in enumerate(both):
             predicted = logits[:, :-1].flatten(0, 1).float()
-            losses[i] += F.cross_entropy(predicted, following.to(logits.device)).item() * len(
-                following
-            )
+            losses[i] += F.cross_entropy(
+                predicted, following.to(logits.device)
+            ).item() * len(following)
     if not is_next:
         return None, None, distance / n_tokens
     return losses[0] / n_predicted, losses[1] / n_predicted, distance / n_tokens
@@ -153,11 +163,15 @@ def measure(
     )
 
 
-def n_parameters(model: nn.Module) -> int:  # a weight that two modules share counts once
+def n_parameters(
+    model: nn.Module,
+) -> int:  # a weight that two modules share counts once
     return sum(p.numel() for p in model.parameters())
 
 
-def cache_bytes(model: nn.Module, tokens: int = 1, dtype: torch.dtype | None = None) -> float:
+def cache_bytes(
+    model: nn.Module, tokens: int = 1, dtype: torch.dtype | None = None
+) -> float:
     """Bytes of cache a token, of a text of that many; 0 where none is kept. dtype: None takes that of the weights."""
     dtype = dtype or next(model.parameters()).dtype
     name = str(dtype).removeprefix("torch.")
@@ -165,7 +179,9 @@ def cache_bytes(model: nn.Module, tokens: int = 1, dtype: torch.dtype | None = N
 
 
 @torch.no_grad()
-def decode_speed(parent: nn.Module, child: nn.Module, text: Tensor, length: int) -> Pair:
+def decode_speed(
+    parent: nn.Module, child: nn.Module, text: Tensor, length: int
+) -> Pair:
     """Tokens a second of two models with `length` tokens in the cache, from `text` (1,T) repeated to that length.
 
     Each model reads it once; every run begins with a copy of that cache, and gives the median of its tokens.
@@ -187,14 +203,20 @@ def _run_speed(decode: Callable[[Tensor], Tensor], token: Tensor) -> float:
     # `decode` takes a token (1,1) and gives the logits (V,) of the next.
     ends = [time.perf_counter()]
     for _ in range(NEW_TOKENS):
-        decode(token)[0].item()  # some logit: it can be read only when the device is done
+        decode(token)[
+            0
+        ].item()  # some logit: it can be read only when the device is done
         ends.append(time.perf_counter())
-    return 1 / statistics.median([end - began for began, end in pairwise(ends)][WARM_UP:])
+    return 1 / statistics.median(
+        [end - began for began, end in pairwise(ends)][WARM_UP:]
+    )
 
 
 # Healing.
 
-Gone = tuple[tuple[int, ...], ...]  # for each layer the numbers of the query heads that go
+Gone = tuple[
+    tuple[int, ...], ...
+]  # for each layer the numbers of the query heads that go
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +241,9 @@ class HealRecipe:
     def __post_init__(self) -> None:
         for name in ("steps", "batch"):
             if getattr(self, name) < 1:
-                raise HeadwiseError(f"heal {name}={getattr(self, name)} must be at least 1")
+                raise HeadwiseError(
+                    f"heal {name}={getattr(self, name)} must be at least 1"
+                )
         if not 0 < self.lr < math.inf:
             raise HeadwiseError(f"heal lr={self.lr} must be a positive number")
         if not 0 <= self.hidden < math.inf:
@@ -237,7 +261,9 @@ class HealPoint:
     tokens: int  # of the text, read so far
     # what is minimised, the mean since the evaluation before; None before the first step
     train_loss: float | None
-    held_out_loss: float | None  # nats per token; None where the model predicts no next token
+    held_out_loss: (
+        float | None
+    )  # nats per token; None where the model predicts no next token
     # KL to the parent in nats per token, or the relative error of its hidden states
     distance: float
 
@@ -308,7 +334,14 @@ def heal_child(
             rate = warm_cosine(done, recipe.steps, warmup, final=0.0)
             try:
                 losses.append(
-                    take_step(loss_of_step, weights.values(), optimizers, done, rate, recipe.clip)
+                    take_step(
+                        loss_of_step,
+                        weights.values(),
+                        optimizers,
+                        done,
+                        rate,
+                        recipe.clip,
+                    )
                 )
             except DivergedError as error:
                 raise HeadwiseError(f"healing diverged: {error}; lower lr=") from None
@@ -321,7 +354,9 @@ def heal_child(
     return Healing(tuple(curve), stopping)
 
 
-def distillation_loss(parent: nn.Module, child: nn.Module, ids: Tensor, hidden: float) -> Tensor:
+def distillation_loss(
+    parent: nn.Module, child: nn.Module, ids: Tensor, hidden: float
+) -> Tensor:
     """How far the child is from its parent on ids (B,T); `hidden` weighs the states after each layer."""
     # The states of a block, one (B,T,C) a layer, are there once the model in it has answered.
     with hidden_states(parent) as parent_states, torch.no_grad():
@@ -337,7 +372,9 @@ def distillation_loss(parent: nn.Module, child: nn.Module, ids: Tensor, hidden: 
 @torch.no_grad()
 def silence(model: nn.Module, heads: Gone) -> None:
     """Make heads zero in place: their rows of W_Q, with the bias, and their columns of W_O."""
-    for layer, (weights, gone) in enumerate(zip(layers_in_turn(model), heads, strict=False)):
+    for layer, (weights, gone) in enumerate(
+        zip(layers_in_turn(model), heads, strict=False)
+    ):
         write_layer(model, layer, silenced(weights, gone))
 
 
@@ -362,7 +399,9 @@ def drawn(documents: Sequence[Tensor], recipe: HealRecipe) -> Iterator[Tensor]:
     for number in itertools.count():
         # 1,000,003 is a prime beyond any number of passes: no two seeds share the order of a pass. Below 2^63 it is a
         # seed that torch takes.
-        generator = torch.Generator().manual_seed((recipe.seed * 1_000_003 + number) % 2**63)
+        generator = torch.Generator().manual_seed(
+            (recipe.seed * 1_000_003 + number) % 2**63
+        )
         order = torch.randperm(len(documents), generator=generator)
         in_turn = batches([documents[i] for i in order], size=recipe.batch)
         for i in torch.randperm(len(in_turn), generator=generator):
@@ -373,8 +412,15 @@ def make_optimizers(
     weights: Collection[nn.Parameter], recipe: HealRecipe
 ) -> list[torch.optim.Optimizer]:
     """Muon on matrices, AdamW on the rest; without decay, which pulls weights to 0 and so away from the parent's."""
-    matrices, others = [p for p in weights if p.ndim == 2], [p for p in weights if p.ndim != 2]
-    optimizers: list[torch.optim.Optimizer] = [Muon(matrices, lr=recipe.lr, weight_decay=0.0)]
+    matrices, others = (
+        [p for p in weights if p.ndim == 2],
+        [p for p in weights if p.ndim != 2],
+    )
+    optimizers: list[torch.optim.Optimizer] = [
+        Muon(matrices, lr=recipe.lr, weight_decay=0.0)
+    ]
     if others:  # betas as in training (`Recipe`)
-        optimizers.append(AdamW(others, lr=recipe.vector_lr, betas=(0.9, 0.95), weight_decay=0.0))
+        optimizers.append(
+            AdamW(others, lr=recipe.vector_lr, betas=(0.9, 0.95), weight_decay=0.0)
+        )
     return optimizers

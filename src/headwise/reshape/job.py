@@ -67,7 +67,9 @@ from headwise.shapes import shape_of
 
 # tokens of a document, at most, where the user names no number: a round choice, more take more memory
 LONGEST = 1024
-LOGITS = 2**26  # numbers, at most, in the logits of a batch that is only read: 256 MiB in float32
+LOGITS = (
+    2**26
+)  # numbers, at most, in the logits of a batch that is only read: 256 MiB in float32
 # Round choices: with more tokens a number is surer, and the reading takes longer.
 STATISTICS = 50_000  # tokens, at most, that alignment and importance read
 GLANCE = 5_000  # tokens, at most, that an evaluation of a healing reads
@@ -142,7 +144,9 @@ class Listener:
 
     say: Callable[[str], None] = lambda line: None
     point: Callable[[HealPoint, int], None] = lambda point, steps: None
-    damage: Callable[[str, tuple[str, ...], Damage], None] = lambda what, notes, damage: None
+    damage: Callable[[str, tuple[str, ...], Damage], None] = (
+        lambda what, notes, damage: None
+    )
 
 
 @dataclass(frozen=True, repr=False)
@@ -154,13 +158,17 @@ class Reshaped:
     out: str | None  # None where nothing was written
     what: str  # one line: what was done
     notes: tuple[str, ...]  # what a reader must know besides
-    details: dict[str, object]  # groups or heads, and the settings that determine the result
+    details: dict[
+        str, object
+    ]  # groups or heads, and the settings that determine the result
     # the run of headwise that knows the text, seen from `out` where that is written
     run: str | None
     damage: Damage  # before any training
     curve: tuple[HealPoint, ...] = ()  # of healing; empty without
     healed: Damage | None = None
-    verified: str | None = None  # how the folder was read back; None where nothing was written
+    verified: str | None = (
+        None  # how the folder was read back; None where nothing was written
+    )
 
     def __repr__(self) -> str:
         return f"Reshaped({self.what};\n         {self.won})"
@@ -172,7 +180,11 @@ class Reshaped:
         cache, speed = last.cache_bytes, last.tokens_per_second
         parts = []
         if cache.before:
-            unit, size = ("KiB", 1024) if min(cache.before, cache.after) >= 1024 else ("bytes", 1)
+            unit, size = (
+                ("KiB", 1024)
+                if min(cache.before, cache.after) >= 1024
+                else ("bytes", 1)
+            )
             before, after = f"{cache.before / size:,.4g}", f"{cache.after / size:,.4g}"
             change = f"cache {before} -> {after} {unit}"
             if after == before:
@@ -221,11 +233,16 @@ def reshape(
     source, dtype = _opened(model, path, device)
     with _left_alone(source.model):
         _check_model(source, writes=out is not None)
-        change.check_sizes(len(attentions(source.model)), *head_counts(source.model)[:2])
+        change.check_sizes(
+            len(attentions(source.model)), *head_counts(source.model)[:2]
+        )
         change.check(source.model)
         # 2. The text, the change, and what it costs.
         calibration = calibrate(name, text, source, tokens, documents)
-        read, measured = n_tokens(calibration.statistics), n_tokens(calibration.evaluation)
+        read, measured = (
+            n_tokens(calibration.statistics),
+            n_tokens(calibration.evaluation),
+        )
         listener.say(
             f"reading {change.passes(source.model)} x {read:,} tokens to make the change, and "
             f"2 x {measured:,} to measure it"
@@ -234,7 +251,11 @@ def reshape(
         child = changed.model
 
         def damage_of(speed: Pair | None = None) -> Damage:
-            held_out, context, say = calibration.evaluation, source.context, listener.say
+            held_out, context, say = (
+                calibration.evaluation,
+                source.context,
+                listener.say,
+            )
             return measure(source.model, child, held_out, context, say, speed, dtype)
 
         damage = damage_of()
@@ -269,7 +290,9 @@ def reshape(
         # 4. The folder.
         if out is None:
             return report
-        return replace(report, verified=export(report, source, out, force, listener.say))
+        return replace(
+            report, verified=export(report, source, out, force, listener.say)
+        )
 
 
 def _healed(
@@ -284,11 +307,15 @@ def _healed(
     child, dtype = changed.model, next(changed.model.parameters()).dtype
     train, held_out = calibration.train, calibration.glance
     cast(child, torch.float32)
-    healing = heal_child(parent, child, train, held_out, recipe, listener.point, changed.silent)
+    healing = heal_child(
+        parent, child, train, held_out, recipe, listener.point, changed.silent
+    )
     cast(child.requires_grad_(False), dtype)
     if healing.stopped:
         step = healing.curve[-1].step
-        listener.say(f"healing stopped after step {step}; the best weights so far are kept")
+        listener.say(
+            f"healing stopped after step {step}; the best weights so far are kept"
+        )
     return healing
 
 
@@ -298,7 +325,9 @@ def _recipe(steps: int | None, options: dict[str, Any]) -> HealRecipe | None:
     if steps is not None:
         return recipe
     for name in options:
-        if getattr(recipe, name) != getattr(HealRecipe, name):  # a default asks for nothing
+        if getattr(recipe, name) != getattr(
+            HealRecipe, name
+        ):  # a default asks for nothing
             raise HeadwiseError(f"{name}= is about healing; pass heal=STEPS with it")
     return None
 
@@ -332,7 +361,9 @@ def _check_config(path: Path, change: Change, tokens: int | None) -> None:
     check_tokens(tokens, shape.positions if shape.generates else None)
 
 
-def _opened(model: nn.Module | str | Path, path: Path, device: str) -> tuple[Folder, torch.dtype]:
+def _opened(
+    model: nn.Module | str | Path, path: Path, device: str
+) -> tuple[Folder, torch.dtype]:
     """The model with its folder and tokenizer, read where it is not in memory; and the format to write weights in."""
     if not isinstance(model, nn.Module):
         folder = open_folder(path, device=device)
@@ -379,7 +410,9 @@ def _run(source: Path, out: Path | None) -> str | None:
 @contextmanager
 def _left_alone(model: nn.Module) -> Iterator[None]:
     # Inside this block a model is in eval mode and takes no gradients; afterwards it is as it was.
-    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    learning = [
+        parameter for parameter in model.parameters() if parameter.requires_grad
+    ]
     with evaluating(model):
         model.requires_grad_(False)
         try:
@@ -426,7 +459,9 @@ class Calibration:
 
     def _batches(self, documents: Sequence[Tensor], limit: int) -> list[Tensor]:
         # Each batch has logits over the whole vocabulary.
-        return batches(spread(documents, limit, self.most), min(BATCH, LOGITS // self.vocab_size))
+        return batches(
+            spread(documents, limit, self.most), min(BATCH, LOGITS // self.vocab_size)
+        )
 
 
 def read_user_text(text: Any, path: Path) -> tuple[str, Any]:
@@ -436,7 +471,8 @@ def read_user_text(text: Any, path: Path) -> tuple[str, Any]:
     """
     # A string without a space that names no file is taken for a misspelled path: `read_text` refuses it by that name.
     is_path = isinstance(text, Path) or (
-        isinstance(text, str) and (exists(Path(text)) or not any(map(str.isspace, text)))
+        isinstance(text, str)
+        and (exists(Path(text)) or not any(map(str.isspace, text)))
     )
     if is_path:
         path = text_path(text)
@@ -453,7 +489,11 @@ def read_user_text(text: Any, path: Path) -> tuple[str, Any]:
 
 
 def calibrate(
-    name: str, text: Any, folder: Folder, tokens: int | None = None, most: int | None = None
+    name: str,
+    text: Any,
+    folder: Folder,
+    tokens: int | None = None,
+    most: int | None = None,
 ) -> Calibration:
     """The documents of a text, or of what stands for it; `name` and `text` as `read_user_text` gives them.
 
@@ -466,10 +506,14 @@ def calibrate(
     """
     check_tokens(tokens, folder.context)
     if most is not None and most < 1:
-        raise HeadwiseError(f"documents={most} must be at least 1: something has to be measured on")
+        raise HeadwiseError(
+            f"documents={most} must be at least 1: something has to be measured on"
+        )
     length = tokens or min(folder.context or LONGEST, LONGEST)
     facts = Counter[str]()  # `encoded` counts the characters, and those without a token
-    parts: Sequence[Sequence[Any]]  # documents as ids in two parts, the last tenth apart
+    parts: Sequence[
+        Sequence[Any]
+    ]  # documents as ids in two parts, the last tenth apart
     by_lines = False
     if isinstance(text, str | verbs.VerbCorpus):
         before, after = require_tokens(folder).frame
@@ -481,7 +525,10 @@ def calibrate(
             lines = _split([line.strip() for line in text.splitlines() if line.strip()])
         if by_lines:  # a longer line loses its end, as in training
             parts = [
-                [[*before, *encoded(folder, line, facts), *before][:length] for line in part]
+                [
+                    [*before, *encoded(folder, line, facts), *before][:length]
+                    for line in part
+                ]
                 for part in lines
             ]
         else:
@@ -492,12 +539,15 @@ def calibrate(
                 )
             stream = encoded(folder, str(text), facts)
             parts = [
-                [[*before, *ids, *after] for ids in cut([piece], body)] for piece in _split(stream)
+                [[*before, *ids, *after] for ids in cut([piece], body)]
+                for piece in _split(stream)
             ]
     else:
         parts = _id_parts(text, length)
     # Documents of a single token are left out: it predicts nothing.
-    train, held_out = (tuple(_whole(ids, 1) for ids in part if len(ids) > 1) for part in parts)
+    train, held_out = (
+        tuple(_whole(ids, 1) for ids in part if len(ids) > 1) for part in parts
+    )
     if not train or not held_out:
         each = " (a line each)" if by_lines else ""
         raise HeadwiseError(
@@ -505,7 +555,9 @@ def calibrate(
             f"{len(train)} to calibrate on and {len(held_out)} to measure on; each part needs one"
         )
     # Ids may come from another tokenizer.
-    smallest, largest = (int(bound) for bound in torch.cat([*train, *held_out]).aminmax())
+    smallest, largest = (
+        int(bound) for bound in torch.cat([*train, *held_out]).aminmax()
+    )
     vocab_size = folder.vocab_size or largest + 1
     if smallest < 0 or largest >= vocab_size:
         raise HeadwiseError(
@@ -562,7 +614,9 @@ def _id_parts(ids: Ids, length: int) -> Sequence[Sequence[Any]]:
     return _split(ids)  # type: ignore[arg-type]
 
 
-def spread(documents: Sequence[Tensor], limit: int, most: int | None = None) -> list[Tensor]:
+def spread(
+    documents: Sequence[Tensor], limit: int, most: int | None = None
+) -> list[Tensor]:
     """Documents of about `limit` tokens together, at most so many, spread evenly over the text; or all of them."""
     total, n = sum(map(len, documents)), len(documents)
     # as many of mean length as the limit holds
@@ -611,7 +665,9 @@ def export(
         say("reading it back")
         verified = verify(report.model, fresh, source.context)
         document = {**report.document(), "verified": verified}
-        write_whole(fresh / RECORD, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+        write_whole(
+            fresh / RECORD, json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+        )
     return verified
 
 

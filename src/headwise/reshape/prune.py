@@ -110,10 +110,15 @@ class Pruning(Change):
             raise HeadwiseError(
                 f"keep={keep} must lie between 0 and 1; 0.75 removes a quarter of the heads"
             )
-        vars(self)["by"] = by or SCORES[0]  # a frozen record has no assignment to its fields
+        vars(self)["by"] = (
+            by or SCORES[0]
+        )  # a frozen record has no assignment to its fields
 
     def check_config(self, folder: Path) -> None:
-        if self.by not in (None, "role"):  # the other scores need the loss of a next token
+        if self.by not in (
+            None,
+            "role",
+        ):  # the other scores need the loss of a next token
             check_next(folder, "pass by='role', or heads=")
 
     def check_sizes(self, n_layers: int, n_heads: int, n_kv_heads: int) -> None:
@@ -138,7 +143,9 @@ class Pruning(Change):
         model = source.model
         scores = {} if self.by is None else head_scores(self.by, source, calibration)
         gone = self._gone(model, scores)
-        columns = [w.wo[:, list(h)] for w, h in zip(layers_in_turn(model), gone, strict=True)]
+        columns = [
+            w.wo[:, list(h)] for w, h in zip(layers_in_turn(model), gone, strict=True)
+        ]
         if not any(x.any() for x in columns):  # zeroed by an earlier pruning, say
             raise HeadwiseError(
                 f"{', '.join(_names(gone))}: these heads give nothing already, so nothing changes and nothing is "
@@ -147,7 +154,9 @@ class Pruning(Change):
         changed = prune_heads(model, gone, self.uniform)
         if self.by is None:
             return changed
-        part = "what the run held out" if calibration.name == OF_RUN else "the whole text"
+        part = (
+            "what the run held out" if calibration.name == OF_RUN else "the whole text"
+        )
         tokens = n_tokens(calibration.statistics)
         ranked = (
             f"ranked by {self.by} on {tokens:,} tokens of the part that is not held "
@@ -158,7 +167,9 @@ class Pruning(Change):
 
     def _gone(self, model: nn.Module, scores: Mapping[str, float]) -> Gone:
         if self.heads is not None:
-            return chosen_heads(self.heads, len(attentions(model)), head_counts(model)[0])
+            return chosen_heads(
+                self.heads, len(attentions(model)), head_counts(model)[0]
+            )
         assert self.keep is not None  # one of the two is given
         return weakest(model, scores, self.keep, self.uniform)
 
@@ -184,7 +195,9 @@ def chosen_heads(names: str | Sequence[str], n_layers: int, n_heads: int) -> Gon
                 f"all {n_heads} heads of layer {layer} are to go; a layer needs one"
             )
     if not any(chosen):
-        raise HeadwiseError("no head is named; pass heads='L0.H1,L3.H5', or keep= with by=")
+        raise HeadwiseError(
+            "no head is named; pass heads='L0.H1,L3.H5', or keep= with by="
+        )
     return tuple(tuple(sorted(gone)) for gone in chosen)
 
 
@@ -199,7 +212,10 @@ def head_scores(by: str, source: Folder, calibration: Calibration) -> dict[str, 
     """
     batches = calibration.statistics
     if by == "ablation":
-        return {name: change.mean for name, change in ablation(source.model, batches).items()}
+        return {
+            name: change.mean
+            for name, change in ablation(source.model, batches).items()
+        }
     if by == "importance":
         return importance(source.model, batches)
     if source.tokens is None:
@@ -209,10 +225,15 @@ def head_scores(by: str, source: Folder, calibration: Calibration) -> dict[str, 
     documents = [ids.tolist() for batch in batches for ids in batch]
     profiles = survey(source.model, text_of(source, documents), ablate="none").profiles
     # No importance is above 1, for it is a fraction of its layer's: a head with a role comes before all without.
-    return {head.name: (head.importance or 0.0) + 2.0 * bool(head.roles) for head in profiles}
+    return {
+        head.name: (head.importance or 0.0) + 2.0 * bool(head.roles)
+        for head in profiles
+    }
 
 
-def weakest(model: nn.Module, scores: Mapping[str, float], keep: float, uniform: bool) -> Gone:
+def weakest(
+    model: nn.Module, scores: Mapping[str, float], keep: float, uniform: bool
+) -> Gone:
     """The heads with the lowest scores, so that a fraction `keep` of all remains, and a head of every layer.
 
     uniform  the same number from each layer: whole groups by their mean score, else evenly from each group
@@ -234,7 +255,9 @@ def weakest(model: nn.Module, scores: Mapping[str, float], keep: float, uniform:
         ranked += [(score, layer, head) for head, score in enumerate(row)]
         chosen.append(_weakest_evenly(row, n_kv_heads, keep) if uniform else [])
     if uniform and not all(chosen):  # `keep` is so near to 1 that no layer loses a head
-        fractions = ", ".join(f"{fraction:.3g}" for fraction in uniform_fractions(model))
+        fractions = ", ".join(
+            f"{fraction:.3g}" for fraction in uniform_fractions(model)
+        )
         raise HeadwiseError(
             f"keep={keep} with uniform=True removes no head of a layer; what would: {fractions or '-'}"
         )
@@ -243,7 +266,9 @@ def weakest(model: nn.Module, scores: Mapping[str, float], keep: float, uniform:
             f"keep={keep} of {n_layers * n_heads} heads removes none; pass a smaller one"
         )
     for _, layer, head in sorted(ranked) if not uniform else ():
-        if sum(map(len, chosen)) < wanted and len(chosen[layer]) < n_heads - 1:  # a layer keeps one
+        if (
+            sum(map(len, chosen)) < wanted and len(chosen[layer]) < n_heads - 1
+        ):  # a layer keeps one
             chosen[layer].append(head)
     return tuple(tuple(sorted(heads)) for heads in chosen)
 
@@ -264,9 +289,15 @@ def _weakest_evenly(scores: Sequence[float], n_kv_heads: int, keep: float) -> li
     n_groups, n_each = (min(_n_gone(n, keep), n - 1) for n in (n_kv_heads, r))
     if n_groups:
         return list(
-            chain(*sorted(groups, key=lambda group: sum(scores[h] for h in group))[:n_groups])
+            chain(
+                *sorted(groups, key=lambda group: sum(scores[h] for h in group))[
+                    :n_groups
+                ]
+            )
         )
-    return list(chain(*(sorted(group, key=scores.__getitem__)[:n_each] for group in groups)))
+    return list(
+        chain(*(sorted(group, key=scores.__getitem__)[:n_each] for group in groups))
+    )
 
 
 def prune_heads(model: nn.Module, heads: Gone, uniform: bool = False) -> Changed:
@@ -301,7 +332,9 @@ def obstacle(model: nn.Module, heads: Gone, uniform: bool = False) -> str | None
     if reason is None:
         return None
     if uniform:
-        raise HeadwiseError(f"{reason}; leave out uniform=True to have the heads zeroed instead")
+        raise HeadwiseError(
+            f"{reason}; leave out uniform=True to have the heads zeroed instead"
+        )
     fractions = uniform_fractions(model)
     if fractions:
         reason += f"; as many from each layer could leave, uniform at a keep of {fractions[0]:.3g}"
@@ -334,11 +367,15 @@ def uniform_fractions(model: nn.Module) -> list[float]:
     # (query heads, key/value heads) that stay: n whole groups, or n heads of each group.
     sizes = [(n * r, n) for n in range(1, n_kv_heads)]
     sizes += [(n_kv_heads * n, n_kv_heads) for n in range(1, r)]
-    carried = {size[0] / n_heads for size in sizes if cannot_carry(model, *size) is None}
+    carried = {
+        size[0] / n_heads for size in sizes if cannot_carry(model, *size) is None
+    }
     return sorted(carried, reverse=True)
 
 
-def _remaining(model: nn.Module, heads: Gone) -> tuple[list[list[int]], list[list[int]]]:
+def _remaining(
+    model: nn.Module, heads: Gone
+) -> tuple[list[list[int]], list[list[int]]]:
     """For each layer the query heads, and the key/value heads, that are still read."""
     n_heads, n_kv_heads, _ = head_counts(model)
     kept = [[h for h in range(n_heads) if h not in gone] for gone in heads]

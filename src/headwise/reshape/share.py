@@ -58,7 +58,15 @@ from headwise.reshape.align import (
     queries,
     unrotated,
 )
-from headwise.reshape.job import Calibration, Change, Changed, Listener, Options, Reshaped, reshape
+from headwise.reshape.job import (
+    Calibration,
+    Change,
+    Changed,
+    Listener,
+    Options,
+    Reshaped,
+    reshape,
+)
 from headwise.words import unknown
 
 Groups = tuple[tuple[int, ...], ...]
@@ -194,7 +202,11 @@ def share_heads(
         all_roots = itertools.chain(roots, itertools.repeat(torch.empty(0)))
         for weights, root in zip(layers_in_turn(model), all_roots, strict=False):
             weights = weights.widened()
-            shared = neighbours if groups == "adjacent" else best(weights, root, n_kv_heads, pool)
+            shared = (
+                neighbours
+                if groups == "adjacent"
+                else best(weights, root, n_kv_heads, pool)
+            )
             chosen.append(shared)
             if method != "mean":
                 notes[key_rule(weights).note] = None
@@ -216,7 +228,9 @@ def share_heads(
 # Which heads share
 
 
-def adjacent(n_heads: int, n_groups: int) -> Groups:  # 4 heads, 2 groups: ((0, 1), (2, 3))
+def adjacent(
+    n_heads: int, n_groups: int
+) -> Groups:  # 4 heads, 2 groups: ((0, 1), (2, 3))
     size = n_heads // n_groups
     return tuple(tuple(range(n * size, (n + 1) * size)) for n in range(n_groups))
 
@@ -237,7 +251,9 @@ def best(weights: AttentionWeights, root: Tensor, n_groups: int, pool: Pool) -> 
     return cheapest(weights.n_kv_heads, n_groups, exact if small else by_pairs)
 
 
-def cheapest(n_heads: int, n_groups: int, price: Callable[[tuple[int, ...]], float]) -> Groups:
+def cheapest(
+    n_heads: int, n_groups: int, price: Callable[[tuple[int, ...]], float]
+) -> Groups:
     """Groups of equal size with a small sum of prices; to find the smallest is NP-hard (balanced partition).
 
     Two heads of different groups are exchanged as long as that helps, once from neighbours and once from heads dealt
@@ -263,7 +279,10 @@ def _exchanged(start: Groups, price: Callable[[tuple[int, ...]], float]) -> Grou
                 # Sorted, so that a group has one key in the cache of prices.
                 first = tuple(sorted({*groups[a], j} - {i}))
                 second = tuple(sorted({*groups[b], i} - {j}))
-                before, after = price(groups[a]) + price(groups[b]), price(first) + price(second)
+                before, after = (
+                    price(groups[a]) + price(groups[b]),
+                    price(first) + price(second),
+                )
                 # 1e-5 is more than rounding, also in float32; by rounding alone heads could be exchanged for
                 # ever.
                 if after < before * (1 - 1e-5):
@@ -288,29 +307,40 @@ def output_errors(
     """(H,) each: E|W_O v|^2, and E|W_O v - W_O' v'|^2, of every query head."""
     # Each is a `Pair` for `_products`: (H,E,C) of W_O, and the values (H,E,X), repeated for the heads that read them.
     old, new = (
-        (x.wo.permute(1, 2, 0), _for_queries(activations(x.wv, x.bv, root), before.n_heads))
+        (
+            x.wo.permute(1, 2, 0),
+            _for_queries(activations(x.wv, x.bv, root), before.n_heads),
+        )
         for x in (before, after)
     )
     return _products(old, old), _squared_difference(_products, old, new)
 
 
-def score_errors(before: AttentionWeights, after: AttentionWeights, root: Tensor) -> Tensor:
+def score_errors(
+    before: AttentionWeights, after: AttentionWeights, root: Tensor
+) -> Tensor:
     """(H,): E(q.k - q'.k')^2 / D of every query head: of scores, which are q.k / sqrt(D).
 
     Over all distances RoPE rotates its part of a key through all angles. In the mean over the angles nothing is left of
     products of two planes, and of each plane half of |q|^2 |k|^2.
     """
     old, new = [
-        (queries(x, root), _for_queries(keys(x, root), before.n_heads)) for x in (before, after)
+        (queries(x, root), _for_queries(keys(x, root), before.n_heads))
+        for x in (before, after)
     ]
     head_dim = before.wk.shape[1]
     error = torch.zeros(before.n_heads, dtype=root.dtype)
     if before.pairs:
-        planes = [(as_complex(q, before.pairs), as_complex(k, before.pairs)) for q, k in (old, new)]
+        planes = [
+            (as_complex(q, before.pairs), as_complex(k, before.pairs))
+            for q, k in (old, new)
+        ]
         error += _squared_difference(_rotated_products, *planes)
     rest = list(unrotated(before))
     if rest:
-        error += _squared_difference(_products, *((q[:, rest], k[:, rest]) for q, k in (old, new)))
+        error += _squared_difference(
+            _products, *((q[:, rest], k[:, rest]) for q, k in (old, new))
+        )
     return error / head_dim
 
 
@@ -333,9 +363,13 @@ def _rotated_products(first: Pair, second: Pair) -> Tensor:
     return (queries_meet.conj() * keys_meet).real.sum(1) / 2
 
 
-def _squared_difference(products: Callable[[Pair, Pair], Tensor], old: Pair, new: Pair) -> Tensor:
+def _squared_difference(
+    products: Callable[[Pair, Pair], Tensor], old: Pair, new: Pair
+) -> Tensor:
     """E|x - y|^2 = E x.x - 2 E x.y + E y.y, from such means; what rounding made negative is 0."""
-    return (products(old, old) - 2 * products(old, new) + products(new, new)).clamp(min=0)
+    return (products(old, old) - 2 * products(old, new) + products(new, new)).clamp(
+        min=0
+    )
 
 
 # (G,...) -> (H,...): what each query head reads
@@ -353,7 +387,11 @@ def aligned(
 
     with_norms  another function: what reads a head also gets the norm that the mean of its group will lack
     """
-    rule, k, v = key_rule(weights), keys(weights, root), activations(weights.wv, weights.bv, root)
+    rule, k, v = (
+        key_rule(weights),
+        keys(weights, root),
+        activations(weights.wv, weights.bv, root),
+    )
     k_maps = torch.cat([key_maps(group, rule) for group in k.chunk(n_groups)])
     v_maps = torch.cat([orthogonal_maps(group) for group in v.chunk(n_groups)])
     if not with_norms:
@@ -369,11 +407,16 @@ def aligned(
 
 
 def _mean(
-    weights: AttentionWeights, root: Tensor, n_groups: int, k_weights: Tensor | float = 1.0
+    weights: AttentionWeights,
+    root: Tensor,
+    n_groups: int,
+    k_weights: Tensor | float = 1.0,
 ) -> AttentionWeights:
     """The mean over each group; keys count by k_weights (G,1,1), whose mean is 1 in each group."""
     # It is a Pool, and needs no `root`.
-    weights = mapped(weights, "k", lambda rows: grouped(rows * k_weights, n_groups).mean(1))
+    weights = mapped(
+        weights, "k", lambda rows: grouped(rows * k_weights, n_groups).mean(1)
+    )
     return mapped(weights, "v", lambda rows: grouped(rows, n_groups).mean(1))
 
 
@@ -386,7 +429,9 @@ def _aligned_mean(
     # A qk-norm divides the size of each head's keys out, so that size must not weigh in the mean: each head counts by
     # 1 / norm, scaled to a mean of 1.
     inverse = grouped(1 / mean_norm(activations(heads.wk, heads.bk, root)), n_groups)
-    return _mean(heads, root, n_groups, (inverse / inverse.mean(1, keepdim=True)).view(-1, 1, 1))
+    return _mean(
+        heads, root, n_groups, (inverse / inverse.mean(1, keepdim=True)).view(-1, 1, 1)
+    )
 
 
 def _shrinkage(heads: Tensor, n_groups: int, parts: Sequence[Sequence[int]]) -> Tensor:

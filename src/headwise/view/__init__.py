@@ -56,7 +56,9 @@ class Screen(Console):
 # Text goes out as it is: rich neither colours numbers, nor reads [brackets] or :names:, nor breaks lines.
 # results, on standard output
 screen = Screen(highlight=False, markup=False, emoji=False, soft_wrap=True)
-err = Screen(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)  # messages
+err = Screen(
+    stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True
+)  # messages
 
 
 class Progress:
@@ -83,7 +85,11 @@ class Progress:
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._print_now_and_then, daemon=True)
         # What the next plain line says; when the work began, and when the latest plain line came.
-        self._state, self._began, self._printed = begins, time.monotonic(), time.monotonic()
+        self._state, self._began, self._printed = (
+            begins,
+            time.monotonic(),
+            time.monotonic(),
+        )
 
     def __enter__(self) -> Progress:
         if not err.is_terminal:
@@ -98,7 +104,12 @@ class Progress:
             self._bar.stop()
 
     def __call__(
-        self, stage: str, done: int, total: int, numbers: str = "", milestone: bool = False
+        self,
+        stage: str,
+        done: int,
+        total: int,
+        numbers: str = "",
+        milestone: bool = False,
     ) -> None:
         """The stage has done so many of `total` steps (0: unknown); `numbers` are words behind them, such as a loss.
 
@@ -110,7 +121,10 @@ class Progress:
             if stage not in self._tasks:
                 self._tasks[stage] = self._bar.add_task(harmless(stage), numbers="")
             self._bar.update(
-                self._tasks[stage], total=total or None, completed=done, numbers=harmless(numbers)
+                self._tasks[stage],
+                total=total or None,
+                completed=done,
+                numbers=harmless(numbers),
             )
             return
         self._state = f"{stage} {done}/{total}  {numbers}".strip() if total else stage

@@ -29,7 +29,16 @@ def print_price(screen: Screen, price: Price) -> None:
 
 def print_models(screen: Screen, prices: Sequence[Price]) -> None:
     """A line for each model, with the sizes of its first layer with heads."""
-    columns = ("model", "width", "heads", "head width", "kv heads", "variant", "layers", "window")
+    columns = (
+        "model",
+        "width",
+        "heads",
+        "head width",
+        "kv heads",
+        "variant",
+        "layers",
+        "window",
+    )
     rows = []
     for price in prices:
         with_heads = [layer for layer in price.layers if layer.attention]
@@ -37,7 +46,9 @@ def print_models(screen: Screen, prices: Sequence[Price]) -> None:
         assert heads is not None
         sizes = (price.d_model, heads.n_heads, heads.head_dim, heads.n_kv_heads)
         # Each window once, in the order of the layers; None stands for a layer that sees all tokens.
-        windows = dict.fromkeys(layer.attention.window for layer in with_heads if layer.attention)
+        windows = dict.fromkeys(
+            layer.attention.window for layer in with_heads if layer.attention
+        )
         window = ", ".join(f"{size:,}" for size in windows if size is not None)
         if window and None in windows:
             window = f"{window}, some"
@@ -53,7 +64,10 @@ def _print_parameters(screen: Screen, price: Price) -> None:
     # `active` leaves out experts that a token is not sent to, and tables in which it reads one row.
     total, active = price.parameters.total, price.parameters.active
     parts = price.parameters.parts.items()
-    rows = [(part, count, f"{count / total:.1%}" if count else "tied") for part, count in parts]
+    rows = [
+        (part, count, f"{count / total:.1%}" if count else "tied")
+        for part, count in parts
+    ]
     rows += [
         ("total", total, _decimal(total)),
         ("active: what one token meets", active, _decimal(active)),
@@ -72,7 +86,9 @@ def _print_layers(screen: Screen, price: Price) -> None:
     # A kind may lack rows that another has, such as a window: the rows are those of all kinds, each label once, as
     # they come first.
     labels = dict.fromkeys(label for column in columns for label in column)
-    rows = [[label, *(column.get(label, "-") for column in columns)] for label in labels]
+    rows = [
+        [label, *(column.get(label, "-") for column in columns)] for label in labels
+    ]
     Table(("", *map(_names, groups.values())), rows, "Layers").print(screen)
 
 
@@ -113,7 +129,9 @@ def _layer_rows(layer: LayerPrice) -> dict[str, Cell]:
 def _head_rows(heads: Heads) -> dict[str, Cell]:
     """What is said of an attention and of each of its heads."""
     width: Cell = heads.head_dim
-    if heads.head_dim != heads.value_dim:  # queries and keys are wider than values, or narrower
+    if (
+        heads.head_dim != heads.value_dim
+    ):  # queries and keys are wider than values, or narrower
         width = f"{heads.head_dim}, values {heads.value_dim}"
     shared = heads.n_kv_heads if heads.latent is None else f"latent of {heads.latent}"
     rows: dict[str, Cell] = {
@@ -148,7 +166,11 @@ def print_variants(screen: Screen, setting: Setting, rows: Sequence[Variant]) ->
         cells = [_decimal(row.parameters), *map(amount, sizes)]
         # "only" that long, where what was asked for does not fit
         if setting.memory is not None:
-            longest = "no limit" if row.longest_context is None else f"{row.longest_context:,}"
+            longest = (
+                "no limit"
+                if row.longest_context is None
+                else f"{row.longest_context:,}"
+            )
             cells.append(longest if row.fits else f"only {longest}")
         lines.append([f"{row.name} *" if row.present else row.name, *cells])
     title = f"Variants at context {setting.context:,}, batch {setting.batch:,}"

@@ -67,7 +67,10 @@ class _Handler(BaseHTTPRequestHandler):
         if path != "/ask":
             self._answer(404, "there is /ask")
         # A browser sends in Origin the site whose page asks; a program that is no browser sends none.
-        elif origin is not None and origin.removeprefix("http://") not in self.server.hosts:
+        elif (
+            origin is not None
+            and origin.removeprefix("http://") not in self.server.hosts
+        ):
             self._answer(403, "another site may not ask")
         elif not (size.isascii() and size.isdigit() and int(size) <= LONGEST):
             # What is no ASCII number comes here, too: isdigit alone also takes signs such as ², on which int fails.
@@ -75,15 +78,22 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             try:
                 question = json.loads(self.rfile.read(int(size)))
-            except (ValueError, RecursionError):  # no JSON, or lists in lists without end
+            except (
+                ValueError,
+                RecursionError,
+            ):  # no JSON, or lists in lists without end
                 question = None
             if not isinstance(question, dict):
                 self._answer(400, "a question is a JSON object")
                 return
             try:
                 answer = json.dumps(self.server.answered(question), allow_nan=False)
-            except ValueError:  # as of a model whose weights are not finite; browsers read no NaN
-                answer = json.dumps({"refused": "the answer has a number that is not finite"})
+            except (
+                ValueError
+            ):  # as of a model whose weights are not finite; browsers read no NaN
+                answer = json.dumps(
+                    {"refused": "the answer has a number that is not finite"}
+                )
             self._answer(200, answer, "application/json")
 
     def _path(self) -> str | None:
@@ -94,7 +104,9 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         # Compared in the same time whatever it is, so that nobody finds the secret letter by letter by the clock.
         if not secrets.compare_digest(path[: len(base)].encode(), base.encode()):
-            self._answer(404, "there is nothing here; open the whole address that was printed")
+            self._answer(
+                404, "there is nothing here; open the whole address that was printed"
+            )
             return None
         # "" where the last slash is missing: from there a page would ask beside the secret. Behind "?" stands the
         # language that its reader chose.
@@ -179,7 +191,9 @@ class Served(ThreadingHTTPServer):
             raise HeadwiseError(
                 f"port={port} of 127.0.0.1 cannot be had ({error.strerror}); pass another, or none for any free one"
             ) from None
-        self.hosts = {f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")}
+        self.hosts = {
+            f"{name}:{self.server_port}" for name in ("127.0.0.1", "localhost")
+        }
         # Every 0.1 seconds the server looks whether it is to end; `close` waits as long, at most.
         threading.Thread(target=self.serve_forever, args=(0.1,), daemon=True).start()
 
@@ -236,7 +250,8 @@ class Served(ThreadingHTTPServer):
             if "maps" in answer:  # as rows, columns, and base64 of 16-bit numbers
                 maps: Mapping[int, NDArray[Any]] = answer["maps"]
                 answer["maps"] = {
-                    n: (*weights.shape, quantised(weights)) for n, weights in maps.items()
+                    n: (*weights.shape, quantised(weights))
+                    for n, weights in maps.items()
                 }
             return answer
         except HeadwiseError as error:
@@ -258,7 +273,8 @@ def _why(desk: Desk) -> Facts:
         raise HeadwiseError("there is no text yet")
     story = why(desk.folder.model, reading.text, None if other is None else other.text)
     lines = [
-        [part.head, {lang: story.sentence(part, lang) for lang in LANGUAGES}] for part in story.told
+        [part.head, {lang: story.sentence(part, lang) for lang in LANGUAGES}]
+        for part in story.told
     ]
     return {"why": lines, "answer": story.answer, "other": story.other}
 
@@ -276,7 +292,9 @@ def look(model: Any, text: str) -> Served:
     from headwise.heads.look import Desk
     from headwise.models.open import described, open_folder
 
-    folder = open_folder(Path(model)) if isinstance(model, str | Path) else described(model)
+    folder = (
+        open_folder(Path(model)) if isinstance(model, str | Path) else described(model)
+    )
     if folder is None:
         raise HeadwiseError(
             "a text needs the tokenizer of a model that hw.open has read; hw.watch(model, maps=True) has the maps of "

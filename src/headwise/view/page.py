@@ -37,7 +37,9 @@ _EMPTY = re.compile(
 _ATTRIBUTE = re.compile(r' data-word-(?P<name>[a-z-]+)="(?P<key>[\w.]+)"')
 # import { ask } from './ask.js';
 _IMPORT = re.compile(r"^import (?:\{[^}]*\} from )?'\./(\w+\.js)';\n", re.MULTILINE)
-_EXPORT = re.compile(r"^export (?=\w)", re.MULTILINE)  # that word alone, of "export function"
+_EXPORT = re.compile(
+    r"^export (?=\w)", re.MULTILINE
+)  # that word alone, of "export function"
 _VALUES = re.compile(r'data-values="([^"]*)"')
 
 
@@ -127,9 +129,12 @@ def page(
         ),
         script=code,
         switch=filled(
-            '<nav id="languages" data-word-aria-label="page.language" hidden></nav>', lang
+            '<nav id="languages" data-word-aria-label="page.language" hidden></nav>',
+            lang,
         ),
-        made_by=filled(word("page.made_by_look" if served else "page.made_by", "p"), lang),
+        made_by=filled(
+            word("page.made_by_look" if served else "page.made_by", "p"), lang
+        ),
     )
 
 
@@ -140,7 +145,11 @@ def word(key: str, tag: str = "span", attributes: str = "", **values: Any) -> st
     values           the facts of the phrase. The element carries them, so that the script can say it in both languages
     """
     more = f" {attributes}" if attributes else ""
-    carried = f' data-values="{escaped(json.dumps(values, ensure_ascii=False))}"' if values else ""
+    carried = (
+        f' data-values="{escaped(json.dumps(values, ensure_ascii=False))}"'
+        if values
+        else ""
+    )
     return f'<{tag}{more} data-word="{key}"{carried}></{tag}>'
 
 
@@ -150,7 +159,9 @@ def filled(html: str, lang: str) -> str:
     def element(match: re.Match[str]) -> str:
         carried = _VALUES.search(match[0])  # as `word` put them there
         values: Facts = json.loads(unescape(carried[1])) if carried else {}
-        return f"{match['start']}{phrase_html(match['key'], lang, values)}{match['end']}"
+        return (
+            f"{match['start']}{phrase_html(match['key'], lang, values)}{match['end']}"
+        )
 
     def attribute(match: re.Match[str]) -> str:
         return f'{match[0]} {match["name"]}="{escaped(phrase(match["key"], lang))}"'
@@ -203,10 +214,16 @@ def walk_html(
 
     Raises HeadwiseError for a language that is not en or es, and for a model that does not run in a page.
     """
-    if "reason" in model:  # why the model was not packed: "size", beside the two numbers
-        facts = {name: f"{n:,}" if isinstance(n, int) else n for name, n in model.items()}
+    if (
+        "reason" in model
+    ):  # why the model was not packed: "size", beside the two numbers
+        facts = {
+            name: f"{n:,}" if isinstance(n, int) else n for name, n in model.items()
+        }
         why = phrase(f"report.no_model_{model['reason']}", **facts)
-        raise HeadwiseError(f"the walk runs the model in the page. {why} Leave out html=")
+        raise HeadwiseError(
+            f"the walk runs the model in the page. {why} Leave out html="
+        )
     config = model["config"]
     layers, heads, width = config["n_layers"], config["n_heads"], config["d_model"]
     count = f"{model['parameters']:,}"
@@ -251,7 +268,9 @@ def story_page(path: str | Path, story: Story, lang: str = "en") -> None:
     # the heads that have a sentence, a part of the story's heads
     data = {**asdict(story), "told": [part.head for part in story.told]}
     data["moves"] = {part.head: story.moves(part) for part in story.heads}
-    sentences = {lang: [story.sentence(part, lang) for part in story.told] for lang in LANGUAGES}
+    sentences = {
+        lang: [story.sentence(part, lang) for part in story.told] for lang in LANGUAGES
+    }
     data["sentences"] = sentences
     data["opening"] = {lang: story.opening(lang) for lang in LANGUAGES}
     data["closing"] = {lang: story.closing(lang) for lang in LANGUAGES}

@@ -80,7 +80,9 @@ def figure_class() -> type[Figure]:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise HeadwiseError("a picture needs matplotlib: pip install 'headwise[all]'") from None
+        raise HeadwiseError(
+            "a picture needs matplotlib: pip install 'headwise[all]'"
+        ) from None
     return Figure
 
 
@@ -126,23 +128,36 @@ def overlay(
     height, width = pixels.shape[:2]
     tall = WIDE * height / width
     figure = new_figure(figsize=(WIDE, tall + LINE), facecolor="#fbfaf6")
-    axes = figure.add_axes((0, 0, 1, tall / (tall + LINE)))  # below the line, as wide as the figure
-    place = (0, width, height, 0)  # left, right, bottom, top: rows of pixels count downwards
+    axes = figure.add_axes(
+        (0, 0, 1, tall / (tall + LINE))
+    )  # below the line, as wide as the figure
+    place = (
+        0,
+        width,
+        height,
+        0,
+    )  # left, right, bottom, top: rows of pixels count downwards
     axes.imshow(pixels, extent=place, cmap="gray", aspect="auto")
     # Over the image an image of zeros, which is black, stretched to the same size: the less weight, the less of the
     # patch below it shines through.
     shade = DARK * (1 - weights / (weights.max() or 1))
-    axes.imshow(np.zeros_like(weights), extent=place, alpha=shade, cmap="gray", aspect="auto")
+    axes.imshow(
+        np.zeros_like(weights), extent=place, alpha=shade, cmap="gray", aspect="auto"
+    )
     axes.set_axis_off()
     line = f"{head.name}: {weights.sum():.2f} of its weight on the image, {weights.max():.3f} on the brightest patch"
     # 0.05 inches below the upper edge. Letters of 8 points, 0.11 inches, fit into LINE.
-    figure.text(0.01, 1 - 0.05 / (tall + LINE), line, fontsize=8, va="top", parse_math=False)
+    figure.text(
+        0.01, 1 - 0.05 / (tall + LINE), line, fontsize=8, va="top", parse_math=False
+    )
     write_whole(path, png(figure))
 
 
 def patches(head: SeenHead, grid: tuple[int, int] | None) -> NDArray[np.float64]:
     """The weights of the patches, (rows, columns), means over the rows of the map. HeadwiseError as in `overlay`."""
-    weights = np.asarray(head.image_map, np.float64)  # (tokens that look, places of the image)
+    weights = np.asarray(
+        head.image_map, np.float64
+    )  # (tokens that look, places of the image)
     if not len(weights):
         raise HeadwiseError(
             f"{head.name}: no row was kept; list rows that are there, watch(model, maps=[-1])"
@@ -168,13 +183,19 @@ def _pixels(image: Any) -> Any:
             image = imread(image)
         # PIL raises SyntaxError for a broken PNG
         except (OSError, SyntaxError, ValueError) as error:
-            raise HeadwiseError(f"{image} cannot be read as an image: {error}") from None
+            raise HeadwiseError(
+                f"{image} cannot be read as an image: {error}"
+            ) from None
     pixels = np.asarray(
         image.detach().cpu().float() if hasattr(image, "detach") else image, np.float64
     )
     # Colours first, as processors give them, become colours last. 1 is grey, 3 are colours; 4, which processors do
     # not give, are colours and opacity.
-    if pixels.ndim == 3 and pixels.shape[0] in (1, 3) and pixels.shape[2] not in (1, 3, 4):
+    if (
+        pixels.ndim == 3
+        and pixels.shape[0] in (1, 3)
+        and pixels.shape[2] not in (1, 3, 4)
+    ):
         pixels = pixels.transpose(1, 2, 0)
     is_coloured = pixels.ndim == 3 and pixels.shape[2] in (1, 3, 4)
     if not pixels.size or not (pixels.ndim == 2 or is_coloured):

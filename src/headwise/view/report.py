@@ -41,7 +41,10 @@ Shares = NDArray[np.float64]  # fractions of a head's attention, see `shares_of`
 
 
 def survey_data(
-    survey: Survey, maps: HeadMaps | None, summary: RunSummary | None, walk: str | None = None
+    survey: Survey,
+    maps: HeadMaps | None,
+    summary: RunSummary | None,
+    walk: str | None = None,
 ) -> Facts:
     """The data of the page; the arguments are those of `report_html`."""
     columns = columns_of(survey)
@@ -85,9 +88,13 @@ def survey_data(
 
 def _run(summary: RunSummary) -> Facts:
     """The run; its files have facts in English, which `known` makes notes again, so that the page says them in both."""
-    facts = [(name, sent(known(value) or value)) for name, value in summary.facts.items()]
+    facts = [
+        (name, sent(known(value) or value)) for name, value in summary.facts.items()
+    ]
     # None stays None
-    name = summary.baseline_name and sent(known(summary.baseline_name) or summary.baseline_name)
+    name = summary.baseline_name and sent(
+        known(summary.baseline_name) or summary.baseline_name
+    )
     return {
         **vars(summary),
         "facts": facts,
@@ -111,8 +118,12 @@ def _heads(survey: Survey, columns: tuple[Column, ...], wide: bool) -> list[Fact
                 "layer": profile.layer,
                 "head": profile.head,
                 "cross": profile.part == "cross",
-                "values": [_interval(value_of(profile, column.key)) for column in columns],
-                "uniform": [_rounded(profile.uniform.get(column.key)) for column in columns],
+                "values": [
+                    _interval(value_of(profile, column.key)) for column in columns
+                ],
+                "uniform": [
+                    _rounded(profile.uniform.get(column.key)) for column in columns
+                ],
                 "rows": shares.shape[0],
                 "columns": shares.shape[1],
                 "length": text_length(survey, profile),
@@ -168,9 +179,9 @@ def shares_of(survey: Survey) -> dict[str, tuple[Shares, Shares]]:
         # Key i lies in block i * blocks // length: count those of each. A model that adds tokens of its own to a short
         # text may have more blocks than the text has tokens.
         if length is not None and length >= blocks:
-            sizes = np.bincount(np.arange(length) * blocks // length, minlength=blocks).astype(
-                np.float64
-            )
+            sizes = np.bincount(
+                np.arange(length) * blocks // length, minlength=blocks
+            ).astype(np.float64)
         # `first_key`, too, is a mean over the keys of its block, the first.
         shares[profile.name] = profile.thumbnail * sizes, profile.first_key * sizes[0]
     return shares
@@ -188,7 +199,9 @@ def text_length(survey: Survey, profile: HeadProfile) -> int | None:
 
 def quantised(weights: NDArray[Any]) -> str:
     """Weights in 0..1, any shape, row by row, as base64 of little-endian 16-bit whole numbers of 1/65535; NaN is 0."""
-    levels = np.rint(np.clip(np.nan_to_num(weights.astype(np.float64)), 0.0, 1.0) * LEVELS)
+    levels = np.rint(
+        np.clip(np.nan_to_num(weights.astype(np.float64)), 0.0, 1.0) * LEVELS
+    )
     return _packed(levels.astype("<u2"))
 
 
@@ -270,7 +283,11 @@ def report_html(
         title=word("report.title", "title", model=survey.model),
         styles=("page/heads.css", "page/report.css"),
         script="report.js",
-        data={"data": json_block(plain_data(data)), "model": json_block(model), **blocks},
+        data={
+            "data": json_block(plain_data(data)),
+            "model": json_block(model),
+            **blocks,
+        },
         words=WORDS,
         lang=lang,
     )

@@ -56,13 +56,18 @@ def columns_of(survey: Survey) -> tuple[Column, ...]:
         "importance": "mean size of the loss's slope with respect to a gate on the head (Michel et al. 2019)",
     }
     columns = []
-    for key, meaning in {**effects, **survey.statistics}.items():  # meanings are in English
+    for key, meaning in {
+        **effects,
+        **survey.statistics,
+    }.items():  # meanings are in English
         values = [value_of(profile, key) for profile in survey.profiles]
         known = [value.mean for value in values if value is not None]
         if key in effects and not known:  # it was not measured
             continue
         followed = any(key == relation.name for relation in survey.relations)
-        main = key in effects or followed or key in MAIN or len(survey.statistics) <= FEW
+        main = (
+            key in effects or followed or key in MAIN or len(survey.statistics) <= FEW
+        )
         # Ablation has a sign: without a head the loss may rise or fall.
         label, signed = key.replace("_", " "), key == "ablation"
         columns.append(Column(key, label, meaning, decimals_for(known), signed, main))
@@ -117,7 +122,10 @@ CLOSE = 0.0005  # nats; a smaller change is written as 0.000, with three decimal
 
 
 def head_sentence(
-    survey: Survey, profile: HeadProfile, lang: str = "en", marks: tuple[str, str] = ("*", "*")
+    survey: Survey,
+    profile: HeadProfile,
+    lang: str = "en",
+    marks: tuple[str, str] = ("*", "*"),
 ) -> str:
     """`At *él* it looks at *write* (0.97; translation, 0.76 on average). Without it the loss rises by 0.67 nats.`
 
@@ -126,7 +134,8 @@ def head_sentence(
     """
     check_lang(lang)
     return " ".join(
-        marked(note.key, lang, note.facts, marks) for note in head_notes(survey, profile)
+        marked(note.key, lang, note.facts, marks)
+        for note in head_notes(survey, profile)
     )
 
 
@@ -147,18 +156,29 @@ def _look(survey: Survey, profile: HeadProfile) -> Note:
         looks, at, size = score.example
         weight, mean = number(size, 2), number(score.mass.mean, 2)
         name = labelled("role", role)
-        return Note.of("sentence.relation", looks=looks, at=at, weight=weight, role=name, mean=mean)
+        return Note.of(
+            "sentence.relation", looks=looks, at=at, weight=weight, role=name, mean=mean
+        )
     # a role -> the statistic by which it is earned
     scores = {role.name: role.score for role in survey.roles}
     for role in TELLING:
         if role in profile.roles:
-            job, mean = Note.of(key_of("job", role)), number(profile.means[scores[role]], 2)
+            job, mean = (
+                Note.of(key_of("job", role)),
+                number(profile.means[scores[role]], 2),
+            )
             return Note.of("sentence.role", job=job, role=role, mean=mean)
     if not profile.examples:
-        return Note.of("sentence.nothing", mean=number(profile.means.get("confidence"), 2))
+        return Note.of(
+            "sentence.nothing", mean=number(profile.means.get("confidence"), 2)
+        )
     hardest = profile.examples[0]  # they come with the largest weight first
     # Without the space that many tokens begin with; the example of a relation comes without it.
-    looks, at, weight = hardest.looks.strip(), hardest.at.strip(), number(hardest.weight, 2)
+    looks, at, weight = (
+        hardest.looks.strip(),
+        hardest.at.strip(),
+        number(hardest.weight, 2),
+    )
     return Note.of("sentence.strongest", looks=looks, at=at, weight=weight)
 
 
@@ -172,13 +192,23 @@ def _effect(change: Interval | None) -> list[Note]:
     if size < CLOSE or (known and not change.excludes(0)):
         return [Note.of("sentence.unclear", change=number(change.mean, 3, signed=True))]
     key = "sentence.rises" if change.mean > 0 else "sentence.falls"
-    return [Note.of(key, change=number(size, 2 if size >= 0.1 else 3))]  # 0.67, but 0.067
+    return [
+        Note.of(key, change=number(size, 2 if size >= 0.1 else 3))
+    ]  # 0.67, but 0.067
 
 
 # In the terminal.
 
 # columns, for 80 places
-SHOWN = ("entropy", "distance", "confidence", "first", "previous", "importance", "ablation")
+SHOWN = (
+    "entropy",
+    "distance",
+    "confidence",
+    "first",
+    "previous",
+    "importance",
+    "ablation",
+)
 # most heads that are named behind a role, and texts behind a model; this and LONG are round choices
 NAMED = 6
 LONG = 40  # characters of the name of a text, at most
@@ -201,13 +231,17 @@ def print_survey(screen: Screen, survey: Survey, maps: HeadMaps | None = None) -
     if len(survey) <= SPOKEN:
         screen.say("")
         for profile in survey.profiles:
-            screen.say(f"{profile.name}: {head_sentence(survey, profile, marks=('“', '”'))}")
+            screen.say(
+                f"{profile.name}: {head_sentence(survey, profile, marks=('“', '”'))}"
+            )
 
 
 def _print_facts(screen: Screen, survey: Survey) -> None:
     """The model, the texts that it read, and its loss."""
     # A name may be a whole text.
-    names = [name if len(name) <= LONG else f"{name[: LONG - 3]}..." for name in survey.texts]
+    names = [
+        name if len(name) <= LONG else f"{name[: LONG - 3]}..." for name in survey.texts
+    ]
     of = f" of {listed(names, NAMED)}" if names else ""
     if survey.loss is not None and math.isfinite(survey.loss):
         of += f", {survey.loss:.3f} nats per token"
@@ -228,7 +262,9 @@ def _print_roles(screen: Screen, survey: Survey) -> None:
     grid.add_column()
     missing = []
     for role in survey.roles:
-        names = [profile.name for profile in survey.profiles if role.name in profile.roles]
+        names = [
+            profile.name for profile in survey.profiles if role.name in profile.roles
+        ]
         if names:
             grid.add_row(Text(role.name), str(len(names)), Text(listed(names, NAMED)))
         else:
@@ -248,11 +284,14 @@ def _print_heads(screen: Screen, survey: Survey) -> None:
     for profile in survey.profiles:
         # `previous` for `previous token`
         roles = ", ".join(role.removesuffix(" token") for role in profile.roles)
-        numbers = [_shown_number(value_of(profile, column.key), column) for column in columns]
+        numbers = [
+            _shown_number(value_of(profile, column.key), column) for column in columns
+        ]
         rows.append([profile.name, roles, *numbers])
     headings = [HEADINGS.get(column.key, column.label) for column in columns]
     meanings = [
-        f"{heading}: {column.meaning}" for heading, column in zip(headings, columns, strict=True)
+        f"{heading}: {column.meaning}"
+        for heading, column in zip(headings, columns, strict=True)
     ]
     table = Table(["head", "roles", *headings], rows, note="\n".join(meanings))
     table.print(screen, (0, 1))  # names and roles stand at the left
@@ -275,17 +314,38 @@ def print_relations(screen: Screen, survey: Survey) -> None:
     rows = []
     for relation in survey.relations:
         heads = [head for head in survey.profiles if relation.name in head.relations]
-        for head in sorted(heads, key=lambda head: -head.relations[relation.name].lead)[:BEST]:
+        for head in sorted(heads, key=lambda head: -head.relations[relation.name].lead)[
+            :BEST
+        ]:
             score = head.relations[relation.name]
             star = "*" if relation.name in head.roles else ""
             low, high = score.mass.low, score.mass.high
             # Of one document the interval has no ends.
-            span = f"{number(low, 2)}-{number(high, 2)}" if math.isfinite(high - low) else "-"
+            span = (
+                f"{number(low, 2)}-{number(high, 2)}"
+                if math.isfinite(high - low)
+                else "-"
+            )
             offset = f"{relation.offset}: {number(relation.offset_accuracy, 2)}"
-            figures = (score.even, score.untrained, score.elsewhere, score.accuracy.mean)
+            figures = (
+                score.even,
+                score.untrained,
+                score.elsewhere,
+                score.accuracy.mean,
+            )
             row = [relation.name, head.name + star, number(score.mass.mean, 2), span]
             rows.append([*row, *(number(figure, 2) for figure in figures), offset])
-    headings = ["relation", "head", "mass", "95 %", "even", "untr.", "else.", "right", "offset"]
+    headings = [
+        "relation",
+        "head",
+        "mass",
+        "95 %",
+        "even",
+        "untr.",
+        "else.",
+        "right",
+        "offset",
+    ]
     note = (
         "mass: weight on the right tokens, with its 95 % interval; even: that of attention spread evenly; "
         "untr.: of the best untrained head; else.: of the same head at the same distances from other tokens; "

@@ -55,7 +55,9 @@ def block_maximum(weights: NDArray[np.float32], size: int) -> NDArray[np.float32
     The maximum, not the mean, so that a thin diagonal stays as bright as it is.
     """
     starts = np.arange(0, len(weights), size)
-    rows = np.maximum.reduceat(weights, starts, axis=0)  # the largest from each start to the next
+    rows = np.maximum.reduceat(
+        weights, starts, axis=0
+    )  # the largest from each start to the next
     return np.asarray(np.maximum.reduceat(rows, starts, axis=1), dtype=np.float32)
 
 
@@ -70,16 +72,24 @@ def print_maps(screen: Screen, maps: HeadMaps) -> None:
     room = max(1, screen.width - LABEL_WIDTH - 1)
     size = math.ceil(count / min(LARGEST_SIDE, room))  # tokens of a cell
     shades = ASCII_SHADES if screen.options.ascii_only else SHADES
-    pictures = [_picture(block_maximum(head.weights, size), shades) for head in maps.maps]
+    pictures = [
+        _picture(block_maximum(head.weights, size), shades) for head in maps.maps
+    ]
     # of a picture, below its name
     width = max(pictures[0][0].cell_len, *(len(head.name) for head in maps.maps))
     labels = Text("\n".join(_row_labels(maps, size, screen.options.ascii_only)))
-    screen.say(f"{maps.model}: each row is a token that looks, each column a token looked at")
-    across = max(1, (room + GAP) // (width + GAP))  # the last picture in a row needs no gap
+    screen.say(
+        f"{maps.model}: each row is a token that looks, each column a token looked at"
+    )
+    across = max(
+        1, (room + GAP) // (width + GAP)
+    )  # the last picture in a row needs no gap
     for start in range(0, len(pictures), across):
         # Of each column its width, a name and below it a picture; the labels of the rows come first, without a name.
         columns = [(LABEL_WIDTH + 1, Text(), labels)]
-        for head, picture in list(zip(maps.maps, pictures, strict=True))[start : start + across]:
+        for head, picture in list(zip(maps.maps, pictures, strict=True))[
+            start : start + across
+        ]:
             columns.append((width + GAP, Text(head.name), Text("\n").join(picture)))
         columns[-1] = (width, *columns[-1][1:])  # no gap behind the last one
         grid = Grid.grid()
@@ -113,7 +123,9 @@ def _row_labels(maps: HeadMaps, size: int, ascii_only: bool) -> list[str]:
 def _picture(cells: NDArray[np.float32], shades: str) -> list[Text]:
     """The lines of a map."""
     # The number of the last level that is not above a weight: 0.05 itself has shade 1.
-    levels = np.searchsorted(np.array(LEVELS, dtype=np.float32), cells, side="right") - 1
+    levels = (
+        np.searchsorted(np.array(LEVELS, dtype=np.float32), cells, side="right") - 1
+    )
     return [Text("".join(shades[level] for level in row)) for row in levels]
 
 
@@ -139,32 +151,47 @@ def print_steps(screen: Screen, steps: HeadSteps) -> None:
         )
     query = {f"q of {tokens[steps.at]}": steps.query}
     _print_vectors(
-        screen, "Query and keys", query | {f"k of {name}": key.key for name, key in keys}
+        screen,
+        "Query and keys",
+        query | {f"k of {name}": key.key for name, key in keys},
     )
     if keys:
-        _print_vectors(screen, "Values", {f"v of {name}": key.value for name, key in keys})
+        _print_vectors(
+            screen, "Values", {f"v of {name}": key.value for name, key in keys}
+        )
     says = {"q.k": "dot", f"x {steps.scale:.4g}": "score"}
     if steps.softcap is not None:
         says[f"cap {steps.softcap:g}"] = "capped"
     says |= {"masked": "logit", "weight": "weight"}
     rows = [
-        [name, *(_decimal(getattr(key, field)) for field in says.values())] for name, key in keys
+        [name, *(_decimal(getattr(key, field)) for field in says.values())]
+        for name, key in keys
     ]
     if steps.sink is not None and steps.sink_weight is not None:
         rows.append(
-            ["sink", *[""] * (len(says) - 2), _decimal(steps.sink), _decimal(steps.sink_weight)]
+            [
+                "sink",
+                *[""] * (len(says) - 2),
+                _decimal(steps.sink),
+                _decimal(steps.sink_weight),
+            ]
         )
     Table(["", *says], rows, "Scores, and weights by a softmax").print(screen)
     gate = "" if steps.gate is None else f", times the gate {_decimal(steps.gate)}"
     _print_vectors(
-        screen, f"Output: the values times their weights, summed{gate}", {"out": steps.out}
+        screen,
+        f"Output: the values times their weights, summed{gate}",
+        {"out": steps.out},
     )
     added = {
-        f"head {h}, length {_decimal(norm)}": steps.added[h] for h, norm in enumerate(steps.norms)
+        f"head {h}, length {_decimal(norm)}": steps.added[h]
+        for h, norm in enumerate(steps.norms)
     }
     bias = {} if steps.out_bias is None else {"b_O": steps.out_bias}
     _print_vectors(
-        screen, "W_O: what each head adds, and the sum", added | bias | {"layer": steps.layer_out}
+        screen,
+        "W_O: what each head adds, and the sum",
+        added | bias | {"layer": steps.layer_out},
     )
     _print_vectors(
         screen,
@@ -176,8 +203,12 @@ def print_steps(screen: Screen, steps: HeadSteps) -> None:
 def _print_vectors(screen: Screen, title: str, vectors: dict[str, Vector]) -> None:
     width = max(map(len, vectors.values()))
     more = f" (the first {FEATURES} of {width} numbers)" if width > FEATURES else ""
-    rows = [[label, *map(_decimal, vector[:FEATURES])] for label, vector in vectors.items()]
-    Table(["", *map(str, range(min(width, FEATURES)))], rows, title + more).print(screen)
+    rows = [
+        [label, *map(_decimal, vector[:FEATURES])] for label, vector in vectors.items()
+    ]
+    Table(["", *map(str, range(min(width, FEATURES)))], rows, title + more).print(
+        screen
+    )
 
 
 def _decimal(value: float) -> str:
