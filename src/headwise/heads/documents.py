@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import flex_attention
 from torch.utils._pytree import tree_leaves
 
 from headwise.backends.cache import KVCache
@@ -445,6 +446,9 @@ class _Reader:
             mask = next(
                 (of_kind for of_kind in mask.values() if of_kind is not None), None
             )
+        if hasattr(mask, "mask_mod"):  # a BlockMask of flex attention
+            here = mask.kv_num_blocks.device
+            mask = flex_attention.create_mask(mask.mask_mod, *mask.shape, device=here)
         if not isinstance(mask, Tensor):
             return self.padding if self.past else None  # that of the last call holds on
         if mask.ndim == 2:

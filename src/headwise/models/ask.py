@@ -189,6 +189,11 @@ def require_slopes(model: nn.Module) -> None:
             f"the weights of {type(model).__name__} were made under torch.inference_mode, so nothing has a gradient "
             f"there; open the model outside of it"
         )
+    backend = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    if backend == "flex_attention" and device_of(model).type == "cpu":
+        raise HeadwiseError(
+            "flex_attention has no gradients on a CPU; call model.set_attn_implementation('sdpa') first"
+        )
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -590,7 +590,15 @@ def _listened(function: Any, name: str) -> Any:
             taps[module] for here, taps in [*_blocks] if module in taps and here()
         ]
         asked = module, query, key, value, attention_mask
-        result = function(*asked, **keywords)
+        if not tapped or name in ("eager", "sdpa"):
+            result = function(*asked, **keywords)
+        else:
+            # what the function compiles by itself, as flex attention, runs as it does without us
+            torch.compiler.set_stance("default")
+            try:
+                result = function(*asked, **keywords)
+            finally:
+                torch.compiler.set_stance("force_eager")
         if not tapped:
             return result
         # result[0] is (B,T,H,E); what follows it, as weights, stays as it is.

@@ -1,33 +1,53 @@
 """What a call of the attention interface of transformers asks for, in our words, held against rows of its output.
 
-The model's own function makes the output. We read mask, scale, softcap, sinks and biases beside it, compute a few rows
-from that reading, and hold them against the output: O(T) work in each call. Where they differ the call is refused.
+The model's own function makes the output. We read beside it what its backend was given:
+
+    a mask (B,H,T,S)        bools allow, numbers are added to the scores; to eager and flex code bools are numbers, too
+    a BlockMask             `mask_mod`, asked for the blocks of queries and keys that are looked at
+    a mask (B,S), or none   of flash attention: the keys that are padding; then is_causal=, sliding_window=, and the
+                            lengths of the texts in a row, or the positions that begin anew
+    none                    is_causal= alone
+
+By which of them a backend goes, the mask function tells that is registered for its name. A few rows are computed from
+that reading, and held against the output: O(T) work in each call. Where they differ the call is refused.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise.backends.torch_ import trace
 from headwise.errors import HeadwiseError
-from headwise.masks import Allowed, Bias, Causal, Mask, Part, all_of
+from headwise.masks import (
+    Allowed,
+    Bias,
+    Causal,
+    Grid,
+    Mask,
+    Part,
+    Segments,
+    Window,
+    all_of,
+)
 from headwise.records import Call
 from headwise.spec import Options
 
-# keywords that `options_of` reads
+# keywords that a function may name and that are read, or change no number beside the mask
 READ = {"scaling", "is_causal", "position_bias", "softcap", "s_aux", "dropout"}
-# keywords that are not read: the mask that is passed has them in it already
-IN_THE_MASK = {"sliding_window"}
-WAYS = (
-    "eager",
-    "sdpa",
-)  # implementations of transformers whose masks and outputs are read
+READ |= {"sliding_window"}
+# keywords of flash attention for a cache in pages, which `k` and `v` are not
+PAGES = {"block_table", "k_cache", "v_cache"}
+# transformers' own backends, by which others are read: those of the same mask function
+BACKENDS = ("eager", "sdpa", "flex_attention", "flash_attention_2")
 
 
 class Asked(NamedTuple):
@@ -40,7 +60,7 @@ class Asked(NamedTuple):
     q: Tensor  # (B,H,T,D)
     k: Tensor  # (B,G,S,D)
     v: Tensor  # (B,G,S,E)
-    mask: Any  # a tensor of booleans, or of numbers to be added; or None
+    mask: Any  # what the backend's mask function made, or the model passed; or None
     keywords: Mapping[str, Any]  # all other arguments
     implementation: str  # "eager", "sdpa", ...
     function: Callable[..., Any]  # what the interface gave for that name
@@ -52,13 +72,14 @@ def read_call(asked: Asked, cross: bool) -> Call:
 
     cross  are keys and values of another text? The interface does not tell it
     """
-    name = type(asked.module).__name__
-    if asked.implementation not in WAYS:
+    name, backend = type(asked.module).__name__, asked.implementation
+    if backend_of(backend) is None:
         raise HeadwiseError(
-            f"{name} runs its attention by {asked.implementation!r}, whose masks headwise does not read; call "
-            f"model.set_attn_implementation('sdpa') first"
+            f"{name} runs its attention by {backend!r}, which has no mask function, so no mask tells what it reads; "
+            f"register one, transformers.AttentionMaskInterface.register({backend!r}, sdpa_mask), or call "
+            f"model.set_attn_implementation('sdpa')"
         )
-    for keyword in _parameters(asked.function) - READ - IN_THE_MASK:
+    for keyword in (_parameters(asked.function) | PAGES) - READ:
         if asked.keywords.get(keyword) is not None:
             raise HeadwiseError(
                 f"{name} passes {keyword}= to its attention, which headwise does not know; watching it would give "
@@ -77,10 +98,22 @@ def read_call(asked: Asked, cross: bool) -> Call:
     call = Call(asked.module, q, k, v, options_of(asked), asked.out, cross)
     # What dropout has dropped cannot be checked. Eager code drops in training alone, the fused call always.
     if not asked.keywords.get("dropout") or (
-        asked.implementation == "eager" and not asked.module.training
+        backend == "eager" and not asked.module.training
     ):
-        check(call, asked.implementation == "eager")
+        check(call, backend == "eager")
     return call
+
+
+def backend_of(name: str) -> str | None:
+    """The one of `BACKENDS` that has the mask function of this backend; its own name, where none; None without one."""
+    if name == "eager":
+        return name
+    # It is loaded, since a model of it runs.
+    functions = sys.modules["transformers.masking_utils"].ALL_MASK_ATTENTION_FUNCTIONS
+    function = functions.get(name.removeprefix("paged|"))
+    if function is None:
+        return None
+    return next((known for known in BACKENDS if functions[known] is function), name)
 
 
 def for_documents(B: int, *tensors: Tensor) -> Iterator[Tensor]:
@@ -106,21 +139,32 @@ def _parameters(function: Any) -> set[str]:
 
 
 def options_of(asked: Asked) -> Options:
-    """Mask, scale, softcap and sinks of a call, as the function that was called reads them."""
-    keywords, eager = asked.keywords, asked.implementation == "eager"
+    """Mask, scale, softcap and sinks of a call, as the backend reads them."""
+    keywords, mask, T = asked.keywords, asked.mask, asked.q.shape[2]
+    backend = backend_of(asked.implementation)
     causal = keywords.get("is_causal")
-    # As sdpa_attention_forward of transformers decides it, here and below.
+    # As the functions of transformers decide it, here and below.
     if causal is None:
         causal = getattr(asked.module, "is_causal", True)
-    # Eager code reads no such flag; and the fused call drops it for a single query, which may see all keys.
-    causal = causal and asked.mask is None and not eager and asked.q.shape[2] > 1
-    biases = (
-        []
-        if keywords.get("position_bias") is None
-        else numbers_added(keywords["position_bias"])
-    )
+    if hasattr(mask, "mask_mod"):
+        parts: list[Mask] = [OfFunction(mask.mask_mod, mask.shape[1] == 1)]
+    elif backend == "flash_attention_2" or getattr(mask, "ndim", 4) == 2:
+        parts = _flash_masks(asked, causal)
+    else:
+        # Eager and flex code reads no such flag; and the fused call drops it for a single query, which may see all.
+        has_flag = backend not in ("eager", "flex_attention") and mask is None and T > 1
+        # A backend that is not transformers' own may get no mask for queries behind a cache.
+        offset = 0 if backend == "sdpa" else None
+        parts = [Causal(offset=offset)] if causal and has_flag else []
+        if backend == "flex_attention" and mask is not None:
+            mask = mask[:, :1]
+        if mask is not None:
+            bools_allow = backend not in ("eager", "flex_attention")
+            parts += masks_of(mask, bools_allow)
+    if keywords.get("position_bias") is not None and backend != "flash_attention_2":
+        parts += numbers_added(keywords["position_bias"])
     return Options(
-        mask=joined_mask(causal, asked.mask, biases, bools_are_numbers=eager),
+        mask=all_of(parts),
         scale=keywords.get("scaling"),
         softcap=keywords.get("softcap"),
         sink=keywords.get("s_aux"),
@@ -128,25 +172,12 @@ def options_of(asked: Asked) -> Options:
     )
 
 
-def joined_mask(
-    causal: bool,
-    mask: Tensor | None,
-    biases: Sequence[Mask] = (),
-    bools_are_numbers: bool = False,
-) -> Mask | None:
-    """The mask of a fused call: its causal flag, aligned at the first key, its mask tensor, and further biases.
-
-    bools_are_numbers  a mask of booleans is added to the scores, as 0 and 1: so eager code does it
-    """
-    # With offset 0 query t sees keys 0 to t, however many keys there are.
-    parts: list[Mask] = [Causal(offset=0)] if causal else []
-    if mask is not None and mask.dtype == torch.bool and not bools_are_numbers:
+def masks_of(mask: Tensor, bools_allow: bool = True) -> list[Mask]:
+    """A mask of up to four axes; where bools do not allow, they are added to the scores, as 0 and 1."""
+    if mask.dtype == torch.bool and bools_allow:
         # axes of length 1 in front: (T,S) -> (1,1,T,S)
-        parts.append(Allowed(mask[(None,) * (4 - mask.ndim)]))
-    elif mask is not None:
-        parts += numbers_added(mask)
-    parts += biases
-    return all_of(parts)
+        return [Allowed(mask[(None,) * (4 - mask.ndim)])]
+    return numbers_added(mask)
 
 
 def numbers_added(added: Tensor) -> list[Mask]:
@@ -156,6 +187,86 @@ def numbers_added(added: Tensor) -> list[Mask]:
     # Half of the least number: a mask made in another format, or added to a bias, need not be that number to the bit.
     allowed = added > torch.finfo(added.dtype).min / 2
     return [Allowed(allowed), Bias(torch.where(allowed, added, 0))]
+
+
+@dataclass(frozen=True)
+class OfFunction(Mask):
+    """What a `mask_mod` of flex attention allows: a function of the numbers of document, head, query and key."""
+
+    function: Callable[..., Any]
+    alike: bool
+
+    def allowed(self, grid: Grid) -> Any:
+        b, h = (
+            grid.pick(torch.arange(n, device=grid.j.device), axis)
+            for n, axis in ((grid.B, "b"), (grid.H, "h"))
+        )
+        return self.function(b, h, grid.i, grid.j)
+
+
+@dataclass(frozen=True)
+class Placed(Mask):
+    """A window over places in texts: keys at most `left` before and `right` behind their query; None: no bound."""
+
+    q_places: Tensor  # (B,T)
+    k_places: Tensor  # (B,S)
+    left: int | None
+    right: int | None
+    alike = True
+
+    def allowed(self, grid: Grid) -> Any:
+        ahead = grid.pick(self.k_places, "bs") - grid.pick(self.q_places, "bt")
+        allowed = True
+        if self.left is not None:
+            allowed = ahead >= -self.left
+        return allowed if self.right is None else allowed & (ahead <= self.right)
+
+
+def _flash_masks(asked: Asked, causal: bool) -> list[Mask]:
+    """What flash attention reads: it lays real tokens side by side, the last query of a text beside its last key."""
+    B, T, S = len(asked.q), asked.q.shape[2], asked.k.shape[2]
+    window = asked.keywords.get("sliding_window")
+    left = None if window is None else window - 1
+    right = 0 if causal else left
+    if asked.mask is not None:
+        # A static cache has room behind the tokens that the mask knows.
+        real = asked.mask.bool()
+        queries = real[:, -T:] if T > 1 else real.new_ones(B, 1)
+        lacking = real.sum(1) - queries.sum(1)
+        real = F.pad(real, (0, S - real.shape[1]))
+        parts: list[Mask] = [Allowed(real[:, None, None])]
+        parts.append(Allowed(queries[:, None, :, None]))
+        places = [queries.cumsum(1) + lacking[:, None], real.cumsum(1)]
+    elif (edges := _edges(asked)) is not None:
+        texts, places = [], []
+        for edge, n in zip(edges, (T, S), strict=True):
+            number = torch.arange(B * n, device=edge.device)
+            text = torch.bucketize(number, edge[1:-1], right=True)
+            texts.append(text.view(B, n))
+            # counted back from the end of the text
+            places.append((number - edge[text + 1]).view(B, n))
+        parts = [Segments(*texts)]
+    else:
+        return [] if left is right is None else [Window(left, right)]
+    return parts if left is right is None else [*parts, Placed(*places, left, right)]
+
+
+def _edges(asked: Asked) -> tuple[Tensor, Tensor] | None:
+    """Where the texts of a row begin, and the last one ends, among its queries and keys; None where it is one text."""
+    names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+    told = [asked.keywords.get(name) for name in names]
+    if all(each is not None for each in told):
+        return told[0].long(), told[1].long()
+    positions, T = asked.keywords.get("position_ids"), asked.q.shape[2]
+    if positions is None or len(asked.q) > 1 or positions.shape[-1] == 1:
+        return None
+    places = positions.flatten()
+    first = places.min()
+    if torch.equal(places, first + torch.arange(len(places), device=places.device)):
+        return None
+    begins = (places == first).nonzero()[:, 0]
+    edge = torch.cat([begins, begins.new_tensor([T])])
+    return edge, edge
 
 
 def probed_rows(T: int) -> list[int]:
@@ -197,7 +308,8 @@ def check(call: Call, eager: bool) -> None:
     multiplied, device = call.q.dtype, call.q.device.type
     if multiplied == torch.float32 and torch.is_autocast_enabled(device):
         multiplied = torch.get_autocast_dtype(device)
-    digits = torch.finfo(multiplied).eps
+    # flash attention casts float32 to the dtype of the weights
+    digits = max(torch.finfo(dtype).eps for dtype in (multiplied, call.out.dtype))
     if eager:  # transformers computes that softmax in float32, in a float64 model too
         digits = max(digits, torch.finfo(torch.float32).eps)
     if call.q.is_cuda and torch.backends.cuda.matmul.allow_tf32:

@@ -36,7 +36,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from headwise.models.reading import check, for_documents, joined_mask, probed_rows
+from headwise.masks import Causal, all_of
+from headwise.models.reading import check, for_documents, masks_of, probed_rows
 from headwise.records import Call
 from headwise.spec import Options
 
@@ -697,9 +698,10 @@ def _fused(
             mask = _heads(mask.expand(*lead, T, S), H)
     out = _heads(result, H)
     q, k, v = for_documents(len(out), q, k, v)
-    options = Options(
-        mask=joined_mask(causal, mask), scale=asked.get("scale"), dropout=dropout
-    )
+    # aligned at the first key: query t sees keys 0 to t, however many keys there are
+    parts = [Causal(offset=0)] if causal else []
+    parts += [] if mask is None else masks_of(mask)
+    options = Options(mask=all_of(parts), scale=asked.get("scale"), dropout=dropout)
     call = _call(running, q, k, v, options, out, causal)
     if not dropout:  # what it has dropped is not known
         check(call, eager=False)
