@@ -447,8 +447,9 @@ class _Reader:
                 (of_kind for of_kind in mask.values() if of_kind is not None), None
             )
         if hasattr(mask, "mask_mod"):  # a BlockMask of flex attention
-            here = mask.kv_num_blocks.device
-            mask = flex_attention.create_mask(mask.mask_mod, *mask.shape, device=here)
+            B, _, T, S = mask.shape
+            here = str(mask.kv_num_blocks.device)
+            mask = flex_attention.create_mask(mask.mask_mod, B, 1, T, S, device=here)
         if not isinstance(mask, Tensor):
             return self.padding if self.past else None  # that of the last call holds on
         if mask.ndim == 2:

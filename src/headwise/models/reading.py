@@ -248,13 +248,16 @@ def _flash_masks(asked: Asked, causal: bool) -> list[Mask]:
         parts = [Segments(*texts)]
     else:
         return [] if left is right is None else [Window(left, right)]
-    return parts if left is right is None else [*parts, Placed(*places, left, right)]
+    if left is right is None:
+        return parts
+    q_places, k_places = places
+    return [*parts, Placed(q_places, k_places, left, right)]
 
 
 def _edges(asked: Asked) -> tuple[Tensor, Tensor] | None:
     """Where the texts of a row begin, and the last one ends, among its queries and keys; None where it is one text."""
     names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
-    told = [asked.keywords.get(name) for name in names]
+    told: list[Any] = [asked.keywords.get(name) for name in names]
     if all(each is not None for each in told):
         return told[0].long(), told[1].long()
     positions, T = asked.keywords.get("position_ids"), asked.q.shape[2]

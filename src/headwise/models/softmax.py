@@ -36,7 +36,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from headwise.masks import Causal, all_of
+from headwise.masks import Causal, Mask, all_of
 from headwise.models.reading import check, for_documents, masks_of, probed_rows
 from headwise.records import Call
 from headwise.spec import Options
@@ -699,7 +699,7 @@ def _fused(
     out = _heads(result, H)
     q, k, v = for_documents(len(out), q, k, v)
     # aligned at the first key: query t sees keys 0 to t, however many keys there are
-    parts = [Causal(offset=0)] if causal else []
+    parts: list[Mask] = [Causal(offset=0)] if causal else []
     parts += [] if mask is None else masks_of(mask)
     options = Options(mask=all_of(parts), scale=asked.get("scale"), dropout=dropout)
     call = _call(running, q, k, v, options, out, causal)
