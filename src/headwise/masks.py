@@ -17,8 +17,10 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import compress, islice, pairwise
 from typing import Any, Protocol
 
 from headwise.errors import HeadwiseError
@@ -80,6 +82,12 @@ class BroadcastGrid:
         self.i = arange(self.T).reshape(self.T, 1)[queries]
         self.j = arange(self.S)[keys]
 
+    def of_keys(self, keys: slice) -> BroadcastGrid:
+        """The same grid over some of the keys alone."""
+        part = copy(self)
+        part._part, part.j = {**self._part, "s": keys}, self.j[keys]
+        return part
+
     def read(self, values: Any) -> Iterable[Any]:
         return flat(values) if self._known(values) else ()
 
@@ -104,6 +112,9 @@ class BroadcastGrid:
 
 
 Band = tuple[int | None, int | None]  # low <= j - i <= high; None: open on that side
+Rectangle = tuple[
+    int, int, int, int
+]  # queries from, to; keys from, to; ends are not in
 
 
 class Mask:
@@ -137,6 +148,12 @@ class Mask:
 
     def band(self, T: int, S: int) -> Band | None:
         """The bounds on j - i, where they are all that the mask says: alike for documents and heads, and no bias."""
+        return None
+
+    def rectangles(self, grid: Grid) -> list[list[Rectangle]] | None:
+        """Of each document the rectangles inside which all may attend and outside which nobody, where that is all that
+        the mask says. No two of a document share a query or a key. None, too, where the grid cannot read numbers.
+        """
         return None
 
     def bias_may_forbid(self) -> bool:
@@ -550,6 +567,10 @@ class Lengths(Mask):
     def allowed(self, grid: Grid) -> Any:
         return grid.j < grid.pick(self.lengths, "b")
 
+    def rectangles(self, grid: Grid) -> list[list[Rectangle]] | None:
+        lengths = grid.read(self.lengths)
+        return [[(0, grid.T, 0, int(length))] for length in lengths] or None
+
     def real_length(self, b: int) -> int | None:
         return int(self.lengths[b])
 
@@ -573,11 +594,43 @@ class Segments(Mask):
     def allowed(self, grid: Grid) -> Any:
         return grid.pick(self.q_ids, "bt") == grid.pick(self.kv_ids, "bs")
 
+    def rectangles(self, grid: Grid) -> list[list[Rectangle]] | None:
+        of_queries, of_keys = _runs(grid, self.q_ids, grid.T), None
+        if of_queries is not None:
+            is_same = self.kv_ids is self.q_ids
+            of_keys = of_queries if is_same else _runs(grid, self.kv_ids, grid.S)
+        if of_queries is None or of_keys is None:
+            return None
+        documents = []
+        for queries, keys in zip(of_queries, of_keys, strict=True):
+            shared = [name for name in queries if name in keys]
+            documents.append([(*queries[name], *keys[name]) for name in shared])
+        return documents
+
     def packed(self) -> Any:
         return self.q_ids
 
     def counts_from_first(self) -> bool:
         return False
+
+
+def _runs(
+    grid: Grid, values: Any, length: int
+) -> list[dict[Any, tuple[int, int]]] | None:
+    """Where each value begins and ends in each document; None where one comes again after another, or is not known."""
+    numbers = list(grid.read(values))
+    documents = []
+    for begin in range(0, len(numbers), length):
+        row = numbers[begin : begin + length]
+        # written for speed: a long text is read at each call
+        changes = compress(
+            range(1, length), map(operator.ne, row, islice(row, 1, None))
+        )
+        edges = [0, *changes, length]
+        documents.append({row[start]: (start, stop) for start, stop in pairwise(edges)})
+        if len(documents[-1]) < len(edges) - 1:
+            return None
+    return documents or None
 
 
 @dataclass(frozen=True)
@@ -619,6 +672,17 @@ class Allowed(_OfArray):
 
     def allowed(self, grid: Grid) -> Any:
         return grid.pick(self.array, "bhts")
+
+    def rectangles(self, grid: Grid) -> list[list[Rectangle]] | None:
+        # padding, (B,1,1,S): before the text or behind it
+        if shape_of(self.array) != (grid.B, 1, 1, grid.S):
+            return None
+        documents = _runs(grid, self.array, grid.S)
+        if documents is None:
+            return None
+        return [
+            [(0, grid.T, *runs[True])] if True in runs else [] for runs in documents
+        ]
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ def check_even(name: str, values: Any) -> tuple[int, ...]:
 def flat(values: Any) -> Iterator[Any]:
     """The numbers of an array or of nested lists, one after another."""
     if hasattr(values, "tolist"):  # an array of NumPy or torch
-        values = values.tolist()
-    if isinstance(values, list | tuple):
+        yield from values.reshape(-1).tolist()
+    elif isinstance(values, list | tuple):
         for value in values:
             yield from flat(value)
     else:

@@ -19,7 +19,7 @@ import headwise as hw
 from headwise.records import Call
 
 B, WIDTH, H, D = 2, 29, 6, 10
-PATHS = {"explicit", "fused", "fused causal", "fused masked", "grouped decode"}
+PATHS = {"explicit", "fused", "fused causal", "fused masked", "fused blocks", "fused apart", "grouped decode"}
 
 
 def make(**options: Any) -> hw.MultiHeadAttention:
@@ -196,6 +196,27 @@ def test_flops_are_those_that_torch_counts_and_bytes_those_of_the_tensors(name: 
     maps = told.bytes.get("maps", 0)
     each = max(4, dtype.itemsize)
     assert maps == (3 * B * H * told.sizes.T * told.sizes.S * each if told.path == "explicit" else 0)
+
+
+@pytest.mark.parametrize(("mask", "path", "calls"), [
+    (hw.Window(19, 0), "fused blocks", 1),
+    (hw.Lengths([331, 163]) & hw.Causal(), "fused apart", 3),
+    (hw.Segments(*[[[i // 67 for i in range(331)]] * B] * 2) & hw.Window(19, 0), "fused apart", 5),
+])  # fmt: skip
+def test_blocks_and_documents_apart(mask: hw.Mask, path: str, calls: int) -> None:
+    """Pairs that are multiplied, and bools that hide some of them, are those of the tensors that the kernel gets."""
+    layer, x = make(n_kv_heads=2), draw(331)
+    told, (got, call) = hw.explain(layer, x, mask=mask), run(layer, x, mask=mask)
+    assert (told.path, len(got)) == (path, calls) and set(told.refused) == PATHS - {path}
+    pairs = bools = 0
+    for each in got:
+        (b, h, t, _), s = each["query"].shape, each["key"].shape[2]
+        pairs += b * h * (t * (t + 1) // 2 if each["is_causal"] else t * s)
+        bools += 0 if each["attn_mask"] is None else each["attn_mask"].numel()
+    assert told.flops["attention"] == 2 * pairs * 2 * D
+    assert told.bytes.get("mask", 0) == bools
+    reference = hw.trace(call.q, call.k, call.v, mask).out
+    torch.testing.assert_close(call.out, reference)
 
 
 def test_nothing_changes_by_an_explanation() -> None:

@@ -5,6 +5,8 @@ Two paths share one preparation of the mask. `trace` and softcaps take the expli
 
 - windows and causal bounds first shorten K and V to the keys that some query sees;
 - a causal bound that then has its corner on the diagonal becomes the kernel's own flag, and costs no mask;
+- a window that is narrow beside the text is cut into blocks of queries, which read the keys of their windows alone;
+- packed or padded documents go apart, each over its own keys, where that leaves out enough;
 - one new query of a grouped layer is folded, (B,H,1,D) -> (B,G,r,D), so that K and V are read once a group;
 - a sink is one more key, whose score comes from an extra feature of the queries and whose value is zero.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,34 +49,71 @@ def attend(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
     """Multi-head attention of torch tensors, differentiable; see `headwise.attend`."""
     _check_nested(q, k, v)
     sizes = check_shapes(q.shape, k.shape, v.shape)
-    path = paths.choose(sizes, options)
-    if path.name == paths.EXPLICIT:
+    if paths.why_explicit(sizes, options):
         return trace(q, k, v, options).out
     call = _Call(q, k, v, sizes, options)
+    grid = checked_grid(options.mask, sizes, q.device)
+    # Documents apart would make a graph for their lengths alone, and blocks an exported program for long texts alone.
+    readable = None if torch.compiler.is_compiling() else grid
+    path = paths.choose(sizes, options, readable, not torch.compiler.is_exporting())
+    if path.name == paths.APART:
+        out = _apart(call, path, q, *call.pick(k, v))
+    elif path.name == paths.BLOCKS:
+        out = call.in_band(path, q, *call.pick(k, v))
+    else:
+        out = _whole(call, path, grid, q, k, v)
+    return out if call.gate_h11 is None else out * call.gate_h11.to(out.dtype)
+
+
+def _whole(
+    call: _Call,
+    path: paths.Path,
+    grid: BroadcastGrid | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+) -> Tensor:
+    """One call of the kernel, with the tensor of all masks where there are some."""
     k, v = k[:, :, path.keys], v[:, :, path.keys]
     causal = path.name == paths.CAUSAL
     # What the kernel's causal flag says no mask needs to say again.
-    seen = _dense(
-        options.mask,
-        None if causal else path.band,
-        path.rest,
-        sizes,
-        call.index,
-        path.keys,
-        q,
-    )
+    band = None if causal else path.band
+    seen = _dense(grid, band, path.rest, call, path.keys)
     # in this order: `alive` is by key/value head, as K and V are before `pick`
     k, v = call.pick(*seen.protect(k, v))
     allowed = seen.allowed
     if allowed is not None and seen.rows is not None:
         # the kernel makes NaN of an empty row: it is opened here, and zeroed below
         allowed = allowed | ~seen.rows
-    out = _kernel(
-        q, k, v, allowed, seen.bias, causal, call.scale, call.sink_h11, options.dropout
-    )
-    if seen.rows is not None:
-        out = torch.where(seen.rows, out, 0)
-    return out if call.gate_h11 is None else out * call.gate_h11.to(out.dtype)
+    out = call.kernel(q, k, v, allowed, seen.bias, causal)
+    return out if seen.rows is None else torch.where(seen.rows, out, 0)
+
+
+def _apart(call: _Call, path: paths.Path, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Each document over its own keys, cut out by `split`: the gradient of a slice would be as long as the whole."""
+    outs = []
+    counts = [group.n for group in path.documents]
+    parts = (torch.split(x, counts) for x in (q, k, v))
+    for group, q_b, k_b, v_b in zip(path.documents, *parts, strict=True):
+        edges = {0, k.shape[2]}.union(*[rows.keys for rows in group.rows])
+        starts = sorted(edges)
+        lengths = [stop - start for start, stop in pairwise(starts)]
+        keys, values = (
+            dict(zip(starts, torch.split(x, lengths, 2), strict=False))
+            for x in (k_b, v_b)
+        )
+        q_parts = torch.split(q_b, [rows.n for rows in group.rows], 2)
+        of_group = []
+        for rows, q_p in zip(group.rows, q_parts, strict=True):
+            if rows.path is None:
+                of_group.append(q_p.new_zeros(*q_p.shape[:3], v.shape[3]))
+            else:
+                first = rows.keys[0]
+                of_group.append(
+                    call.in_band(rows.path, q_p, keys[first], values[first])
+                )
+        outs.append(torch.cat(of_group, 2))
+    return torch.cat(outs)
 
 
 def trace(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Trace[Tensor]:
@@ -83,15 +123,9 @@ def trace(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Trace[Tensor]:
     call = _Call(q, k, v, sizes, options)
     mask, softcap, dropout = options.mask, options.softcap, options.dropout
     # All keys and no band: every mask speaks for itself, as nothing is cut away.
-    seen = _dense(
-        mask,
-        None,
-        () if mask is None else mask.parts(),
-        sizes,
-        call.index,
-        slice(None),
-        q,
-    )
+    masks = () if mask is None else mask.parts()
+    grid = checked_grid(mask, sizes, q.device)
+    seen = _dense(grid, None, masks, call, slice(None))
     k, v = call.pick(*seen.protect(k, v))
     scores = _by_group(
         q.to(call.dtype) * call.scale, k.to(call.dtype).transpose(-1, -2)
@@ -130,6 +164,7 @@ class _Call:
             raise HeadwiseError(
                 f"devices differ: q is on {q.device}, k on {k.device}, v on {v.device}; move them to one"
             )
+        self.sizes, self.dropout = sizes, options.dropout
         self.index = resolve_kv_index(sizes.H, sizes.G, options.kv_index)
         self.dtype = torch.promote_types(
             q.dtype, torch.float32
@@ -151,6 +186,108 @@ class _Call:
             if self._grouped
             else (k[:, list(self.index)], v[:, list(self.index)])
         )
+
+    def in_band(self, path: paths.Path, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The way of a call that has no mask beside a window; every query sees a key."""
+        k, v, band = k[:, :, path.keys], v[:, :, path.keys], path.band
+        if band is None or path.name == paths.CAUSAL:
+            return self.kernel(q, k, v, None, None, path.name == paths.CAUSAL)
+        low, high = band[0] - path.first, band[1] - path.first
+        if path.name == paths.BLOCKS:
+            return self._in_blocks(q, k, v, *path.block, low, high)
+        i = torch.arange(q.shape[2], device=q.device)[:, None]
+        distance = torch.arange(k.shape[2], device=q.device) - i
+        allowed = (distance >= low) & (distance <= high)
+        return self.kernel(q, k, v, allowed[None, None], None, False)
+
+    def _in_blocks(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        block: int,
+        width: int,
+        low: int,
+        high: int,
+    ) -> Tensor:
+        """Blocks of queries as the documents of one call, whose heads are those of all documents.
+
+        Block n reads `width` keys, from key n * block + low on; zeros stand before the first key and behind the last.
+        """
+        (B, H, T, _), S = q.shape, k.shape[2]
+        n = -(-T // block)
+        padding = (0, 0, -low, (n - 1) * block + width + low - S)
+        k, v = (
+            F.pad(x, padding)
+            .unfold(2, width, block)  # (B,G,n,D,width), which copies nothing
+            .permute(2, 0, 1, 4, 3)
+            .flatten(1, 2)
+            for x in (k, v)
+        )
+        blocks = F.pad(q, (0, 0, 0, n * block - T)).reshape(B, H, n, block, -1)
+        column = torch.arange(width, device=q.device)
+        row = torch.arange(block, device=q.device)[:, None]
+        key = torch.arange(n, device=q.device)[:, None, None] * block + low + column
+        inside = (column >= row) & (column - row <= high - low)
+        allowed = inside & (key >= 0) & (key < S)
+        # what was added behind the last query may see nothing, and the kernel would make NaN of that
+        allowed = allowed | ~allowed.any(-1, keepdim=True)
+        out = self.kernel(
+            blocks.permute(2, 0, 1, 3, 4).flatten(1, 2), k, v, allowed[:, None]
+        )
+        out = out.reshape(n, B, H, block, -1).permute(1, 2, 0, 3, 4)
+        return out.flatten(2, 3)[:, :, :T]
+
+    def kernel(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        allowed: Tensor | None = None,
+        bias: Tensor | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        """One call of torch's fused attention: (B,H,T,E). No row of `allowed` is empty."""
+        B, H, T, _ = q.shape
+        G, width = k.shape[1], v.shape[-1]
+        if self.sink_h11 is not None:
+            # blocks have the heads of all documents
+            sink = self.sink_h11.flatten().repeat(H // self.sizes.H)
+            q, k, v, allowed, bias = _sink_as_key(
+                q, k, v, allowed, bias, sink, self.scale
+            )
+        wider = max(
+            q.shape[-1], v.shape[-1]
+        )  # fused kernels want head width and value width equal
+        q, k, v = _widened(q, wider), _widened(k, wider), _widened(v, wider)
+        mask = allowed
+        if bias is not None:
+            mask = bias if allowed is None else torch.where(allowed, bias, -math.inf)
+            # The CPU kernel takes a mask of float32 beside narrower queries; kernels of other devices want one dtype.
+            mask = mask if q.device.type == "cpu" else mask.to(q.dtype)
+        zero_or_nan = (
+            None  # added at the end, it brings back the NaN that FEW_KEYS speaks of
+        )
+        # A compiler does not compare the length, or it would make two graphs.
+        if (
+            mask is None
+            and q.device.type == "cpu"
+            and (torch.compiler.is_compiling() or k.shape[2] < FEW_KEYS)
+        ):
+            zero_or_nan = _zero_or_nan(q, k, causal)
+        # The heads of a group take the place of the queries: K and V are read once a group. A single query has no
+        # causal flag: `paths.choose` gives it GROUPED, or a mask.
+        if T == 1 and G < H:
+            q = q.reshape(B, G, H // G, q.shape[-1])
+            if mask is not None and mask.shape[1] == H:
+                mask = mask.reshape(mask.shape[0], G, H // G, mask.shape[3])
+        # heads that share K and V and are not folded; a bool, even of symbols
+        has_groups = bool(q.shape[1] != G)
+        out = F.scaled_dot_product_attention(
+            q, k, v, mask, self.dropout, causal, scale=self.scale, enable_gqa=has_groups
+        )
+        out = out.reshape(B, H, T, out.shape[-1])[..., :width]
+        return out if zero_or_nan is None else out + zero_or_nan
 
 
 class _Seen(NamedTuple):
@@ -175,36 +312,34 @@ class _Seen(NamedTuple):
         return torch.where(self.alive, k, 0), torch.where(self.alive, v, 0)
 
 
-def _dense(
-    mask: Mask | None,
-    band: paths.Band | None,
-    rest: Sequence[Mask],
-    sizes: Sizes,
-    index: Sequence[int],
-    keys: slice,
-    like: Tensor,
-) -> _Seen:
-    """A checked mask as tensors over these keys, from what it has become: a band, and the `rest`, the other masks.
-
-    index  of each query head the key/value head that it reads
-    like   a tensor with the device and the dtype of the call
-    """
-    # len: the compiler knows no truth of a tuple of masks
-    sees_all = band is None and len(rest) == 0
-    # A mask without a check of its own has nothing to refuse; where it says nothing either, no grid is made.
-    if mask is None or (sees_all and not any(part.checks for part in mask.parts())):
-        return _Seen()
-    dtype = torch.promote_types(like.dtype, torch.float32)
+def checked_grid(
+    mask: Mask | None, sizes: Sizes, device: torch.device
+) -> BroadcastGrid | None:
+    """The grid of a whole call, which its mask fits; None without a mask."""
+    if mask is None:
+        return None
     grid = BroadcastGrid(
         (sizes.B, sizes.H, sizes.T, sizes.S),
-        array=lambda values: as_tensor(values, like.device),
-        arange=lambda n: torch.arange(n, device=like.device),
-        keys=keys,
+        array=lambda values: as_tensor(values, device),
+        arange=lambda n: torch.arange(n, device=device),
         known=_readable,
     )
     mask.check(grid)
-    if sees_all:
+    return grid
+
+
+def _dense(
+    grid: BroadcastGrid | None,
+    band: paths.Band | None,
+    rest: Sequence[Mask],
+    call: _Call,
+    keys: slice,
+) -> _Seen:
+    """A checked mask as tensors over these keys, from what it has become: a band, and the `rest`, the other masks."""
+    # len: the compiler knows no truth of a tuple of masks
+    if grid is None or (band is None and len(rest) == 0):
         return _Seen()
+    grid, sizes, dtype = grid.of_keys(keys), call.sizes, call.dtype
     # `resolve` looks for -inf in the dtype of all steps, and returns the bias as the masks gave it.
     allowed, bias = resolve(rest, grid, torch.where, lambda bias: bias.to(dtype))
     bias = None if bias is None else _four_axes(bias).to(dtype)
@@ -229,7 +364,7 @@ def _dense(
         allowed,
         bias,
         rows,
-        None if every_key_is_read else _alive(allowed, index, sizes),
+        None if every_key_is_read else _alive(allowed, call.index, sizes),
     )
 
 
@@ -242,58 +377,6 @@ def _alive(allowed_bhts: Tensor, index: Sequence[int], sizes: Sizes) -> Tensor:
         # by key/value head
         by_head = torch.stack([by_head[:, heads].any(1) for heads in readers], 1)
     return by_head[..., None]
-
-
-def _kernel(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    allowed: Tensor | None,
-    bias: Tensor | None,
-    causal: bool,
-    scale: float,
-    sink: Tensor | None,
-    dropout: float,
-) -> Tensor:
-    """One call of torch's fused attention: (B,H,T,E). No row of `allowed` is empty."""
-    B, H, T, _ = q.shape
-    G, width = k.shape[1], v.shape[-1]
-    if sink is not None:
-        q, k, v, allowed, bias = _sink_as_key(
-            q, k, v, allowed, bias, sink.flatten(), scale
-        )
-    wider = max(
-        q.shape[-1], v.shape[-1]
-    )  # fused kernels want head width and value width equal
-    q, k, v = _widened(q, wider), _widened(k, wider), _widened(v, wider)
-    mask = allowed
-    if bias is not None:
-        mask = bias if allowed is None else torch.where(allowed, bias, -math.inf)
-        # The CPU kernel takes a mask of float32 beside narrower queries; kernels of other devices want one dtype.
-        mask = mask if q.device.type == "cpu" else mask.to(q.dtype)
-    zero_or_nan = (
-        None  # added at the end, it brings back the NaN that FEW_KEYS speaks of
-    )
-    # A compiler does not compare the length, or it would make two graphs.
-    if (
-        mask is None
-        and q.device.type == "cpu"
-        and (torch.compiler.is_compiling() or k.shape[2] < FEW_KEYS)
-    ):
-        zero_or_nan = _zero_or_nan(q, k, causal)
-    # The heads of a group take the place of the queries: K and V are read once a group. A single query has no causal
-    # flag: `paths.choose` gives it GROUPED, or a mask.
-    if T == 1 and G < H:
-        q = q.reshape(B, G, H // G, q.shape[-1])
-        if mask is not None and mask.shape[1] == H:
-            mask = mask.reshape(mask.shape[0], G, H // G, mask.shape[3])
-    # heads that share K and V and are not folded; a bool, even of symbols
-    has_groups = bool(q.shape[1] != G)
-    out = F.scaled_dot_product_attention(
-        q, k, v, mask, dropout, causal, scale=scale, enable_gqa=has_groups
-    )
-    out = out.reshape(B, H, T, out.shape[-1])[..., :width]
-    return out if zero_or_nan is None else out + zero_or_nan
 
 
 def _zero_or_nan(q: Tensor, k: Tensor, causal: bool) -> Tensor:
@@ -444,9 +527,12 @@ def as_tensor(values: Any, device: torch.device) -> Tensor:
 
 
 def _readable(values: Any) -> bool:
-    """Can numbers be looked at? Not while torch traces a graph, nor on the meta device."""
-    return not isinstance(values, Tensor) or not (
-        torch.compiler.is_compiling() or values.device.type == "meta"
+    """Can numbers be looked at? Not while torch traces a graph or maps over an axis, nor on the meta device."""
+    if not isinstance(values, Tensor):
+        return True
+    is_mapped = torch._C._functorch.is_functorch_wrapped_tensor(values)
+    return not (
+        is_mapped or torch.compiler.is_compiling() or values.device.type == "meta"
     )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from headwise.backends import paths
 from headwise.backends.cache import KVCache
+from headwise.backends.torch_ import checked_grid
 from headwise.errors import HeadwiseError
 from headwise.layer.layer import MultiHeadAttention
 from headwise.masks import Both, BroadcastGrid, Mask
@@ -24,8 +25,8 @@ class Explanation:
     """The way of one call.
 
     Attributes:
-        path: the way taken: "fused", "fused causal", "fused masked", "grouped decode" or "explicit"; the top of
-            `headwise.backends.paths` explains them
+        path: the way taken: "fused", "fused causal", "fused masked", "fused blocks", "fused apart", "grouped decode" or
+            "explicit"; the top of `headwise.backends.paths` explains them
         refused: for each other way the reason
         sizes: B, H, G, T, S, D, E; S counts what a cache holds
         keys: the number of keys read, after windows have cut K and V
@@ -104,32 +105,26 @@ def explain(
     mask = layer.mask_with(mask, start, T)
     options = layer.options(mask, gate)
     # What follows, up to the path, raises what the call would raise.
-    if mask is not None:
-        mask.check(
-            BroadcastGrid((B, sizes.H, T, sizes.S), torch.as_tensor, torch.arange)
-        )
+    grid = checked_grid(mask, sizes, x.device)
     if gate is not None:
         check_per_head("gate", gate.shape, sizes.H)
     if cache is not None and cache.holds_context:
         cache.held(*sources)
     elif cache is not None:
         cache.check_room(n_new)
-    path = paths.choose(sizes, options)
-    keys = path.last - path.first
-    # The kernel skips the upper triangle only with its causal flag; otherwise it multiplies what a mask then hides.
-    pairs = T * (T + 1) // 2 if path.name == paths.CAUSAL else T * keys
+    path = paths.choose(sizes, options, grid)
     # A multiplication and an addition for each weight that a token meets, and for each pair and feature: hence the 2.
     flops = {
         "projections": 2
         * B
         * (T * (spec.q_weights + spec.o_weights) + n_new * spec.kv_weights)
     }
-    flops["attention"] = 2 * B * sizes.H * pairs * (sizes.D + sizes.E)
+    flops["attention"] = 2 * sizes.H * path.pairs(B, T) * (sizes.D + sizes.E)
     return Explanation(
         path=path.name,
         refused=paths.refusals(path, sizes, options),
         sizes=sizes,
-        keys=keys,
+        keys=path.last - path.first,
         flops=flops,
         bytes=_bytes(layer, x, sizes, path),
     )
@@ -146,23 +141,32 @@ def _bytes(
         "x and result": B * T * (spec.d_in + spec.d_out) * size,
         "q, k, v and heads": B * (H * T + G * keys) * (D + E) * size,
     }
-    # Is a tensor made of the band? Not where the kernel's causal flag says it.
-    has_band = path.band is not None and path.name != paths.CAUSAL
     if path.name == paths.EXPLICIT:
         # scores, their exp, weights; in float32 or wider
         counts["maps"] = 3 * B * H * T * keys * max(4, size)
-    if path.rest or has_band:
+    pieces = [(path, T)]
+    for group in path.documents:
+        pieces += [(rows.path, rows.n) for rows in group.rows if rows.path is not None]
+    # Bools of windows and causal bounds, where no flag of the kernel says them.
+    in_band = [
+        piece.pairs(1, n)
+        for piece, n in pieces
+        if piece.band is not None and piece.name != paths.CAUSAL
+    ]
+    if path.rest:
         # The tensor that the masks become: one number a pair, for each document and head that they tell apart.
         # only shapes are asked for, wherever the masks lie
         to_cpu = partial(torch.as_tensor, device="cpu")
         grid = BroadcastGrid((B, H, T, S), to_cpu, torch.arange, path.keys)
         allowed, bias = Both(path.rest).allowed(grid), Both(path.rest).bias(grid)
         shapes = [tuple(x.shape) for x in (allowed, bias) if x is not None]
-        if has_band:
+        if in_band:
             shapes.append((T, keys))
         # a bias is made in float32 or wider, whatever q is
         number = 1 if bias is None else max(4, size)
         counts["mask"] = math.prod(np.broadcast_shapes(*shapes)) * number
+    elif in_band:
+        counts["mask"] = sum(in_band)
     return counts
 
 
