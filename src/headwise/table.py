@@ -14,7 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from headwise.errors import HeadwiseError
+from headwise.intervals import Interval
+
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.console import Console
 
 MISSING = "\u2013"  # an en dash
@@ -261,3 +265,54 @@ def _value(cell: Cell) -> Cell:
 
 def _html(cell: Cell) -> str:
     return cell if isinstance(cell, Markup) else escaped(shown(cell))
+
+
+def figure_class() -> type[Figure]:
+    """The class of matplotlib's figures. Raises HeadwiseError where matplotlib is missing."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise HeadwiseError(
+            "a picture needs matplotlib: pip install 'headwise[all]'"
+        ) from None
+    return Figure
+
+
+def head_figure(
+    values: Mapping[str, Interval | float], title: str, n: int | None = None
+) -> Figure:
+    """Numbers of heads as a figure of matplotlib: a line a layer, red above 0 and blue below.
+
+    With n: the n largest by size, as bars with their intervals.
+    """
+    means: dict[str, float] = {}
+    reach: dict[str, float] = {}  # from the mean to the bounds
+    for name, value in values.items():
+        means[name] = value.mean if isinstance(value, Interval) else value
+        reach[name] = 0.0
+        if isinstance(value, Interval) and math.isfinite(value.high):
+            reach[name] = value.high - value.mean
+    if n is not None:
+        names = sorted(means, key=lambda name: -abs(means[name]))[:n]
+        figure = figure_class()(figsize=(5, 0.6 + 0.25 * len(names)), layout="tight")
+        axes = figure.add_subplot()
+        axes.barh(
+            names, [means[name] for name in names], xerr=[reach[name] for name in names]
+        )
+        axes.invert_yaxis()
+    else:
+        layers: dict[str, list[float]] = {}
+        for name, mean in means.items():
+            layers.setdefault(name.rpartition(".")[0], []).append(mean)
+        across = max(map(len, layers.values()))
+        grid = [row + [math.nan] * (across - len(row)) for row in layers.values()]
+        size = (1.8 + 0.35 * across, 1 + 0.3 * len(layers))  # inches
+        figure = figure_class()(figsize=size, layout="tight")
+        axes = figure.add_subplot()
+        most = max((abs(mean) for mean in means.values() if mean == mean), default=0)
+        drawn = axes.imshow(grid, cmap="RdBu_r", vmin=-(most or 1), vmax=most or 1)
+        axes.set_yticks(range(len(layers)), list(layers))
+        axes.set_xticks(range(across))
+        figure.colorbar(drawn)
+    axes.set_title(title, fontsize=9)
+    return figure

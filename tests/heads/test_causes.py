@@ -22,7 +22,7 @@ from headwise.corpus.tokens import Tokens
 from headwise.heads import patch as patching
 from headwise.heads.ablate import ablation
 from headwise.heads.attribute import attribute
-from headwise.heads.patch import Passes, Study, patch, path_effects
+from headwise.heads.patch import Compared, Passes, Study, patch, path_effects
 from headwise.models.ask import answer_logits, logits
 from headwise.models.hook import attach
 from headwise.models.open import remember
@@ -279,7 +279,7 @@ def test_every_verb_passes_by_a_layer_that_does_not_run() -> None:
 def test_paths_come_from_layers_below_alone() -> None:
     model = build("ours")
     passes = Passes(model)
-    study = Study(passes, passes.read(ids(3)), passes.read(ids(4)), 7, 11)
+    study = Study(passes, passes.read(ids(3)), passes.read(ids(4)), Compared((7,), (11,)))
     found = study.paths([("q", "L1.H0"), ("k", "L2.KV1"), ("v", "L0.KV0")])
     senders = {at: {sender[:2] for (place, _), sender in found if place == at} for at in "qkv"}
     assert senders == {"q": {"L0"}, "k": {"L0", "L1"}, "v": set()}
@@ -381,6 +381,6 @@ def test_targets_and_progress() -> None:
     first = patch(model, clean[0], bad[0], heads=["L1.H2"], target=[7, 11]).clean.mean
     second = patch(model, clean[1], bad[1], heads=["L1.H2"], target=[13, 17]).clean.mean
     assert both.clean.mean == pytest.approx((first + second) / 2, abs=1e-5)
-    for target in ([[7], [13]], [[7, 11]], [7], [[7, 11, 13], [7, 11, 13]]):
+    for target in ([[7], 13], [[7, 11]], [7], [[7, 11, 13]]):
         call = partial(patch, model, clean, bad, heads=["L1.H2"], target=target)
         refuses(call, r"pass two token ids, or \(2, 2\)")

@@ -61,6 +61,33 @@ def test_scores_are_those_of_the_dense_matrices(kind: str) -> None:
                 assert found.loc[(names[s], names[r]), at] == pytest.approx(float(expected), abs=1e-9)
 
 
+def test_the_gains_of_norms_are_a_table_of_their_own() -> None:
+    """Gemma 3 has four: before the layer, of queries and of keys, and after W_O; the score with them folded in."""
+    sizes = {"hidden_size": 42, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 1}
+    model = tf.Gemma3ForCausalLM(
+        tf.Gemma3TextConfig(head_dim=10, intermediate_size=37, pad_token_id=0, **sizes, **SIZES)
+    )
+    torch.manual_seed(3)
+    found = hw.composition(shaken(model, size=0.3)).set_index(["sender", "receiver"])
+    maps = []
+    for layer in model.model.layers:
+        attention, reads = layer.self_attn, 1 + layer.input_layernorm.weight.double()
+        gains = (1 + norm.weight.double() for norm in (attention.q_norm, attention.k_norm))
+        q, k = (
+            x.weight.double().view(-1, 10, 42) * reads * gain[:, None]
+            for x, gain in zip((attention.q_proj, attention.k_proj), gains, strict=True)
+        )
+        o = attention.o_proj.weight.double() * (1 + layer.post_attention_layernorm.weight.double())[:, None]
+        ov = o.view(42, 6, 10).transpose(0, 1) @ (attention.v_proj.weight.double() * reads)
+        maps.append((q.mT @ k[0], ov))
+    for (a, s), (b, r) in (((0, 1), (1, 5)), ((0, 4), (2, 0)), ((1, 2), (2, 3))):
+        qk, ov = maps[b][0][r], maps[a][1][s]
+        for at, matrix in (("q", qk.T), ("k", qk), ("v", maps[b][1][r])):
+            expected = float((matrix @ ov).norm() / matrix.norm() / ov.norm())
+            assert found.loc[(f"L{a}.H{s}", f"L{b}.H{r}"), f"{at}_gain"] == pytest.approx(expected, abs=1e-6)
+            assert abs(found.loc[(f"L{a}.H{s}", f"L{b}.H{r}"), at] - expected) > 1e-4
+
+
 def test_the_induction_circuit_is_the_strongest_path() -> None:
     found = hw.composition(induction_model())
     best = found.loc[found.k.idxmax()]

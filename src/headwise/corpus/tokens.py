@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from tokenizers import (
     Encoding,
@@ -71,6 +71,46 @@ class TextTokens(Protocol):
 
     def shown(self, ids: Ids) -> tuple[str, ...]:
         """Each id as a reader should see it, one by one."""
+
+
+class OwnTokens:
+    """A tokenizer of somebody's own, or of tiktoken: anything with `encode` and `decode`."""
+
+    frame: tuple[list[int], list[int]] = ([], [])
+    specials: frozenset[int] = frozenset()
+    unknown: int | None = None
+
+    def __init__(self, source: Any) -> None:
+        if not (hasattr(source, "encode") and hasattr(source, "decode")):
+            raise HeadwiseError(
+                f"tokenizer={source!r:.60} has no encode and decode; pass an object with both"
+            )
+        self._source = source
+
+    def __len__(self) -> int:
+        names = "n_vocab", "vocab_size"
+        sizes = (getattr(self._source, name, None) for name in names)
+        return next(filter(None, sizes), None) or len(self._source)
+
+    def encode(self, text: str) -> list[int]:
+        try:
+            return [int(i) for i in self._source.encode(text)]
+        except (KeyError, ValueError) as error:  # a character that it does not know
+            raise HeadwiseError(f"the tokenizer cannot encode it: {error!r}") from None
+
+    def places(self, text: str) -> list[tuple[int, int]]:
+        raise HeadwiseError(
+            f"{type(self._source).__name__} does not say where its tokens stand; mark spans of ids"
+        )
+
+    def prompt(self, text: str) -> list[int]:
+        return self.encode(text)
+
+    def decode(self, ids: Ids) -> str:
+        return str(self._source.decode(list(ids)))
+
+    def shown(self, ids: Ids) -> tuple[str, ...]:
+        return tuple(self.decode([i]) for i in ids)
 
 
 class Reader(Protocol):

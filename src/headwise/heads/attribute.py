@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,13 +23,20 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.heads.blocks import row_weights
-from headwise.heads.patch import Passes, Reading
+from headwise.heads.patch import SHOWN, Passes, Reading
+from headwise.heads.table import Row, frame
 from headwise.models.ask import ROWS, evaluating, output_matrix, require_next
 from headwise.models.hook import hooked
 from headwise.models.open import row_of, token_of
 from headwise.models.sites import Layer, as_rows, require_held
 from headwise.records import Call
 from headwise.spec import resolve_kv_index
+from headwise.table import Table, head_figure
+from headwise.words import unknown
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
 
 Float64Array = NDArray[np.float64]
 
@@ -48,6 +55,7 @@ class Attribution:
     position: int  # of the token whose next one is predicted
     heads: dict[str, float]  # what each adds to the logit
     feed_forwards: dict[str, float]  # by layer, "L0"
+    mixers: dict[str, float]  # by layer, what one without attention adds: a delta net
     embedding: float  # of the token at the position, and of the position itself
     bias: float  # of W_O, of norms, and of the output matrix
     logit: float  # what the model says, before a softcap of its logits
@@ -56,20 +64,55 @@ class Attribution:
     weights: dict[str, Float64Array]  # head -> (S,): how much it looks at each
 
     @property
+    def parts(self) -> dict[str, dict[str, float]]:
+        """All that adds to the logit, by its kind."""
+        rest = {"embedding": self.embedding, "bias": self.bias}
+        kinds = {"head": self.heads, "feed_forward": self.feed_forwards}
+        return kinds | {"mixer": self.mixers, "rest": rest}
+
+    @property
     def total(self) -> float:
         """The sum of all parts: the logit, but for rounding."""
-        return math.fsum(
-            [
-                *self.heads.values(),
-                *self.feed_forwards.values(),
-                self.embedding,
-                self.bias,
-            ]
-        )
+        return math.fsum(x for parts in self.parts.values() for x in parts.values())
 
     def strongest(self, n: int = 5) -> list[str]:
         """The heads that add or take most, the strongest first."""
         return sorted(self.heads, key=lambda name: -abs(self.heads[name]))[:n]
+
+    def to_frame(self, by: str = "part") -> DataFrame:
+        """The parts as a pandas DataFrame.
+
+        by  "part": a row for each head, feed-forward and other part; "token": a row for each head and token, with
+            what the head adds by looking there, and its weight
+        """
+        rows: list[Row] = []
+        if by == "token":
+            for name, adds in self.tokens.items():
+                for t, (add, weight) in enumerate(
+                    zip(adds, self.weights[name], strict=True)
+                ):
+                    rows.append({"head": name, "position": t, "adds": add})
+                    rows[-1]["weight"] = weight
+        elif by == "part":
+            rows = self._rows()
+        else:
+            raise unknown(f"by={by!r} is no row", by, ("part", "token"))
+        return frame(rows)
+
+    def _rows(self) -> list[Row]:
+        return [
+            {"part": name, "kind": kind, "adds": adds}
+            for kind, parts in self.parts.items()
+            for name, adds in parts.items()
+        ]
+
+    def figure(self, n: int | None = None) -> Figure:
+        """A figure of matplotlib: what all heads add, a line a layer; with `n` the strongest as bars."""
+        return head_figure(self.heads, "added to the logit", n)
+
+    def _repr_html_(self) -> str:
+        rows = sorted(self._rows(), key=lambda row: -abs(row["adds"]))
+        return Table.of(rows[:SHOWN]).html()
 
     def __repr__(self) -> str:
         parts = ", ".join(
@@ -118,7 +161,7 @@ def attribute(
             "pass another token"
         )
     passes = Passes(model)
-    with evaluating(model), recorded(passes.layers) as rows:
+    with evaluating(model), recorded(passes) as rows:
         # The text is cut behind the position, which so becomes the last one: what comes later changes nothing here.
         text = passes.read(row[0, : position + 1])
     return added(passes, rows, text, answer, position)
@@ -147,14 +190,18 @@ def added(
     # layers of pictures may not run
     ran = [layer for layer in passes.layers if layer.site.name in text.calls]
     direction, offset = _unembedding(model, answer)
-    for layer in ran:
-        row = rows.get(layer.block)  # none of states with more axes than (B,T,C)
+    blocks = {layer.block: layer for layer in ran}
+    # Layers in the order in which they ran, with those that have no attention.
+    names = _stacked(passes)
+    chain = [module for module in rows if module in names]
+    for block in [*chain, *(layer.block for layer in ran)]:
+        row = rows.get(block)  # none of states with more axes than (B,T,C)
         if row is None or {len(row.read), len(row.gave)} != {len(direction)}:
             raise HeadwiseError(
-                f"{layer.site.name} of {kind} reads or gives something else than one residual stream of "
+                f"{names.get(block, 'a layer')} of {kind} reads or gives something else than one residual stream of "
                 f"{len(direction)} numbers a token, such as several streams: what its parts add is not known"
             )
-    last = rows[ran[-1].block].gave  # (C,) the residual stream behind the last layer
+    last = rows[chain[-1]].gave  # (C,) the residual stream behind the last layer
     # The last norm is the module beside the layers that read what the last layer gave. A model may have none.
     around = [module for module in passes.layers[-1].around if module in rows]
     norm = next((module for module in around if rows[module].read.equal(last)), None)
@@ -169,8 +216,13 @@ def added(
     if norm is not None:
         direction, constant = _back(norm, rows[norm], direction)
         bias += constant
-    heads, tokens, weights, feed_forwards = {}, {}, {}, {}
-    for layer in ran:
+    heads, tokens, weights, feed_forwards, mixers = {}, {}, {}, {}, {}
+    for block in chain:
+        change = rows[block].gave - rows[block].read
+        if block not in blocks:
+            mixers[names[block]] = float(direction @ change)
+            continue
+        layer = blocks[block]
         writer, factor = _writer_of(kind, layer, rows, close)  # W_O, or a norm after it
         # (C,) what the logit reads of the writer's output; soon, of W_O's
         at_w_o = factor * direction
@@ -191,14 +243,22 @@ def added(
             )
         # The feed-forward gets what is left of the layer, whatever that is. So the sum cannot be wrong by it: the test
         # below says whether heads, norms and biases are right, and nothing of the feed-forwards.
-        block = rows[layer.block]
-        rest = block.gave - block.read - factor * rows[writer].gave
+        rest = change - factor * rows[writer].gave
         feed_forwards[layer.site.name] = float(direction @ rest)
     embedding = float(
-        direction @ rows[ran[0].block].read
+        direction @ rows[chain[0]].read
     )  # of the token and of its position
     whole = Attribution(
-        answer, position, heads, feed_forwards, embedding, bias, logit, tokens, weights
+        target=answer,
+        position=position,
+        heads=heads,
+        feed_forwards=feed_forwards,
+        mixers=mixers,
+        embedding=embedding,
+        bias=bias,
+        logit=logit,
+        tokens=tokens,
+        weights=weights,
     )
     # Each product in `rounded` may be off by `close` of its size. Roundings fall to either side and partly cancel:
     # those of many numbers add up as a norm does, not as a sum. Twice that is allowed, a round margin.
@@ -247,11 +307,11 @@ def _logit_scale(
     if _apart(scale * raw, logits) <= close:
         # Most models have no factor: then what is left beside 1 is rounding.
         return 1.0 if abs(scale - 1) <= close else scale
-    cap = getattr(
-        getattr(model, "config", None), "final_logit_softcapping", None
-    )  # Gemma 2
-    if cap and _apart(cap * torch.tanh(raw / cap), logits) <= close:
-        return 1.0  # then the logit that is explained is the one before the softcap
+    # A softcap: of Gemma 2 the config has it, models of one's own take one of the others.
+    told = getattr(getattr(model, "config", None), "final_logit_softcapping", None)
+    for cap in filter(None, (told, 15.0, 20.0, 30.0, 50.0)):
+        if _apart(cap * torch.tanh(raw / cap), logits) <= close:
+            return 1.0  # then the logit that is explained is the one before the softcap
     raise HeadwiseError(
         f"{type(model).__name__} makes its logits in a way that is not known: its output matrix gives "
         f"{float(raw.max()):.4g} at most, the model says {float(logits.max()):.4g}"
@@ -267,23 +327,24 @@ def _writer_of(
     go on with the stream that this makes.
     """
     children = [child for child in layer.block.children() if child in rows]
-    stream, gave = rows[layer.block], rows[layer.projection].gave
+    stream, of_w_o = rows[layer.block], rows[layer.projection].gave
     # Granite has a factor, and no norm after W_O.
     writer, factor = layer.projection, getattr(layer.block, "residual_multiplier", 1.0)
     for child in children:
         # What reads W_O's output and gives it back as it is, a dropout for instance, is no norm.
-        if rows[child].read.equal(gave) and not rows[child].gave.equal(gave):
+        if rows[child].read.equal(of_w_o) and not rows[child].gave.equal(of_w_o):
             writer, factor = child, 1.0
     state = stream.read + factor * rows[writer].gave
     # Either a child reads the stream, as the norm of a feed-forward does; or what a child gives is added to it and
     # makes the layer's output, as of a feed-forward that runs beside the attention. The best fit of all counts.
-    apart = [1.0]
-    for child in children:
-        row = rows[child]
-        if row.read.shape == state.shape:
-            apart.append(_apart(row.read, state))
-        if row.gave.shape == state.shape:  # OPT's `fc1` gives more numbers
-            apart.append(_apart(state + row.gave, stream.gave))
+    # Without a feed-forward the state is the layer's output. Of a mixer beside the attention (Falcon H1) the same.
+    gave = [rows[child].gave for child in children]
+    # OPT's `fc1` gives more numbers
+    ends = [state, *(state + x for x in gave if x.shape == state.shape)]
+    reads = [rows[child].read for child in children]
+    apart = [_apart(end, stream.gave) for end in ends]
+    for read in reads:
+        apart += [_apart(read, end) for end in ends if read.shape == end.shape]
     if min(apart) > close:
         raise HeadwiseError(
             f"{kind}: it is not known how the attention of {layer.site.name} enters the residual stream"
@@ -332,15 +393,16 @@ Rows = Mapping[nn.Module, _Row]
 
 
 @contextmanager
-def recorded(layers: Sequence[Layer]) -> Iterator[Rows]:
+def recorded(passes: Passes) -> Iterator[Rows]:
     """What the modules that take part in a pass inside this block read and gave at its last position."""
     rows: dict[nn.Module, _Row] = {}
 
     def keep(
         module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any], gave: Any
     ) -> None:
-        # transformers names it where it passes it by name
-        first = args[0] if args else keywords.get("hidden_states")
+        # transformers names it where it passes it by name, models of one's own call it x
+        named = (x for x in keywords.values() if isinstance(x, Tensor))
+        first = args[0] if args else keywords.get("hidden_states", next(named, None))
         # a tuple begins with the hidden states
         both: list[Any] = [first, gave[0] if isinstance(gave, tuple) else gave]
         # Modules that take or give anything but hidden states are passed over, such as one that takes ids (B,T).
@@ -355,10 +417,9 @@ def recorded(layers: Sequence[Layer]) -> Iterator[Rows]:
                 last[0], last[1], max(torch.finfo(x.dtype).eps for x in both)
             )
 
-    wanted = dict.fromkeys(
-        layers[-1].around
-    )  # an ordered set: each module is heard once
-    for layer in layers:
+    # an ordered set: each module is heard once
+    wanted = dict.fromkeys((*passes.layers[-1].around, *_stacked(passes)))
+    for layer in passes.layers:
         wanted |= dict.fromkeys(
             (layer.block, layer.projection, *layer.block.children())
         )
@@ -366,6 +427,25 @@ def recorded(layers: Sequence[Layer]) -> Iterator[Rows]:
         ((module.register_forward_hook, keep) for module in wanted), with_kwargs=True
     ):
         yield rows
+
+
+def is_norm(module: nn.Module) -> bool:
+    return "norm" in type(module).__name__.lower()
+
+
+def _stacked(passes: Passes) -> dict[nn.Module, str]:
+    """The layers of every list that has one with attention, and the names by which a reader knows them."""
+    own = {layer.block: layer.site.name for layer in passes.layers}
+    names: dict[nn.Module, str] = {}
+    for module in passes.model.modules():
+        children = [*module.children()]
+        numbered = isinstance(module, nn.ModuleList | nn.Sequential)
+        if numbered and not own.keys().isdisjoint(children):
+            for n, child in enumerate(children):
+                # one list may hold the whole model
+                if not (isinstance(child, nn.Linear) or is_norm(child)):
+                    names[child] = f"L{n}"
+    return names | own
 
 
 def _apart(x: Tensor, y: Tensor) -> float:

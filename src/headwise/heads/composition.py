@@ -2,24 +2,36 @@
 
 The composition score (Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits") is
 |A W_OV| / (|A| |W_OV|) with the Frobenius norm. W_OV = W_O W_V is the sender's; A is what the receiver reads by: W_QK^T
-through its queries, W_QK through its keys, W_OV through its values. Norms between the layers are left out.
+through its queries, W_QK through its keys, W_OV through its values.
+
+Norms have gains, a factor for each feature: before a layer, on queries and keys, after W_O. A model computes with them,
+so the scores are given without and with them. What a norm divides by hangs on the text and is left out.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import copy
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.gpt.train import one_thread
+from headwise.heads.attribute import is_norm
 from headwise.heads.table import frame
-from headwise.models.sites import Site, require_held, sites_of
+from headwise.models.ask import device_of, evaluating, run_body
+from headwise.models.hook import attach, hooked
+from headwise.models.sites import Site, as_rows, require_held, sites_of
+from headwise.records import Call
 from headwise.spec import resolve_kv_index
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+Factors = dict[str, Tensor]  # of a layer's norms by "reads" and "writes" (C,), "q", "k"
 
 
 @torch.no_grad()
@@ -27,10 +39,11 @@ def composition(model: nn.Module) -> DataFrame:
     """Q-, K- and V-composition of every head with every head of earlier layers, a row a pair.
 
     Columns: `sender`, `receiver`, the scores `q`, `k` and `v`, 0 to 1, and their control `random`: the root mean square
-    of the score of random matrices of these shapes, 1/sqrt(d_model). Pairs across two stacks are left out.
+    of the score of random matrices of these shapes, 1/sqrt(d_model). `q_gain`, `k_gain` and `v_gain` are the same with
+    the gains of the norms; NaN where these are not found. Pairs across two stacks are left out.
 
     Args:
-        model: a GPT of ours, or a model of transformers
+        model: a GPT of ours, a model of transformers, or one of one's own
 
     Raises:
         HeadwiseError: where pandas is missing, and for an attention whose W_Q, W_K, W_V or W_O is not one matrix.
@@ -38,29 +51,44 @@ def composition(model: nn.Module) -> DataFrame:
     frame(())  # refuses here, not after the work, where pandas is missing
     require_held(model, "composition")
     # Cross attention reads the residual stream of another stack.
-    layers = [(site, *_matrices(site)) for site in sites_of(model) if not site.cross]
+    sites = [site for site in sites_of(model) if not site.cross]
+    weights, factors = _seen(model, sites)
+    plain = {site: _matrices(site, weights[site], {}) for site in sites}
+    gained = {site: _matrices(site, weights[site], factors[site]) for site in factors}
     rows = []
-    for number, (later, reads, _) in enumerate(layers):
-        for earlier, _, writes in layers[:number]:
+    for number, later in enumerate(sites):
+        for earlier in sites[:number]:
             if later.name.startswith("encoder.") != earlier.name.startswith("encoder."):
                 continue
+            has_gains = later in gained and earlier in gained
             for r, receiver in enumerate(later.heads):
-                # (S,D,C) @ (S,C,E): of each sender.
-                scores = {
-                    at: torch.linalg.matrix_norm(a_hdc[r] @ writes).tolist()
-                    for at, a_hdc in reads.items()
-                }
+                scores = _scores(plain[later], plain[earlier], r)
+                if has_gains:
+                    more = _scores(gained[later], gained[earlier], r)
+                else:
+                    more = dict.fromkeys(scores, [float("nan")] * earlier.n_heads)
                 for s, sender in enumerate(earlier.heads):
-                    pair = {"sender": sender, "receiver": receiver}
-                    rows.append(
-                        pair
-                        | {at: of[s] for at, of in scores.items()}
-                        | {"random": writes.shape[1] ** -0.5}
-                    )
+                    row: dict[str, Any] = {"sender": sender, "receiver": receiver}
+                    row |= {at: of_senders[s] for at, of_senders in scores.items()}
+                    row["random"] = plain[earlier][1].shape[1] ** -0.5
+                    row |= {f"{at}_gain": of[s] for at, of in more.items()}
+                    rows.append(row)
     return frame(rows)
 
 
-def _matrices(site: Site) -> tuple[dict[str, Tensor], Tensor]:
+def _scores(
+    later: tuple[dict[str, Tensor], Tensor], earlier: tuple[Any, Tensor], r: int
+) -> dict[str, list[float]]:
+    """The scores of a receiver with every sender of an earlier layer: (D,C) @ (S,C,E)."""
+    return {
+        at: torch.linalg.matrix_norm(reads[r] @ earlier[1]).tolist()
+        for at, reads in later[0].items()
+    }
+
+
+def _matrices(
+    site: Site, weights: Mapping[str, Tensor | None], factors: Factors
+) -> tuple[dict[str, Tensor], Tensor]:
     """What the heads of a layer read by, (H,D,C) each, and W_OV as (H,C,E), all of norm 1, in float64.
 
     A QR decomposition W_K^T = Q R_K gives a Q of orthonormal columns, which changes no norm: |W_K^T x| = |R_K x|. So
@@ -68,7 +96,7 @@ def _matrices(site: Site) -> tuple[dict[str, Tensor], Tensor]:
     """
     H = site.n_heads
     # (H D,C), (G D,C), (G E,C) and (C,H E); None where not known
-    w_q, w_k, w_v, w_o = map(site.weights, "qkvo")
+    w_q, w_k, w_v, w_o = map(weights.get, "qkvo")
     if w_q is None or w_k is None or w_v is None or w_o is None or w_o.shape[1] % H:
         raise HeadwiseError(
             f"{site.name}: W_Q, W_K, W_V and W_O are not four matrices that are known there"
@@ -81,28 +109,114 @@ def _matrices(site: Site) -> tuple[dict[str, Tensor], Tensor]:
             f"number of heads of one width for {H} heads of {E} values"
         )
     # Layers of ours may share key/value heads in any way.
-    index = list(
-        resolve_kv_index(
-            H, G, getattr(getattr(site.module, "spec", None), "kv_index", None)
-        )
-    )
+    kv_index = getattr(getattr(site.module, "spec", None), "kv_index", None)
+    index = list(resolve_kv_index(H, G, kv_index))
     q, k, v = (
         w.cpu().double().reshape(n, -1, w.shape[1])
         for w, n in ((w_q, H), (w_k, G), (w_v, G))
     )
-    k, v, o = k[index], v[index], w_o.cpu().double().reshape(-1, H, E).transpose(0, 1)
+    o = w_o.cpu().double().reshape(-1, H, E).transpose(0, 1)
+    if factors:
+        # A gain of queries is one for all heads, (D,), or has a part for each, (H D,).
+        q, k = (
+            x * factors[at].reshape(-1, x.shape[1], 1) if at in factors else x
+            for at, x in (("q", q), ("k", k))
+        )
+        q, k, v = (x * factors["reads"] for x in (q, k, v))
+        o = o * factors["writes"][:, None]
+    k, v = k[index], v[index]
     # in matrices as small as these two threads wait for each other more than they work
     with one_thread():
         r_q, r_k, r_v, r_o = (
             torch.linalg.qr(columns, mode="r").R for columns in (q.mT, k.mT, v.mT, o)
         )
-    return {
-        "q": _of_norm_1(r_k @ q),
-        "k": _of_norm_1(r_q @ k),
-        "v": _of_norm_1(r_o @ v),
-    }, _of_norm_1(o @ r_v.mT)
+    reads = {"q": r_k @ q, "k": r_q @ k, "v": r_o @ v}
+    return {at: _of_norm_1(x) for at, x in reads.items()}, _of_norm_1(o @ r_v.mT)
 
 
 def _of_norm_1(matrices: Tensor) -> Tensor:
     norms = torch.linalg.matrix_norm(matrices, keepdim=True)
     return matrices / norms.clamp(min=1e-300)  # a silent head has norm 0
+
+
+# What a run of four tokens shows: which norm a layer reads through, and which rows of a packed matrix make queries.
+
+
+def _seen(
+    model: nn.Module, sites: list[Site]
+) -> tuple[dict[Site, dict[str, Tensor | None]], dict[Site, Factors]]:
+    """W_Q to W_O of each site by "q" to "o", and the gains of its norms where they are found."""
+    calls: dict[Site, Call] = {}
+    # module -> what it read and gave last; a module is heard once
+    read: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+
+    def keep(module: nn.Module, args: Any, keywords: Any, gave: Any) -> None:
+        first = next((x for x in (*args, *keywords.values()) if _is_state(x)), None)
+        out = gave[0] if isinstance(gave, tuple) and gave else gave
+        if first is not None and _is_state(out):
+            read[module] = first, out
+
+    heard = [(m.register_forward_hook, keep) for m in model.modules()]
+    weights = {site: {at: site.weights(at) for at in "qkvo"} for site in sites}
+    try:
+        with (
+            evaluating(model),
+            hooked(heard, with_kwargs=True),
+            attach({site: partial(calls.__setitem__, site) for site in sites}),
+        ):
+            run_body(model, torch.tensor([[1, 0, 1, 1]], device=device_of(model)))
+    except Exception:  # it takes more than ids: then the weights alone are read
+        return weights, {}
+    paths = {module: path for path, module in model.named_modules()}
+    factors = {}
+    for site in sites:
+        if site.module not in read:
+            continue
+        for at in "qkv":
+            if weights[site][at] is None and site in calls:
+                weights[site][at] = _rows_of(site, getattr(calls[site], at), read)
+        around = model.get_submodule(paths[site.module].rpartition(".")[0])
+        beside = [*around.children(), *around.modules()]
+        C = read[site.module][0].shape[-1]
+        ones = torch.ones(C, dtype=torch.float64)
+        found: Factors = {"reads": ones, "writes": ones}
+        for module in filter(is_norm, beside):
+            if module in read and read[module][1].equal(read[site.module][0]):
+                found["reads"] = _gain(module, C)
+            elif module in read and read[module][0].equal(read[site.module][1]):
+                found["writes"] = _gain(module, C)
+        for name, module in site.module.named_children():
+            if is_norm(module) and name[0] in "qk" and module in read:
+                found[name[0]] = _gain(module, read[module][1].shape[-1])
+        factors[site] = found
+    return weights, factors
+
+
+def _is_state(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.ndim >= 2 and x.is_floating_point()
+
+
+def _rows_of(
+    site: Site, heads: Tensor, read: Mapping[nn.Module, tuple[Tensor, Tensor]]
+) -> Tensor | None:
+    """The rows of a matrix of this site whose products are these queries, keys or values (1,n,T,D); None: of none."""
+    made = heads[0].transpose(0, 1).flatten(1)  # (T,n D)
+    width, D = made.shape[1], heads.shape[-1]
+    for module in site.module.modules():
+        weight = getattr(module, "weight", None)
+        if module not in read or weight is None or weight.ndim != 2 or not D:
+            continue
+        gave = read[module][1].flatten(0, -2)
+        for start in range(0, gave.shape[1] - width + 1, D):
+            if gave[:, start : start + width].equal(made):
+                return as_rows(module)[start : start + width]
+    return None
+
+
+def _gain(norm: nn.Module, n: int) -> Tensor:
+    """The factor (n,) of each feature in a norm, float64, but for a factor that all have in common."""
+    twin: Any = copy.deepcopy(norm).cpu().double()
+    x = torch.randn(1, n, dtype=torch.float64, generator=torch.Generator())
+    x = x - x.mean()  # so that a LayerNorm subtracts nothing
+    made: Tensor = (twin(x) - twin(torch.zeros_like(x))).double() / x
+    return made[0]

@@ -5,7 +5,7 @@ answer comes back is the effect of that part (Meng et al. 2022, arXiv 2202.05262
 Heimersheim & Nanda 2024, arXiv 2404.15255). Effects are shares of the difference between the two answers: 0
 changes nothing, 1 restores the clean answer.
 
-Variants of a text are rows of one batch. A hook at each attention changes its rows, with a setter for each place.
+Variants of a text are rows of one batch. A hook at each attention changes its rows: `edited` has each place of a head.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -26,18 +26,27 @@ from torch import Tensor, nn
 from headwise.backends.torch_ import attend
 from headwise.errors import HeadwiseError
 from headwise.heads.statistics import unknown_head
+from headwise.heads.table import Row, frame
 from headwise.intervals import Interval, interval_of
-from headwise.models.ask import answer_logits, device_of, evaluating, require_next
+from headwise.models.ask import (
+    answer_logits,
+    device_of,
+    evaluating,
+    require_next,
+    stands_for,
+)
 from headwise.models.hook import attach, hooked
-from headwise.models.open import ids_of, token_of
+from headwise.models.open import row_of, token_of
 from headwise.models.sites import Site, layers_of
 from headwise.records import Call, head_name
 from headwise.spec import resolve_kv_index
+from headwise.table import Table, head_figure
 from headwise.words import unknown
 
-# As `patch` explains them.
-Ids = Tensor | Sequence[int] | Sequence[Sequence[int]] | str
-Target = Sequence[int | str] | Sequence[Sequence[int]] | Tensor
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from pandas import DataFrame
+
 Tokens = slice | list[int]  # at which something is changed
 ALL = slice(None)  # every token
 # Numbers of the residual stream, T times C of each text, that run as one batch. More leave the processor's cache, and
@@ -45,12 +54,12 @@ ALL = slice(None)  # every token
 LARGEST = 2**19
 SHARED = ("k", "v")  # places that belong to key/value heads, L3.KV1
 READ = ("q", *SHARED)  # what a head makes of the residual stream
+PLACES = ("out", *READ, "weights")  # `at` of `patch`
+SHOWN = 12  # heads of a shown table
 
-# ("q", "L3.H5") or ("k", "L3.KV1"): what of a head, or key/value head, reads
+# ("q", "L3.H5") or ("k", "L3.KV1+L4.KV0"): what of a head, or of one or several key/value heads, reads
 Receiver = tuple[str, str]
-# a clean and a corrupted text (T,), and two targets
-Pair = tuple[Tensor, Tensor, tuple[int, int] | None]
-Metric = Callable[[Tensor], Tensor]  # logits (...,V) -> (...)
+Metric = Callable[[Tensor], Tensor]  # logits (n,V) -> (n,)
 Progress = Callable[[int, int], None]  # steps done, and of all
 Key = TypeVar("Key", bound=Hashable)
 
@@ -64,14 +73,16 @@ class Patching:
     """What each head brings back of the clean answer, with its interval over pairs of texts.
 
     Over several pairs it is the share of the means: what comes back on average, over the mean difference. A mean of
-    shares would hang on the pair whose two answers are nearest to each other.
+    shares would hang on the pair whose two answers are nearest to each other. The interval is that of one head alone:
+    of 72 heads without an effect about four exclude 0.
     """
 
     at: str  # q, k, v, out or weights
     # head, or key/value head, -> share of the difference; 1 is all of it
     effects: dict[str, Interval]
-    clean: Interval  # the difference of logits, answer minus other, of the clean texts
+    clean: Interval  # what is compared, as the difference of two logits, of the clean texts
     corrupted: Interval  # the same of the corrupted ones
+    ends: NDArray[np.float64]  # (N,2) both of each pair
     # (T,), where positions="each"
     by_position: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     # (N,) share of each pair's own difference
@@ -80,6 +91,44 @@ class Patching:
     def strongest(self, n: int = 5) -> list[str]:
         """The heads with the largest effects, the largest first."""
         return sorted(self.effects, key=lambda name: -abs(self.effects[name].mean))[:n]
+
+    def to_frame(self, by: str = "head") -> DataFrame:
+        """The effects as a pandas DataFrame.
+
+        by  "head": a row a head, with the share of the means, its bounds, and the mean of the shares of pairs;
+            "pair": a row for each pair and head, with what is compared in both texts; "token": a row for each head
+            and position, of positions="each"
+        """
+        rows: list[Row] = []
+        if by == "pair":
+            for name, shares in self.by_pair.items():
+                for n, (share, ends) in enumerate(zip(shares, self.ends, strict=True)):
+                    row: Row = {"head": name, "pair": n, "share": share}
+                    rows.append(row | {"clean": ends[0], "corrupted": ends[1]})
+        elif by == "token":
+            for name, shares in self.by_position.items():
+                for t, share in enumerate(shares):
+                    rows.append({"head": name, "position": t, "share": share})
+        elif by == "head":
+            rows = [self._row(name) for name in self.effects]
+        else:
+            raise unknown(f"by={by!r} is no row", by, ("head", "pair", "token"))
+        return frame(rows)
+
+    def _row(self, name: str) -> Row:
+        effect, shares = self.effects[name], self.by_pair[name]
+        row = {"head": name, "share_of_means": effect.mean, "low": effect.low}
+        return row | {"high": effect.high, "mean_of_shares": float(shares.mean())}
+
+    def figure(self, n: int | None = None) -> Figure:
+        """A figure of matplotlib: all heads, a line a layer; with `n` the strongest as bars with their intervals.
+
+        `figure().savefig("heads.pdf")` writes PDF, SVG or PNG by the name.
+        """
+        return head_figure(self.effects, f"share of the difference, {self.at}", n)
+
+    def _repr_html_(self) -> str:
+        return Table.of([self._row(name) for name in self.strongest(SHOWN)]).html()
 
     def __repr__(self) -> str:
         parts = ", ".join(
@@ -91,13 +140,13 @@ class Patching:
 @torch.no_grad()
 def patch(
     model: nn.Module,
-    clean: Ids,
-    corrupted: Ids,
+    clean: Any,
+    corrupted: Any,
     at: str = "out",
     *,
     heads: Iterable[str] | None = None,
     positions: Sequence[int] | str | None = None,
-    target: Target | None = None,
+    target: Any = None,
     together: bool = False,
     progress: Progress = no_progress,
 ) -> Patching:
@@ -107,58 +156,65 @@ def patch(
 
     Args:
         model: any model that `watch` watches and that answers with logits
-        clean: ids (T,) of one text, or (N,T) of several; or, of a model that `open` opened, a string
-        corrupted: as many, each of the same length as its clean one
+        clean: one text or a list of them, which may differ in length: ids (T,), or, where the tokenizer is known, a
+            string or a list of messages; or ids (N,T)
+        corrupted: as many, each of as many tokens as its clean one
         at: "out": what the head adds to; "weights": where it looks; "q", "k", "v": what it asks with, is found
             by, hands over. Keys and values belong to key/value heads, which are named L3.KV1
         heads: names, default all
         positions: at which tokens: a list, default all; "each" tries every token alone and fills `by_position`
-        target: two token ids, or words such as " Mary": the answer to the clean text and the one to the corrupted
-            text, or ids (N,2); default: what the model likes best after each
+        target: the answer to the clean text and the one to the corrupted text: two token ids, or words such as
+            " Mary"; two sets of them, whose mean logits are compared; a row of two for each pair; or a function of
+            the logits (V,), float64, that gives a number. Default: what the model likes best after each
         together: patch all `heads` at once; the one effect is named "together"
         progress: is called with the number of pairs of texts done, and of all
     """
     require_next(model)
     if at not in PLACES:
         raise unknown(f"at={at!r} is no place of a head", at, PLACES)
-    if together and at != "out":
-        raise HeadwiseError(f"together=True is of at='out' alone, not of {at=}")
-    pairs = _pairs(model, clean, corrupted, target)
-    T = len(pairs[0][0])
-    tokens = _tokens(positions, T)
+    pairs = _pairs(model, clean, corrupted)
+    lengths = {len(good) for good, _ in pairs}
+    if positions == "each" and len(lengths) > 1:
+        raise HeadwiseError(
+            f"positions='each' needs texts of one length, and they have {min(lengths)} to {max(lengths)} tokens; pass "
+            f"positions=[-1], or texts of one length"
+        )
+    T, tokens = min(lengths), _tokens(positions, min(lengths))
     effects: dict[Any, list[float]] = defaultdict(list)  # of heads, or heads and tokens
     ends = []
-    for study in _studies(model, pairs):
+    for study in _studies(model, pairs, _metrics(model, target, len(pairs))):
         names = _chosen(study.text.names(at), heads)
         ends.append((study.clean, study.corrupted))
-        sets = {"together": names} if together else {name: [name] for name in names}
+        sets: dict[Any, list[str]] = {name: [name] for name in names}
+        if together:
+            sets = {"together": names}
         table = study.effects(at, sets, tokens)
         for t in range(T if positions == "each" else 0):
-            table |= study.effects(at, {(name, t): [name] for name in names}, [t])
+            at_t = {(key, t): of_set for key, of_set in sets.items()}
+            table |= study.effects(at, at_t, [t])
         for key, effect in table.items():
             effects[key].append(effect)
         progress(len(ends), len(pairs))
     shares = _shares(effects, ends)
     by_position: dict[str, NDArray[np.float64]] = {}
     if positions == "each":
-        for name in names:
+        for name in sets:
             by_position[name] = np.array([shares.pop((name, t)).mean for t in range(T)])
     by_pair = {name: np.array(effects[name]) for name in shares}
-    clean_end, corrupted_end = (
-        interval_of(list(of_texts)) for of_texts in zip(*ends, strict=True)
-    )
-    return Patching(at, shares, clean_end, corrupted_end, by_position, by_pair)
+    table_of = np.array(ends)
+    good, bad = (interval_of(values) for values in table_of.T.tolist())
+    return Patching(at, shares, good, bad, table_of, by_position, by_pair)
 
 
 @torch.no_grad()
 def path_effects(
     model: nn.Module,
-    clean: Ids,
-    corrupted: Ids,
+    clean: Any,
+    corrupted: Any,
     receiver: str,
     at: str = "q",
     *,
-    target: Target | None = None,
+    target: Any = None,
     senders: Iterable[str] | None = None,
 ) -> dict[str, Interval]:
     """Path patching: what each earlier head brings back of the clean answer through what one head reads.
@@ -175,49 +231,119 @@ def path_effects(
     if at not in READ:
         raise unknown(f"at={at!r} is nothing that a head reads from another", at, READ)
     effects, ends = defaultdict(list), []
-    for study in _studies(model, _pairs(model, clean, corrupted, target)):
+    pairs = _pairs(model, clean, corrupted)
+    for study in _studies(model, pairs, _metrics(model, target, len(pairs))):
         ends.append((study.clean, study.corrupted))
-        _chosen(
-            study.text.names(at), [receiver]
-        )  # raises for a receiver that is not there
+        # raises for a receiver that is not there
+        _chosen(study.text.names(at), receiver.split("+"))
         for (_, name), effect in study.paths([(at, receiver)], senders).items():
             effects[name].append(effect)
     return _shares(effects, ends)
 
 
-def _pairs(
-    model: nn.Module, clean: Ids, corrupted: Ids, target: Target | None
-) -> list[Pair]:
-    """The arguments of `patch`, checked, pair by pair."""
-    good, bad = (torch.as_tensor(ids_of(model, ids)) for ids in (clean, corrupted))
-    if good.shape != bad.shape or good.ndim not in (1, 2) or good.numel() == 0:
+def _pairs(model: nn.Module, clean: Any, corrupted: Any) -> list[tuple[Tensor, Tensor]]:
+    """Both texts (T,) of each pair."""
+    good, bad = _texts(model, clean), _texts(model, corrupted)
+    if len(good) != len(bad):
         raise HeadwiseError(
-            f"clean is {tuple(good.shape)} and corrupted {tuple(bad.shape)}: pass as many tokens in both, (T,) or (N,T)"
+            f"clean is {len(good)} texts and corrupted {len(bad)}; pass as many"
         )
-    good, bad = (
-        ids.reshape(-1, ids.shape[-1]) for ids in (good, bad)
-    )  # of one pair, too, (N,T)
-    targets: Any = [None] * len(good)
-    if target is not None:
-        words = target.tolist() if isinstance(target, Tensor) else target
-        rows = torch.as_tensor(
-            [token_of(model, x) if isinstance(x, str) else x for x in words]
-        )
-        if tuple(rows.shape) not in ((2,), (len(good), 2)):
+    pairs = list(zip(good, bad, strict=True))
+    for number, (first, second) in enumerate(pairs):
+        if len(first) != len(second):
             raise HeadwiseError(
-                f"target is {tuple(rows.shape)}; pass two token ids, or ({len(good)}, 2)"
+                f"pair {number}, counted from 0: clean is {len(first)} tokens and corrupted {len(second)}; exchange "
+                f"a word for one of as many tokens"
             )
-        targets = rows.expand(len(good), 2).tolist()
-    return list(zip(good, bad, targets, strict=True))
+    return pairs
+
+
+def _texts(model: nn.Module, texts: Any) -> list[Tensor]:
+    """The ids (T,) of one text, or of each in a list of them."""
+    several = getattr(texts, "ndim", 1) > 1  # a tensor or an array (N,T)
+    if isinstance(texts, list | tuple) and texts:
+        # a list of messages is one text
+        several = isinstance(texts[0], str | list | tuple | Tensor | np.ndarray)
+        if isinstance(texts[0], Tensor):
+            several = texts[0].ndim > 0
+    return [row_of(model, text)[0] for text in (texts if several else [texts])]
+
+
+def _metrics(model: nn.Module, target: Any, n: int) -> list[Metric | None]:
+    """What is compared in each of n pairs; None: what the model likes best after each text."""
+    if target is None or callable(target):
+        return [None if target is None else partial(_row_by_row, target)] * n
+    rows = target.tolist() if hasattr(target, "tolist") else list(target)
+    nested = [not isinstance(row, str) and isinstance(row, Iterable) for row in rows]
+    is_row = all(nested) and not any(isinstance(row, set) for row in rows)
+    if len(rows) == n and is_row and all(len(row) == 2 for row in rows):
+        sides = rows
+    elif len(rows) == 2 and (all(nested) or not any(nested)):
+        sides = [rows] * n
+    else:
+        raise HeadwiseError(
+            f"target={target!r:.60} is not known; pass two token ids, or ({n}, 2) of them, two sets of tokens, or a "
+            f"function of the logits"
+        )
+    metrics: list[Metric | None] = []
+    for row in sides:
+        tokens = []
+        for side in row:
+            words = [side] if isinstance(side, str | int) else side
+            tokens.append(tuple(token_of(model, word) for word in words))
+        metrics.append(Compared(*tokens))
+    return metrics
+
+
+def _row_by_row(function: Callable[[Tensor], Any], logits: Tensor) -> Tensor:
+    """A metric of somebody's own, which takes the logits (V,) of one answer."""
+    try:
+        values = [float(function(row)) for row in logits.cpu().double()]
+    except (TypeError, ValueError, RuntimeError, IndexError) as error:
+        raise HeadwiseError(
+            f"target= was given the logits {tuple(logits.shape[1:])} of one answer and did not give a number: {error}"
+        ) from None
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The mean logit of some tokens minus that of others; without others, the log-probability of the first."""
+
+    answer: tuple[int, ...]
+    other: tuple[int, ...] = ()
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        if not self.other:
+            chances = logits.cpu().double().log_softmax(-1)
+            return chances[..., list(self.answer)].mean(-1)
+        first, second = (
+            logits[..., list(side)].cpu().double().mean(-1)
+            for side in (self.answer, self.other)
+        )
+        return first - second
+
+    def check(self, n: int) -> Compared:
+        """Itself, for a vocabulary of n tokens."""
+        for token in (*self.answer, *self.other):
+            if not 0 <= token < n:
+                raise HeadwiseError(
+                    f"target {token} is outside the vocabulary of {n} tokens"
+                )
+        for token in set(self.answer) & set(self.other):
+            raise HeadwiseError(
+                f"both texts are answered with token {token}, so there is no difference to bring back; pass "
+                f"target=(answer, other), or texts that the model answers differently"
+            )
+        return self
 
 
 def _tokens(positions: Sequence[int] | str | None, T: int) -> Tokens:
-    """The tokens that `patch` changes at once."""
+    """The tokens that `patch` changes at once; T of the shortest text."""
     if positions is None or positions == "each":
         return ALL
-    if isinstance(positions, str) or not len(
-        positions
-    ):  # `len`, as an array has no truth
+    # `len`, as an array has no truth
+    if isinstance(positions, str) or not len(positions):
         raise HeadwiseError(
             f"positions={positions!r} names no token; pass a list, or 'each'"
         )
@@ -227,15 +353,19 @@ def _tokens(positions: Sequence[int] | str | None, T: int) -> Tokens:
     return list(positions)
 
 
-def _studies(model: nn.Module, pairs: Sequence[Pair]) -> Iterator[Study]:
+def _studies(
+    model: nn.Module,
+    pairs: Sequence[tuple[Tensor, Tensor]],
+    metrics: Sequence[Metric | None],
+) -> Iterator[Study]:
     """The study of each pair; an error names the pair."""
     with evaluating(model):
         passes = Passes(model)
-        for number, (clean, corrupted, target) in enumerate(pairs):
-            texts = passes.read(clean), passes.read(corrupted)
-            answer, other = target or [int(text.answer.argmax()) for text in texts]
+        for number, (pair, metric) in enumerate(zip(pairs, metrics, strict=True)):
+            good, bad = (passes.read(text) for text in pair)
+            best = [(int(text.answer.argmax()),) for text in (good, bad)]
             try:
-                study = Study(passes, *texts, answer, other)
+                study = Study(passes, good, bad, metric or Compared(*best))
             except HeadwiseError as error:
                 raise HeadwiseError(f"pair {number}, counted from 0: {error}") from None
             yield study
@@ -259,72 +389,48 @@ def _shares(
     return intervals
 
 
-# Variants of a text: a setter for each place
-
-
-def set_q(call: Call, clean: Call, tokens: Tokens) -> Call:
-    return call._replace(q=clean.q)
-
-
-def set_k(call: Call, clean: Call, tokens: Tokens) -> Call:
-    return call._replace(k=_put(call.k, clean.k, tokens))
-
-
-def set_v(call: Call, clean: Call, tokens: Tokens) -> Call:
-    return call._replace(v=_put(call.v, clean.v, tokens))
-
-
-def set_weights(call: Call, clean: Call, tokens: Tokens) -> Call:
-    """Weights of the clean queries and keys; the options, among them the mask, stay."""
-    return call._replace(q=clean.q, k=clean.k, weights=clean.weights)
-
-
-# What makes the output of heads; at k and v tokens count, elsewhere what heads give there is all that changes.
-SETTERS = {"q": set_q, "k": set_k, "v": set_v, "weights": set_weights}
-PLACES = ("out", *SETTERS)  # `at` of `patch`
-
-
-def _put(part: Tensor, clean: Tensor, tokens: Tokens) -> Tensor:
-    part = part.clone()
-    part[:, :, tokens] = clean[:, :, tokens]
-    return part
+# Variants of a text
 
 
 class Edit(NamedTuple):
-    """What heads of an attention give in a variant, (T,E) by their numbers, at these tokens."""
+    """What heads of an attention, or at k and v key/value heads, have in a variant at these tokens."""
 
-    outs: Mapping[int, Tensor]
+    at: str  # one of PLACES
+    # by their numbers (T,E), (T,D) or (S,D); at "weights" the call that has their weights
+    parts: Mapping[int, Any]
     tokens: Tokens = ALL
 
 
-# a text in which some heads give something else, by the names of their sites
+# a text in which some heads have something else, by the names of their sites
 Variant = Mapping[str, Edit]
 
 
-def _attended(call: Call) -> Tensor:
-    """What the heads of a call give, (B,H,T,E), where each reads the key/value head of its number."""
-    if (
-        call.weights is not None
-    ):  # the module made them itself, of what is not known: they stay
-        return call.weights.to(call.v.dtype) @ call.v
-    return attend(call.q, call.k, call.v, call.options)
-
-
-def _of_heads(call: Call, heads: list[int]) -> Call:
-    """A call with these query heads alone, and with as many key/value heads: those that they read."""
-    read = [_index(call)[h] for h in heads]
-    options = call.options
-    options = options._replace(
-        mask=None
-        if options.mask is None
-        else options.mask.for_heads(heads, call.q.shape[1]),
-        sink=None if options.sink is None else torch.as_tensor(options.sink)[heads],
-        gate=None if options.gate is None else torch.as_tensor(options.gate)[heads],
-        kv_index=None,
-    )
-    weights = None if call.weights is None else call.weights[:, heads]
-    q, k, v = call.q[:, heads], call.k[:, read], call.v[:, read]
-    return call._replace(q=q, k=k, v=v, weights=weights, options=options)
+def edited(call: Call, edit: Edit) -> Tensor:
+    """What the heads of a call of one text give (H,T,E) with an edit in it."""
+    at, parts, tokens = edit
+    out = call.out[0].clone()
+    if at == "out":
+        for h, part in parts.items():
+            out[h, tokens] = part[tokens].to(out)
+        return out
+    heads, rows = list(parts), tokens
+    if at == "weights":  # the options, among them the mask, stay
+        clean = next(iter(parts.values()))
+        call = call._replace(q=clean.q, k=clean.k, weights=clean.weights)
+    else:
+        whole = getattr(call, at).clone()
+        for n, part in parts.items():
+            whole[0, n, tokens] = part[tokens]
+        call = call._replace(**{at: whole})
+    if at in SHARED:  # other keys and values change every token that looks at them
+        heads, rows = [h for h, g in enumerate(_index(call)) if g in parts], ALL
+    if call.weights is None:
+        made = attend(call.q, call.k, call.v, call.options)[0]
+    else:  # the module made them itself: they are not known to hang on q and k
+        made = (call.weights.to(call.v.dtype) @ call.v[:, _index(call)])[0]
+    for h in heads:
+        out[h, rows] = made[h, rows].to(out)
+    return out
 
 
 def _index(call: Call) -> list[int]:
@@ -332,16 +438,6 @@ def _index(call: Call) -> list[int]:
     return list(
         resolve_kv_index(call.out.shape[1], call.k.shape[1], call.options.kv_index)
     )
-
-
-def _readers(call: Call, at: str, n: int) -> list[int]:
-    """The query heads whose output a head, or key/value head, makes at a place."""
-    if call.weights is not None and at in ("q", "k"):
-        raise HeadwiseError(
-            f"at={at!r}: {type(call.layer).__name__} makes its weights itself, and what it makes them of is not "
-            f"known; pass at='out', 'weights' or 'v'"
-        )
-    return [h for h, g in enumerate(_index(call)) if g == n] if at in SHARED else [n]
 
 
 # Passes of one model
@@ -417,23 +513,24 @@ class Passes:
         text: Reading,
         variants: Mapping[Key, Variant],
         metric: Metric,
-        early: bool = False,
         progress: Progress = no_progress,
-        on_call: Callable[[Key, str, Call, int], None] | None = None,
+        on_call: Callable[[Key, str, Call], None] | None = None,
         until: str = "",
     ) -> dict[Key, float]:
         """What a metric makes of the answer to each variant of a text.
 
-        early    do the heads give it before the gates and norms of their site?
-        on_call  is called with the call of each site that changes, and the row of the variant there
+        on_call  is called with each variant, and the call of each site that changes in it
         until    the site behind which nothing is asked: passes end there, without an answer
         """
         order = list(text.outputs)
+        # What a head makes of its queries, keys and values comes before the gates and norms of its site.
+        edits = [edit for sites in variants.values() for edit in sites.values()]
+        early = any(edit.at != "out" for edit in edits)
         # Only the states of the block below are handed on, and a block that reads an encoder takes more than these.
         is_crossed = any(call.cross for call in text.calls.values())
         starts = defaultdict(list)  # number of the first block that changes -> variants
-        for key, edits in variants.items():
-            start = min(order.index(self.blocks[name]) for name in edits)
+        for key, sites in variants.items():
+            start = min(order.index(self.blocks[name]) for name in sites)
             starts[0 if is_crossed else start].append(key)
 
         def run(skipped: Sequence[nn.Module], batch: Sequence[Key]) -> Tensor:
@@ -446,15 +543,19 @@ class Passes:
                         f"{site.name} of {type(call.layer).__name__} attends twice in a pass; pass at='out'"
                     )
                 ran.add(site)
-                out = call.out.clone()
+                out, read = call.out.clone(), text.calls[site.name]
                 for row, key in enumerate(batch):
                     if site.name not in variants[key]:
                         continue
-                    edit = variants[key][site.name]
+                    # The mask and other options are those of the one text.
+                    parts: dict[str, Any] = {}
+                    for part in ("q", "k", "v", "out", "weights"):
+                        x = getattr(call, part)
+                        parts[part] = None if x is None else x[row : row + 1]
+                    alone = read._replace(**parts)
                     if on_call is not None:
-                        on_call(key, site.name, call, row)
-                    for h, new in edit.outs.items():
-                        out[row, h, edit.tokens] = new[edit.tokens].to(out)
+                        on_call(key, site.name, alone)
+                    out[row] = edited(alone, variants[key][site.name])
                 if site.name == until:
                     raise _ReachedError
                 return out
@@ -466,6 +567,7 @@ class Passes:
             }
             with attach(handlers, early):
                 model = _begun(self.model, outputs)
+                stands_for(model, self.model)
                 return answer_logits(model, text.ids.expand(n, -1), self.position)
 
         most = max(1, LARGEST // next(iter(text.calls.values())).out.numel())
@@ -513,54 +615,26 @@ def _repeated(output: Any, n: int) -> Any:
 
 
 class Study:
-    """One pair of texts in a model, and variants of the corrupted one. Effects are shares of the difference.
-
-    answer, other  the two tokens that are compared; without another the answer's log-probability counts
-    """
+    """One pair of texts in a model, and variants of the corrupted one. Effects are shares of the difference."""
 
     def __init__(
-        self,
-        passes: Passes,
-        clean: Reading,
-        text: Reading,
-        answer: int,
-        other: int | None,
+        self, passes: Passes, clean: Reading, text: Reading, metric: Metric
     ) -> None:
         self.passes, self.clean_text, self.text = passes, clean, text
-        self.answer, self.other = answer, other
-        for token in (answer, other):
-            if token is not None and not 0 <= token < len(text.answer):
-                raise HeadwiseError(
-                    f"target {token} is outside the vocabulary of {len(text.answer)} tokens"
-                )
-        if answer == other:
-            raise HeadwiseError(
-                f"both texts are answered with token {answer}, so there is no difference to bring back; pass "
-                f"target=(answer, other), or texts that the model answers differently"
-            )
-        # the difference that each text has
+        if isinstance(metric, Compared):
+            metric = metric.check(len(text.answer))
+        self.metric = metric
+        # what is compared in each text
         self.clean, self.corrupted = map(
-            float, self.metric(torch.stack([clean.answer, text.answer]))
+            float, metric(torch.stack([clean.answer, text.answer]))
         )
         if self.clean == self.corrupted:
             raise HeadwiseError(
                 "both texts give the answer the same logits: there is no difference to bring back"
             )
 
-    def metric(self, logits: Tensor) -> Tensor:
-        """The logit of the answer minus that of the other; where there is none, the answer's log-probability."""
-        if self.other is None:
-            return logits.cpu().double().log_softmax(-1)[..., self.answer]
-        return (
-            logits[..., self.answer].cpu().double()
-            - logits[..., self.other].cpu().double()
-        )
-
     def ask(
-        self,
-        variants: Mapping[Key, Variant],
-        early: bool = False,
-        progress: Progress = no_progress,
+        self, variants: Mapping[Key, Variant], progress: Progress = no_progress
     ) -> dict[Key, float]:
         """How far the answer to each variant of the corrupted text has come from there to the clean one."""
 
@@ -569,7 +643,7 @@ class Study:
                 self.clean - self.corrupted
             )
 
-        return self.passes.ask(self.text, variants, share, early, progress)
+        return self.passes.ask(self.text, variants, share, progress)
 
     def effects(
         self,
@@ -578,27 +652,23 @@ class Study:
         tokens: Tokens = ALL,
         progress: Progress = no_progress,
     ) -> dict[Key, float]:
-        """The effect of each of these sets of heads, patched together; of several sites at "out" alone."""
+        """The effect of each of these sets of heads, patched together."""
         variants = {key: self.variant(at, names, tokens) for key, names in sets.items()}
-        return self.ask(variants, at != "out", progress)
+        return self.ask(variants, progress)
 
     def variant(self, at: str, names: Iterable[str], tokens: Tokens = ALL) -> Variant:
         """The corrupted text in which heads have this part of the clean run at these tokens."""
-        outs: dict[str, dict[int, Tensor]] = defaultdict(dict)
+        parts: dict[str, dict[int, Any]] = defaultdict(dict)
         for name in names:
             site, n = place_of(name)
-            call, clean = self.text.calls[site], self.clean_text.calls[site]
-            if at == "out":
-                outs[site][n] = clean.out[0, n]
-                continue
-            heads = _readers(call, at, n)
-            changed = SETTERS[at](
-                _of_heads(call, heads), _of_heads(clean, heads), tokens
-            )
-            outs[site] |= zip(heads, _attended(changed)[0], strict=True)
-        # Other keys and values change what heads give at every token that looks at them.
-        reach = ALL if at in SHARED else tokens
-        return {site: Edit(of_site, reach) for site, of_site in outs.items()}
+            clean = self.clean_text.calls[site]
+            if clean.weights is not None and at in ("q", "k"):
+                raise HeadwiseError(
+                    f"at={at!r}: {type(clean.layer).__name__} makes its weights itself, and what it makes them of is "
+                    f"not known; pass at='out', 'weights' or 'v'"
+                )
+            parts[site][n] = clean if at == "weights" else getattr(clean, at)[0, n]
+        return {site: Edit(at, of_site, tokens) for site, of_site in parts.items()}
 
     def paths(
         self,
@@ -612,14 +682,19 @@ class Study:
         kept. Then each receiver has it, from one sender after another.
         """
         order = list(self.text.calls)  # from the first layer up
-        last = max(order.index(place_of(name)[0]) for _, name in receivers)
-        arrived: dict[Receiver, dict[str, Tensor]] = defaultdict(dict)
+        parts_of = {  # of each receiver the sites and numbers of its heads
+            receiver: [place_of(name) for name in receiver[1].split("+")]
+            for receiver in receivers
+        }
+        last = max(order.index(site) for of in parts_of.values() for site, _ in of)
+        received: dict[tuple[Receiver, str], dict[str, Edit]] = defaultdict(dict)
 
-        def keep(sender: str, site: str, call: Call, row: int) -> None:
-            for at, name in receivers:
-                place, n = place_of(name)
-                if place == site != place_of(sender)[0]:
-                    arrived[at, name][sender] = getattr(call, at)[row, n].clone()
+        def keep(sender: str, site: str, call: Call) -> None:
+            for receiver, places in parts_of.items():
+                at = receiver[0]
+                parts = {n: getattr(call, at)[0, n] for own, n in places if own == site}
+                if parts and site != place_of(sender)[0]:
+                    received[receiver, sender][site] = Edit(at, parts)
 
         heads = self.text.names("out")
         below = [head for head in heads if place_of(head)[0] in order[:last]]
@@ -627,29 +702,14 @@ class Study:
         for sender in _chosen(below, senders) if below else []:
             above = order[order.index(place_of(sender)[0]) + 1 : last + 1]
             frozen = {
-                site: Edit(dict(enumerate(self.text.calls[site].out[0])))
+                site: Edit("out", dict(enumerate(self.text.calls[site].out[0])))
                 for site in above
             }
             variants[sender] = {**self.variant("out", [sender]), **frozen}
         self.passes.ask(
             self.text, variants, self.metric, on_call=keep, until=order[last]
         )
-        received: dict[tuple[Receiver, str], Variant] = {}
-        for (at, name), parts in arrived.items():
-            site, n = place_of(name)
-            readers = _readers(self.text.calls[site], at, n)
-            call = _of_heads(self.text.calls[site], readers)
-            rows: Any = {
-                each: getattr(call, each).expand(len(parts), -1, -1, -1)
-                for each in READ
-            }
-            rows[at] = torch.stack(list(parts.values()))[:, None].expand_as(rows[at])
-            for sender, outs in zip(
-                parts, _attended(call._replace(**rows)), strict=True
-            ):
-                edit = Edit(dict(zip(readers, outs, strict=True)))
-                received[(at, name), sender] = {site: edit}
-        return self.ask(received, True, progress)
+        return self.ask(received, progress)
 
 
 def place_of(name: str) -> tuple[str, int]:

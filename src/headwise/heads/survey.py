@@ -777,10 +777,16 @@ def fresh_model(model: Any, seed: int) -> nn.Module:
 
     A model of over WHOLE parameters has SAMPLE layers drawn, between its own embeddings and output matrix.
     """
-    config = model.config
+    config: Any = getattr(model, "config", None)
     # without devices it keeps the state of the CPU's generator alone
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
+        if ask.own_of(model) is not None:  # how it is built is not known
+            own = copy.deepcopy(model)
+            ask.stands_for(own, model)
+            for module in own.modules():
+                getattr(module, "reset_parameters", int)()
+            return own.eval()
         if not is_sampled(model):
             fresh: nn.Module = type(model)(config)
             return fresh.to(next(model.parameters())).eval()

@@ -20,10 +20,20 @@ from headwise.corpus.tokens import TextTokens
 from headwise.errors import HeadwiseError
 from headwise.heads.attribute import Attribution, Rows, added, recorded
 from headwise.heads.blocks import row_weights
-from headwise.heads.patch import READ, Edit, Passes, Reading, Receiver, Study, place_of
+from headwise.heads.patch import (
+    READ,
+    Compared,
+    Edit,
+    Passes,
+    Reading,
+    Receiver,
+    Study,
+    place_of,
+)
 from headwise.heads.table import Story, StoryHead, StoryKeys, StoryPath
 from headwise.models.ask import answering, evaluating
 from headwise.models.open import folder_of, row_of, tokens_of
+from headwise.records import head_name
 from headwise.words import Note
 
 Progress = Callable[
@@ -33,6 +43,8 @@ Progress = Callable[
 # Positions at which a head is patched alone, at most: those where what it gives differs most between the two texts.
 # A round choice: each one more costs a variant of the text for each of the first heads.
 PLACES = 8
+# The least weight of a head that looks at a token, a round choice.
+HARD = 0.3
 
 
 # As `patch`, it leaves a caller's inference mode: what the model made in it and kept could take part in no later
@@ -75,19 +87,21 @@ def why(
     notes: list[str] = []
     with evaluating(model):
         passes = Passes(model, question.position)
-        with recorded(passes.layers) as rows:
+        with recorded(passes) as rows:
             text = passes.read(torch.tensor(question.ids))
         corrupted = None if twin is None else passes.read(torch.tensor(twin.ids))
         token, second = _compared(question, (answer, other), text, corrupted, notes)
         rival = second
         if rival is None:  # the likeliest other token
             rival = next(i for i in text.answer.topk(2).indices.tolist() if i != token)
-        study = (
-            None if corrupted is None else Study(passes, text, corrupted, token, second)
-        )
+        study = None
+        if corrupted is not None:
+            metric = Compared((token,), () if second is None else (second,))
+            study = Study(passes, text, corrupted, metric)
         parts = _parts(passes, question, rows, text, (token, rival), notes)
-        heads = _heads(_Asked(passes, question, text, study, parts, progress), token)
-        keys, paths = _read_by(study, heads[: Story.MOST], progress, notes)
+        asked = _Asked(passes, question, text, study, parts, progress)
+        heads = _heads(asked, token)
+        keys, paths = _read_by(asked, heads, notes)
     row = text.answer.cpu().double()  # some devices have no float64
     chances, shown, difference = (
         row.softmax(-1),
@@ -107,13 +121,13 @@ def why(
         predicted=shown([predicted])[0],
         predicted_probability=float(chances[predicted]),
         probability=float(chances[token]),
-        counts="logits" if study is None or study.other is not None else "probability",
+        counts="logits" if study is None or second is not None else "probability",
         clean_value=study.clean if study else difference,
         corrupted_value=study.corrupted if study else None,
         logit=parts.logit if parts else difference,
         embedding=parts.embedding if parts else None,
         bias=parts.bias if parts else None,
-        feed_forwards=parts.feed_forwards if parts else {},
+        feed_forwards=parts.feed_forwards | parts.mixers if parts else {},
         layers=tuple(text.calls),
         heads=tuple(heads),
         keys=tuple(keys),
@@ -339,7 +353,9 @@ def _without(asked: _Asked, names: Iterable[str], token: int) -> dict[str, float
     variants = {}
     for name in names:
         site, h = place_of(name)
-        variants[name] = {site: Edit({h: torch.zeros_like(text.calls[site].out[0, h])})}
+        variants[name] = {
+            site: Edit("out", {h: torch.zeros_like(text.calls[site].out[0, h])})
+        }
     progress = partial(asked.progress, "silencing heads")
     return asked.passes.ask(
         text, variants, lambda row: chance(row) - before, progress=progress
@@ -398,31 +414,38 @@ def _looks(
 
 
 def _read_by(
-    study: Study | None,
-    heads: Sequence[StoryHead],
-    progress: Progress,
-    notes: list[str],
+    asked: _Asked, heads: Sequence[StoryHead], notes: list[str]
 ) -> tuple[list[StoryKeys], list[StoryPath]]:
-    """What the keys and values of these heads carry, and the clear paths to them, the strongest first."""
+    """What the keys and values of heads carry, and the clear paths to them, the strongest first."""
+    study, progress = asked.study, asked.progress
     if study is None:
         return [], []
     # The queries, keys and values of heads that carry something -> the strongest of the heads that use them. A key
     # or a value belongs to all heads of its group: ("k", "L3.KV1") -> "L3.H5".
     readers: dict[Receiver, str] = {}
+    # Heads that look at the same token can do each other's work: their keys and values are tried as one, too.
+    groups = _looking_alike(asked)
     for at in READ:
-        for head in heads:
+        for head in heads[: Story.MOST]:
             if abs(head.brings or 0.0) >= Story.CLEAR:
                 readers.setdefault((at, study.text.read_by(head.head, at)), head.head)
+        for names in groups if at != "q" else ():
+            read = "+".join(
+                dict.fromkeys(study.text.read_by(name, at) for name in names)
+            )
+            if "+" in read:
+                readers.setdefault((at, read), names[0])
     try:
-        variants = {(at, name): study.variant(at, [name]) for at, name in readers}
+        variants = {
+            (at, name): study.variant(at, name.split("+")) for at, name in readers
+        }
     except HeadwiseError as error:  # a module makes its weights itself
         notes.append(Note.of("why.no_keys", reason=str(error)))
         return [], []
-    effects = study.ask(
-        variants, early=True, progress=partial(progress, "patching keys")
-    )
-    keys = []
-    for name in study.text.names("k"):
+    effects = study.ask(variants, partial(progress, "patching keys"))
+    keys, told = [], study.text.names("k")
+    told += dict.fromkeys(name for _, name in readers if "+" in name)
+    for name in told:
         if ("k", name) in readers:
             keys.append(StoryKeys(name, effects["k", name], effects["v", name]))
     # Where all that arrives there together changes little, no single path is followed.
@@ -440,3 +463,28 @@ def _read_by(
                     StoryPath(sender, receiver, readers[at, receiver], at, effect)
                 )
     return keys, sorted(paths, key=lambda path: -abs(path.effect))
+
+
+def _looking_alike(asked: _Asked) -> list[list[str]]:
+    """Heads that look hardest at the same token from where the answer stands, two or more, the hardest first.
+
+    The first token, special ones and the token itself do not count: there heads rest.
+    """
+    question = asked.question
+    if question.way == "first":  # a decoder has written nothing yet
+        return []
+    at = question.position % len(question.ids)
+    specials = frozenset() if question.tokens is None else question.tokens.specials
+    looking: dict[int, list[tuple[float, str]]] = defaultdict(list)
+    for site, call in asked.text.calls.items():
+        if call.cross:
+            continue
+        for h, row in enumerate(row_weights(call, 0, [at])[:, 0]):
+            weight, t = row.max(-1)
+            if weight >= HARD and t not in (0, at) and question.ids[t] not in specials:
+                looking[int(t)].append((float(weight), head_name(site, h)))
+    return [
+        [name for _, name in sorted(heads, reverse=True)]
+        for heads in looking.values()
+        if len(heads) > 1
+    ]

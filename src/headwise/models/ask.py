@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from contextvars import Context
 from dataclasses import dataclass, replace
 from threading import Lock
@@ -26,12 +25,15 @@ from headwise.errors import HeadwiseError
 from headwise.gpt.checkpoint import hf_config
 from headwise.gpt.gpt import GPT
 from headwise.models.hook import hooked
-from headwise.models.sites import loaded
+from headwise.models.sites import is_hf, loaded
 from headwise.models.weights import blocks, body_of
 
 # Tokens of the vocabulary whose rows of the output matrix are copied to float32 at a time: at a width of 4096 that is
 # 256 MiB. A round choice; the whole matrix of a large vocabulary would take some GiB.
 ROWS = 2**14
+DECLARE = (
+    "say how it is asked: hw.open(model, logits=lambda model, ids: ..., unembed=...)"
+)
 
 
 def predicts(model: nn.Module) -> Literal["next", "masked"] | None:
@@ -44,8 +46,7 @@ def predicts(model: nn.Module) -> Literal["next", "masked"] | None:
     """
     if isinstance(model, GPT):
         return "next"
-    # where it is not loaded, no model is of it
-    if "transformers" not in sys.modules or _has_encoder(model):
+    if _has_encoder(model):
         return None
     if model not in _predicts:
         # Watchers act in the context (contextvars) that opened their block: in an empty one they do not see this call.
@@ -57,6 +58,123 @@ def predicts(model: nn.Module) -> Literal["next", "masked"] | None:
 _predicts: WeakKeyDictionary[nn.Module, Literal["next", "masked"] | None] = (
     WeakKeyDictionary()
 )
+
+
+# A model of one's own
+
+
+@dataclass(frozen=True)
+class Own:
+    """How a model is asked that is neither ours nor of transformers."""
+
+    logits: Callable[[Any, Tensor], Tensor]  # the model and ids (B,T) -> (B,T,V)
+    embed: Any  # the module of W_E, which reads the ids; None: not known
+    unembed: Any  # the module whose `weight` is W_U (V,C); None: not known
+    vocabulary: int
+    context: int | None
+
+
+# None: it gives no logits for ids
+_own: WeakKeyDictionary[nn.Module, Own | None] = WeakKeyDictionary()
+
+
+def own_of(model: nn.Module) -> Own | None:
+    """How a model of one's own is asked, as `declare` was told or a run has shown; None for all other models."""
+    if isinstance(model, GPT) or is_hf(getattr(model, "_orig_mod", model)):
+        return None
+    if model not in _own:
+        _own[model] = None  # the trial itself asks, too
+        with suppress(HeadwiseError):
+            declare(model)
+    return _own[model]
+
+
+def declare(
+    model: nn.Module, logits: Any = None, embed: Any = None, unembed: Any = None
+) -> None:
+    """Note how a model is asked; what is None is found by a run.
+
+    Raises HeadwiseError where the run does not give logits, or the modules are none of the model's.
+    """
+    modules = dict(model.named_modules())
+    parts = [
+        modules.get(part) if isinstance(part, str) else part
+        for part in (embed, unembed)
+    ]
+    for asked, part in zip((embed, unembed), parts, strict=True):
+        if asked is not None and getattr(part, "weight", None) is None:
+            raise HeadwiseError(
+                f"{asked!r} is no module with a weight in {type(model).__name__}; pass the module, or its path"
+            )
+    reason = ""
+    for way in [logits] if logits else [_first_logits, _logits_with_targets]:
+        try:
+            # Watchers act in the context that opened their block: in an empty one they do not see this call.
+            _own[model] = Context().run(_tried, model, way, *parts)
+            return
+        except Exception as error:  # the model may raise anything
+            reason = reason or str(error) or type(error).__name__
+    raise HeadwiseError(
+        f"{type(model).__name__} gives no logits (1,4,V) for ids (1,4): {reason}; {DECLARE}"
+    )
+
+
+def stands_for(copy: nn.Module, model: nn.Module) -> None:
+    """A copy of a model is asked as the model is."""
+    if model in _own:
+        _own[copy] = _own[model]
+
+
+def _first_logits(model: Any, ids: Tensor) -> Tensor:
+    return _tensor_in(model(ids))
+
+
+def _logits_with_targets(model: Any, ids: Tensor) -> Tensor:
+    # nanoGPT gives the last row alone unless it is told what comes next.
+    return _tensor_in(model(ids, targets=ids))
+
+
+def _tensor_in(gave: Any) -> Tensor:
+    """The logits in what a model gives: a tensor, a tuple with one, or an object with `logits`."""
+    if isinstance(gave, tuple | list):
+        gave = next(x for x in gave if isinstance(x, Tensor) and x.ndim == 3)
+    if isinstance(gave, Mapping):
+        gave = gave["logits"]
+    logits: Tensor = gave if isinstance(gave, Tensor) else gave.logits
+    return logits
+
+
+@torch.no_grad()
+def _tried(model: nn.Module, way: Any, embed: Any, unembed: Any) -> Own:
+    """How a model is asked, seen while it reads four ids. Raises whatever the model raises."""
+    ids = torch.tensor([[1, 0, 1, 1]], device=device_of(model))
+    seen: list[tuple[Any, Tensor, Tensor]] = []  # a module with a matrix, read, gave
+
+    def keep(module: Any, args: Any, gave: Any) -> None:
+        if args and isinstance(args[0], Tensor) and isinstance(gave, Tensor):
+            seen.append((module, args[0], gave))
+
+    matrices = [
+        module
+        for module in model.modules()
+        if getattr(getattr(module, "weight", None), "ndim", 0) == 2
+    ]
+    with evaluating(model), hooked((m.register_forward_hook, keep) for m in matrices):
+        rows = way(model, ids)
+    if rows.ndim != 3 or rows.shape[:2] != ids.shape or not rows.is_floating_point():
+        raise HeadwiseError(f"it gives {tuple(rows.shape)} of {rows.dtype}")
+    context, last = None, None
+    for module, read, gave in seen:
+        if read.numel() == ids.numel() and read.flatten().equal(ids[0]):
+            embed = embed or module
+        elif isinstance(module, nn.Embedding):  # of positions
+            context = module.num_embeddings
+        elif gave.shape == rows.shape:
+            last = module
+    unembed = unembed or last or embed  # tied: the table itself is W_U
+    for holder in (model, getattr(model, "config", None)):
+        context = getattr(holder, "block_size", context)
+    return Own(way, embed, unembed, rows.shape[-1], context)
 
 
 @torch.no_grad()
@@ -94,6 +212,7 @@ def require_next(model: nn.Module) -> None:
         raise HeadwiseError(
             f"{type(model).__name__} does not predict the next token, so there is no loss whose change could be "
             f"measured; load the model with its causal language-model head"
+            + ("" if is_hf(model) else f", or {DECLARE}")
         )
 
 
@@ -208,6 +327,8 @@ def device_of(model: nn.Module) -> torch.device:
 def reads_tokens(model: nn.Module) -> bool:
     """Does the model take token ids?"""
     # `forward` of a GPT of ours calls them ids, that of transformers input_ids.
+    if own_of(model) is not None:
+        return True
     return bool({"ids", "input_ids"} & set(parameters_of(body_of(model))))
 
 
@@ -294,11 +415,15 @@ def embeddings(model: Any) -> tuple[Tensor, Tensor] | None:
     head = _head_of(model)
     if head is None:
         return None
-    table = (
-        model.token_embedding
-        if isinstance(model, GPT)
-        else model.get_input_embeddings()
-    )
+    own = own_of(model)
+    if own is not None:
+        table = own.embed
+    elif isinstance(model, GPT):
+        table = model.token_embedding
+    else:
+        table = model.get_input_embeddings()
+    if table is None:
+        return None
     with loaded(table, head):
         return table.weight, head.weight
 
@@ -317,6 +442,9 @@ def _head_of(model: Any) -> Any:
     """The module of W_U; None of a model without logits."""
     if isinstance(model, GPT):
         return model.lm_head
+    own = own_of(model)
+    if own is not None:
+        return own.unembed
     return (
         model.get_output_embeddings()
         if hasattr(model, "get_output_embeddings")
@@ -328,6 +456,9 @@ def context_of(model: nn.Module) -> int | None:
     """The most tokens that the model takes at a time; None where it sets no bound."""
     if isinstance(model, GPT):
         return model.config.context
+    own = own_of(model)
+    if own is not None and own.context is not None:
+        return own.context
     config = _text_config(model)
     if getattr(config, "model_type", "") in ("t5", "mt5", "umt5"):
         # positions are distances, so that no text is too long; n_positions in their configs is no bound
@@ -350,7 +481,9 @@ def context_of(model: nn.Module) -> int | None:
 
 def vocabulary_of(model: nn.Module) -> int | None:
     """The number of different token ids; None where the config does not say."""
-    return getattr(_text_config(model), "vocab_size", None)
+    own = own_of(model)
+    size: int | None = getattr(_text_config(model), "vocab_size", None)
+    return size if own is None else own.vocabulary
 
 
 def _text_config(model: nn.Module) -> Any:
@@ -495,6 +628,9 @@ def _forward(
     with _compact_row(model) if last and ids.shape[1] > 1 else nullcontext():
         if isinstance(model, GPT):
             return SimpleNamespace(logits=model(ids, last_only=last))
+        own = own_of(model)
+        if own is not None:
+            return SimpleNamespace(logits=own.logits(model, ids))
         inputs: dict[str, Any] = {"input_ids": ids, **past}
         if _has_encoder(model):
             decoded = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from headwise.corpus.tokens import TextTokens, Tokens
+from headwise.corpus.tokens import OwnTokens, TextTokens, Tokens
 from headwise.errors import HeadwiseError
 from headwise.families import OURS, is_own
 from headwise.files import free_memory, text_path
@@ -24,7 +24,7 @@ from headwise.gpt.generate import continued
 from headwise.gpt.gpt import GPT, register
 from headwise.gpt.run import Settings, kept_text, load_run, run_training
 from headwise.models import computed_in, located
-from headwise.models.ask import context_of, predicts, reader, vocabulary_of
+from headwise.models.ask import context_of, declare, predicts, reader, vocabulary_of
 from headwise.models.weights import cast
 from headwise.table import amount
 
@@ -74,11 +74,18 @@ def open_model(
     device_map: Any = None,
     max_memory: dict[Any, Any] | None = None,
     offload_folder: str | Path | None = None,
+    tokenizer: Any = None,
+    logits: Callable[[Any, Tensor], Tensor] | None = None,
+    embed: nn.Module | str | None = None,
+    unembed: nn.Module | str | None = None,
 ) -> nn.Module:
     """The model of a folder, in eval mode: our GPT, or a model of transformers. A model is handed back as it is.
 
-    Where it came from is remembered beside it (`described`), so that `survey`, `generate`, `share` and `prune` know
-    its tokenizer and its text.
+        hw.open(my_gpt, tokenizer=enc, logits=lambda model, ids: model(ids)[0])     # a model of one's own
+
+    Of a model of one's own that predicts the next token, what is not told here is found by one run. Where it came
+    from is remembered beside it (`described`), so that `survey`, `generate`, `share` and `prune` know its tokenizer and
+    its text.
 
     Args:
         source: a folder, or a name on the hub such as "openai-community/gpt2" (`models.located`)
@@ -89,12 +96,26 @@ def open_model(
             spread it over what there is, and leave on the disk what does not fit; or where each part goes
         max_memory: for `device_map`: what each device may take, such as {0: "10GB", "cpu": "20GB"}
         offload_folder: for `device_map`: where weights are written that cannot be read from the model's own files
+        tokenizer: of a model: one of transformers, tokenizers or tiktoken, or anything with `encode` and `decode`
+        logits: of a model of one's own: from the model and ids (B,T) its logits (B,T,V)
+        embed: the module, or its path, that has W_E (V,C)
+        unembed: the module, or its path, that has W_U (V,C); with tied weights that of `embed`
 
     Raises:
-        HeadwiseError: for a folder that is no model, is damaged, or holds pickled weights.
+        HeadwiseError: for a folder that is no model, is damaged, or holds pickled weights; and where `logits` gives
+            something else, which a run shows.
     """
     if isinstance(source, nn.Module):
+        if logits or embed or unembed:
+            declare(source, logits, embed, unembed)
+        if tokenizer is not None:
+            folder = folder_of(source, tokenizer)
+            remember(source, folder.path, folder.tokens, folder.family)
         return source
+    if tokenizer or logits or embed or unembed:
+        raise HeadwiseError(
+            "tokenizer=, logits=, embed= and unembed= tell of a model that is open; pass the model itself"
+        )
     if not isinstance(source, str | Path):
         raise HeadwiseError(
             f"source={source!r} is no model; pass a folder, a name on the hub, or the model itself"
@@ -124,10 +145,14 @@ def folder_of(model: nn.Module, tokenizer: Any = None) -> Folder:
     )
     if tokenizer is None:
         return folder
-    if not hasattr(tokenizer, "shown"):  # it is no `TextTokens`
+    if hasattr(tokenizer, "to_str"):  # of the library tokenizers
+        tokenizer = Tokens(tokenizer)
+    elif hasattr(tokenizer, "all_special_ids"):  # of transformers
         from headwise.models.hf import FolderTokens
 
         tokenizer = FolderTokens(tokenizer)
+    elif not hasattr(tokenizer, "shown"):  # it is no `TextTokens`
+        tokenizer = OwnTokens(tokenizer)
     return replace(folder, tokens=tokenizer)
 
 
@@ -143,7 +168,17 @@ def tokens_of(model: nn.Module) -> TextTokens:
 
 
 def ids_of(model: nn.Module, text: Any) -> Any:
-    """The ids of a text, with what the model expects around it; what is no string is handed back as it is."""
+    """The ids of a text, with what the model expects around it; what is no text is handed back as it is.
+
+    A list of messages, {"role": ..., "content": ...} each, is a text in the form of the tokenizer's chat template.
+    """
+    if isinstance(text, list | tuple) and text and isinstance(text[0], Mapping):
+        chat: Any = getattr(tokens_of(model), "chat", None)
+        if chat is None:
+            raise HeadwiseError(
+                f"the tokenizer of {type(model).__name__} has no chat template; write the messages as one text"
+            )
+        text = chat(text)
     if not isinstance(text, str):
         return text
     tokens = tokens_of(model)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from headwise.errors import HeadwiseError
 from headwise.files import write_whole
 from headwise.records import HeadMaps
+from headwise.table import figure_class
 from headwise.view import Screen
 from headwise.view.terminal import print_maps
 
@@ -73,17 +74,6 @@ def attention(model: Any, text: Any) -> DrawnMaps:
     shown = tuple(map(str, ids)) if folder.tokens is None else folder.tokens.shown(ids)
     maps = head_maps(model, ids, shown, folder.name)
     return DrawnMaps(maps.model, maps.tokens, maps.maps)
-
-
-def figure_class() -> type[Figure]:
-    """The class of matplotlib's figures. Raises HeadwiseError where matplotlib is missing."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise HeadwiseError(
-            "a picture needs matplotlib: pip install 'headwise[all]'"
-        ) from None
-    return Figure
 
 
 def png(figure: Figure) -> bytes:

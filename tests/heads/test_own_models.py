@@ -1,0 +1,207 @@
+"""A language model of one's own in plain torch: every study, against plain hooks; what cannot be found is said once."""
+
+import math
+import types
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers as tf
+from cases import refuses, refuses_table
+from families import untrained
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import Tensor, nn
+
+import headwise as hw
+from headwise.models.ask import logits, own_of
+
+pytestmark = pytest.mark.usefixtures("no_gradients")
+
+V, T, C, H, CONTEXT = 61, 17, 36, 3, 23
+LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"[:V]
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_head, self.c_attn, self.c_proj = H, nn.Linear(C, 3 * C), nn.Linear(C, C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        B, T, _ = x.shape
+        q, k, v = (y.view(B, T, H, C // H).transpose(1, 2) for y in self.c_attn(x).split(C, 2))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out: Tensor = self.c_proj(y.transpose(1, 2).reshape(B, T, C))
+        return out
+
+
+class Block(nn.Module):
+    def __init__(self, feed_forward: bool) -> None:
+        super().__init__()
+        self.ln_1, self.attn, self.ln_2 = nn.LayerNorm(C), Attention(), nn.LayerNorm(C)
+        self.mlp = nn.Sequential(nn.Linear(C, 2 * C), nn.GELU(), nn.Linear(2 * C, C)) if feed_forward else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.ln_1(x))
+        return x if self.mlp is None else x + self.mlp(self.ln_2(x))
+
+
+class NanoGPT(nn.Module):
+    """As nanoGPT: positions learned, the head tied, and without targets the logits of the last token alone."""
+
+    def __init__(self, tied: bool = True, feed_forward: bool = True) -> None:
+        super().__init__()
+        parts = {"wte": nn.Embedding(V, C), "wpe": nn.Embedding(CONTEXT, C), "ln_f": nn.LayerNorm(C)}
+        self.transformer = nn.ModuleDict(parts | {"h": nn.ModuleList(Block(feed_forward) for _ in range(2))})
+        self.lm_head = nn.Linear(C, V, bias=False)
+        if tied:
+            self.transformer["wte"].weight = self.lm_head.weight
+
+    def states(self, idx: Tensor) -> Tensor:
+        parts: Any = self.transformer
+        x = parts["wte"](idx) + parts["wpe"](torch.arange(idx.shape[1]))
+        for block in parts["h"]:
+            x = block(x)
+        states: Tensor = parts["ln_f"](x)
+        return states
+
+    def forward(self, idx: Tensor, targets: Tensor | None = None) -> Any:
+        x = self.states(idx)
+        if targets is None:
+            return self.lm_head(x[:, [-1]]), None
+        rows = self.lm_head(x)
+        return rows, F.cross_entropy(rows.flatten(0, 1), targets.flatten())
+
+
+class Tied(NanoGPT):
+    """Its head is no module, and it gives an object."""
+
+    def forward(self, tokens: Tensor) -> Any:
+        table: Any = self.transformer["wte"]
+        return types.SimpleNamespace(logits=self.states(tokens) @ table.weight.T)
+
+
+class Capped(NanoGPT):
+    """As nanochat: the logits have a softcap, and come with something else."""
+
+    def forward(self, idx: Tensor, scale: float) -> Any:
+        return {"more": 5, "rows": 15 * torch.tanh(self.lm_head(self.states(idx)) / scale)}
+
+
+class Classifier(NanoGPT):
+    def forward(self, idx: Tensor) -> Tensor:
+        classes: Tensor = self.lm_head(self.states(idx)).mean(1)
+        return classes
+
+
+class Characters:
+    """A tokenizer of one's own, as courses write it."""
+
+    vocab_size = V
+
+    def encode(self, text: str) -> list[int]:
+        return [{c: i for i, c in enumerate(LETTERS)}[c] for c in text]
+
+    def decode(self, ids: list[int]) -> str:
+        return "".join(LETTERS[i] for i in ids)
+
+
+def made(kind: Any, **fields: Any) -> Any:
+    torch.manual_seed(7)
+    model = kind(**fields).eval()
+    for parameter in model.parameters():
+        parameter.data += 0.2 * torch.randn_like(parameter)
+    return model
+
+
+def capped(model: Any, ids: Tensor) -> Tensor:
+    rows: Tensor = model(ids, 15.0)["rows"]
+    return rows
+
+
+MODELS: dict[str, Any] = {
+    "nanoGPT": lambda: made(NanoGPT),
+    "untied, no feed-forward": lambda: made(NanoGPT, tied=False, feed_forward=False),
+    "tied by hand": lambda: made(Tied),
+    "capped": lambda: hw.open(made(Capped), logits=capped, unembed="lm_head"),
+}
+IDS, OTHER = (torch.randint(V, (T,), generator=torch.Generator().manual_seed(seed)) for seed in (3, 4))
+
+
+def row(model: Any, ids: Tensor) -> Tensor:
+    if isinstance(model, Capped):
+        return capped(model, ids[None])[0, -1]
+    gave = model(ids[None])
+    return (gave[0] if isinstance(gave, tuple) else gave.logits)[0, -1]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_study_of_a_model_of_ones_own(name: str) -> None:
+    model = MODELS[name]()
+    plain = row(model, IDS)
+    assert logits(model, IDS[None]).shape == (1, T, V)
+    found = hw.patch(model, IDS, OTHER, target=(7, 11)).effects
+    # by plain hooks at W_O
+    blocks, kept = model.transformer["h"], {}
+    for n, block in enumerate(blocks):
+
+        def keep(module: Any, args: Any, n: int = n) -> None:
+            kept.setdefault(n, args[0])
+
+        block.attn.c_proj.register_forward_pre_hook(keep)
+    good, bad = (float(x[7] - x[11]) for x in (plain, row(model, OTHER)))
+    kept.clear()
+    row(model, IDS)
+    for n, block in enumerate(blocks):
+        for h in range(H):
+
+            def change(module: Any, args: Any, n: int = n, h: int = h) -> Any:
+                joined = args[0].clone()
+                part = slice(h * C // H, (h + 1) * C // H)
+                joined[..., part] = kept[n][..., part]
+                return (joined,)
+
+            hook = block.attn.c_proj.register_forward_pre_hook(change)
+            patched = row(model, OTHER)
+            hook.remove()
+            share = (float(patched[7] - patched[11]) - bad) / (good - bad)
+            assert found[f"L{n}.H{h}"].mean == pytest.approx(share, abs=1e-4)
+    parts = hw.attribute(model, IDS, (7, 11))
+    expected = good
+    if name == "capped":  # before the softcap
+        expected = 15 * (math.atanh(float(plain[7]) / 15) - math.atanh(float(plain[11]) / 15))
+    assert parts.total == pytest.approx(expected, abs=1e-4)
+    assert len(hw.why(model, IDS, OTHER, 7, 11).heads) == 2 * H
+    assert len(hw.survey(model, [IDS.tolist(), OTHER.tolist()], ablate="zero")["L1.H2"].roles) == 0
+    assert len(hw.composition(model)) == H * H
+    assert len(list(hw.generate(model, IDS.tolist(), 9, temperature=0))) == 9  # beyond its context of 23
+    torch.testing.assert_close(row(model, IDS), plain)
+
+
+def test_a_tokenizer_of_ones_own_reads_the_texts() -> None:
+    model = hw.open(made(NanoGPT), tokenizer=Characters())
+    text, other = (Characters().decode(ids.tolist()) for ids in (IDS, OTHER))
+    of_ids = hw.patch(model, IDS, OTHER, target=(7, 11)).effects
+    assert hw.patch(model, text, other, target=("h", "l")).effects == of_ids
+    assert hw.why(model, text, other, "h", "l").answer == "h"
+    assert hw.attention(model, text).tokens == tuple(text)
+    own = own_of(model)
+    assert own is not None and (own.vocabulary, own.context, own.unembed) == (V, CONTEXT, model.lm_head)
+    names = {"model": model, "made": made, "Capped": Capped, "Classifier": Classifier, "hw": hw, "IDS": IDS}
+    refuses_table("own models", names | {"NanoGPT": NanoGPT})
+
+
+def test_messages_are_a_text() -> None:
+    model = untrained("next", "predicting")
+    letters = Tokenizer(models.WordLevel({letter: n for n, letter in enumerate("abcde")}))
+    letters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer = tf.PreTrainedTokenizerFast(tokenizer_object=letters)
+    hw.open(model, tokenizer=tokenizer)
+    said = [{"role": "user", "content": "abc"}, {"role": "user", "content": "de"}]
+    refuses(lambda: hw.attention(model, said), "the messages do not become a text: .*; write them as one text")
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    assert hw.attention(model, said).tokens == tuple("abcde")
+    assert hw.attribute(model, said, 4).heads == hw.attribute(model, "abcde", 4).heads
+    assert hw.patch(model, said, "abcdd", target=(1, 2)).clean == hw.patch(model, "abcde", "abcdd", target=(1, 2)).clean
+    hw.open(model, tokenizer=Characters())
+    refuses(lambda: hw.attention(model, said), "has no chat template; write the messages as one text")
