@@ -68,6 +68,7 @@ def test_the_gains_of_norms_are_a_table_of_their_own() -> None:
         tf.Gemma3TextConfig(head_dim=10, intermediate_size=37, pad_token_id=0, **sizes, **SIZES)
     )
     torch.manual_seed(3)
+    model.requires_grad_(False)
     found = hw.composition(shaken(model, size=0.3)).set_index(["sender", "receiver"])
     maps = []
     for layer in model.model.layers:

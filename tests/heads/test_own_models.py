@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 
 import headwise as hw
-from headwise.models.ask import logits, own_of
+from headwise.models.ask import logits, adapter_of
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
 
@@ -76,7 +76,7 @@ class NanoGPT(nn.Module):
 class Tied(NanoGPT):
     """Its head is no module, and it gives an object."""
 
-    def forward(self, tokens: Tensor) -> Any:
+    def forward(self, tokens: Tensor) -> Any:  # type: ignore[override]
         table: Any = self.transformer["wte"]
         return types.SimpleNamespace(logits=self.states(tokens) @ table.weight.T)
 
@@ -84,12 +84,12 @@ class Tied(NanoGPT):
 class Capped(NanoGPT):
     """As nanochat: the logits have a softcap, and come with something else."""
 
-    def forward(self, idx: Tensor, scale: float) -> Any:
+    def forward(self, idx: Tensor, scale: float) -> Any:  # type: ignore[override]
         return {"more": 5, "rows": 15 * torch.tanh(self.lm_head(self.states(idx)) / scale)}
 
 
 class Classifier(NanoGPT):
-    def forward(self, idx: Tensor) -> Tensor:
+    def forward(self, idx: Tensor) -> Tensor:  # type: ignore[override]
         classes: Tensor = self.lm_head(self.states(idx)).mean(1)
         return classes
 
@@ -142,7 +142,7 @@ def test_every_study_of_a_model_of_ones_own(name: str) -> None:
     assert logits(model, IDS[None]).shape == (1, T, V)
     found = hw.patch(model, IDS, OTHER, target=(7, 11)).effects
     # by plain hooks at W_O
-    blocks, kept = model.transformer["h"], {}
+    blocks, kept = model.transformer["h"], dict[int, Tensor]()
     for n, block in enumerate(blocks):
 
         def keep(module: Any, args: Any, n: int = n) -> None:
@@ -185,8 +185,9 @@ def test_a_tokenizer_of_ones_own_reads_the_texts() -> None:
     assert hw.patch(model, text, other, target=("h", "l")).effects == of_ids
     assert hw.why(model, text, other, "h", "l").answer == "h"
     assert hw.attention(model, text).tokens == tuple(text)
-    own = own_of(model)
-    assert own is not None and (own.vocabulary, own.context, own.unembed) == (V, CONTEXT, model.lm_head)
+    adapter = adapter_of(model)
+    assert adapter is not None
+    assert (adapter.vocabulary, adapter.context, adapter.unembed) == (V, CONTEXT, model.lm_head)
     names = {"model": model, "made": made, "Capped": Capped, "Classifier": Classifier, "hw": hw, "IDS": IDS}
     refuses_table("own models", names | {"NanoGPT": NanoGPT})
 

@@ -124,7 +124,7 @@ class Attribution:
 @torch.no_grad()
 def attribute(
     model: nn.Module,
-    ids: Tensor | Sequence[int] | str,
+    ids: Any,
     target: int | str | Sequence[int | str],
     position: int = -1,
 ) -> Attribution:
@@ -134,7 +134,7 @@ def attribute(
 
     Args:
         model: a GPT of ours, or a model of transformers that predicts the next token
-        ids: (T,) or (1,T); or a text, of a model that `open` opened
+        ids: (T,) or (1,T); or, where the tokenizer is known, a text or a list of messages
         target: a token, or two: the logit of the first minus that of the second. A token is its id, or, as it
             stands in a text, its word: " Mary"
         position: whose next token is predicted; -1 is the last
@@ -216,49 +216,32 @@ def added(
     if norm is not None:
         direction, constant = _back(norm, rows[norm], direction)
         bias += constant
-    heads, tokens, weights, feed_forwards, mixers = {}, {}, {}, {}, {}
+    heads: dict[str, float] = {}
+    feed_forwards: dict[str, float] = {}
+    mixers: dict[str, float] = {}
+    tokens: dict[str, Float64Array] = {}
+    weights: dict[str, Float64Array] = {}
     for block in chain:
         change = rows[block].gave - rows[block].read
         if block not in blocks:
             mixers[names[block]] = float(direction @ change)
             continue
         layer = blocks[block]
-        writer, factor = _writer_of(kind, layer, rows, close)  # W_O, or a norm after it
-        # (C,) what the logit reads of the writer's output; soon, of W_O's
-        at_w_o = factor * direction
-        rounded.append(at_w_o * rows[writer].gave)
-        if writer is not layer.projection:  # a norm after W_O: taken back through it
-            at_w_o, constant = _back(writer, rows[writer], at_w_o)
-            bias += constant
-            rounded.append(at_w_o * rows[layer.projection].gave)
-        of_w_o = getattr(layer.projection, "bias", None)
-        if of_w_o is not None:  # it belongs to no head
-            bias += float(at_w_o @ of_w_o.cpu().double())
+        at_w_o, wrote, constant, products = _way_of(kind, layer, rows, close, direction)
+        bias += constant
+        rounded += products
         parts = _heads_of(text.calls[layer.site.name], layer.projection, rows, at_w_o)
         for name, share, by_token, looks in zip(layer.site.heads, *parts, strict=True):
-            heads[name], tokens[name], weights[name] = (
-                float(share),
-                by_token.numpy(),
-                looks.numpy(),
-            )
+            heads[name] = float(share)
+            tokens[name], weights[name] = by_token.numpy(), looks.numpy()
         # The feed-forward gets what is left of the layer, whatever that is. So the sum cannot be wrong by it: the test
         # below says whether heads, norms and biases are right, and nothing of the feed-forwards.
-        rest = change - factor * rows[writer].gave
-        feed_forwards[layer.site.name] = float(direction @ rest)
-    embedding = float(
-        direction @ rows[chain[0]].read
-    )  # of the token and of its position
+        feed_forwards[layer.site.name] = float(direction @ (change - wrote))
+    # of the token and of its position
+    embedding = float(direction @ rows[chain[0]].read)
+    ends = embedding, bias, logit
     whole = Attribution(
-        target=answer,
-        position=position,
-        heads=heads,
-        feed_forwards=feed_forwards,
-        mixers=mixers,
-        embedding=embedding,
-        bias=bias,
-        logit=logit,
-        tokens=tokens,
-        weights=weights,
+        answer, position, heads, feed_forwards, mixers, *ends, tokens, weights
     )
     # Each product in `rounded` may be off by `close` of its size. Roundings fall to either side and partly cancel:
     # those of many numbers add up as a norm does, not as a sum. Twice that is allowed, a round margin.
@@ -316,6 +299,26 @@ def _logit_scale(
         f"{type(model).__name__} makes its logits in a way that is not known: its output matrix gives "
         f"{float(raw.max()):.4g} at most, the model says {float(logits.max()):.4g}"
     )
+
+
+def _way_of(
+    kind: str, layer: Layer, rows: Rows, close: float, direction: Tensor
+) -> tuple[Tensor, Tensor, float, list[Tensor]]:
+    """How what W_O of a layer gives comes into the residual stream.
+
+    What the logit reads of W_O's output (C,), of which it reads `direction` in the stream; what the attention adds to
+    the stream (C,); the constant on the way; products that were rounded.
+    """
+    writer, factor = _writer_of(kind, layer, rows, close)  # W_O, or a norm after it
+    at_w_o, constant = factor * direction, 0.0
+    rounded = [at_w_o * rows[writer].gave]
+    if writer is not layer.projection:  # a norm after W_O: taken back through it
+        at_w_o, constant = _back(writer, rows[writer], at_w_o)
+        rounded.append(at_w_o * rows[layer.projection].gave)
+    of_w_o = getattr(layer.projection, "bias", None)
+    if of_w_o is not None:  # it belongs to no head
+        constant += float(at_w_o @ of_w_o.cpu().double())
+    return at_w_o, factor * rows[writer].gave, constant, rounded
 
 
 def _writer_of(
@@ -435,17 +438,17 @@ def is_norm(module: nn.Module) -> bool:
 
 def _stacked(passes: Passes) -> dict[nn.Module, str]:
     """The layers of every list that has one with attention, and the names by which a reader knows them."""
-    own = {layer.block: layer.site.name for layer in passes.layers}
+    attending = {layer.block: layer.site.name for layer in passes.layers}
     names: dict[nn.Module, str] = {}
     for module in passes.model.modules():
         children = [*module.children()]
         numbered = isinstance(module, nn.ModuleList | nn.Sequential)
-        if numbered and not own.keys().isdisjoint(children):
+        if numbered and not attending.keys().isdisjoint(children):
             for n, child in enumerate(children):
                 # one list may hold the whole model
                 if not (isinstance(child, nn.Linear) or is_norm(child)):
                     names[child] = f"L{n}"
-    return names | own
+    return names | attending
 
 
 def _apart(x: Tensor, y: Tensor) -> float:

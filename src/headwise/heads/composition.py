@@ -156,12 +156,12 @@ def _seen(
         if first is not None and _is_state(out):
             read[module] = first, out
 
-    heard = [(m.register_forward_hook, keep) for m in model.modules()]
+    hooks = [(m.register_forward_hook, keep) for m in model.modules()]
     weights = {site: {at: site.weights(at) for at in "qkvo"} for site in sites}
     try:
         with (
             evaluating(model),
-            hooked(heard, with_kwargs=True),
+            hooked(hooks, with_kwargs=True),
             attach({site: partial(calls.__setitem__, site) for site in sites}),
         ):
             run_body(model, torch.tensor([[1, 0, 1, 1]], device=device_of(model)))
@@ -179,16 +179,16 @@ def _seen(
         beside = [*around.children(), *around.modules()]
         C = read[site.module][0].shape[-1]
         ones = torch.ones(C, dtype=torch.float64)
-        found: Factors = {"reads": ones, "writes": ones}
+        gains: Factors = {"reads": ones, "writes": ones}
         for module in filter(is_norm, beside):
             if module in read and read[module][1].equal(read[site.module][0]):
-                found["reads"] = _gain(module, C)
+                gains["reads"] = _gain(module, C)
             elif module in read and read[module][0].equal(read[site.module][1]):
-                found["writes"] = _gain(module, C)
+                gains["writes"] = _gain(module, C)
         for name, module in site.module.named_children():
             if is_norm(module) and name[0] in "qk" and module in read:
-                found[name[0]] = _gain(module, read[module][1].shape[-1])
-        factors[site] = found
+                gains[name[0]] = _gain(module, read[module][1].shape[-1])
+        factors[site] = gains
     return weights, factors
 
 

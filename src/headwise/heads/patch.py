@@ -692,7 +692,9 @@ class Study:
         def keep(sender: str, site: str, call: Call) -> None:
             for receiver, places in parts_of.items():
                 at = receiver[0]
-                parts = {n: getattr(call, at)[0, n] for own, n in places if own == site}
+                parts = {
+                    n: getattr(call, at)[0, n] for place, n in places if place == site
+                }
                 if parts and site != place_of(sender)[0]:
                     received[receiver, sender][site] = Edit(at, parts)
 

@@ -781,12 +781,12 @@ def fresh_model(model: Any, seed: int) -> nn.Module:
     # without devices it keeps the state of the CPU's generator alone
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        if ask.own_of(model) is not None:  # how it is built is not known
-            own = copy.deepcopy(model)
-            ask.stands_for(own, model)
-            for module in own.modules():
+        if ask.adapter_of(model) is not None:  # how it is built is not known
+            drawn = copy.deepcopy(model)
+            ask.stands_for(drawn, model)
+            for module in drawn.modules():
                 getattr(module, "reset_parameters", int)()
-            return own.eval()
+            return drawn.eval()
         if not is_sampled(model):
             fresh: nn.Module = type(model)(config)
             return fresh.to(next(model.parameters())).eval()

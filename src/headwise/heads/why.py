@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,8 +54,8 @@ HARD = 0.3
 @torch.no_grad()
 def why(
     model: nn.Module,
-    prompt: str | Sequence[int],
-    corrupt: str | Sequence[int] | None = None,
+    prompt: Any,
+    corrupt: Any = None,
     answer: str | int | None = None,
     other: str | int | None = None,
     *,
@@ -64,9 +65,9 @@ def why(
 
     Args:
         model: what `hw.open` gave
-        prompt: a text, of a model that `open` opened, or ids. What is explained is the next token; of an encoder
-            the word at its mask, which stands in the text once; of an encoder-decoder, which reads the text, its
-            first token
+        prompt: ids, or, where the tokenizer is known, a text or a list of messages. What is explained is the next
+            token; of an encoder the word at its mask, which stands in the text once; of an encoder-decoder, which
+            reads the text, its first token
         corrupt: the same text with one thing changed, in as many tokens: heads are then ranked by what they carry
             of the difference, and the paths between them are followed
         answer: the token that is explained, default what the model predicts: a word, with or without the space

@@ -64,7 +64,7 @@ _predicts: WeakKeyDictionary[nn.Module, Literal["next", "masked"] | None] = (
 
 
 @dataclass(frozen=True)
-class Own:
+class Adapter:
     """How a model is asked that is neither ours nor of transformers."""
 
     logits: Callable[[Any, Tensor], Tensor]  # the model and ids (B,T) -> (B,T,V)
@@ -75,18 +75,18 @@ class Own:
 
 
 # None: it gives no logits for ids
-_own: WeakKeyDictionary[nn.Module, Own | None] = WeakKeyDictionary()
+_adapters: WeakKeyDictionary[nn.Module, Adapter | None] = WeakKeyDictionary()
 
 
-def own_of(model: nn.Module) -> Own | None:
-    """How a model of one's own is asked, as `declare` was told or a run has shown; None for all other models."""
+def adapter_of(model: nn.Module) -> Adapter | None:
+    """How a model of one's adapter is asked, as `declare` was told or a run has shown; None for all other models."""
     if isinstance(model, GPT) or is_hf(getattr(model, "_orig_mod", model)):
         return None
-    if model not in _own:
-        _own[model] = None  # the trial itself asks, too
+    if model not in _adapters:
+        _adapters[model] = None  # the trial itself asks, too
         with suppress(HeadwiseError):
             declare(model)
-    return _own[model]
+    return _adapters[model]
 
 
 def declare(
@@ -110,7 +110,7 @@ def declare(
     for way in [logits] if logits else [_first_logits, _logits_with_targets]:
         try:
             # Watchers act in the context that opened their block: in an empty one they do not see this call.
-            _own[model] = Context().run(_tried, model, way, *parts)
+            _adapters[model] = Context().run(_tried, model, way, *parts)
             return
         except Exception as error:  # the model may raise anything
             reason = reason or str(error) or type(error).__name__
@@ -121,8 +121,8 @@ def declare(
 
 def stands_for(copy: nn.Module, model: nn.Module) -> None:
     """A copy of a model is asked as the model is."""
-    if model in _own:
-        _own[copy] = _own[model]
+    if model in _adapters:
+        _adapters[copy] = _adapters[model]
 
 
 def _first_logits(model: Any, ids: Tensor) -> Tensor:
@@ -145,7 +145,7 @@ def _tensor_in(gave: Any) -> Tensor:
 
 
 @torch.no_grad()
-def _tried(model: nn.Module, way: Any, embed: Any, unembed: Any) -> Own:
+def _tried(model: nn.Module, way: Any, embed: Any, unembed: Any) -> Adapter:
     """How a model is asked, seen while it reads four ids. Raises whatever the model raises."""
     ids = torch.tensor([[1, 0, 1, 1]], device=device_of(model))
     seen: list[tuple[Any, Tensor, Tensor]] = []  # a module with a matrix, read, gave
@@ -174,7 +174,7 @@ def _tried(model: nn.Module, way: Any, embed: Any, unembed: Any) -> Own:
     unembed = unembed or last or embed  # tied: the table itself is W_U
     for holder in (model, getattr(model, "config", None)):
         context = getattr(holder, "block_size", context)
-    return Own(way, embed, unembed, rows.shape[-1], context)
+    return Adapter(way, embed, unembed, rows.shape[-1], context)
 
 
 @torch.no_grad()
@@ -327,7 +327,7 @@ def device_of(model: nn.Module) -> torch.device:
 def reads_tokens(model: nn.Module) -> bool:
     """Does the model take token ids?"""
     # `forward` of a GPT of ours calls them ids, that of transformers input_ids.
-    if own_of(model) is not None:
+    if adapter_of(model) is not None:
         return True
     return bool({"ids", "input_ids"} & set(parameters_of(body_of(model))))
 
@@ -341,7 +341,7 @@ def logits(model: nn.Module, ids: Tensor, last: bool = False) -> Tensor:
 
 @contextmanager
 def _compact_row(model: nn.Module) -> Iterator[None]:
-    """Inside this block W_U reads a copy of its rows that is a tensor of its own.
+    """Inside this block W_U reads a copy of its rows that is a tensor of its adapter.
 
     Where a row is a part of a larger tensor, as the last of a text, torch has been seen to take fifty times as long for
     this product in bfloat16; the numbers are the same.
@@ -415,9 +415,9 @@ def embeddings(model: Any) -> tuple[Tensor, Tensor] | None:
     head = _head_of(model)
     if head is None:
         return None
-    own = own_of(model)
-    if own is not None:
-        table = own.embed
+    adapter = adapter_of(model)
+    if adapter is not None:
+        table = adapter.embed
     elif isinstance(model, GPT):
         table = model.token_embedding
     else:
@@ -442,9 +442,9 @@ def _head_of(model: Any) -> Any:
     """The module of W_U; None of a model without logits."""
     if isinstance(model, GPT):
         return model.lm_head
-    own = own_of(model)
-    if own is not None:
-        return own.unembed
+    adapter = adapter_of(model)
+    if adapter is not None:
+        return adapter.unembed
     return (
         model.get_output_embeddings()
         if hasattr(model, "get_output_embeddings")
@@ -456,9 +456,9 @@ def context_of(model: nn.Module) -> int | None:
     """The most tokens that the model takes at a time; None where it sets no bound."""
     if isinstance(model, GPT):
         return model.config.context
-    own = own_of(model)
-    if own is not None and own.context is not None:
-        return own.context
+    adapter = adapter_of(model)
+    if adapter is not None and adapter.context is not None:
+        return adapter.context
     config = _text_config(model)
     if getattr(config, "model_type", "") in ("t5", "mt5", "umt5"):
         # positions are distances, so that no text is too long; n_positions in their configs is no bound
@@ -481,9 +481,9 @@ def context_of(model: nn.Module) -> int | None:
 
 def vocabulary_of(model: nn.Module) -> int | None:
     """The number of different token ids; None where the config does not say."""
-    own = own_of(model)
+    adapter = adapter_of(model)
     size: int | None = getattr(_text_config(model), "vocab_size", None)
-    return size if own is None else own.vocabulary
+    return size if adapter is None else adapter.vocabulary
 
 
 def _text_config(model: nn.Module) -> Any:
@@ -628,9 +628,9 @@ def _forward(
     with _compact_row(model) if last and ids.shape[1] > 1 else nullcontext():
         if isinstance(model, GPT):
             return SimpleNamespace(logits=model(ids, last_only=last))
-        own = own_of(model)
-        if own is not None:
-            return SimpleNamespace(logits=own.logits(model, ids))
+        adapter = adapter_of(model)
+        if adapter is not None:
+            return SimpleNamespace(logits=adapter.logits(model, ids))
         inputs: dict[str, Any] = {"input_ids": ids, **past}
         if _has_encoder(model):
             decoded = (
