@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 
 import headwise as hw
-from headwise.models.ask import logits, adapter_of
+from headwise.models.ask import adapter_of, logits
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
 
