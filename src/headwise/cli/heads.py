@@ -90,8 +90,8 @@ def heads(
         ablate=ablate,
     )
     # report.html in a run folder tells of the run on what it held out, or a part of it (--documents). All else goes
-    # only where --html says.
-    special = text or ids is not None or labels
+    # only where --html says, and --json alone asks for no page.
+    special = text or ids is not None or labels or wants_json()
     report = html or (
         model / REPORT if (model / RUN).exists() and not special else None
     )
@@ -186,9 +186,8 @@ def _write_report(
         walk, text = WALK, example_of(model)
         # the last token but one: there the model guesses the last
         at = max(0, len(loaded[1].prompt(text)) - 2)
-        # opens with L0.H0
         page = walk_html(
-            packed, text, 0, 0, at, name=survey.model, lang=lang, report=path.name
+            packed, text, at=at, name=survey.model, lang=lang, report=path.name
         )
         write_whole(model / walk, page)
     write_report(

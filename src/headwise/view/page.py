@@ -198,15 +198,16 @@ def policy(style: str, script: str) -> str:
 def walk_html(
     model: Facts,
     text: str,
-    layer: int,
-    head: int,
-    at: int,
+    layer: int | None = None,
+    head: int | None = None,
+    at: int = 0,
     name: str = "",
     lang: str = "en",
     report: str | None = None,
 ) -> str:
     """The guided walk through one head; it begins with head `head` of layer `layer` at position `at` of a text.
 
+    layer, head  None: the head without which the model's next word at `at` loses most
     model   the model as `models.pack.pack_model` packs it
     name    what the model is called
     lang    es for a page that opens in Spanish; en for one that opens in the browser's language

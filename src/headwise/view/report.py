@@ -79,11 +79,34 @@ def survey_data(
         "maps": None if maps is None else _maps(maps),
         "run": None if summary is None else _run(summary),
         "walk": walk,
-        # What the page asks its reader to find out first: of a run on the verbs, which head carries the tense.
-        "question": "tense"
+        "verbs": _verbs()
         if summary is not None and summary.facts.get("text") == verbs.NAME
-        else "head",
+        else None,
     }
+
+
+def _verbs() -> Facts:
+    """Of the verb corpus: what each word tells of verb, tense and person, and a line of it in Spanish.
+
+    The page needs it to say what stays and what changes where a head is silenced: `trae` keeps the verb of `traería`,
+    and has another tense. A word that stands with every verb, such as `él`, tells nothing of the verb.
+    """
+    told: dict[str, tuple[set[str], set[str], set[str]]] = {}
+    for cell in verbs.cells():
+        for form in f"{cell.english} {cell.spanish}".split():
+            facts = told.setdefault(form, (set(), set(), set()))
+            for known, fact in zip(facts, (cell.verb, cell.tense, cell.person), strict=True):
+                known.add(fact)
+    wholes = verbs.VERBS, verbs.TENSES, verbs.PERSONS
+    words = {
+        form: [
+            sorted(whole.index(fact) for fact in facts) if len(facts) < len(whole) else []
+            for facts, whole in zip(sets, wholes, strict=True)
+        ]
+        for form, sets in told.items()
+    }
+    spanish = (line for line in verbs.conjugation_lines() if line.startswith("yo "))
+    return {"words": words, "spanish": next(spanish)}
 
 
 def _run(summary: RunSummary) -> Facts:
@@ -248,6 +271,7 @@ WORDS = (
     "kept",
     "film",
     "look",
+    "whole",
 )
 
 

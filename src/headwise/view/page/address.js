@@ -6,7 +6,8 @@
 import { byId, emit, language, on, say } from './base.js';
 import { hasModel } from './engine.js';
 import { beginHead, openHead } from './head.js';
-import { typed } from './local.js';
+import { model, typed } from './local.js';
+import { byWeight } from './model.js';
 import { opening, setOwn } from './own.js';
 import { data, heads, numberOf, view } from './state.js';
 
@@ -62,9 +63,12 @@ export function readAddress() {
   changeAddress(false);
 }
 
-// The links lead to the enlarged head, else to the one looked through last; hidden without such a page or sentence.
+// The links lead to the enlarged head, else to the one looked through last, at first to the one that matters most for
+// the sentence; hidden without such a page or sentence.
 function showWalk() {
-  const { name } = heads[view.open >= 0 ? view.open : view.latest], place = [name, Math.max(0, view.at), typed.text];
+  if (view.latest < 0 && typed.whole) view.latest = numberOf.get(byWeight(model, typed.ids, Math.max(0, view.at))[0]);
+  const { name } = heads[Math.max(0, view.open >= 0 ? view.open : view.latest)];
+  const place = [name, Math.max(0, view.at), typed.text];
   for (const link of document.querySelectorAll('.to-walk')) {
     link.hidden = !data.walk || !typed.whole;
     link.textContent = say('report.to_walk', { name });

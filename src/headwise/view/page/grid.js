@@ -6,7 +6,7 @@ import { drawLegend } from './colours.js';
 import { hasModel } from './engine.js';
 import { openHead } from './head.js';
 import { rowOf, storedOf } from './shown.js';
-import { cut, distinct, heads, matches, moved, points, view } from './state.js';
+import { cut, distinct, enumerated, heads, matches, moved, points, view } from './state.js';
 
 // Milliseconds of drawing before the page may answer again; a frame of the screen takes 16 at 60 a second.
 const FRAME_MS = 12;
@@ -142,6 +142,15 @@ function showEffects({ detail: ranking }) {
   }
 }
 
+// What breaks without each head, once a question is answered.
+function showProofs({ detail: broken }) {
+  for (const box of boxes) {
+    const parts = broken.get(heads[box.dataset.number].name) ?? [], effect = box.querySelector('.effect');
+    effect.textContent = parts.length ? say('report.breaks', { what: enumerated(parts) }) : '';
+    effect.classList.toggle('strong', parts.length > 0);
+  }
+}
+
 // The arrow keys walk over the grid; above and below the last row of a part lies the next part.
 function walkGrid(event) {
   const here = event.target.closest('.head');
@@ -175,5 +184,6 @@ if (byId('grid')) {
   on('maps point', lightRows);
   on('changes language', () => boxes.forEach(nameCard));
   on('ranking', showEffects);
+  on('proofs', showProofs);
   on('filter', () => boxes.forEach((box, number) => box.classList.toggle('faded', !matches(number))));
 }

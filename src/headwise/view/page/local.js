@@ -2,7 +2,7 @@
 
 import { readData, say } from './base.js';
 import { engine, lazily, mapOf } from './engine.js';
-import { forward, inputOf, likeliest, offer, probabilities, readModel, step } from './model.js';
+import { BLANK, forward, inputOf, likeliest, offer, probabilities, readModel, step } from './model.js';
 import { count, distinct, heads, view, visible } from './state.js';
 
 const modelBlock = readData('model'); // null where nobody asked for one; `reason` says why there is none
@@ -33,9 +33,10 @@ const local = {
   // Behind the token that is looked at, else the last one. What is followed is the token that the reader chose, else
   // the one that the text goes on with (`truth`, -1 at its end), else the likeliest.
   next(at) {
-    if (!typed.whole || !view.shown.typed) return null; // another text than the reader's may be shown
-    const place = at < 0 ? lastPlace() : at, changed = view.changes.size > 0;
-    const [before, after] = [typed.whole, typed.less].map((run) => probabilities(run.logits[place]));
+    // Another text than the reader's may be shown; and of words that it lacks the model says nothing.
+    if (!typed.whole || !view.shown.typed || strange().includes(true)) return null;
+    const place = at < 0 ? lastPlace() : at, changed = view.changes.size > 0, { temperature } = view;
+    const [before, after] = [typed.whole, typed.less].map((run) => probabilities(run.logits[place], temperature));
     const truth = place + 1 < typed.ids.length ? typed.ids[place + 1] : -1;
     const [best, bestNow] = [ordered(before), ordered(after)];
     const follow = view.follow >= 0 ? view.follow : truth >= 0 ? truth : best[0];
@@ -49,7 +50,7 @@ const local = {
 
   async* each({ place, follow }) {
     for (const [number, { name }] of heads.entries()) {
-      const chances = probabilities(think(typed.ids, [[name, 0]]).logits[place]);
+      const chances = without([name], place, view.temperature);
       yield [[name, chances[follow], nameOf(likeliest(chances))]];
       // After every fourth head the page may answer; more heads in between would let the reader wait longer.
       if (number % 4 === 3) await new Promise((resolve) => { setTimeout(resolve, 0); });
@@ -57,19 +58,31 @@ const local = {
   },
 };
 
+// The chances of what comes next at a place of the text without some heads.
+export function without(names, place, temperature = 1) {
+  return probabilities(think(typed.ids, names.map((name) => [name, 0])).logits[place], temperature);
+}
+
 // The end of the text that may grow into a word that the model knows; '' behind a space and behind a whole word.
 export function growing() {
   const last = typed.pieces.at(-1);
-  if (!last || last.known || /\s$/.test(typed.text)) return '';
+  if (!last || last.known || /\s$/.test(typed.text) || typed.text.includes(BLANK)) return '';
   return model.tokens.shown.some((name) => name.startsWith(last.text)) ? last.text : '';
+}
+
+// Of each piece: does the model lack it? A word that is still being typed does not count.
+export function strange() {
+  const ends = typed.pieces.length - (growing() ? 1 : 0);
+  return typed.pieces.map((piece, at) => !piece.known && at < ends);
 }
 
 // The place of the last token that is whole. What follows a word that is still being typed is of no interest.
 export function lastPlace() { return Math.max(0, typed.ids.length - (growing() ? 2 : 1)); }
 
-// A text as it is typed, one token longer.
+// A text as it is typed, one token longer; where it has a place to fill the token stands there.
 export function longer(text, id) {
   if (id === model.tokens.boundary) return text; // the sign that begins a text is not written
+  if (text.includes(BLANK)) return text.replace(BLANK, () => model.tokens.shown[id]);
   // Are tokens words between spaces? Then one is put between, while tokens of other models bring their spaces along.
   const areWords = JSON.stringify(model.tokens.layout.pre_tokenizer).includes('WhitespaceSplit');
   const gap = areWords && text && !/\s$/.test(text) ? ' ' : '';
@@ -82,6 +95,7 @@ export function goOn(temperature) {
   if (ids.length > model.config.context) { // the page reads the new token, too: the older half makes room for it
     return local.tokens(ids.slice(-Math.max(1, model.config.context >> 1)).reduce(longer, ''));
   }
+  if (typed.text.includes(BLANK)) return local.tokens(longer(typed.text, id)); // what stands behind is read, too
   const pieces = [...typed.pieces, { id, text: model.tokens.shown[id], known: true }];
   return { text: longer(typed.text, id), ids, pieces };
 }

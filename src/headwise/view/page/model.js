@@ -55,6 +55,7 @@ export function readModel(block) {
     finalNorm: config.final_norm && normOf('final_norm'),
     // Tied: the embedding gives the logits, too (Press and Wolf 2017), and is packed once.
     lmHead: { weight: tensors[config.tied ? 'token_embedding.weight' : 'lm_head.weight'] },
+    parameters: block.parameters,
     rotations: [], // {cos, sin} of each position that `rotationAt` has met
   };
 }
@@ -290,6 +291,17 @@ export function likeliest(chances) {
   return chances.reduce((best, chance, id) => (chance > chances[best] ? id : best), 0);
 }
 
+// Names of heads, those first without which what the model says next at a place loses most; above so many numbers to
+// be multiplied none is tried, and they stand in their order.
+export function byWeight(model, ids, place, most = 3e8) {
+  const chances = (changes) => probabilities(forward(model, ids, changes).logits[place]), names = headNames(model);
+  const numbers = model.layers.length * 12 * model.config.d_model ** 2 * ids.length * names.length;
+  if (numbers > most) return names;
+  const before = chances({}), best = likeliest(before);
+  const left = new Map(names.map((name) => [name, chances({ silence: [name] })[best]]));
+  return names.sort((a, b) => left.get(a) - left.get(b));
+}
+
 // An id drawn by its probability: that of the piece of the line from 0 to 1 in which the point `random` lies.
 function sample(chances, random = Math.random()) {
   let left = random;
@@ -311,9 +323,11 @@ export function step(model, ids, { temperature = 0, random = Math.random(), ...c
   return { ids: [...kept, id], id, chances };
 }
 
+export const BLANK = '___'; // the place to fill: what stands behind it is not read, since the model looks back alone
+
 // A text as the model sees it, behind the token that begins a text: ids, tokens of the vocabulary, and pieces.
 export function inputOf(model, text) {
-  const { tokens } = model, pieces = encode(tokens, text);
+  const { tokens } = model, pieces = encode(tokens, text.split(BLANK)[0]);
   const begin = tokens.boundary === undefined ? [] : [{ id: tokens.boundary, text: '', known: true }];
   const all = [...begin, ...pieces];
   return { ids: all.map((piece) => piece.id), tokens: all.map((piece) => tokens.strings[piece.id]), pieces: all };

@@ -12,7 +12,7 @@ import { bar, changedNames, data, factorOf, heads, moved, numberOf, percent, poi
 // head [name, chance or cosine without it, the likeliest token then].
 let ranking = null;
 
-function placeOf({ text, place, follow }) { return `${place} ${follow} ${text}`; }
+function markOf({ text, place, follow }) { return `${place} ${follow} ${view.temperature} ${text}`; }
 
 // The panel: the tokens or the moved vector, the verdict, the ranking.
 function showNext() {
@@ -89,12 +89,12 @@ function stateWords({ kept, alike }, changed) {
 // --- Each head in turn ---
 
 // Runs the model once without each head alone. The page answers in between, and what has changed by then ends it.
-export async function silenceEach() {
-  const found = engine.next(view.at), key = placeOf(found), rows = [];
+async function silenceEach() {
+  const found = engine.next(view.at), key = markOf(found), rows = [];
   const followed = found.rows.find(([id]) => id === found.follow);
   for await (const part of engine.each(found)) {
     const now = engine.next(view.at);
-    if (!now || placeOf(now) !== key) return;
+    if (!now || markOf(now) !== key) return;
     rows.push(...part);
     setText('ranking-note', 'report.ranking_at_work', { done: rows.length, all: heads.length });
   }
@@ -105,7 +105,7 @@ export async function silenceEach() {
 }
 
 function showRanking(found) {
-  const list = byId('ranking'), fits = ranking?.key === placeOf(found);
+  const list = byId('ranking'), fits = ranking?.key === markOf(found);
   list.hidden = !fits;
   if (!fits) setText('ranking-note', 'report.ranking_offer');
   else if (found.state) setText('ranking-note', 'look.ranking_output');
@@ -135,6 +135,14 @@ function wakeAll() {
   byId('own-text').focus();
 }
 
+// The temperature, of a model in the page: what the logits are divided by.
+function setTemperature() {
+  view.temperature = Number(byId('temperature').value);
+  byId('temperature-shown').textContent = view.temperature.toFixed(1);
+  emit('point');
+}
+
+byId('temperature')?.addEventListener('input', setTemperature);
 byId('each').addEventListener('click', silenceEach);
 byId('wake').addEventListener('click', wakeAll);
 // The ranking was of another text; of a live model the words are new after every reading.

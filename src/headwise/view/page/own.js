@@ -1,11 +1,11 @@
 // --- The reader's own sentence: typed, run through the model in the page, and continued token by token ---
 
-import { byId, element, emit, makeButton, on, say } from './base.js';
+import { byId, element, emit, language, makeButton, on, say } from './base.js';
 import { engine } from './engine.js';
-import { goOn, growing, lastPlace, longer, model, modelMissing, nameOf, ordered, typed } from './local.js';
-import { probabilities } from './model.js';
+import { goOn, growing, lastPlace, longer, model, modelMissing, nameOf, ordered, strange, typed } from './local.js';
+import { BLANK, probabilities } from './model.js';
 import { passage, sentence, showText } from './shown.js';
-import { count, distinct, percent, quoted, setText, view, visible } from './state.js';
+import { count, data, distinct, percent, quoted, setText, view, visible } from './state.js';
 import { nearest } from './tokens.js';
 
 // Round choices, all at most but for the chance: larger counts show more, and a longer wait lets the page lag.
@@ -15,7 +15,7 @@ const INSTEAD = 2; // words offered in place of one that the model lacks, where 
 const KNOWN = 1500; // words in the list of those that the model knows
 const FIRST = 48; // tokens of a passage that the page begins with
 let typing = 0; // the timer that runs while a key may follow
-export let opening = ''; // the text that the page opens with
+export let opening = '', example = ''; // the text that the page opens with, and that of its maps and questions
 
 // Listens to the panel and puts the first sentence there; hides the panel where there is no model in the page.
 export function startOwn() {
@@ -27,12 +27,21 @@ export function startOwn() {
     typing = setTimeout(() => setOwn(byId('own-text').value), WAIT_MS);
   });
   byId('likeliest').addEventListener('click', () => takeOwn(goOn(0), lastPlace));
-  byId('sampled').addEventListener('click', () => takeOwn(goOn(1), lastPlace));
+  byId('sampled').addEventListener('click', () => takeOwn(goOn(view.temperature), lastPlace));
   byId('again').addEventListener('click', () => setOwn(opening, restingPlace));
   byId('vocabulary').addEventListener('toggle', showVocabulary);
   on('changes', runChanged);
-  on('language', () => { if (typed.whole) sayUnknown(); });
+  on('language', () => { if (typed.whole && !reopen()) sayUnknown(); });
   begin();
+}
+
+// A page in Spanish opens with Spanish words; another language brings another opening, where the first still stands.
+function reopen() {
+  const first = language() === 'es' && data.verbs ? data.verbs.spanish : example, isOpening = typed.text === opening;
+  if (first === opening || engine.tokens(first).pieces.some((piece) => !piece.known)) return false;
+  opening = first;
+  if (isOpening) setOwn(opening, restingPlace);
+  return isOpening;
 }
 
 // The text that the page opens with is put together from the tokens of its maps, which are written as a reader sees
@@ -41,7 +50,7 @@ function begin() {
   const ids = new Map(model.tokens.shown.map((_, id) => [nameOf(id), id]));
   const tokens = sentence ? sentence.tokens : passage.tokens.slice(0, FIRST);
   // `longer` appends one id after the other.
-  opening = tokens.filter((token) => ids.has(token)).map((token) => ids.get(token)).reduce(longer, '');
+  opening = example = tokens.filter((token) => ids.has(token)).map((token) => ids.get(token)).reduce(longer, '');
   setOwn(opening, restingPlace);
 }
 
@@ -77,17 +86,11 @@ function runChanged() {
 export function showOwn() {
   if (!typed.whole) return showText(sentence || passage);
   const tokens = typed.pieces.map(({ id, text, known }) => (known ? nameOf(id) : visible(text)));
-  showText({ tokens, exact: true, typed: true, maps: engine.maps, unknown: strange(typed.pieces) });
+  showText({ tokens, exact: true, typed: true, maps: engine.maps, unknown: strange() });
   sayUnknown();
 }
 
 // --- What can stand next, and what stands for a word that the model lacks ---
-
-// Of each piece: does the model lack it? A word that is still being typed does not count.
-function strange(pieces) {
-  const ends = growing() ? pieces.length - 1 : pieces.length;
-  return pieces.map((piece, at) => !piece.known && at < ends);
-}
 
 // [id, chance] of all tokens at a place of the text, the likeliest first; in their own order, with a chance of 0,
 // where nothing stands before it. The two signs that stand for no word are left out.
@@ -123,20 +126,20 @@ function wordButton(name, changed) {
   });
 }
 
-// Names the words that the model lacks, and offers others in their place.
+// Names the words that the model lacks, and offers others in their place: before they are put right it says nothing.
 function sayUnknown() {
-  const wrong = strange(typed.pieces), places = new Map(); // word that the model lacks -> where it stands first
+  const wrong = strange(), places = new Map(); // word that the model lacks -> where it stands first
   typed.pieces.forEach(({ text }, at) => { if (wrong[at] && !places.has(text)) places.set(text, at); });
-  byId('own-trouble').textContent = '';
-  if (places.size) {
-    const words = distinct([...places.keys()].map((word) => quoted(visible(word)))).join(', ');
-    // What the model reads for the first of them, and so for each.
-    const sign = quoted(nameOf(typed.pieces[[...places.values()][0]].id));
-    const offers = [...places].flatMap(([word, at]) => instead(word, at).map((near) => replacement(word, near)));
-    byId('own-trouble').textContent = say('report.unknown_words', { words, sign });
-    if (offers.length) byId('own-trouble').append(' ', say('report.near'), ...offers);
-  }
-  showFollowing();
+  for (const id of ['likeliest', 'sampled']) byId(id).disabled = places.size > 0;
+  const words = distinct([...places.keys()].map((word) => quoted(visible(word)))).join(', ');
+  const offers = [...places].flatMap(([word, at]) =>
+    [` ${quoted(visible(word))} →`, ...instead(word, at).map((near) => replacement(word, near))]);
+  const unread = typed.text.split(BLANK).slice(1).join(BLANK).trim();
+  byId('own-trouble').textContent = places.size ? say('report.unknown_words', { words, count: places.size })
+    : unread ? say('report.not_read', { words: quoted(unread) }) : '';
+  byId('own-trouble').append(...offers);
+  if (places.size) byId('offers').hidden = true;
+  else showFollowing();
 }
 
 // Words to offer for one that the model lacks: those most like it, else what the model expects at this place.

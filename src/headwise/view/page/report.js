@@ -1,19 +1,20 @@
-// --- The whole page of a report: its words, its switches, its question, and how it begins ---
+// --- The whole page of a report: its words, its switches, and how it begins ---
 
 import { byId, element, emit, isShortcut, on, say, told } from './base.js';
 import { hasModel } from './engine.js';
-import { modelMissing, typed } from './local.js';
+import { modelMissing } from './local.js';
 import { readAddress } from './address.js';
 import { makeGrid } from './grid.js';
-import { silenceEach } from './next.js';
-import { opening, restingPlace, setOwn, showOwn, startOwn } from './own.js';
+import './next.js';
+import { showOwn, startOwn } from './own.js';
+import './quest.js';
 import { invite } from './sentence.js';
 import { passage, sentence, showText } from './shown.js';
-import { columnMeaning, columnName, count, data, heads, matches, pin, sayOr, setText, toggleSilence,
-  view } from './state.js';
+import { columnMeaning, columnName, count, data, heads, matches, pin, sayOr, toggleSilence, view } from './state.js';
 import './roles.js';
 import './table.js';
 import './training.js';
+import './whole.js';
 
 // What was looked at, at the top of the page, and how it was measured, at its end.
 function showTop() {
@@ -32,7 +33,6 @@ function showTop() {
   byId('text-choice').hidden = !sentence || !passage.tokens.length || data.tokens.length <= sentence.tokens.length;
   byId('no-model').textContent = modelMissing();
   byId('no-model').hidden = hasModel();
-  byId('question').hidden = !hasModel();
   byId('meanings').replaceChildren(...data.columns.flatMap((column) => [
     element('dt', '', columnName(column)), element('dd', '', columnMeaning(column))]));
 }
@@ -61,25 +61,6 @@ function showAll() {
   byId('find').focus(); // the button that had the focus is hidden now
 }
 
-// --- The suggested question: which head carries the prediction? ---
-
-// The button that leads to a question about the heads and, once it is asked, to the answer.
-function sayQuestion() {
-  setText('question', byId('think').hidden ? `report.question_${data.question}` : 'report.question_answer');
-}
-
-// The first press leads to the place and leaves time to think, the second tries every head.
-function askQuestion() {
-  // Was the button pressed once, and is the reader still at the place of the question?
-  const again = !byId('think').hidden && typed.text === opening && view.at === restingPlace();
-  if (typed.text !== opening) setOwn(opening);
-  view.pinned = false;
-  pin(restingPlace());
-  if (again) silenceEach();
-  byId('think').hidden = again;
-  sayQuestion();
-}
-
 // Escape lets a pinned token go; s silences the head through which the sentence is seen.
 function keysOnPage(event) {
   if (isShortcut(event) || event.target.matches('input:not([type="checkbox"]), textarea, select')) return;
@@ -89,7 +70,6 @@ function keysOnPage(event) {
 
 byId('find').addEventListener('input', search);
 byId('all-heads').addEventListener('click', showAll);
-byId('question').addEventListener('click', askQuestion);
 for (const radio of document.querySelectorAll('[name="text"]')) {
   radio.addEventListener('change', () => {
     if (radio.value === 'passage') showText(passage);
@@ -97,7 +77,7 @@ for (const radio of document.querySelectorAll('[name="text"]')) {
   });
 }
 document.addEventListener('keydown', keysOnPage);
-on('language', () => { showTop(); sayQuestion(); });
+on('language', showTop);
 on('filter language', sayFilter);
 
 byId('heads').hidden = byId('look').hidden = false;

@@ -28,13 +28,14 @@ export const view = {
   // which are words that the model lacks; `words`, as tokens are set: {text, gap, lines, sign}.
   shown: { tokens: [], exact: true, maps: new Map() },
   at: -1, pinned: false, // the token that is looked at, -1: none; one that is pinned stays while the pointer moves on
-  through: -1, latest: 0, // the head through which the sentence is seen, -1: all of them; the one it was seen through
+  through: -1, latest: -1, // the head through which the sentence is seen, -1: all of them; the one it was seen through
   changes: new Map(), // name of a head -> its factor, where it is not 1
   scale: 'own', // the last colour is each picture's largest weight; 'fixed': it is 1
   hideFirst: false, log: false, arcs: false, // switches: without the first token, on a log scale, with arcs
   roles: new Set(), words: [], // the filter: places in `data.roles`, and what is searched for
   open: -1, row: 0, column: 0, // the head that is enlarged, -1: none; the chosen cell of its map
   beside: '', // the name of the head that stands beside it, or ''
+  temperature: 1, // of the prediction and of what is drawn
   follow: -1, // the id of the token whose chance is followed, -1: the one of the text, else the likeliest
   // Of a live model. Of each head [the kind of key that it looks at most, the part of its weight there]; of each token
   // the heads that look hardest from there, and between two texts those that differ most: [head, key, weight].
@@ -207,6 +208,12 @@ export function named(token, tokens) {
 
 // The name of a head without its stack: encoder.L0.H3 -> L0.H3.
 export function shortName(name) { return name.split('.').slice(-2).join('.'); }
+// Words in a row: "a, b and c".
+export function enumerated(names) {
+  const last = names.at(-1);
+  return names.length < 2 ? last ?? '' : `${names.slice(0, -1).join(', ')} ${say('report.and')} ${last}`;
+}
+
 // A factor in words; the slider has steps of a tenth: × 0.5, × −1.
 export function times(factor) { return `× ${String(Math.round(10 * factor) / 10).replace('-', '−')}`; }
 

@@ -2,7 +2,7 @@
 
 import { arrowOf, byId, element, isShortcut, language, makeButton, on, putWords, readData, remake, say,
   setWord } from './base.js';
-import { forward, headName, headNames, inputOf, offer } from './model.js';
+import { byWeight, forward, headName, headNames, inputOf, offer } from './model.js';
 import { DRAW, STEPS } from './walk_steps.js';
 import { chooseHead, origins, tellOf, visible, walk } from './walk_tables.js';
 
@@ -48,6 +48,7 @@ function draw() {
   showWayBack();
 }
 
+function numbersOf(name) { return name.slice(1).split('.H').map(Number); } // "L0.H3" -> 0, 3
 function wordsOf({ id, text }) { return { word: text, seen: walk.model.tokens.shown[id] }; }
 
 // The bar of tokens, each a button that makes it the one that asks.
@@ -131,7 +132,7 @@ function keys(event) {
 
 byId('head').append(...headNames(walk.model).map((name) => new Option(name, name)));
 byId('head').addEventListener('change', (event) =>
-  chooseHead(...event.target.value.slice(1).split('.H').map(Number))); // "L0.H3" -> 0, 3
+  chooseHead(...numbersOf(event.target.value)));
 byId('text').value = begin.text;
 byId('text').addEventListener('input', () => {
   walk.at = Infinity; // the last token: `readText` puts it there
@@ -147,9 +148,11 @@ document.addEventListener('keydown', keys);
 on('language head', draw);
 
 Object.assign(walk, { layer: begin.layer, head: begin.head, at: begin.at });
-// An address may ask for a head that the model lacks.
-if (!headNames(walk.model).includes(headName(walk.layer, walk.head))) walk.layer = walk.head = 0;
 readText();
+// Nobody asks for a head, or for one that the model lacks: the walk opens at the one that matters most here.
+if (!headNames(walk.model).includes(headName(walk.layer, walk.head))) {
+  [walk.layer, walk.head] = numbersOf(byWeight(walk.model, walk.ids, walk.at)[0]);
+}
 draw();
 offer(walk.model);
 byId('walk').hidden = false; // without a script there would be nothing in it

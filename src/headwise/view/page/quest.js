@@ -1,0 +1,193 @@
+// --- Questions that the reader answers by silencing: which head finds the person, the verb, the tense? ---
+//
+// `data.verbs.words` says of which verbs, tenses and persons a word is a form. Without a head each part of the predicted
+// word stays or changes; the head without which one part alone changes is the one that finds it. Where none does so by
+// itself, heads are silenced together, until it changes or none is left: every question ends. Of a model that has read
+// another text the one question is on which head the word as a whole hangs.
+
+import { byId, element, emit, makeButton, on, putWords, say } from './base.js';
+import { hasModel } from './engine.js';
+import { nameOf, typed, without } from './local.js';
+import { likeliest } from './model.js';
+import { example, restingPlace, setOwn } from './own.js';
+import { data, heads, enumerated, numberOf, percent, pin, quoted, scoped, setText, toggleSilence,
+  view } from './state.js';
+
+const PARTS = data.verbs ? ['person', 'verb', 'tense'] : ['word'];
+const COLUMNS = { verb: 0, tense: 1, person: 2 }; // of `data.verbs.words`
+const SHOWN = 3; // heads, at most, that are named where several are each needed
+const PAIRED = 8; // heads of which every two are tried, those whose silence costs most: a round choice
+let topic = ''; // the part that is asked for; '' before the first question
+let untouched = null, answer = null, guess = ''; // the trial without silence; what was found; the reader's guess
+
+// What a word tells of a part: the numbers of the verbs, tenses or persons of which it can be a form.
+function tells(part, word) { return part === 'word' ? [word] : data.verbs.words[word]?.[COLUMNS[part]] ?? []; }
+
+// Do two words have a part in common?
+function shares(part, one, other) { return tells(part, one).some((fact) => tells(part, other).includes(fact)); }
+
+// What the model says without some heads: the parts that stay and that change, and how much chance is left, `kept`, to
+// words which have the part that is asked for.
+function trial(names, place = placeOf(topic)) {
+  const chances = without(names, place), word = nameOf(likeliest(chances)), before = untouched?.word ?? word;
+  const has = PARTS.filter((part) => tells(part, before).length);
+  const kept = chances.reduce((sum, chance, id) => sum + (shares(topic, before, nameOf(id)) ? chance : 0), 0);
+  return { names, word, kept, stays: has.filter((part) => shares(part, before, word)),
+    changes: has.filter((part) => !shares(part, before, word)) };
+}
+
+function breaks({ changes }) { return changes.includes(topic); }
+
+// The pronoun, which tells the person, comes after `=`; all else at the place where the page rests.
+function placeOf(part) {
+  const sign = typed.pieces.findIndex((piece) => piece.text === '=');
+  return part === 'person' && sign >= 0 ? sign : restingPlace();
+}
+
+// --- The search ---
+
+// A trial of each of these sets of heads: those that break the part first, of them those that break it alone.
+async function tried(sets) {
+  const trials = [];
+  for (const names of sets) {
+    trials.push(trial(names));
+    await new Promise((resolve) => { setTimeout(resolve, 0); }); // the page may answer in between
+  }
+  return trials.sort((a, b) => breaks(b) - breaks(a) || a.changes.length - b.changes.length || a.kept - b.kept);
+}
+
+// The kind of answer, its trials, and in `all` each head alone.
+async function solve() {
+  if (!tells(topic, untouched.word).length) return { kind: 'unlearnt', trials: [], all: [] };
+  const all = await tried(heads.map(({ name }) => [name])), alone = all.filter(breaks);
+  const clean = alone.filter(({ changes }) => changes.length === 1);
+  if (clean.length) return { kind: clean.length > 1 ? 'several' : 'alone', trials: clean.slice(0, SHOWN), all };
+  if (alone.length) return { kind: 'mixed', trials: alone.slice(0, 1), all };
+  const costly = all.map(({ names }) => names[0]), near = costly.slice(0, PAIRED);
+  const [pair] = await tried(near.flatMap((one, at) => near.slice(at + 1).map((two) => [one, two])));
+  if (pair && breaks(pair)) return { kind: 'pair', trials: [pair], all };
+  for (let count = 3; ; count *= 2) {
+    const [many] = await tried([costly.slice(0, count)]);
+    if (breaks(many)) return { kind: 'many', trials: [many], all };
+    if (count >= costly.length) return { kind: 'none', trials: [many], all };
+  }
+}
+
+// --- What is shown ---
+
+function partName(part) { return say(`report.part_of_${part}`); }
+
+// "without L0.H3 the verb stays and the tense changes: traería → trae"
+function putProof(target, { names, word, stays, changes }) {
+  const facts = { heads: enumerated(names), before: untouched.word, after: word, count: names.length, n: stays.length,
+    m: changes.length, stays: enumerated(stays.map(partName)), changes: enumerated(changes.map(partName)) };
+  const kind = !changes.length ? 'stays' : stays.length ? 'both' : 'changes';
+  putWords(target, `report.proof_${kind}`, facts);
+  return target;
+}
+
+function showQuestions() {
+  byId('quest').hidden = !hasModel();
+  byId('quest').classList.toggle('topic', Boolean(topic));
+  setText('quest-title', PARTS.length > 1 ? 'report.quest_title' : 'report.quest_one');
+  byId('quests').replaceChildren(...PARTS.map((part) => {
+    const button = makeButton('question', say(`report.quest_${part}`), () => ask(part));
+    button.dataset.part = part;
+    button.setAttribute('aria-pressed', String(part === topic));
+    return button;
+  }));
+  byId('quest-how').replaceChildren();
+  byId('guesses').hidden = !topic || Boolean(answer);
+  if (topic) {
+    const token = view.shown.tokens[untouched.place];
+    setText('quest-how', 'report.quest_how', { place: quoted(token), word: untouched.word, what: partName(topic) });
+    byId('guesses').replaceChildren(...[...heads.map(({ name }) => name), ''].map((name) =>
+      makeButton('guess', name || say('report.guess_none'), () => take(name))));
+  }
+  showLive();
+  showAnswer();
+}
+
+// What stays and what changes with the heads that are silenced now.
+function showLive() {
+  const silent = [...view.changes.keys()].filter((name) => !view.changes.get(name)).sort();
+  byId('quest-live').replaceChildren();
+  if (topic && silent.length) putProof(byId('quest-live'), trial(silent));
+}
+
+function showAnswer() {
+  const box = byId('quest-answer');
+  box.replaceChildren();
+  if (!answer) return;
+  const { kind, trials, all } = answer, names = trials.flatMap((each) => each.names);
+  const others = enumerated([...new Set(trials.flatMap(({ changes }) => changes))].filter((part) => part !== topic)
+    .map(partName));
+  const facts = { heads: enumerated(names), count: names.length, what: partName(topic), others, word: untouched.word };
+  const line = (className, key) => {
+    const made = element('p', className);
+    putWords(made, key, facts);
+    return made;
+  };
+  const guessed = all.find((each) => each.names[0] === guess), single = ['alone', 'several', 'mixed'].includes(kind);
+  const right = guess ? names.includes(guess) && kind !== 'none' : !single;
+  const how = !right ? 'wrong' : guess && !single ? 'half' : 'right';
+  box.append(line('', `report.guess_${how}`), line('found', `report.answer_${kind}`));
+  const proofs = element('ul', 'proofs'), shown = guessed && !trials.includes(guessed) ? [...trials, guessed] : trials;
+  proofs.append(...shown.map((each) => putProof(element('li'), each)));
+  box.append(proofs, ...(all.length ? [trialTable(all)] : []), ...(data.verbs ? [line('caption', 'report.badge_how')] : []));
+  emit('proofs', new Map(all.map((each) => [each.names[0], each.changes.map(partName)])));
+}
+
+// Each head alone: the word that comes then, what becomes of each part, and the chance that is left to the part.
+function trialTable(all) {
+  const details = element('details'), made = element('table', 'trials'), top = element('tr');
+  const parts = PARTS.filter((part) => tells(part, untouched.word).length);
+  const names = [say('report.without_it'), say('report.then'), ...parts.map(partName)];
+  top.append(...names.map((text) => scoped('col', text)));
+  made.append(top, ...all.map(({ names, word, changes, kept }) => {
+    const row = element('tr'), name = scoped('row', '');
+    name.append(makeButton('token', names[0], () => toggleSilence(numberOf.get(names[0]))));
+    row.append(name, element('td', '', word), ...parts.map((part) => {
+      const isBroken = changes.includes(part);
+      return element('td', isBroken ? 'fall' : '', (isBroken ? '✗' : '✓') + (part === topic ? ` ${percent(kept)}` : ''));
+    }));
+    return row;
+  }));
+  details.append(element('summary', '', say('report.each_alone')), made);
+  return details;
+}
+
+// --- The moves ---
+
+// Leads to the sentence of the question, marks the word, wakes all heads, and leaves time to think.
+function ask(part) {
+  view.changes.clear();
+  if (typed.text !== example || !view.shown.typed) setOwn(example); // which ends the question before
+  emit('changes');
+  [topic, answer, untouched] = [part, null, null];
+  untouched = { ...trial([]), place: placeOf(part) };
+  view.pinned = false;
+  pin(untouched.place);
+  showQuestions();
+  byId('quests').querySelector('[aria-pressed="true"]').focus();
+}
+
+// The guess, and with it the answer, unless another question was asked meanwhile.
+async function take(name) {
+  const begun = untouched, found = await solve();
+  if (begun !== untouched || !topic) return;
+  [guess, answer] = [name, found];
+  showQuestions();
+  byId('quest-answer').focus();
+}
+
+// Another sentence ends the question.
+function end() {
+  [topic, answer] = ['', null];
+  emit('proofs', new Map());
+  showQuestions();
+}
+
+on('language', showQuestions);
+on('words', end);
+on('changes', showLive);
