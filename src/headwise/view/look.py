@@ -246,6 +246,8 @@ class Served(ThreadingHTTPServer):
         try:
             if asked.get("do") == "why":
                 return _why(self.desk)
+            if asked.get("do") == "adds":
+                return {"adds": _adds(self.desk, asked.get("follow", -1))}
             answer = self.desk.answer(asked)
             if "maps" in answer:  # as rows, columns, and base64 of 16-bit numbers
                 maps: Mapping[int, NDArray[Any]] = answer["maps"]
@@ -277,6 +279,17 @@ def _why(desk: Desk) -> Facts:
         for part in story.told
     ]
     return {"why": lines, "answer": story.answer, "other": story.other}
+
+
+def _adds(desk: Desk, follow: int) -> dict[str, float]:
+    """What each head adds to the logit of the followed token by itself; nothing where that cannot be told."""
+    from headwise.heads.attribute import attribute
+
+    reading = desk.readings["a"]
+    try:
+        return attribute(desk.folder.model, reading.ids, follow, reading.at).heads
+    except HeadwiseError:  # a model whose parts do not sum to its logits
+        return {}
 
 
 def look(model: Any, text: str) -> Served:

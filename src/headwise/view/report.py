@@ -95,12 +95,16 @@ def _verbs() -> Facts:
     for cell in verbs.cells():
         for form in f"{cell.english} {cell.spanish}".split():
             facts = told.setdefault(form, (set(), set(), set()))
-            for known, fact in zip(facts, (cell.verb, cell.tense, cell.person), strict=True):
-                known.add(fact)
+            for kinds, fact in zip(
+                facts, (cell.verb, cell.tense, cell.person), strict=True
+            ):
+                kinds.add(fact)
     wholes = verbs.VERBS, verbs.TENSES, verbs.PERSONS
     words = {
         form: [
-            sorted(whole.index(fact) for fact in facts) if len(facts) < len(whole) else []
+            sorted(whole.index(fact) for fact in facts)
+            if len(facts) < len(whole)
+            else []
             for facts, whole in zip(sets, wholes, strict=True)
         ]
         for form, sets in told.items()

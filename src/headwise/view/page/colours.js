@@ -96,4 +96,3 @@ function listenTo(kind, set) {
 listenTo('hide-first', (on) => { view.hideFirst = on; });
 listenTo('log-scale', (on) => { view.log = on; });
 listenTo('fixed-scale', (on) => { view.scale = on ? 'fixed' : 'own'; });
-listenTo('with-arcs', (on) => { view.arcs = on; });

@@ -7,6 +7,8 @@
 //   difference(number)      between two texts of one length, by how much the weights of a head differ
 //   next(at)                what comes next: {text, place, after, rows, follow, truth} or {text, state}; null before a
 //                           reading. A row is [id, token, chance as the model is, with the changes, in a second text]
+//   adds(next)              name of a head -> what it adds to the logit of the followed token by itself; {} if unknown
+//   ready()                 of a served model: resolves once no text waits to be read
 //   each(next)              what becomes of it without each head alone, in parts: rows [name, chance, likeliest token]
 // An id is a token's number; a "chance" is a probability.
 

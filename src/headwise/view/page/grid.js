@@ -131,24 +131,29 @@ function sayScale() {
   drawLegend(document.querySelector('.tools .legend'), scaled ? say('report.its_largest') : '1');
 }
 
-// Below each picture stands what becomes of the followed token without that head alone; nothing where it stays.
-function showEffects({ detail: ranking }) {
-  const parts = new Map(ranking?.rows);
+// Below each picture stands what its head's silence does: what becomes of the followed token, or, once a question is
+// answered, what of the word changes. `tell` gives the words of a head, and whether they stand out.
+function showBelow(tell) {
   for (const box of boxes) {
-    const { name } = heads[box.dataset.number], change = parts.has(name) ? parts.get(name) - ranking.before : 0;
-    const effect = box.querySelector('.effect');
-    effect.textContent = moved(change) ? say('report.points', { value: points(change) }) : '';
-    effect.classList.toggle('strong', change < STRONG);
+    const effect = box.querySelector('.effect'), [words, isStrong] = tell(heads[box.dataset.number].name);
+    effect.textContent = words;
+    effect.classList.toggle('strong', isStrong);
   }
 }
 
-// What breaks without each head, once a question is answered.
+function showEffects({ detail: ranking }) {
+  const parts = new Map(ranking?.rows);
+  showBelow((name) => {
+    const change = parts.has(name) ? parts.get(name) - ranking.before : 0;
+    return [moved(change) ? say('report.points', { value: points(change) }) : '', change < STRONG];
+  });
+}
+
 function showProofs({ detail: broken }) {
-  for (const box of boxes) {
-    const parts = broken.get(heads[box.dataset.number].name) ?? [], effect = box.querySelector('.effect');
-    effect.textContent = parts.length ? say('report.breaks', { what: enumerated(parts) }) : '';
-    effect.classList.toggle('strong', parts.length > 0);
-  }
+  showBelow((name) => {
+    const parts = broken.get(name) ?? [];
+    return [parts.length ? say('report.breaks', { what: enumerated(parts) }) : '', parts.length > 0];
+  });
 }
 
 // The arrow keys walk over the grid; above and below the last row of a part lies the next part.

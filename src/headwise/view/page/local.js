@@ -2,7 +2,7 @@
 
 import { readData, say } from './base.js';
 import { engine, lazily, mapOf } from './engine.js';
-import { BLANK, forward, inputOf, likeliest, offer, probabilities, readModel, step } from './model.js';
+import { BLANK, directly, forward, inputOf, likeliest, offer, probabilities, readModel, step } from './model.js';
 import { count, distinct, heads, view, visible } from './state.js';
 
 const modelBlock = readData('model'); // null where nobody asked for one; `reason` says why there is none
@@ -47,6 +47,8 @@ const local = {
       .map((id) => [id, nameOf(id), before[id], after[id]]);
     return { text: typed.text, place, after: view.shown.tokens[place], rows, follow, truth };
   },
+
+  adds({ place, follow }) { return directly(model, typed.whole, place, follow); },
 
   async* each({ place, follow }) {
     for (const [number, { name }] of heads.entries()) {

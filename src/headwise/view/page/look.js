@@ -13,6 +13,7 @@ const WAIT_MS = 120; // after a key, before the model is asked, so that it is no
 let typing = 0, rest = 0; // the timer that runs while a key may follow; the word at which the prediction rests
 let beside = false; // is there a second text?
 let troubled = ''; // what stands below the text, as `told` takes it
+let waiting = []; // what was asked for while a text is read: it is done when the text is there
 let story = null; // the answer to "why": {answer, other, why}, and in `why` for each head [name, {en, es}], a sentence
 
 // What is written of a word where it stands alone: never nothing, for a token may be a line end, or a space.
@@ -54,9 +55,20 @@ function forget() {
   story = null;
 }
 
+// Resolves once the text that stands there was read, or refused.
+engine.ready = () => new Promise((resolve) => {
+  if (byId('main').classList.contains('asking')) waiting.push(resolve);
+  else resolve();
+});
+
+function goOnWaiting() {
+  for (const resolve of waiting.splice(0)) resolve();
+}
+
 // A key was pressed. After a pause the new text is read.
 function keyPressed() {
   clearTimeout(typing);
+  byId('main').classList.add('asking');
   typing = setTimeout(() => {
     forget();
     read();
@@ -108,6 +120,7 @@ function keysOnPage(event) {
 
 // Asks for the story of the prediction, which takes longer than the rest; meanwhile the text may have changed.
 async function tellWhy() {
+  await engine.ready();
   const asked = view.shown;
   setText('story-note', 'look.why_at_work');
   const answer = await engine.why();
@@ -140,9 +153,13 @@ document.addEventListener('keydown', keysOnPage);
 on('language', () => { if (view.shown.words) showTitle(); sayTrouble(); });
 on('trouble', ({ detail }) => {
   troubled = detail;
-  if (troubled) byId('main').classList.remove('asking');
+  if (troubled) {
+    byId('main').classList.remove('asking');
+    goOnWaiting();
+  }
   sayTrouble();
 });
+on('read', goOnWaiting);
 on('pin', changePlace);
 on('changes', read);
 

@@ -291,6 +291,22 @@ export function likeliest(chances) {
   return chances.reduce((best, chance, id) => (chance > chances[best] ? id : best), 0);
 }
 
+// What each head adds to the logit of a token by itself, by name. The logit reads the normed sum of all that was added;
+// the norm is held at what it was. LayerNorm takes a mean off every vector.
+export function directly(model, { layers, heads }, place, id) {
+  const { middle, fed } = layers.at(-1), x = plus(middle[place], fed[place]);
+  const { kind, eps, gain } = model.finalNorm || {};
+  const { numbers, columns } = model.lmHead.weight, row = numbers.subarray(id * columns, (id + 1) * columns);
+  const mean = (vector) => (kind === 'layer' ? vector.reduce((sum, value) => sum + value, 0) / columns : 0);
+  const centre = mean(x), variance = x.reduce((sum, value) => sum + (value - centre) ** 2, 0) / columns;
+  const size = kind ? 1 / Math.sqrt(variance + eps) : 1;
+  const reads = row.map((value, c) => value * size * (gain ? gain[c] : 1));
+  return Object.fromEntries(Object.entries(heads).map(([name, added]) => {
+    const off = mean(added[place]);
+    return [name, dot(reads, added[place].map((value) => value - off))];
+  }));
+}
+
 // Names of heads, those first without which what the model says next at a place loses most; above so many numbers to
 // be multiplied none is tried, and they stand in their order.
 export function byWeight(model, ids, place, most = 3e8) {

@@ -90,6 +90,8 @@ function stateWords({ kept, alike }, changed) {
 
 // Runs the model once without each head alone. The page answers in between, and what has changed by then ends it.
 async function silenceEach() {
+  await engine.ready?.();
+  if (!engine.next(view.at)) return; // the text was refused
   const found = engine.next(view.at), key = markOf(found), rows = [];
   const followed = found.rows.find(([id]) => id === found.follow);
   for await (const part of engine.each(found)) {
@@ -99,8 +101,10 @@ async function silenceEach() {
     setText('ranking-note', 'report.ranking_at_work', { done: rows.length, all: heads.length });
   }
   if (rows.length < heads.length) return; // nobody answers any more
+  const adds = found.state ? {} : await engine.adds(found);
   // The cosine of what has not moved is 1; the head that is missed most comes first.
-  ranking = { key, before: followed ? followed[2] : 1, token: followed?.[1], rows: rows.sort((a, b) => a[1] - b[1]) };
+  rows.sort((a, b) => a[1] - b[1]);
+  ranking = { key, adds, before: followed ? followed[2] : 1, token: followed?.[1], rows };
   showRanking(found);
 }
 
@@ -110,19 +114,25 @@ function showRanking(found) {
   if (!fits) setText('ranking-note', 'report.ranking_offer');
   else if (found.state) setText('ranking-note', 'look.ranking_output');
   else setText('ranking-note', 'report.ranking', { token: quoted(ranking.token), part: percent(ranking.before) });
-  remake(list, 'name', (fits ? ranking.rows : []).map((row) => rankingRow(row, !found.state)));
+  const isAdded = fits && Object.keys(ranking.adds).length > 0, byAdds = isAdded && byId('by-adds').checked;
+  byId('by-adds').parentElement.hidden = !isAdded;
+  const rows = fits ? [...ranking.rows] : [];
+  if (byAdds) rows.sort(([a], [b]) => ranking.adds[b] - ranking.adds[a]);
+  remake(list, 'name', rows.map((row) => rankingRow(row, !found.state, byAdds)));
   emit('ranking', fits && !found.state ? ranking : null);
 }
 
 // A line of the ranking: the head's button, and the chance without it, or of a vector what the cosine lacks to 1.
-function rankingRow([name, part, then], isToken) {
+function rankingRow([name, part, then], isToken, byAdds) {
   const item = element('li'), words = element('span', 'then'), silent = factorOf(numberOf.get(name)) === 0;
   const button = makeButton('token', name, () => toggleSilence(numberOf.get(name)));
   button.dataset.name = name;
   button.setAttribute('aria-pressed', String(silent));
   button.setAttribute('aria-label', say(silent ? 'report.wake' : 'report.silence', { name }));
   const becomes = { fall: 'report.falls_to', rise: 'report.rises_to' }[moved(part - ranking.before)];
-  if (isToken) putWords(words, becomes ?? 'report.stays_at', { token: quoted(then) });
+  const adds = ranking.adds[name] ?? 0;
+  if (byAdds) words.textContent = say('report.adds', { nats: `${adds < 0 ? '−' : '+'}${Math.abs(adds).toFixed(2)}` });
+  else if (isToken) putWords(words, becomes ?? 'report.stays_at', { token: quoted(then) });
   else words.textContent = part.toFixed(4);
   item.append(button, bar(isToken ? part : Math.max(0, 1 - part), 'theirs', 'span'), words);
   return item;
@@ -135,15 +145,13 @@ function wakeAll() {
   byId('own-text').focus();
 }
 
-// The temperature, of a model in the page: what the logits are divided by.
-function setTemperature() {
-  view.temperature = Number(byId('temperature').value);
+byId('temperature')?.addEventListener('input', ({ target }) => { // of a model in the page
+  view.temperature = Number(target.value);
   byId('temperature-shown').textContent = view.temperature.toFixed(1);
   emit('point');
-}
-
-byId('temperature')?.addEventListener('input', setTemperature);
+});
 byId('each').addEventListener('click', silenceEach);
+byId('by-adds').addEventListener('change', showNext);
 byId('wake').addEventListener('click', wakeAll);
 // The ranking was of another text; of a live model the words are new after every reading.
 on('words', () => { if (!data.served) ranking = null; });

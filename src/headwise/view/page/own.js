@@ -11,7 +11,6 @@ import { nearest } from './tokens.js';
 // Round choices, all at most but for the chance: larger counts show more, and a longer wait lets the page lag.
 const WAIT_MS = 60; // after a key, before the model runs, so that it does not run for each key of a fast typist
 const FOLLOWING = 6, LEAST_CHANCE = 0.001; // words offered as the next, and the least chance of one
-const INSTEAD = 2; // words offered in place of one that the model lacks, where none is like it
 const KNOWN = 1500; // words in the list of those that the model knows
 const FIRST = 48; // tokens of a passage that the page begins with
 let typing = 0; // the timer that runs while a key may follow
@@ -132,20 +131,16 @@ function sayUnknown() {
   typed.pieces.forEach(({ text }, at) => { if (wrong[at] && !places.has(text)) places.set(text, at); });
   for (const id of ['likeliest', 'sampled']) byId(id).disabled = places.size > 0;
   const words = distinct([...places.keys()].map((word) => quoted(visible(word)))).join(', ');
-  const offers = [...places].flatMap(([word, at]) =>
-    [` ${quoted(visible(word))} →`, ...instead(word, at).map((near) => replacement(word, near))]);
+  const offers = [...places].flatMap(([word, at]) => { // those most like it, of equal ones the more likely
+    const near = nearest(model.tokens, word, new Map(likelyAt(at - 1))).map((name) => replacement(word, name));
+    return near.length ? [` ${quoted(visible(word))} →`, ...near] : [];
+  });
   const unread = typed.text.split(BLANK).slice(1).join(BLANK).trim();
   byId('own-trouble').textContent = places.size ? say('report.unknown_words', { words, count: places.size })
     : unread ? say('report.not_read', { words: quoted(unread) }) : '';
   byId('own-trouble').append(...offers);
   if (places.size) byId('offers').hidden = true;
   else showFollowing();
-}
-
-// Words to offer for one that the model lacks: those most like it, else what the model expects at this place.
-function instead(word, at) {
-  const likely = likelyAt(at - 1), near = nearest(model.tokens, word, new Map(likely));
-  return near.length ? near : likely.slice(0, INSTEAD).map(([id]) => model.tokens.shown[id]);
 }
 
 // A button that puts a word that the model knows in the place of one that it does not.

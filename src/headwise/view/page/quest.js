@@ -1,16 +1,15 @@
 // --- Questions that the reader answers by silencing: which head finds the person, the verb, the tense? ---
 //
-// `data.verbs.words` says of which verbs, tenses and persons a word is a form. Without a head each part of the predicted
-// word stays or changes; the head without which one part alone changes is the one that finds it. Where none does so by
-// itself, heads are silenced together, until it changes or none is left: every question ends. Of a model that has read
-// another text the one question is on which head the word as a whole hangs.
+// `data.verbs.words` says of which verbs, tenses and persons a word is a form. Without a head each part of the word
+// that comes next stays or changes; the head without which one part alone changes finds it. Where none does, heads are
+// silenced together until it changes or none is left. On another text the question is about the whole word.
 
-import { byId, element, emit, makeButton, on, putWords, say } from './base.js';
+import { byId, element, emit, makeButton, on, putWords, say, worded } from './base.js';
 import { hasModel } from './engine.js';
 import { nameOf, typed, without } from './local.js';
 import { likeliest } from './model.js';
 import { example, restingPlace, setOwn } from './own.js';
-import { data, heads, enumerated, numberOf, percent, pin, quoted, scoped, setText, toggleSilence,
+import { data, enumerated, heads, numberOf, percent, pin, quoted, scoped, setText, toggleSilence,
   view } from './state.js';
 
 const PARTS = data.verbs ? ['person', 'verb', 'tense'] : ['word'];
@@ -67,7 +66,7 @@ async function solve() {
   const [pair] = await tried(near.flatMap((one, at) => near.slice(at + 1).map((two) => [one, two])));
   if (pair && breaks(pair)) return { kind: 'pair', trials: [pair], all };
   for (let count = 3; ; count *= 2) {
-    const [many] = await tried([costly.slice(0, count)]);
+    const [many] = await tried([costly.slice(0, count).sort()]);
     if (breaks(many)) return { kind: 'many', trials: [many], all };
     if (count >= costly.length) return { kind: 'none', trials: [many], all };
   }
@@ -123,18 +122,16 @@ function showAnswer() {
   const others = enumerated([...new Set(trials.flatMap(({ changes }) => changes))].filter((part) => part !== topic)
     .map(partName));
   const facts = { heads: enumerated(names), count: names.length, what: partName(topic), others, word: untouched.word };
-  const line = (className, key) => {
-    const made = element('p', className);
-    putWords(made, key, facts);
-    return made;
-  };
-  const guessed = all.find((each) => each.names[0] === guess), single = ['alone', 'several', 'mixed'].includes(kind);
-  const right = guess ? names.includes(guess) && kind !== 'none' : !single;
+  const line = (className, key) => worded('p', className, key, facts);
+  const guessed = all.find((each) => each.names[0] === guess);
+  const single = ['alone', 'several', 'mixed'].includes(kind);
+  const right = guess ? names.includes(guess) && kind !== 'none' : !single || kind === 'mixed';
   const how = !right ? 'wrong' : guess && !single ? 'half' : 'right';
   box.append(line('', `report.guess_${how}`), line('found', `report.answer_${kind}`));
   const proofs = element('ul', 'proofs'), shown = guessed && !trials.includes(guessed) ? [...trials, guessed] : trials;
   proofs.append(...shown.map((each) => putProof(element('li'), each)));
-  box.append(proofs, ...(all.length ? [trialTable(all)] : []), ...(data.verbs ? [line('caption', 'report.badge_how')] : []));
+  box.append(proofs);
+  if (all.length) box.append(trialTable(all), line('caption', 'report.badge_how'));
   emit('proofs', new Map(all.map((each) => [each.names[0], each.changes.map(partName)])));
 }
 
@@ -149,7 +146,8 @@ function trialTable(all) {
     name.append(makeButton('token', names[0], () => toggleSilence(numberOf.get(names[0]))));
     row.append(name, element('td', '', word), ...parts.map((part) => {
       const isBroken = changes.includes(part);
-      return element('td', isBroken ? 'fall' : '', (isBroken ? '✗' : '✓') + (part === topic ? ` ${percent(kept)}` : ''));
+      const left = part === topic ? ` ${percent(kept)}` : '';
+      return element('td', isBroken ? 'fall' : '', (isBroken ? '✗' : '✓') + left);
     }));
     return row;
   }));
@@ -181,13 +179,10 @@ async function take(name) {
   byId('quest-answer').focus();
 }
 
-// Another sentence ends the question.
-function end() {
+on('language', showQuestions);
+on('words', () => { // another sentence ends the question
   [topic, answer] = ['', null];
   emit('proofs', new Map());
   showQuestions();
-}
-
-on('language', showQuestions);
-on('words', end);
+});
 on('changes', showLive);

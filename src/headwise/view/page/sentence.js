@@ -1,20 +1,18 @@
-// --- The sentence: the token that is looked at, what it looks at, and arcs between them ---
+// --- The sentence: the token that is looked at, and what it looks at ---
 //
 // The reader points at the query, view.at, or -1. The sentence is seen through one head, view.through, or, where that
 // is -1, through the mean of all heads; of a live model then through the hardest looks of any head.
 
-import { arrowOf, byId, element, makeButton, on, putWords, say, stopAt, svg } from './base.js';
+import { arrowOf, byId, element, makeButton, on, putWords, say, stopAt } from './base.js';
 import { colourOf, inkOn } from './colours.js';
 import { hasModel } from './engine.js';
-import { looksOf, looksThrough } from './shown.js';
+import { looksThrough } from './shown.js';
 import { ROUNDS_TO_0, data, factorOf, heads, inWords, named, pin, point, putSentence, quoted, times,
   view } from './state.js';
 
 const MARKED = 0.2; // of the largest weight of a row: tokens from here on are underlined
 const MARK = /^<.+>$/; // a token that stands for no text, such as <|end|>
 export const NAMED = 3; // tokens that are named in words, at most
-const ARC = 0.04; // the least weight that has an arc
-const HIGH = 52, FLAT = 24; // the most pixels of an arc's height: where room is made for it, and where none is
 let words = []; // the buttons of the sentence, one for each token
 
 // The words are made once for a text, so that a chosen one keeps the focus while its marks change.
@@ -59,7 +57,7 @@ function sayBoundary() {
   if (byId('boundary')) byId('boundary').textContent = sign ? say('report.boundary', { sign: first }) : '';
 }
 
-// The colours, arcs and words of the sentence, which follow the token and the head.
+// The colours and words of the sentence, which follow the token and the head.
 function showTint() {
   if (view.at >= words.length) return; // the words of another text are about to come
   tint(words, view.at, view.through);
@@ -68,7 +66,6 @@ function showTint() {
   if (says && view.through >= 0) putSentence(says, view.through);
   else if (says) putWords(says, hasModel() ? 'report.how_to_silence' : 'report.how_to_read');
   byId('free').hidden = !view.pinned;
-  drawArcs();
 }
 
 // Colours words by what token `at` gives them in head `number`, and takes the colours away where no token is looked
@@ -129,63 +126,8 @@ export function walkSentence(event) {
   if (!view.pinned) point(list.indexOf(next));
 }
 
-// --- Arcs: from the word that is looked from, one to each word that it looks at ---
-
-// One quiet motion when the page opens: from the word that is looked from, where the head with the hardest look goes.
-export function invite() {
-  if (view.at < 0 || !view.shown.exact || view.arcs || matchMedia('(prefers-reduced-motion: reduce)').matches) return;
-  let weight = 0, key = 0;
-  heads.forEach((_, number) => looksOf(number, view.at).inside.forEach((each, to) => {
-    // Many heads rest on the first token, or on the query's own: a look there says little.
-    const isElsewhere = to !== 0 && to !== view.at;
-    if (isElsewhere && each > weight) [weight, key] = [each, to];
-  }));
-  if (weight < ARC) return;
-  setViewBox();
-  const path = arc(view.at, key, weight, FLAT);
-  path.setAttribute('pathLength', '1'); // the style sheet draws it out by parts of its length
-  path.classList.add('invites');
-  path.addEventListener('animationend', () => path.remove());
-  byId('arcs').append(path);
-}
-
-// Draws the arcs anew, where the reader has switched them on.
-function drawArcs() {
-  const drawing = byId('arcs');
-  byId('line').classList.toggle('arched', view.arcs); // makes room for the arcs above the words
-  drawing.replaceChildren();
-  const look = view.arcs && view.at >= 0 && words.length ? looksThrough(view.through, view.at) : null;
-  if (!look) return;
-  setViewBox();
-  look.inside.forEach((weight, key) => {
-    if (weight < ARC || (view.hideFirst && key === 0)) return;
-    drawing.append(arc(view.at, key, weight, HIGH));
-  });
-}
-
-// Arcs are drawn in the pixels of the frame around the sentence.
-function setViewBox() {
-  const frame = byId('line').getBoundingClientRect();
-  byId('arcs').setAttribute('viewBox', `0 0 ${frame.width} ${frame.height}`);
-}
-
-// From one word to another, the higher the further apart; the larger the weight, the thicker and less transparent.
-function arc(from, to, weight, high) {
-  const frame = byId('line').getBoundingClientRect(), middle = (word) => { // [x, y] of the middle of its upper edge
-    const box = word.getBoundingClientRect();
-    return [box.left - frame.left + box.width / 2, box.top - frame.top];
-  };
-  const [x, y] = middle(words[from]), [toX, toY] = middle(words[to]);
-  const height = Math.min(high, 14 + Math.abs(toX - x) / 5);
-  const d = from === to
-    ? `M${x - 7} ${y}C${x - 16} ${y - 24} ${x + 16} ${y - 24} ${x + 7} ${y}`
-    : `M${x} ${y}C${x} ${y - height} ${toX} ${toY - height} ${toX} ${toY}`;
-  return svg('path', { d, 'stroke-width': 1 + 5 * weight, 'stroke-opacity': 0.35 + 0.65 * weight });
-}
-
 byId('sentence').addEventListener('keydown', walkSentence);
 byId('free').addEventListener('click', () => pin(-1));
-window.addEventListener('resize', drawArcs);
 on('words', makeSentence);
 on('words language', sayBoundary);
 on('point pin through maps switches changes language', showTint);

@@ -4,7 +4,7 @@
 
 import { emit } from './base.js';
 import { engine, mapOf } from './engine.js';
-import { numberOf, view, weights } from './state.js';
+import { data, numberOf, view, weights } from './state.js';
 
 const address = new URL('ask', location.href); // beside the page, below the same secret path
 const trouble = { words: '', lost: false }; // of the latest question, as `told` takes it; is it that nobody answers?
@@ -104,6 +104,8 @@ Object.assign(engine, {
       yield said.each;
     }
   },
+
+  adds: async ({ follow }) => (data.predicts === 'next' && (await ask({ do: 'adds', follow })).adds) || {},
 
   why: () => ask({ do: 'why', slot: 'a' }),
 });

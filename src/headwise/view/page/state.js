@@ -31,7 +31,7 @@ export const view = {
   through: -1, latest: -1, // the head through which the sentence is seen, -1: all of them; the one it was seen through
   changes: new Map(), // name of a head -> its factor, where it is not 1
   scale: 'own', // the last colour is each picture's largest weight; 'fixed': it is 1
-  hideFirst: false, log: false, arcs: false, // switches: without the first token, on a log scale, with arcs
+  hideFirst: false, log: false, // switches: without the first token, on a log scale
   roles: new Set(), words: [], // the filter: places in `data.roles`, and what is searched for
   open: -1, row: 0, column: 0, // the head that is enlarged, -1: none; the chosen cell of its map
   beside: '', // the name of the head that stands beside it, or ''

@@ -3,7 +3,7 @@
 // A row is a head, a column a statistic of `data.columns`. Before them stand the name, the roles, and a column that
 // follows the sentence above the table.
 
-import { byId, element, isShortcut, makeButton, on, say, setWord, shadeEdge, stopAt } from './base.js';
+import { byId, element, isShortcut, makeButton, on, say, shadeEdge, stopAt } from './base.js';
 import { openHead } from './head.js';
 import { looksOf } from './shown.js';
 import { ROUNDS_TO_0, badge, columnName, cut, data, figure, heads, intervalIn, inWords, matches, quoted, scoped,
@@ -27,20 +27,6 @@ function makeTable() {
   table.setAttribute('role', 'grid');
   sorted = [...table.querySelectorAll('th[data-sort]')];
   byId('all-columns').parentElement.hidden = data.columns.every((column) => column.main);
-}
-
-// A button leads on to the columns out of sight, and back from the last. Fractions of pixels are rounded: hence 2.
-function showOverflow() {
-  const beyond = frame.scrollWidth - frame.clientWidth;
-  const ends = frame.scrollLeft >= beyond - 2; // is the last column in sight?
-  byId('more-columns').hidden = beyond <= 2;
-  setWord(byId('more-columns'), ends ? 'report.first_columns' : 'report.more_columns');
-}
-
-// What the button does. It scrolls by less than a whole frame, so that some columns stay in sight.
-function turnColumns() {
-  const ends = frame.scrollLeft >= frame.scrollWidth - frame.clientWidth - 2;
-  frame.scrollTo({ left: ends ? 0 : frame.scrollLeft + 0.7 * frame.clientWidth });
 }
 
 // A heading whose button sorts the rows by 'name', 'roles', 'now', or the place of a statistic in `data.columns`.
@@ -206,15 +192,11 @@ table.addEventListener('click', (event) => {
 });
 for (const name of ['mouseover', 'focusin']) table.addEventListener(name, (event) => showTip(cellOf(event)));
 for (const name of ['mouseleave', 'focusout']) table.addEventListener(name, hideTip);
-frame.addEventListener('scroll', () => { hideTip(); showOverflow(); });
-byId('more-columns').addEventListener('click', turnColumns);
+frame.addEventListener('scroll', hideTip);
 byId('all-columns').addEventListener('change', (event) => table.classList.toggle('all', event.target.checked));
 document.addEventListener('keydown', (event) => { if (event.key === 'Escape') hideTip(); });
 window.addEventListener('resize', hideTip);
 shadeEdge(frame);
-// The table may grow with its columns, and its frame with the window.
-const sizes = new ResizeObserver(showOverflow);
-[table, frame].forEach((part) => sizes.observe(part));
 on('language', () => { makeTable(); showNow(); });
 on('point', showNow);
 on('large', hideTip);
