@@ -144,6 +144,11 @@ def test_markup_in_names_texts_and_prompts_is_text(invoke: Invoke, tmp_path: Pat
     assert invoke("train", path, *TINY, "--context", 32, "--out", run).code == 0
     outcome = invoke("generate", run, "--prompt", "[bold red]:smile:", "--tokens", 1)
     assert outcome.out.startswith("[bold red]:smile:")
+    for name in ("report.html", "walk.html"):
+        (run / name).unlink()
+    assert json.loads(invoke("heads", run, "--ablate", "none", "--json").out)["report"] is None
+    assert not (run / "report.html").exists()  # who asks for JSON alone gets no page
+    assert invoke("heads", run, "--ablate", "none").code == 0
     printed = invoke("heads", run, "--text", script, "--html", tmp_path / "page.html").out
     labels = re.findall(r"^ *(\S) ", printed, re.MULTILINE)
     assert "".join(labels[: len(script)]) == script and "\x1b" not in printed

@@ -17,7 +17,7 @@ import headwise.learn.exercises as marking
 from headwise.checker.bugs import words
 from headwise.files import write_whole
 from headwise.learn.course import open_course, told
-from headwise.learn.exercises import Exercise, exercises, find_exercise, guess_of, mark, outcome
+from headwise.learn.exercises import Exercise, answer_of, choice, exercises, find_exercise, mark, outcome
 from headwise.words import LANGUAGES
 
 ALL = exercises()
@@ -59,7 +59,10 @@ def test_the_exercises_are_complete() -> None:
         for language in LANGUAGES:
             texts = exercise.texts[language]
             assert set(texts) == {"title", "text", "question", "reveal", "hints", "notes"}, exercise.name
-            assert len(texts["hints"]) == 3 and len(texts["notes"]) == len(exercise.texts["en"]["notes"])
+            hints, functions = texts["hints"], re.findall(r"^(?:def|class) (\w+)", exercise.solution, re.M)
+            of_function = hints if isinstance(hints, dict) else {functions[-1]: hints}
+            assert set(of_function) <= set(functions) and all(len(lines) == 3 for lines in of_function.values())
+            assert len(texts["notes"]) == len(exercise.texts["en"]["notes"])
             assert all(f"{letter})" in texts["question"] for letter in "abc")
             assert all(len(bug[language]) > 15 for bug in exercise.bugs)
             for text in (exercise.source(language), exercise.source(language, solved=True)):
@@ -110,7 +113,8 @@ def test_the_line_and_the_numbers_are_the_learners(in_process: None) -> None:
     assert verdict.line and source.splitlines()[verdict.line - 1].strip() == verdict.quoted
     assert verdict.quoted == "scores = [dot(query, key) for key in keys]"
     assert re.fullmatch(r"head\(query, keys5, values5\)\[0\]\[0\] gives .+; it must give .+\.", verdict.evidence)
-    assert "[]; it must give [2.0]." in str(marking.first_difference(exercise, [[[1.0], []]], [[[1.0], [2.0]]], "en"))
+    _, said = marking.first_difference(exercise, [[[1.0], []]], [[[1.0], [2.0]]], "en")
+    assert said.endswith("gives a list of 0 ([]); it must give a list of 1 ([2.0]).")
     shape = find_exercise(5)
     verdict = mark(shape, written(shape, shape.code().replace(".transpose(1, 0, 2)\n", "\n", 1)), "en")
     assert "has the shape (5, 3, 2); it must have (3, 5, 2)" in verdict.evidence or verdict.bugs == ("split-not-moved",)
@@ -137,13 +141,11 @@ def test_a_course_s_own_class_is_the_answer(in_process: None) -> None:
 
 
 def test_what_is_told_first_and_last(in_process: None) -> None:
-    first = find_exercise(1)
-    assert first.hint("en", 1, "softmax([2.0, 1.0])[0] gives 1; it must give 2.").startswith("softmax has two lines")
-    assert first.hint("es", 1, "dot([1.0], [2.0]) gives 1").startswith("dot toma pares")
-    assert first.hint("en", 1, "") == first.texts["en"]["hints"][0]
     exercise = find_exercise(6)
     silent = written(exercise, exercise.code().replace("return join(heads) @ w_o", "join(heads) @ w_o"))
-    assert mark(exercise, silent, "en").evidence == "output(heads, w_o) gives nothing: is a `return` missing?"
+    verdict = mark(exercise, silent, "en")
+    assert verdict.evidence == "output(heads, w_o) gives nothing: is a `return` missing?"
+    assert len(told(exercise, verdict, "en", 0, "f", "c")) == 2  # the heading and this: all is said
     rotary = find_exercise(11)
     halves = written(rotary, rotary.code().replace("np.concatenate([a", "tuple([a").replace("], axis=1)", "])"))
     verdict = mark(rotary, halves, "en")  # a later call fails, since a tuple has no .T
@@ -155,6 +157,48 @@ def test_what_is_told_first_and_last(in_process: None) -> None:
     assert mark(exercise, outside, "en").evidence.startswith("ModuleNotFoundError")
 
 
+def test_a_hint_is_on_the_function_that_failed(in_process: None, tmp_path: Path) -> None:
+    """A blank, a wrong number, or an error: in `softmax` with `dot` right, and the other way round."""
+    exercise = find_exercise(1)
+    halves = {"dot": "return sum(x * y for x, y in zip(a, b))", "softmax": "return [power / sum(powers)"}
+    for name, line in halves.items():
+        whole = exercise.source("es", True, "a")
+        blank = "\n".join("    ..." if text.strip().startswith(line) else text for text in whole.splitlines())
+        broken = whole.replace(line, line.replace("sum(", "summe("))
+        wrong = whole.replace(line, line.replace("return ", "return [7] + " if name == "softmax" else "return 7 + "))
+        for source, status in ((blank, "open"), (wrong, "wrong"), (broken, "failed")):
+            verdict = mark(exercise, source, "es")
+            assert (verdict.status, verdict.function) == (status, name), (name, status, verdict)
+            assert exercise.hint("es", 1, verdict.function).startswith(name)
+    stacked = find_exercise(8)
+    verdict = mark(stacked, written(stacked, stacked.code().replace("dim=-1)\n", "dim=1)\n")), "en")
+    assert stacked.hint("en", 3, verdict.function).startswith(("scores", "torch.cat"))
+    course, _ = open_course(tmp_path, "es")
+    (tmp_path / stacked.file).write_text(written(stacked, stacked.code().replace("@ values", "@ keys")), "utf-8")
+    verdict = course.mark(stacked)  # values taken from keys: the catalogue's bug
+    assert verdict.bugs == ("values-from-keys",) and verdict.function == "CausalAttention"
+
+
+def test_words_for_those_who_know_no_types(in_process: None) -> None:
+    exercise = find_exercise(1)
+    for answer, letter in (("dos tercios", "b"), ("Casi todo.", "c"), ("la mitad", "a, b o c")):
+        verdict = mark(exercise, exercise.source("es", True, answer), "es")
+        assert verdict.status == "open" and f"es una letra: para «{answer}» escribe {letter}." in verdict.evidence
+    for line, said in (
+        ("return (x * y for x, y in zip(a, b))", "da algo que todavía no se calculó: ponlo entre corchetes"),
+        ("return [x * y for x, y in zip(a, b)]", "da una lista de 3 ([4.0, -10.0, 18.0]); debe dar 12."),
+        ("return sum", "da algo que no es número ni lista, sino builtin_function"),
+        ("return a + 1", "dos cosas que no van juntas, como un número y una lista"),
+        ("return a[7]", "se pide un lugar más allá del final de una lista (IndexError: list index out of range)"),
+    ):
+        code = exercise.code().replace("return sum(x * y for x, y in zip(a, b))", line)
+        assert said in mark(exercise, written(exercise, code), "es").evidence, line
+    matrix = find_exercise(4)  # of plain lists
+    code = matrix.code().replace("    return joined", "    return joined[0]")
+    assert re.search(r"da una lista de \d+ \(.*debe dar una lista de \d+ listas \(", mark(
+        matrix, written(matrix, code), "es").evidence)  # fmt: skip
+
+
 @pytest.mark.slow
 def test_what_does_not_run_or_nobody_explains(in_process: None, tmp_path: Path) -> None:
     exercise = find_exercise(1)
@@ -164,8 +208,8 @@ def test_what_does_not_run_or_nobody_explains(in_process: None, tmp_path: Path) 
     assert verdict.evidence.startswith("softmax([2.0") and verdict.quoted.startswith("top = maximum")
     verdict = mark(exercise, 'answer = "a"\ndef f(:\n', "en")
     assert (verdict.status, verdict.line, verdict.quoted) == ("failed", 2, "def f(:")
-    assert guess_of("x = 1") is None and guess_of('answer = ""') is None and guess_of("answer = 1") is None
-    assert guess_of("answer = 'B)'") == "b"
+    assert [answer_of(text) for text in ("x = 1", 'answer = ""', "answer = 1")] == ["", "", "1"]
+    assert choice("B)") == "b" and choice("1") is None
     course, _ = open_course(tmp_path, "es")
     exercise = find_exercise(9)
     code = exercise.code().replace(

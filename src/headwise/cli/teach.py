@@ -263,7 +263,7 @@ def _step(course: Course, new: bool, asked: bool = True) -> Facts:
             break
         # the number of the hint; 0 for none
         due, file = course.hint(exercise), course.path(exercise)
-        hint = exercise.hint(course.language, due, verdict.evidence) if due else None
+        hint = exercise.hint(course.language, due, verdict.function) if due else None
         marked.append(
             {"exercise": exercise.number, "file": file, **asdict(verdict), "hint": hint}
         )

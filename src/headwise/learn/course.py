@@ -99,7 +99,8 @@ class Course:
         marked for the first time, or at a save and not because the learner `asked`.
         """
         verdict = mark(exercise, read_text(self.path(exercise)), self.language)
-        if verdict.status == "wrong" and not verdict.bugs and exercise.name_of_class:
+        unknown = verdict.status == "wrong" and not (verdict.bugs or verdict.silent)
+        if unknown and exercise.name_of_class:
             verdict = self._named_by_check(exercise, verdict)
         if verdict.status == "passed":
             self.passed = sorted({*self.passed, exercise.number})
@@ -224,14 +225,13 @@ def told(
             if bug in catalogue()
         ]
         lines.append(say("bug", text=" ".join([*known, verdict.fix])))
-    elif verdict.status == "wrong":
+    elif verdict.status == "wrong" and not verdict.silent:
         lines.append(say("unknown_bug"))
     if verdict.line and verdict.quoted:
         key = "likely_line" if verdict.status == "wrong" else "error_line"
         lines.append(say(key, line=verdict.line, quoted=verdict.quoted))
     if due:
-        # the evidence tells which function is at fault
-        hint = exercise.hint(language, due, verdict.evidence)
+        hint = exercise.hint(language, due, verdict.function)
         lines.append(say("hint", step=due, steps=HINTS, hint=hint))
     if due == HINTS:  # the last: the command that shows the solution is offered
         lines.append(say("last_hint", command=command, number=exercise.number))

@@ -27,7 +27,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from headwise.checker.bugs import speaker
+from headwise.checker.bugs import speaker, words
 from headwise.checker.sandbox import alone, run_apart
 from headwise.checker.search import close
 from headwise.errors import HeadwiseError
@@ -121,18 +121,32 @@ class Exercise:
         """The bugs of a variant."""
         return [self.bugs[int(place)] for place in variant.split()]
 
-    def hint(self, language: str, step: int, evidence: str) -> str:
-        """The hint of that number, from 1; those on other functions than the one at fault come last."""
-        functions = re.findall(r"^def (\w+)", self.solution, re.M)
-        # The evidence begins with the first call that is wrong, such as "dot([1.0, ...": its function is at fault.
-        wrong = re.split(r"\W", evidence, maxsplit=1)[0]
-        others = [name for name in functions if wrong in functions and name != wrong]
-        hints = self.texts[language][
-            "hints"
-        ]  # one on a single function begins with its name
-        return sorted(
-            hints, key=lambda hint: re.split(r"\W", hint, maxsplit=1)[0] in others
-        )[step - 1]
+    def hint(self, language: str, step: int, function: str) -> str:
+        """The hint of that number, from 1; where several functions are written, on the one at fault."""
+        hints = self.texts[language]["hints"]
+        if isinstance(hints, dict):  # by function
+            hints = hints.get(function, next(iter(hints.values())))
+        return str(hints[step - 1])
+
+    def function_at(self, source: str, line: int | None, call: str = "") -> str:
+        """The function or class at fault: that of a line of the file, else the first one that a call names."""
+        above = "\n".join(source.splitlines()[:line]) if line else ""
+        top = r"^(?:def|class) (\w+)"
+        begun = [COURSE_NAMES.get(name, name) for name in re.findall(top, above, re.M)]
+        names = re.findall(top, self.solution, re.M)
+        called = [name for name in re.findall(r"\w+", call) if name in names]
+        return begun[-1] if begun else called[0] if called else ""
+
+    def letter_of(self, language: str, answer: str) -> str:
+        """The letter of the choice that an answer words, such as b of "two thirds"; none of them: all letters."""
+        choices = re.findall(
+            r"\b([abc])\) +(.+?)(?= {2,}[abc]\)|\n|$)", self.texts[language]["question"]
+        )
+        wanted = answer.strip(" .").casefold()
+        for letter, text in choices:
+            if wanted == text.strip(" .").casefold():
+                return str(letter)
+        return speaker(language)("letters")
 
     def figure_file(self, language: str) -> str:
         return f"figures/{self.figure}.{language}.svg"
@@ -188,31 +202,37 @@ class Mark:
     bugs: tuple[str, ...] = ()
     evidence: str = ""
     fix: str = ""
+    function: str = ""  # that is at fault, or still blank
+    silent: bool = False  # a call gives nothing at all, which is all there is to say
 
 
 def mark(exercise: Exercise, source: str, language: str) -> Mark:
     """Mark a file, whose text is `source`. It runs in a process of its own, with limits, and never in this one."""
+    say = speaker(language)
     try:
-        guess = guess_of(source)
+        answer = answer_of(source)
     except SyntaxError as error:
         # a null byte is an error without a line
         quoted = source.splitlines()[(error.lineno or 1) - 1].strip()
-        return Mark(
-            "failed", None, error.lineno, quoted, evidence=f"SyntaxError: {error.msg}"
-        )
-    say = speaker(language)
+        evidence = explained(f"{type(error).__name__}: {error.msg}", language)
+        return Mark("failed", None, error.lineno, quoted, evidence=evidence)
+    guess = choice(answer)
     blanks = [
         number
         for number, line in enumerate(source.splitlines(), 1)
         if BLANK.match(line)
     ]
     missing = [say("blank", line=line) for line in blanks]
-    if guess is None:
+    if guess is None and answer:
+        letter = exercise.letter_of(language, answer)
+        missing.insert(0, say("which_letter", answer=answer, letter=letter))
+    elif guess is None:
         missing.insert(0, say("unanswered"))
     if missing:
-        return Mark(
-            "open", guess, blanks[0] if blanks else None, evidence=" ".join(missing)
-        )
+        line = blanks[0] if blanks else None
+        function = exercise.function_at(source, line)
+        evidence = " ".join(missing)
+        return Mark("open", guess, line, evidence=evidence, function=function)
     job = {
         "name": exercise.file,
         "source": source,
@@ -233,11 +253,11 @@ def judge(
     """The verdict on `outcomes`: the learner's under the file's name, the solution's under "", those of the bugs."""
     # Where the process ended early, there is nothing of the solution.
     learner, right = outcomes.pop(exercise.file), outcomes.pop("", {"values": []})
-    error = learner.get("error")
-    difference = first_difference(
+    error, say = learner.get("error"), speaker(language)
+    wrong_call, difference = first_difference(
         exercise, learner["values"], right["values"], language
     )
-    if difference is None and error is None:
+    if not difference and error is None:
         return Mark("passed", guess)
     variant = ""  # none: no known bug does the same
     for name, wrong in outcomes.items():
@@ -247,14 +267,20 @@ def judge(
     bugs = exercise.bugs_of(variant)
     if difference:
         status, evidence = "wrong", difference
+        function = exercise.function_at(source, None, wrong_call)
         line, quoted = likely_line(exercise, source, variant)
     else:
-        status, evidence, line = "failed", str(error), learner.get("line")
+        status, evidence, line = (
+            "failed",
+            explained(str(error), language),
+            learner.get("line"),
+        )
+        function = exercise.function_at(source, line, learner.get("call", ""))
         quoted = "".join(source.splitlines()[line - 1 : line]).strip() if line else ""
         if "end" in learner:
-            evidence = speaker(language)(learner["end"], seconds=SECONDS)
+            evidence = say(learner["end"], seconds=SECONDS)
         elif learner["call"]:
-            evidence = f"{shortened(learner['call'])}: {error}"
+            evidence = f"{shortened(learner['call'])}: {evidence}"
     if bugs and all(bug.get("told") for bug in bugs):  # remarks alone
         status = "passed"
     names = tuple(bug["id"] for bug in bugs)
@@ -266,19 +292,25 @@ def judge(
         names,
         evidence,
         " ".join(bug[language] for bug in bugs),
+        function,
+        silent=evidence == say("nothing", call=shortened(wrong_call)),
     )
 
 
-def guess_of(source: str) -> str | None:
-    """The value of `answer` in a file, a, b or c; None where it is another or not there. Raises SyntaxError."""
+def answer_of(source: str) -> str:
+    """What `answer` is in a file, as text; "" where it is not there. Raises SyntaxError."""
     for node in ast.parse(source).body:
         if isinstance(node, ast.Assign) and any(
             isinstance(t, ast.Name) and t.id == "answer" for t in node.targets
         ):
-            return choice(
-                node.value.value if isinstance(node.value, ast.Constant) else None
-            )
-    return None
+            return str(node.value.value) if isinstance(node.value, ast.Constant) else ""
+    return ""
+
+
+def explained(error: str, language: str) -> str:
+    """An error of Python in plain words where there are some for its kind, and as Python writes it."""
+    plainly = words(language).get(f"error_{error.split(':')[0]}")
+    return f"{plainly} ({error})" if plainly else error
 
 
 def choice(value: object) -> str | None:
@@ -308,7 +340,7 @@ def plain(value: Any) -> Any:
     return (
         value
         if isinstance(value, bool | int | float | str) or value is None
-        else type(value).__name__
+        else f"<{type(value).__name__}>"
     )
 
 
@@ -361,26 +393,23 @@ def _copied(value: Any) -> Any:
 
 def first_difference(
     exercise: Exercise, values: list[Any], right: list[Any], language: str
-) -> str | None:
-    """The first number that differs, in words; None where all is close."""
+) -> tuple[str, str]:
+    """The call whose result differs first, and the first number that does, in words; two empty texts: all is close."""
     say = speaker(language)
+    arrays = "numpy" in exercise.solution or "torch" in exercise.solution
     # an error ends the learner's early
     for text, got, wanted in zip(exercise.calls, values, right, strict=False):
         if close(got, wanted):
             continue
         call = shortened(text)
         if got is None:
-            return say("nothing", call=call)
+            return text, say("nothing", call=call)
         shape, shape_wanted = _shape(got), _shape(wanted)
+        if shape != shape_wanted and shape and shape_wanted and arrays:
+            return text, say("shape", call=call, got=shape, right=shape_wanted)
         if shape != shape_wanted:
-            # a number has no shape: then both are shown
-            key = "shape" if shape and shape_wanted else "gives"
-            return say(
-                key,
-                call=call,
-                got=shape or shortened(str(got)),
-                right=shape_wanted or shortened(str(wanted)),
-            )
+            got, wanted = _in_words(got, language), _in_words(wanted, language)
+            return text, say("gives", call=call, got=got, right=wanted)
         # Down to the first number that differs, call[0][2], or to a list that ought to be longer, shorter or a number:
         # the shapes are those of the first items alone.
         while _shape(got)[:1] == _shape(wanted)[:1] != ():
@@ -390,11 +419,22 @@ def first_difference(
                 if not close(*pair)
             )
             got, wanted, call = got[index], wanted[index], f"{call}[{index}]"
-        return say("gives", call=call, got=_number(got), right=_number(wanted))
-    return None
+        got, wanted = _in_words(got, language), _in_words(wanted, language)
+        return text, say("gives", call=call, got=got, right=wanted)
+    return "", ""
 
 
-def _number(value: Any) -> str:
+def _in_words(value: Any, language: str) -> str:
+    """A number as it is, a list by its length, anything else by what it is."""
+    say = speaker(language)
+    if value is None:
+        return say("none")
+    if isinstance(value, list):
+        key = "a_list_of_lists" if value and isinstance(value[0], list) else "a_list"
+        return say(key, count=len(value), values=shortened(str(value)))
+    if str(value).startswith("<"):  # from `plain`
+        kind = str(value).strip("<>")
+        return words(language).get(f"kind_{kind}", say("other_kind", kind=kind))
     return f"{value:.4g}" if isinstance(value, float) else shortened(str(value))
 
 
