@@ -150,6 +150,8 @@ class Call(NamedTuple):
     note: str = ""  # what a reader of the numbers must know
     # (B,H,T,S), where the model made them itself; q and k are empty then, D = 0
     weights: Tensor | None = None
+    # (B,H,T,E), what attention gave, where `out` is behind a gate; None: not known
+    before_gate: Tensor | None = None
 
     @property
     def n_queries(self) -> int:

@@ -43,6 +43,17 @@ def row_statistics(
     return found | {name: (p * mark).sum(-1) for name, mark in (marks or {}).items()}
 
 
+def score_statistics(masked_hts: Tensor, sink_h: Tensor | None = None) -> dict[str, Tensor]:
+    """Name -> (H,T) of what a softmax reads, (H,T,S), -inf where a query may not look; NaN where it may nowhere."""
+    scores = masked_hts.double()
+    found = {"score_max": scores.amax(-1), "lse": scores.logsumexp(-1)}
+    if sink_h is not None:
+        sink = sink_h.detach().double()[:, None].expand(found["lse"].shape)
+        found["lse"] = torch.where(found["lse"] > -torch.inf, torch.logaddexp(found["lse"], sink), -torch.inf)
+        found["sink"] = torch.where(found["lse"] > -torch.inf, (sink - found["lse"]).exp(), 0)
+    return {name: values.masked_fill(values == -torch.inf, torch.nan) for name, values in found.items()}
+
+
 def reach(p_hts: Tensor, start: int, first: int, part: float = 0.99) -> Tensor:
     """(H,T): so many of the latest keys hold that part of a row's weight, the first key beside them."""
     p, (T, S) = p_hts.double(), p_hts.shape[1:]
@@ -76,7 +87,7 @@ def assert_rows(actual: Mapping[str, Any], expected: Mapping[str, Tensor], reach
     for name, wanted in expected.items():
         found = np.asarray(actual[name], np.float64)
         value, tolerance = wanted.numpy(), MASS
-        if name == "entropy":
+        if name in ("entropy", "score_max", "lse"):
             tolerance = NATS
         elif name == "distance":
             tolerance = MASS * reach

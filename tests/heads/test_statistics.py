@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dense import block_means, reach, row_statistics
+from dense import block_means, reach, row_statistics, score_statistics
 from helpers import (
     MASK_NAMES,
     NO_MASK,
@@ -76,6 +76,12 @@ def call_of(problem: Problem, dtype: torch.dtype = torch.float64, wrap: Callable
     return Call(nn.Identity(), q, k, v, Options(**arguments), out)
 
 
+def scores_of(problem: Problem) -> list[dict[str, Tensor]]:
+    """Of each document what `score_statistics` makes of what the softmax reads."""
+    sink = problem.arguments(as_tensor, as_tensor).get("sink")
+    return [score_statistics(torch.from_numpy(masked), sink) for masked in steps("array", problem)["masked"]]
+
+
 def assert_measured(
     found: Measured,
     p_hts: Tensor,
@@ -86,6 +92,7 @@ def assert_measured(
     tolerance: float = EXACT,
     nats: float | None = None,
     what: str = "",
+    scores: dict[str, Tensor] | None = None,
 ) -> None:
     """Everything in `found` is what the weights (H,T,S) of the document say."""
     H, T, S = p_hts.shape
@@ -109,8 +116,12 @@ def assert_measured(
     if document.start is not None:  # a sum that rounds across the bound moves it by a key or more: hence two bounds
         bounds = [reach(p_hts, document.start, keys[0] if keys else 0, 0.99 + off) for off in (-tolerance, tolerance)]
         expected["reach"] = bounds[1]
-    assert set(found.rows) == set(expected), what
+    expected |= scores or {}
+    unknown = set() if scores else {"score_max", "lse", "sink", "gate"}
+    assert set(found.rows) - unknown - {"gate"} == set(expected), what
     for name, of_rows in found.rows.items():
+        if name not in expected:
+            continue
         values = expected[name]
         wanted, given, allowance = values[:, seen], of_rows.double(), tolerance
         if name == "reach":  # of each so manieth real row, the last one among them, or by the definition of all
@@ -119,7 +130,7 @@ def assert_measured(
                 places = torch.nonzero(real)[:, 0].flip(0)[:: block_pass.EVERY].flip(0)
                 places = places[seen[places]]
             wanted = given.clamp(*(bound[:, places] for bound in bounds))
-        if name == "entropy" and nats is not None:
+        if name in ("entropy", "score_max", "lse") and nats is not None:
             allowance = nats
         elif name == "distance":
             allowance = tolerance * (S + T)
@@ -171,11 +182,21 @@ def check(
     """All documents of a problem, in double precision."""
     n = problem.sizes
     call, p, threads = call_of(problem, wrap=wrap), dense(problem), torch.get_num_threads()
+    scores = scores_of(problem)
     for b in range(n.B):
         document = document_of(n, b, padding=padding)
         found = measure(call, b, document, OFFSETS)
         assert torch.get_num_threads() == threads
-        assert_measured(found, p[b], call.out[b], document, OFFSETS, tolerance=tolerance, what=f"document {b}")
+        what = f"document {b}"
+        assert_measured(found, p[b], call.out[b], document, OFFSETS, tolerance=tolerance, what=what, scores=scores[b])
+        for only in (["score_max"], ["lse", "confidence"], ["previous"]):
+            part = measure(call, b, document, only=only).rows
+            assert set(part) == set(only)
+            for name, rows in part.items():
+                torch.testing.assert_close(rows, found.rows[name], rtol=0, atol=EXACT, equal_nan=True)
+        if call.options.gate is not None:
+            gate = torch.as_tensor(call.options.gate, dtype=torch.float64)
+            assert torch.equal(found.rows["gate"], gate[:, None].expand(n.H, len(found.places)))
 
 
 @pytest.mark.parametrize("mask", MASK_NAMES)

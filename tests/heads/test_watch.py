@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from cases import refuses_table
-from dense import assert_rows, block_means, row_statistics
+from dense import assert_rows, block_means, row_statistics, score_statistics
 from families import gpt_of as small_gpt
 from families import model_of
 from helpers import watch_call
@@ -25,7 +25,7 @@ from headwise.gpt.gpt import GPT
 from headwise.gpt.presets import PRESETS
 from headwise.heads.documents import Document, some_rows
 from headwise.heads.watch import Seen, SeenHead
-from headwise.records import Call
+from headwise.records import Call, Trace
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
 
@@ -55,12 +55,12 @@ def gpt_of(preset: str = "llama") -> GPT:
     return small_gpt(preset, vocab_size=V)
 
 
-def dense_weights(call: Call) -> Tensor:
-    """The weights of a call in double precision, by the explicit path."""
+def dense_steps(call: Call) -> Trace[Tensor]:
+    """The steps of a call in double precision, by the explicit path."""
     sink = call.options.sink
     options = call.options._replace(sink=None if sink is None else sink.detach().double(), dropout=0.0)
     q, k, v = (x.detach().double() for x in (call.q, call.k, call.v))
-    return trace(q, k, v, options).weights
+    return trace(q, k, v, options)
 
 
 def observed(model: nn.Module) -> tuple[list[Call], list[Any]]:
@@ -74,7 +74,8 @@ def observed(model: nn.Module) -> tuple[list[Call], list[Any]]:
 
 def check_call(seen: Seen, site: str, call: Call, w_o: Tensor | None, cross: bool, ids: Tensor | None = None) -> None:
     """All heads of a call that ran once, against dense numbers."""
-    p = dense_weights(call)
+    steps = dense_steps(call)
+    p, sink = steps.weights, call.options.sink
     H, n_keys = p.shape[1], p.shape[3]
     start = None if cross else n_keys - p.shape[2]
     for h in range(H):
@@ -83,19 +84,24 @@ def check_call(seen: Seen, site: str, call: Call, w_o: Tensor | None, cross: boo
             some = (p[b] > 0).any(-1).any(0)
             tokens = None if ids is None else ids[b]
             found = row_statistics(p[b, h : h + 1], start=start, q_ids=tokens, k_ids=tokens)
+            found |= score_statistics(steps.masked[b, h : h + 1], None if sink is None else sink[h : h + 1])
             if w_o is not None:
                 block = w_o.detach().double().unflatten(1, (H, -1))[:, h]
                 found["norm"] = (call.out[b, h].detach().double() @ block.T).norm(dim=-1)[None]
             documents.append({name: values[0, some] for name, values in found.items()})
         wanted = {name: torch.cat([document[name] for document in documents]) for name in documents[0]}
         head = seen[f"{site}.H{h}"]
-        assert set(head.rows) == set(wanted)
+        assert set(head.rows) - {"gate"} == set(wanted)
         assert_rows(head.rows, wanted, n_keys, f"{site}.H{h}")
         means, _ = block_means(p[-1, h : h + 1], range(p.shape[2]), range(n_keys))
         np.testing.assert_allclose(head.thumbnail, means[0], rtol=0, atol=1e-5)
         np.testing.assert_allclose(head.received, p[-1, h].sum(0), rtol=0, atol=1e-4)
         for name in wanted:
-            assert head[name] == pytest.approx(np.mean(np.asarray(head.rows[name], np.float64)), abs=1e-12)
+            rows = np.asarray(head.rows[name], np.float64)
+            assert head[name] == pytest.approx(np.mean(rows[~np.isnan(rows)]), abs=1e-12)
+        assert head.score_peak == head.rows.score_max[~np.isnan(head.rows.score_max)].max()
+        if call.options.gate is not None:
+            np.testing.assert_allclose(head.rows.gate, float(call.options.gate[h]))
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -32,7 +32,7 @@ formulas each head has
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import NamedTuple
@@ -43,7 +43,16 @@ from torch.nn import functional as F
 
 from headwise.backends.torch_ import as_tensor, widest
 from headwise.heads.documents import Document
-from headwise.heads.statistics import IDS, POSITIONS, TOP, W_O, formulas
+from headwise.heads.statistics import (
+    GATE,
+    IDS,
+    POSITIONS,
+    SCORES,
+    SINK,
+    TOP,
+    W_O,
+    formulas,
+)
 from headwise.masks import Allowed, BroadcastGrid, resolve
 from headwise.models.sites import Site, loaded
 from headwise.records import Call
@@ -68,6 +77,10 @@ LOG2E = 1 / math.log(2)
 FORBIDDEN = -(2.0**127)
 # the least bias of a key that may be attended: it stays above FORBIDDEN, and counts when alone
 LOWEST = -(2.0**126)
+# Statistics that need less than all of a block: the largest score of each row, or also the sum of its weights.
+LARGEST = frozenset({"score_max", "gate", "norm"})
+OF_ROWS = LARGEST | {"lse", "sink", "confidence"}
+FULL: frozenset[str] = frozenset()
 FAR = 0.01  # of the weight lies farther back than the reach of a head
 # the reach is taken of each so manieth row, the last one among them: of all it takes a sixth of the time
 EVERY = 16
@@ -80,13 +93,10 @@ class Strip(NamedTuple):
     """
 
     rows: slice  # which of all rows
-    queries: Tensor  # (t,) their numbers among the T queries
     keys: slice  # those that they may see, among S
-    # of the block: as many keys in whole runs; the last ones may be none, and have no weight
-    width: int
-    masked_from: (
-        int  # every query may see all keys before this one: there nothing is looked up
-    )
+    width: int  # s in whole runs; the last ones may be no keys, and have no weight
+    # every query may see all keys before this one: there nothing is looked up
+    masked_from: int
     # (H,t,s - masked_from) bool, of the keys from there on; None: nothing is
     forbidden: Tensor | None
     bias: Tensor | None  # (H,t,s) what the mask adds to scores, in bits
@@ -95,46 +105,14 @@ class Strip(NamedTuple):
     near: Tensor
     has_near: Tensor  # (t,1+k) ... and 1 where there is one, else 0
     # Pairs of a query and a key: earlier keys with the query's token, and the keys right after those.
-    # (n,) query * width + key, a place in the block of a head, in the order of the queries
+    # (n,) query * width + key, a place in the block of a head
     pairs: Tensor
     pair_rows: Tensor  # (n,) the query; plus t where the key is one right after
     # where they are many there are no pairs, but both kinds as 1 and 0, (t,width) each
     dense: tuple[Tensor, ...]
     marks: Tensor  # (m,width) 1 where a key is in a marked set
-    q: Tensor  # (H,t,D) scaled, so that scores are in bits
     blocks: slice  # those of the thumbnail in which a query lies, b of them
     member: Tensor  # (b,t) 1 where a query is in such a block
-
-    @property
-    def n_keys(self) -> int:
-        return self.keys.stop - self.keys.start
-
-    def parts(self, n: int) -> list[tuple[slice, slice, Strip]]:
-        """The block, once it has scores, as blocks of n queries: which of them, which of its pairs, what they share.
-
-        Not cut is what only scores are made of, q and the mask, and `pair_rows`, which `_block` reads for all parts.
-        """
-        t = len(self.at)
-        if n >= t:
-            return [(slice(0, t), slice(None), self)]
-        parts = []
-        for start in range(0, t, n):
-            rows = slice(start, min(start + n, t))
-            # The pairs stand in the order of their queries, of which `pair_rows % t` is the number.
-            ends = self.at.new_tensor([rows.start, rows.stop])
-            pairs = slice(*torch.searchsorted(self.pair_rows % t, ends).tolist())
-            part = self._replace(
-                rows=slice(self.rows.start + rows.start, self.rows.start + rows.stop),
-                queries=self.queries[rows],
-                at=self.at[rows],
-                near=self.near[rows],
-                has_near=self.has_near[rows],
-                pairs=self.pairs[pairs] - start * self.width,
-                dense=tuple(is_copy[rows] for is_copy in self.dense),
-                member=self.member[:, rows],
-            )
-            parts.append((rows, pairs, part))
-        return parts
 
 
 class Pass:
@@ -151,6 +129,7 @@ class Pass:
         offsets: Sequence[int] = (),
         w_o: Tensor | None = None,
         top: bool = False,
+        only: Collection[str] = (),
     ) -> None:
         self.call, self.b, self.document = call, b, document
         self.H, self.T = call.q.shape[1:3]
@@ -188,9 +167,16 @@ class Pass:
             (IDS, has_ids),
             (W_O, w_o is not None),
             (TOP, top),
+            (SCORES, call.weights is None),
+            (SINK, self.sink is not None),
+            (GATE, call.before_gate is not None or options.gate is not None),
         )
         known = [fact for fact, is_known in facts if is_known]
         self.formulas = formulas(known, offsets, self.marks)
+        if only:
+            self.formulas = {
+                name: self.formulas[name] for name in only if name in self.formulas
+            }
         # "next", "self", "previous"
         self.offsets = [] if document.start is None else sorted({-1, 0, 1, *offsets})
         # What is not real, padding or rows that were not drawn, is never read: NaN may stand there.
@@ -203,14 +189,15 @@ class Pass:
         self.first = document.first  # the key of the first token; None where it is gone
         if document.first == -1:  # the first real key
             self.first = int(self.real_keys[0]) if len(self.real_keys) else 0
-        # Of the sums. Marked sets come first: `_block` writes them into the first rows, in one product.
-        self.names = [
-            *(f"on {name}" for name in self.marks),
-            "share",
-            "total",
-            "shifted",
-        ]
-        if document.start is not None:
+        # How much of a block is asked for; and the names of its sums. Marked sets come first: `_measure` writes them
+        # into the first rows, in one product.
+        self.level, self.names = FULL, [f"on {name}" for name in self.marks]
+        self.names += ["largest", "total", "share", "shifted"]
+        if only and self.formulas.keys() <= OF_ROWS:
+            self.level, self.names = OF_ROWS, ["largest", "total", "share"]
+            if self.formulas.keys() <= LARGEST:
+                self.level, self.names = LARGEST, ["largest"]
+        elif document.start is not None:
             self.names += ["places", "squares", *(["reach"] if top else [])]
         # (G,S,D), each head's keys one after another, since every block reads them: a projection leaves the heads of a
         # token side by side.
@@ -222,11 +209,9 @@ class Pass:
             )
         # (k,RUN) 1, the distance of a key from the middle of its run, and its square: times e and summed over a run
         # they give its weight and its first two moments.
-        from_middle = (
-            torch.arange(RUN, dtype=self.dtype, device=self.device) - (RUN - 1) / 2
-        )
-        exponents = (0,) if document.start is None else (0, 1, 2)
-        self.powers = torch.stack([from_middle**k for k in exponents])
+        steps = torch.arange(RUN, dtype=self.dtype, device=self.device)
+        exponents = (0, 1, 2) if "places" in self.names else (0,)
+        self.powers = torch.stack([(steps - (RUN - 1) / 2) ** k for k in exponents])
         zeros = partial(torch.zeros, dtype=self.dtype, device=self.device)
         # (m,S)
         self.marked = (
@@ -238,6 +223,9 @@ class Pass:
         self.near = zeros(self.H, n, 1 + len(self.offsets))
         self.copies = zeros(2, self.H, n)
         self.argmax = torch.zeros(self.H, n, dtype=torch.long, device=self.device)
+
+    def empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
 
     def _followers(self, k_ids: Tensor, before: int) -> tuple[Tensor, Tensor]:
         """Places 0 to S by the token before them, then by place: token and place as one number, sorted; the places.
@@ -260,7 +248,6 @@ class Pass:
             torch.no_grad(),
             torch.autocast(self.device.type, enabled=False),
         ):
-            empty = partial(torch.empty, dtype=self.dtype, device=self.device)
             width = _whole_runs(self.S)
             block = BLOCK * min(2, n_threads)  # weights of a block
             # Half as many stay in the cache of a single core; but what ROWS queries of one head need, they get, up to
@@ -269,15 +256,14 @@ class Pass:
                 block = max(BLOCK // 2, min(BLOCK, ROWS * width))
             # The same buffers for every block: they stay in the cache, and no page is asked for anew. The first one
             # holds the scores of a head's whole strip, also where e is made of fewer rows at a time.
-            buffers = empty(max(block, min(n, ROWS) * width)), empty(max(block, width))
+            whole = self.empty(max(block, min(n, ROWS) * width))
+            buffers = whole, self.empty(max(block, width))
             totals = self.totals()
             for i, start in enumerate(range(0, n, ROWS)):
                 # Dealt out there and back, 0 1 2 2 1 0: a causal block is longer than the one before it, and so each
                 # thread has as much to do.
                 if i % (2 * n_threads) in (thread, 2 * n_threads - 1 - thread):
-                    self._block(
-                        self._strip(slice(start, min(start + ROWS, n))), buffers, totals
-                    )
+                    self._block(slice(start, min(start + ROWS, n)), buffers, totals)
         return totals
 
     def totals(self) -> Tensor:
@@ -288,14 +274,6 @@ class Pass:
             self.S,
             dtype=self.dtype,
             device=self.device,
-        )
-
-    def _add(
-        self, totals: Tensor, e: Tensor, share: Tensor, heads: slice, strip: Strip
-    ) -> None:
-        """Add what each key receives from each block of the thumbnail's queries; weights are e * share."""
-        totals[heads, strip.blocks, strip.keys] += torch.bmm(
-            strip.member * share[:, None], e
         )
 
     def thumbnail(self, sums: Tensor) -> tuple[Tensor, Tensor]:
@@ -318,95 +296,89 @@ class Pass:
     def weights(self, rows: slice) -> tuple[slice, Tensor]:
         """The keys that some queries may see, and their weights (H,t,s); by a softmax, with no buffer and no sums."""
         if self.call.weights is not None:
-            return slice(0, self.S), self.call.weights[self.b, :, rows].to(
-                self.dtype
-            ).nan_to_num(0)
-        strip = self._strip(rows)
-        n_keys, shape = strip.n_keys, (self.H, rows.stop - rows.start, strip.width)
-        scores = self._scores(
-            slice(0, self.H),
-            strip,
-            torch.empty(shape, dtype=self.dtype, device=self.device),
-        )
+            weights = self.call.weights[self.b, :, rows]
+            return slice(0, self.S), weights.to(self.dtype).nan_to_num(0)
+        keys, masked_from = self._keys(rows)
+        width = _whole_runs(keys.stop - keys.start)
+        buffer = self.empty(self.H, rows.stop - rows.start, width)
+        everyone, strip = slice(0, self.H), self._strip(rows, keys, masked_from)
+        scores = self._scores(everyone, rows, keys, self._q(rows), buffer)
+        self._mask(scores, everyone, strip)
         logits = scores
         if self.sink is not None:  # one more logit, whose weight is then cut off
-            logits = torch.cat(
-                [scores, self.sink[:, None, None].expand(*scores.shape[:2], 1)], -1
-            )
+            sink = self.sink[:, None, None].expand(*scores.shape[:2], 1)
+            logits = torch.cat([scores, sink], -1)
+        n_keys = keys.stop - keys.start
         weights = (logits / LOG2E).softmax(-1)[..., :n_keys]
         # the softmax of a row where all are would be even, not 0
         is_forbidden = scores[..., :n_keys] <= FORBIDDEN
-        return strip.keys, weights.masked_fill(is_forbidden, 0)
+        return keys, weights.masked_fill(is_forbidden, 0)
 
     def _block(
-        self, strip: Strip, buffers: tuple[Tensor, Tensor], totals: Tensor
+        self, rows: slice, buffers: tuple[Tensor, Tensor], totals: Tensor
     ) -> None:
-        """All heads of a block of queries, as many at a time as fit.
+        """All heads of a block of queries, as many at a time as fit; where not one does, fewer queries at a time.
+
+        The product is made of all of these queries, whatever fits: of few it takes long.
+        """
+        keys, masked_from = self._keys(rows)
+        t, width = rows.stop - rows.start, _whole_runs(keys.stop - keys.start)
+        block, q = len(buffers[1]), self._q(rows)
+        n_heads = _whole_groups(max(1, min(self.H, block // (t * width))), self.index)
+        step, strips = max(1, block // width), []
+        for first in range(rows.start, rows.stop, step):
+            some = slice(first, min(first + step, rows.stop))
+            strips.append(self._strip(some, keys, masked_from))
+            self.at[some] = strips[-1].at
+        for start in range(0, self.H, n_heads):
+            heads = slice(start, min(start + n_heads, self.H))
+            h = heads.stop - start
+            buffer = buffers[0][: h * t * width].view(h, t, width)
+            scores = self._scores(heads, rows, keys, q, buffer)
+            for strip in strips:
+                inside = slice(
+                    strip.rows.start - rows.start, strip.rows.stop - rows.start
+                )
+                self._measure(strip, heads, scores[:, inside], buffers[1], totals)
+
+    def _measure(
+        self, strip: Strip, heads: slice, scores: Tensor, buffer: Tensor, totals: Tensor
+    ) -> None:
+        """Take every sum of some heads of a strip from their scores (h,t,width), which are used up.
 
         Between two large operations a small one takes as long as a tenth of them, so that what is done to the sums
         waits for all blocks: see `finish`.
         """
-        t, s, block = len(strip.at), strip.width, len(buffers[1])
-        n_heads = _whole_groups(max(1, min(self.H, block // (t * s))), self.index)
-        # one, or several of a single head where not even one fits
-        parts = strip.parts(max(1, block // s))
-        empty = partial(torch.empty, dtype=self.dtype, device=self.device)
-        sums = empty(
-            len(self.names), self.H * t
-        )  # a column for each head and query, head by head
-        near = empty(self.H, *strip.near.shape)
-        copied = empty(self.H, len(strip.pairs))
-        for start in range(0, self.H, n_heads):
-            heads = slice(start, min(start + n_heads, self.H))
-            h = heads.stop - start
-            column = start * t  # where the sums of the next part stand
-            all_scores = self._scores(
-                heads, strip, buffers[0][: h * t * s].view(h, t, s)
-            )
-            for rows, pairs, part in parts:
-                scores = all_scores[:, rows]
-                n = h * (rows.stop - rows.start)
-                e = buffers[1][: n * s].view(scores.shape)
-                into = dict(
-                    zip(self.names, sums[:, column : column + n].unbind(), strict=True)
-                )
-                top_run, peak = self._sum(
-                    part, heads, scores.view(-1, s), e.view(-1, s), into
-                )
-                torch.mm(
-                    part.marks,
-                    e.view(-1, s).mT,
-                    out=sums[: len(part.marks), column : column + n],
-                )
-                torch.gather(e, 2, part.near.expand(h, -1, -1), out=near[heads, rows])
-                torch.index_select(
-                    e.view(h, -1), 1, part.pairs, out=copied[heads, pairs]
-                )
-                # the scores are used up: their buffer takes the products
-                for i, is_copy in enumerate(part.dense):
-                    self.copies[i, heads, part.rows] = torch.mul(
-                        e, is_copy, out=scores
-                    ).sum(-1)
-                if self.top:
-                    place = peak.max(-1).indices  # an argmax takes twice as long
-                    self.argmax[heads, part.rows] = (
-                        place + top_run * RUN + strip.keys.start
-                    ).view(h, -1)
-                self._add(
-                    totals,
-                    e[..., : strip.n_keys],
-                    into["share"].view(h, -1),
-                    heads,
-                    part,
-                )
-                column += n
-        self.at[strip.rows] = strip.at
-        self.sums[..., strip.rows] = sums.view(-1, self.H, t)
-        self.near[:, strip.rows] = near.mul_(strip.has_near)
-        if not strip.dense:
-            both = torch.zeros(self.H, 2 * t, dtype=self.dtype, device=self.device)
-            both.index_add_(1, strip.pair_rows, copied)
-            self.copies[..., strip.rows] = both.view(self.H, 2, t).transpose(0, 1)
+        h, t, width = scores.shape
+        self._mask(scores, heads, strip)
+        e = buffer[: scores.numel()].view(scores.shape)
+        sums = self.empty(len(self.names), h * t)
+        into = dict(zip(self.names, sums.unbind(), strict=True))
+        flat = e.view(-1, width)
+        top_run, peak = self._sum(strip, heads, scores.view(-1, width), flat, into)
+        if self.level is FULL:
+            torch.mm(strip.marks, flat.mT, out=sums[: len(strip.marks)])
+            near = e.gather(2, strip.near.expand(h, -1, -1))
+            self.near[heads, strip.rows] = near.mul_(strip.has_near)
+            # the scores are used up: their buffer takes the products
+            for i, is_copy in enumerate(strip.dense):
+                products = torch.mul(e, is_copy, out=scores)
+                self.copies[i, heads, strip.rows] = products.sum(-1)
+            if len(strip.pairs):
+                both = torch.zeros(h, 2 * t, dtype=self.dtype, device=self.device)
+                copied = e.view(h, -1).index_select(1, strip.pairs)
+                both.index_add_(1, strip.pair_rows, copied)
+                self.copies[:, heads, strip.rows] = both.view(h, 2, t).transpose(0, 1)
+            if self.top:
+                place = peak.max(-1).indices  # an argmax takes twice as long
+                place += top_run * RUN + strip.keys.start
+                self.argmax[heads, strip.rows] = place.view(h, t)
+            # what each key receives from each block of the thumbnail's queries; weights are e * share
+            received = strip.member * into["share"].view(h, 1, t)
+            n_keys = strip.keys.stop - strip.keys.start
+            given = torch.bmm(received, e[..., :n_keys])
+            totals[heads, strip.blocks, strip.keys] += given
+        self.sums[:, heads, strip.rows] = sums.view(-1, h, t)
 
     def _sum(
         self,
@@ -420,11 +392,13 @@ class Pass:
 
         Gives the run in which the largest score of each row stands, (n,), and what e is there, (n,RUN).
         """
-        runs = scores.view(
-            len(scores), -1, RUN
-        )  # (n,runs,RUN), a view: it changes with the scores
+        # (n,runs,RUN), a view: it changes with the scores
+        runs = scores.view(len(scores), -1, RUN)
         # First of each run, then of the runs: a maximum with its place over all keys takes as long as two products.
         largest, top_run = runs.amax(-1).max(-1)
+        into["largest"].copy_(largest)
+        if self.level is LARGEST:
+            return top_run, largest
         if self.call.weights is None:
             torch.exp2(scores.sub_(largest[:, None]), out=e)
         # `scores` has the weights themselves: e is weight / largest, and its logarithm is wanted
@@ -433,9 +407,6 @@ class Pass:
             tiny = torch.finfo(e.dtype).tiny
             torch.div(scores, largest[:, None].clamp(min=tiny), out=e)
             torch.log2(torch.clamp(e, min=tiny, out=scores), out=scores)
-        # of each row, among all runs
-        first_runs = torch.arange(len(top_run), device=self.device) * runs.shape[1]
-        peak = e.view(-1, RUN).index_select(0, first_runs + top_run)
         # (k,n,runs), the weight of each run and its moments: see `powers`. Their few rows come first in the product:
         # with e first it takes three to five times as long.
         powers = torch.mm(self.powers, e.view(-1, RUN).mT).view(-1, *runs.shape[:2])
@@ -449,41 +420,47 @@ class Pass:
             sink = self.sink[heads].repeat_interleave(len(strip.at))
             highest = torch.maximum(largest, sink)
             lowered = (largest - highest).exp2()
-            torch.div(
-                lowered, total * lowered + (sink - highest).exp2(), out=into["share"]
-            )
+            whole = total * lowered + (sink - highest).exp2()
+            torch.div(lowered, whole, out=into["share"])
         # A query may see no key at all: then all its scores are FORBIDDEN, and each e is 1. It cannot be where there
         # are keys that every query may see.
         if strip.forbidden is not None and not strip.masked_from:
             nothing = largest <= FORBIDDEN
             into["share"].masked_fill_(nothing, 0)
             total.masked_fill_(nothing, 0)
+        if self.level is not FULL:
+            return top_run, largest
         torch.sum(scores.mul_(e), -1, out=into["shifted"])
+        # of each row, among all runs
+        first_runs = torch.arange(len(top_run), device=self.device) * runs.shape[1]
+        peak = e.view(-1, RUN).index_select(0, first_runs + top_run)
         if "places" in into:
-            weight, moment, second_moment = powers
-            middle = (
-                torch.arange(runs.shape[1], dtype=e.dtype, device=e.device) * RUN
-                + (RUN - 1) / 2
-            )
-            centre = torch.sum(moment + middle * weight, -1, out=into["places"]) / total
-            # Around the mean, not as a difference of squares: a narrow head far away would lose its digits. Of a run
-            # whose middle lies f off the mean: sum e (x + f)^2 = f^2 sum e + 2 f sum e x + sum e x^2. In the run of
-            # the peak that would be such a difference again, so it is summed key by key.
-            from_centre = middle - centre[:, None]
-            squares = (
-                (from_centre * weight)
-                .add_(moment, alpha=2)
-                .mul_(from_centre)
-                .add_(second_moment)
-            )
-            place = top_run[:, None]
-            # (n,RUN) how far the keys of that run lie off
-            key_off = self.powers[1] + from_centre.gather(1, place)
-            at_peak = key_off.square_().mul_(peak).sum(-1, keepdim=True)
-            torch.sum(squares.scatter_(1, place, at_peak), -1, out=into["squares"])
+            self._moments(powers, top_run, peak, into)
         if "reach" in into:
             into["reach"].copy_(self._reach(strip, e, total))
         return top_run, peak
+
+    def _moments(
+        self, powers: Tensor, top_run: Tensor, peak: Tensor, into: Mapping[str, Tensor]
+    ) -> None:
+        """The sums of the place of a key, and of its squared distance from the mean place.
+
+        Around the mean, not as a difference of squares: a narrow head far away would lose its digits. Of a run whose
+        middle lies f off the mean: sum e (x + f)^2 = f^2 sum e + 2 f sum e x + sum e x^2. In the run of the peak that
+        would be such a difference again, so it is summed key by key.
+        """
+        weight, moment, second_moment = powers
+        steps = torch.arange(weight.shape[1], dtype=self.dtype, device=self.device)
+        middle = steps * RUN + (RUN - 1) / 2
+        places = torch.sum(moment + middle * weight, -1, out=into["places"])
+        from_centre = middle - (places / into["total"])[:, None]
+        squares = (from_centre * weight).add_(moment, alpha=2)
+        squares = squares.mul_(from_centre).add_(second_moment)
+        place = top_run[:, None]
+        # (n,RUN) how far the keys of that run lie off
+        key_off = self.powers[1] + from_centre.gather(1, place)
+        at_peak = key_off.square_().mul_(peak).sum(-1, keepdim=True)
+        torch.sum(squares.scatter_(1, place, at_peak), -1, out=into["squares"])
 
     def _reach(self, strip: Strip, e: Tensor, total: Tensor) -> Tensor:
         """How many of the latest keys hold all but FAR of a row's weight, beside the first key: (n,), else NaN."""
@@ -501,10 +478,9 @@ class Pass:
         reach[:, rows] = (strip.at[rows] + 1 - dropped).clamp(min=0)
         return reach.flatten()
 
-    def _strip(self, rows: slice) -> Strip:
-        """What the heads share in a block of queries."""
+    def _strip(self, rows: slice, keys: slice, masked_from: int) -> Strip:
+        """What the heads share in a block of queries, which may see these keys; `masked_from` is of all S."""
         queries = self.picked[rows]
-        keys, masked_from = self._keys(int(queries[0]), int(queries[-1]))
         grid = BroadcastGrid(
             (self.call.q.shape[0], self.H, self.T, self.S),
             array=partial(as_tensor, device=self.device),
@@ -516,6 +492,11 @@ class Pass:
         allowed, bias = resolve(
             self.masks, grid, torch.where, lambda x: x.to(self.dtype)
         )
+        if allowed is not None:
+            allowed = self._by_head(~allowed)
+        if bias is not None:
+            bias = (bias.to(self.dtype) * LOG2E).clamp_(min=LOWEST)
+            bias = self._by_head(bias)
         at = queries + (self.document.start or 0) - keys.start
         n_keys = keys.stop - keys.start
         width = _whole_runs(n_keys)
@@ -523,37 +504,32 @@ class Pass:
         place = -1 if self.first is None else self.first - keys.start
         first_key = at.new_full((len(at), 1), place)
         near = torch.cat([first_key, at[:, None] - at.new_tensor(self.offsets)], 1)
+        has_near = (near >= 0) & (near < n_keys)
         blocks = self.row_block[rows]
-        first, last = int(blocks[0]), int(blocks[-1]) + 1
+        numbers = torch.arange(int(blocks[0]), int(blocks[-1]) + 1, device=self.device)
         pairs, pair_rows, dense = self._copies(queries, at, keys, width)
         return Strip(
             rows=rows,
-            queries=queries,
             keys=keys,
             width=width,
             masked_from=masked_from - keys.start,
-            forbidden=None if allowed is None else self._by_head(~allowed),
-            bias=None
-            if bias is None
-            else self._by_head((bias.to(self.dtype) * LOG2E).clamp_(min=LOWEST)),
+            forbidden=allowed,
+            bias=bias,
             at=at.to(self.dtype),
             near=near.clamp(0, n_keys - 1),
-            has_near=((near >= 0) & (near < n_keys)).to(self.dtype),
+            has_near=has_near.to(self.dtype),
             pairs=pairs,
             pair_rows=pair_rows,
             dense=dense,
             marks=F.pad(self.marked[:, keys], (0, width - n_keys)),
-            q=(
-                self.call.q[self.b, :, queries].to(self.dtype) * (self.scale * LOG2E)
-            ).contiguous(),
-            blocks=slice(first, last),
-            member=(
-                blocks == torch.arange(first, last, device=self.device)[:, None]
-            ).to(self.dtype),
+            blocks=slice(int(blocks[0]), int(blocks[-1]) + 1),
+            member=(blocks == numbers[:, None]).to(self.dtype),
         )
 
-    def _keys(self, first: int, last: int) -> tuple[slice, int]:
-        """The keys that windows and causal bounds leave to queries first to last, and `masked_from`, among all S."""
+    def _keys(self, rows: slice) -> tuple[slice, int]:
+        """The keys that windows and causal bounds leave to some queries, and `masked_from`, among all S."""
+        queries = self.picked[rows]
+        first, last = int(queries[0]), int(queries[-1])
         low, high, masked_from = 0, self.S, self.S
         for mask in self.masks:
             # the bounds on key - query; None: no such bound
@@ -563,11 +539,10 @@ class Pass:
             if right is not None:
                 high = min(high, last + 1 + right)
             # What a causal mask lets the first query see, all of them may; of any other mask nothing is known.
-            masked_from = (
-                0
-                if left is not None or right is None
-                else min(masked_from, first + 1 + right)
-            )
+            if left is not None or right is None:
+                masked_from = 0
+            else:
+                masked_from = min(masked_from, first + 1 + right)
         weights = self.call.weights
         # A call that has its weights names no mask. That it is causal shows in zeros behind the last query's own key;
         # with a cache that key stands further on, and all keys are read, which takes only longer.
@@ -583,47 +558,52 @@ class Pass:
         with_batch = x[(None,) * (4 - x.ndim)]  # axes in front until there are four
         return with_batch[0].expand(self.H, -1, -1)
 
-    def _scores(self, heads: slice, strip: Strip, buffer: Tensor) -> Tensor:
-        """Fill the buffer (h,t,width) with what the softmax reads, in bits; FORBIDDEN where a query may not look.
+    def _q(self, rows: slice) -> Tensor:
+        """Queries (H,t,D), scaled, so that scores are in bits."""
+        q = self.call.q[self.b, :, self.picked[rows]].to(self.dtype)
+        return (q * (self.scale * LOG2E)).contiguous()
+
+    def _scores(
+        self, heads: slice, rows: slice, keys: slice, q: Tensor, buffer: Tensor
+    ) -> Tensor:
+        """Fill the buffer (h,t,width) with scores in bits, FORBIDDEN behind the keys; `_mask` is still to come.
 
         Of a call that has its weights, these; a model's own softmax may give NaN to a query that may attend nothing.
         """
-        n_keys = strip.n_keys
+        n_keys = keys.stop - keys.start
+        scores = buffer[..., :n_keys]
         if self.call.weights is not None:
-            buffer[..., :n_keys] = self.call.weights[
-                self.b, heads, strip.queries, strip.keys
-            ]
+            queries = self.picked[rows]
+            scores.copy_(self.call.weights[self.b, heads, queries, keys])
             buffer[..., n_keys:] = 0
             return buffer.nan_to_num_(0)
-        q = strip.q[heads]
-        h, _, D = q.shape
+        h, _, D = q[heads].shape
         read = list(self.index[heads])  # the key/value head of each head
         groups = sorted(set(read))
         if read != [g for g in groups for _ in range(h // len(groups))]:
             groups = read  # no equal, adjacent groups: each head brings its own keys
-        span = slice(
-            groups[0], groups[-1] + 1
-        )  # which makes no copy of the keys, as a list does
-        picked: slice | list[int] = (
-            span if groups == list(range(span.start, span.stop)) else groups
-        )
-        k = self.keys[picked, strip.keys]
-        scores = buffer[..., :n_keys]
+        if groups == list(range(groups[0], groups[-1] + 1)):  # a span makes no copy
+            k = self.keys[groups[0] : groups[-1] + 1, keys]
+        else:
+            k = self.keys[groups, keys]
         buffer[..., n_keys:] = FORBIDDEN
         # The queries of a group follow one another in one product, which reads the keys of the group once.
-        by_group = buffer.view(len(groups), -1, strip.width)[..., :n_keys]
-        torch.bmm(q.view(len(groups), -1, D), k.mT, out=by_group)
+        by_group = buffer.view(len(groups), -1, buffer.shape[-1])[..., :n_keys]
+        torch.bmm(q[heads].view(len(groups), -1, D), k.mT, out=by_group)
         if self.call.options.softcap is not None:
             cap = self.call.options.softcap * LOG2E
-            scores = scores.div_(cap).tanh_().mul_(cap)
+            scores.div_(cap).tanh_().mul_(cap)
+        return buffer
+
+    def _mask(self, scores: Tensor, heads: slice, strip: Strip) -> None:
+        """Add the bias to scores (h,t,width), and put FORBIDDEN where a query may not look."""
+        n_keys = strip.keys.stop - strip.keys.start
         if strip.bias is not None:
             # of all keys: a mask that adds something has no band
-            scores = scores.add_(strip.bias[heads])
+            scores[..., :n_keys].add_(strip.bias[heads])
         if strip.forbidden is not None:
-            scores[..., strip.masked_from :].masked_fill_(
-                strip.forbidden[heads], FORBIDDEN
-            )
-        return buffer
+            hidden = scores[..., strip.masked_from : n_keys]
+            hidden.masked_fill_(strip.forbidden[heads], FORBIDDEN)
 
     def _copies(
         self, queries: Tensor, at: Tensor, keys: slice, width: int
@@ -674,12 +654,64 @@ class Pass:
             "after": self.copies[1],
             "first": self.near[..., 0],
         }
-        self.share = self.by_name["share"]
-        self.mass = self.by_name["total"] * self.share  # of all keys together
-        self.seen = self.by_name["total"] > 0  # may the query attend anything?
-        self.largest = self.share  # the largest weight of each row: there e is 1
-        # log p = shifted - log_sum, in bits. `0 -` instead of a minus: of a weight of 1 it gives 0.0, and no -0.0.
-        self.log_sum = torch.where(self.share > 0, 0 - self.share.log2(), 0)
+        # may the query attend anything? Of a call that has its weights these are its scores.
+        lowest = FORBIDDEN if self.call.weights is None else 0
+        self.seen = self.by_name["largest"] > lowest
+
+    @property
+    def share(self) -> Tensor:
+        """The largest weight of each row: there e is 1."""
+        return self.by_name["share"]
+
+    @property
+    def mass(self) -> Tensor:
+        return self.by_name["total"] * self.share  # of all keys together
+
+    @property
+    def log_sum(self) -> Tensor:
+        """log p = shifted - log_sum, in bits. `0 -` instead of a minus: of a weight of 1 it gives 0.0, and no -0.0."""
+        return torch.where(self.share > 0, 0 - self.share.log2(), 0)
+
+    @property
+    def score_max(self) -> Tensor:
+        return torch.where(self.seen, self.by_name["largest"] / LOG2E, math.nan)
+
+    @property
+    def _lse(self) -> Tensor:
+        """In bits; -inf of a row that may attend nothing, whatever the sink."""
+        lse = self.by_name["largest"] + self.by_name["total"].log2()
+        if self.sink is not None:
+            lse = torch.logaddexp2(lse, self.sink[:, None])
+        return torch.where(self.seen, lse, -math.inf)
+
+    @property
+    def lse(self) -> Tensor:
+        return torch.where(self.seen, self._lse / LOG2E, math.nan)
+
+    @property
+    def sink_weight(self) -> Tensor:
+        assert self.sink is not None
+        return torch.where(self.seen, (self.sink[:, None] - self._lse).exp2(), 0)
+
+    @property
+    def gate(self) -> Tensor | None:
+        """What W_O reads over what attention gave, mean over the width; None where no gate alone lies between.
+
+        A gate multiplies each number by none below 0. Nothing else that families do there, such as a rotation or a
+        difference of heads, leaves all signs as they are; a norm is told by its module.
+        """
+        call = self.call
+        if call.options.gate is not None:
+            of_heads = as_tensor(call.options.gate, self.device).to(self.dtype)
+            return of_heads[:, None].expand(self.H, len(self.picked))
+        after, before = self.out(self.picked), call.before_gate
+        if before is None or before.shape != call.out.shape:
+            return None
+        before = before[self.b, :, self.picked].to(self.dtype)
+        ratio = after / before
+        if torch.equal(after, before) or (ratio < 0).any() or ratio.isinf().any():
+            return None
+        return torch.where(self.seen, ratio.nanmean(-1), math.nan)
 
     def total(self, name: str) -> Tensor:
         return self.by_name[name] * self.share
@@ -772,6 +804,7 @@ def measure(
     offsets: Sequence[int] = (),
     w_o: Tensor | None = None,
     top: bool = True,
+    only: Collection[str] = (),
 ) -> Measured:
     """All statistics of document `b` of a call.
 
@@ -779,64 +812,47 @@ def measure(
     top      also look for the key with the largest weight, which takes time: `argmax`
     w_o      R factors of each head's block of W_O, (H,E,E), from `output_factors`; without it there is no "norm"
     """
-    work = Pass(call, b, document, offsets, w_o, top)
+    work = Pass(call, b, document, offsets, w_o, top, only)
     by_block = run(work)
     with torch.no_grad(), torch.autocast(work.device.type, enabled=False):
         work.finish()
         seen = work.seen.any(0)
         places = work.picked[seen]
         out_hne = work.out(places)
-        thumbnail, first_key = work.thumbnail(by_block)
-        rows = {name: formula(work)[:, seen] for name, formula in work.formulas.items()}
+        rows = {}
+        for name, formula in work.formulas.items():
+            of_rows = formula(work)
+            if of_rows is not None:  # of no gate
+                rows[name] = of_rows[:, seen]
         if "reach" in rows:
             rows["reach"] = rows["reach"][:, ~rows["reach"].isnan().any(0)]
-        return Measured(
-            rows=rows,
-            places=places,
-            argmax=work.argmax[:, seen],
-            received=by_block.sum(1),
-            thumbnail=thumbnail,
-            first_key=first_key,
-            mean_out=out_hne.mean(1)
-            if len(places)
-            else out_hne.sum(1),  # of no rows it is 0
-        )
+        # of no rows it is 0
+        mean_out = out_hne.mean(1) if len(places) else out_hne.sum(1)
+        pictures = (by_block[..., :0],) * 3
+        if work.level is FULL:
+            pictures = by_block.sum(1), *work.thumbnail(by_block)
+        return Measured(rows, places, work.argmax[:, seen], *pictures, mean_out)
 
 
-@torch.no_grad()
 def top_keys(call: Call, b: int, rows: Sequence[int], k: int) -> tuple[Tensor, Tensor]:
     """The k keys with the largest weights of chosen queries, largest first: keys and weights, (H,n,k) each.
 
     Where a query may attend fewer than k keys, the rest have weight 0.
     """
-    top, top_weights = [], []
-    for keys, weights in _weights_of(call, b, rows):
-        values, places = weights.topk(min(k, weights.shape[2]), dim=-1)
-        # A mask may leave these queries fewer than k keys: all parts must be equally wide.
-        gap = min(k, call.n_keys) - places.shape[2]
-        top.append(F.pad(places + keys.start, (0, gap)))
-        top_weights.append(F.pad(values, (0, gap)))
-    return torch.cat(top, 1), torch.cat(top_weights, 1)
+    weights, keys = row_weights(call, b, rows).topk(min(k, call.n_keys), dim=-1)
+    return keys, weights
 
 
 @torch.no_grad()
 def row_weights(call: Call, b: int, rows: Sequence[int]) -> Tensor:
     """The weights of chosen queries over all keys, (H,n,S): for a few rows of a long text."""
-    S = call.n_keys
-    parts = []
-    for keys, weights in _weights_of(call, b, rows):
-        parts.append(F.pad(weights, (keys.start, S - keys.start - weights.shape[2])))
-    return torch.cat(parts, 1)
-
-
-def _weights_of(
-    call: Call, b: int, rows: Sequence[int]
-) -> Iterator[tuple[slice, Tensor]]:
-    """Neighbouring rows together: the keys that they may see and the weights (H,t,s)."""
     # of every row: what is known of a document changes no weight
-    whole_pass = Pass(call, b, Document())
+    whole_pass, S, parts = Pass(call, b, Document()), call.n_keys, []
     with torch.autocast(call.q.device.type, enabled=False):
-        yield from map(whole_pass.weights, _runs(rows))
+        for run_of_rows in _runs(rows):
+            keys, weights = whole_pass.weights(run_of_rows)
+            parts.append(F.pad(weights, (keys.start, S - keys.stop)))
+    return torch.cat(parts, 1)
 
 
 def _runs(rows: Sequence[int]) -> list[slice]:
@@ -867,7 +883,13 @@ def uniform(call: Call) -> Call:
         mask = mask.for_heads([0], call.q.shape[1]).without_bias()
     queries, keys = call.q.new_zeros(B, 1, T, 1), call.q.new_zeros(B, 1, S, 1)
     return call._replace(
-        q=queries, k=keys, v=keys, options=Options(mask), out=queries, weights=None
+        q=queries,
+        k=keys,
+        v=keys,
+        options=Options(mask),
+        out=queries,
+        weights=None,
+        before_gate=None,
     )
 
 

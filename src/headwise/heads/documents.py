@@ -134,6 +134,8 @@ def unpacked(call: Call, b: int, document: Document) -> Iterator[tuple[Call, Doc
         weights = None if call.weights is None else call.weights[:, :, rows, rows]
         options = call.options._replace(mask=mask)
         part = call._replace(q=q, k=k, v=v, out=out, options=options, weights=weights)
+        if call.before_gate is not None:
+            part = part._replace(before_gate=call.before_gate[:, :, rows])
         q_ids, k_ids = (
             None if ids is None else ids[rows]
             for ids in (document.q_ids, document.k_ids)

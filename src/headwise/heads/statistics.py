@@ -34,6 +34,9 @@ POSITIONS = (
 IDS = "ids"  # the tokens are known
 W_O = "W_O"  # what is done to the head's output is known
 TOP = "top"  # the key with the largest weight is looked for
+SCORES = "scores"  # queries and keys are known, not weights alone
+SINK = "sink"  # the heads have a sink logit
+GATE = "gate"  # what W_O reads is what attention gave, times a gate
 
 
 @dataclass(eq=False)  # each is itself alone
@@ -46,9 +49,8 @@ class Statistic:
     meaning: str  # and unit, for a reader
     # None: a survey takes it from all documents together, or from the weights
     formula: Formula | None = None
-    needs: tuple[
-        str, ...
-    ] = ()  # POSITIONS, IDS, W_O, TOP, or the name of a marked set of keys
+    # of POSITIONS to GATE, or the name of a marked set of keys
+    needs: tuple[str, ...] = ()
     # it is the statistic of this name, measured on random tokens that are repeated
     repeated: str = ""
     even: str = ""  # the statistic whose value for even attention is the control; default: its own
@@ -83,7 +85,25 @@ class Statistics(ABC, Generic[V]):
         lambda b: math.log(2) * (b.mass * b.log_sum - b.total("shifted")),
     )
     # Voita et al. 2019 (arXiv 1905.09418), section 4
-    confidence = Statistic("mean of the largest weight of a row", lambda b: b.largest)
+    confidence = Statistic("mean of the largest weight of a row", lambda b: b.share)
+    # What grows where a training diverges: the report of Kimi K2 (arXiv 2507.20534) bounds it head by head.
+    score_max = Statistic(
+        "nats, the largest score of a row, as the softmax reads it; mean over rows",
+        lambda b: b.score_max,
+        (SCORES,),
+    )
+    score_peak = Statistic("nats, the largest score of all rows")  # no mean: a maximum
+    lse = Statistic(
+        "nats, the logarithm of the softmax's denominator", lambda b: b.lse, (SCORES,)
+    )
+    sink = Statistic(
+        "weight that the sink logit takes", lambda b: b.sink_weight, (SCORES, SINK)
+    )
+    gate = Statistic(
+        "what the head's output is multiplied with before W_O, mean over its width",
+        lambda b: b.gate,
+        (GATE,),
+    )
     distance = Statistic(
         "tokens back, the mean over the attention", lambda b: b.distance, (POSITIONS,)
     )
@@ -172,7 +192,7 @@ def formulas(
 ) -> dict[str, Formula]:
     """The formulas of what can be measured, by name.
 
-    known    of POSITIONS, IDS, W_O and TOP what is known
+    known    of POSITIONS to GATE what is known
     offsets  distances k whose mass is wanted as `offset_k`; 0 and 1 are statistics by other names, and
              behind a query only the next key is measured, as `next`
     marks    names of the marked sets of keys: "delimiter" and "rare" are statistics, any other is measured by its name

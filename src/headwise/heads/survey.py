@@ -273,6 +273,8 @@ class Tally:
         self.first: dict[str, dict[str, NDArray[Any]]] = {}
         # what calls say of their numbers, each once: a set that keeps its order
         self.notes: dict[str, None] = {}
+        # site -> (H,) the largest scores of all documents
+        self.peaks: dict[str, NDArray[Any]] = {}
         self.followed: Scores = {}  # relations
         self.factors = Factors()
         self.evens: dict[object, Means] = {}  # what `_even` has measured
@@ -286,6 +288,11 @@ class Tally:
             self.notes.setdefault(call.note)
         measured = measure(call, b, document, w_o=self.factors.of(site, call))
         self._add("scores", site, _means(measured))
+        if "score_max" in measured.rows:
+            scores = measured.rows["score_max"].cpu().numpy()
+            peaks = np.fmax.reduce(scores, 1, initial=-math.inf)
+            before = self.peaks.get(site.name, peaks)
+            self.peaks[site.name] = np.maximum(before, peaks)
         if document.start is not None:
             fractions = _offset_fractions(measured, document.start, call.n_keys)
             self._add("offsets", site, {"all": fractions.numpy()})
@@ -395,10 +402,12 @@ class Tally:
                 # offsets -1, 0 and 1 have statistics of their own
                 fractions[REACH - 1 : REACH + 2] = 0
                 scores["positional"] = offsets.interval(h, int(fractions.argmax()))
-            if (
-                copied is not None
-            ):  # it comes of the weights alone: one number, without an interval
+            # One number, without an interval: from the weights alone, and of all documents.
+            if copied is not None:
                 scores["copying"] = Interval(copied[h], copied[h], copied[h], 1)
+            if site.name in self.peaks:
+                peak = float(self.peaks[site.name][h])
+                scores["score_peak"] = Interval(peak, peak, peak, 1)
             of_heads.append(
                 {key: scores[key] for key in all_statistics() if key in scores}
             )
@@ -427,7 +436,8 @@ class Tally:
 
 def _means(measured: Measured) -> Means:
     return {
-        key: rows.cpu().double().mean(1).numpy() for key, rows in measured.rows.items()
+        key: rows.cpu().double().nanmean(1).numpy()
+        for key, rows in measured.rows.items()
     }
 
 

@@ -84,11 +84,12 @@ class HeadRow(Statistics[V]):
             parts.append(
                 f"looks {abs(means['distance']):.1f} tokens {direction} on average"
             )
-        # Every survey and every watched call has these two.
-        parts.append(f"its largest weight is {means['confidence']:.2f} on average")
-        parts.append(
-            f"{100 * means['first']:.0f} % of its attention rests on the first token"
-        )
+        # Every survey has these two, and every watched call without `only`.
+        if "confidence" in means:
+            parts.append(f"its largest weight is {means['confidence']:.2f} on average")
+        if "first" in means:
+            share = f"{100 * means['first']:.0f} %"
+            parts.append(f"{share} of its attention rests on the first token")
         sentence = "; ".join(parts) + "."
         return sentence[0].upper() + sentence[1:]
 

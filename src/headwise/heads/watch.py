@@ -127,20 +127,35 @@ class SeenHead(HeadRow[float]):
         self._site, self._head, self._shown = site, head, shown
 
     def __getitem__(self, name: str) -> float:
-        """The mean of a statistic, of a set of keys named in `marks`, or of a distance such as `offset_2`."""
-        rows = self.rows[name]
+        """The mean of a statistic, of a set of keys named in `marks`, or of a distance such as `offset_2`.
+
+        A row in which the head may attend nothing has NaN for a score, and is left out. `score_peak` is a maximum.
+        """
+        if name == "score_peak":
+            return float(np.fmax.reduce(self.rows["score_max"], initial=-math.inf))
+        rows = self._known(name)
         return float(rows.mean(dtype=np.float64)) if len(rows) else math.nan
 
+    def _known(self, name: str) -> Array:
+        rows = self.rows[name]
+        return rows[~np.isnan(rows)]
+
     @property
-    def means(self) -> dict[str, float]:  # statistic -> its mean over the rows
-        return {name: self[name] for name in self.rows}
+    def means(self) -> dict[str, float]:
+        """Statistic -> its mean over the rows; and the largest score of all."""
+        means = {}
+        for name in self.rows:
+            means[name] = self[name]
+            if name == "score_max":
+                means["score_peak"] = self["score_peak"]
+        return means
 
     def interval(self, name: str) -> Interval:
         """The mean of a statistic over the rows, and Student's interval as if each were drawn independently.
 
         Where all rows were read, their mean is exact, and the interval speaks of rows like these.
         """
-        return interval_of(self.rows[name].tolist())
+        return interval_of(self._known(name).tolist())
 
     @property
     def n_rows(self) -> int:
@@ -154,7 +169,7 @@ class SeenHead(HeadRow[float]):
     @property
     def received(self) -> Array:
         """The sum of the weights that each key received from all queries, (S,); of the last call's last document."""
-        return np.asarray(self._site.received[self._head])
+        return self._picture(self._site.received)
 
     @property
     def thumbnail(self) -> Array:
@@ -162,7 +177,12 @@ class SeenHead(HeadRow[float]):
 
         A text of up to 32 tokens has a block for each weight.
         """
-        return np.asarray(self._site.thumbnail[self._head])
+        return self._picture(self._site.thumbnail)
+
+    def _picture(self, of_heads: Array) -> Array:
+        if not of_heads.size and self.n_rows:
+            raise MissingError(f"watch(only=...) keeps no pictures of {self.name}")
+        return np.asarray(of_heads[self._head])
 
     @property
     def map(self) -> Array:
@@ -210,10 +230,9 @@ class SeenHead(HeadRow[float]):
         return tuple(next(words) if i >= 0 else "\u00b7" for i in ids)
 
     def __repr__(self) -> str:
-        numbers = ", ".join(
-            f"{name}={self[name]:.4g}" for name in ("entropy", "confidence", "first")
-        )
-        return f"{self.name}({numbers}, rows={self._site.n_rows})"
+        names = {"entropy", "confidence", "first"} & set(self.rows) or self.rows
+        numbers = [f"{name}={self[name]:.4g}" for name in self.rows if name in names]
+        return f"{self.name}({', '.join(numbers)}, rows={self.n_rows})"
 
     @property
     def drawn(self) -> tuple[Sequence[str], Sequence[str]]:
@@ -297,7 +316,9 @@ class Seen(HeadTable[SeenHead]):
         return f"Seen({len(self)} of {len(self._known)} heads, {rows} rows each)"
 
     def measured(self) -> Sequence[str]:  # the statistics that any head has, each once
-        return list(dict.fromkeys(name for head in self.values() for name in head.rows))
+        return list(
+            dict.fromkeys(name for head in self.values() for name in head.means)
+        )
 
 
 def _real(ids: Tensor | None, real: Tensor | None) -> list[int]:
@@ -323,6 +344,7 @@ def watch(
     offsets: Sequence[int] = (),
     marks: Mapping[str, Sequence[int]] | None = None,
     maps: bool | Sequence[int] = False,
+    only: Sequence[str] = (),
     rows: float | None = None,
     seed: int = 0,
 ) -> Iterator[Seen]:
@@ -350,6 +372,8 @@ def watch(
             seen["L3.H5"]["delimiter"]
         maps: also keep each head's map (T,S), `.map`, of the last call's last document, or the rows listed, of the
             last document that has one of them; up to 2^20 weights a head
+        only: statistics that are noted, such as ["score_max"]; default all. Of score_max, score_peak, lse, sink, gate,
+            confidence and norm nothing else is computed, and no pictures are kept: a training loop can afford them
         rows: a fraction of the rows, such as 0.125, one drawn of each 8; default all. Statistics of a few rows come
             with an interval: seen["L3.H5"].interval("entropy")
         seed: draws them
@@ -358,7 +382,9 @@ def watch(
         HeadwiseError: with the names of what is no such model, where our reading of a call does not give the output
             of the model, and at the end of a block in which no head was reached.
     """
-    _check(offsets, marks or {}, maps)
+    _check(offsets, marks or {}, maps, only)
+    # a peak is the largest of the rows
+    wanted = {"score_max" if name == "score_peak" else name for name in only}
     sites = sites_of(model)
     folder = described(model)  # None for a model that was made in memory
     shown = None if folder is None or folder.tokens is None else folder.tokens.shown
@@ -389,10 +415,10 @@ def watch(
         for b, document in enumerate(documents):
             for part, of_part in unpacked(call, b, document):
                 some = some_rows(of_part, part.n_queries, rows, seed)
+                needs_w_o = not wanted or "norm" in wanted
+                w_o = factors.of(site, part) if needs_w_o else None
                 # top=False: the strongest key, which no statistic shown here needs, is not looked for.
-                measured = measure(
-                    part, b, some, offsets, factors.of(site, part), top=False
-                )
+                measured = measure(part, b, some, offsets, w_o, False, wanted)
                 seen.add(site, measured, some)
             if kept:
                 seen.add_maps(site, _maps(call, b, kept), document)
@@ -420,6 +446,7 @@ def _check(
     offsets: Sequence[int],
     marks: Mapping[str, Sequence[int]],
     maps: bool | Sequence[int],
+    only: Sequence[str],
 ) -> None:
     if not _are_whole(offsets) or min(offsets, default=1) < 1:
         raise HeadwiseError(
@@ -430,6 +457,14 @@ def _check(
             f"maps={maps!r} must be True, False or a list of rows, such as [-1]"
         )
     table = all_statistics()
+    known = [*table, *marks, *(f"offset_{k}" for k in offsets)]
+    for name in only:
+        if isinstance(only, str) or name not in known:
+            raise HeadwiseError(
+                f"only={only!r} must be a list of statistics, such as ['score_max']; there are {', '.join(known)}"
+            )
+        if name in table and not table[name].formula and name != "score_peak":
+            raise unknown_statistic(name, [n for n in known if n != name])
     for name in marks:
         # A set of keys is shown as a statistic of its name. "delimiter" and "rare" are in the table of statistics,
         # too: each needs a marked set of its own name, and that may be given here.

@@ -217,6 +217,7 @@ class Tap:
         self.mixed = (
             ""  # the norm between attention and W_O that reads several heads at once
         )
+        self.normed = False  # did a norm read what the heads of these calls gave?
         self.sure = (
             True  # is it known in which order the heads of the calls that wait lie?
         )
@@ -309,11 +310,13 @@ class Tap:
         last = self.waiting[-1] if self.waiting else None
         if last is None or last.q is not call.q or last.k is not call.k:
             self.waiting.append(call)
+        self.normed = last is not None  # a second call is mixed with the first
         return None
 
     def at_norm(self, module: nn.Module, args: Any) -> None:
         """A norm of the attention is called: one of a row wider than a head's mixes several heads."""
         # Norms of queries and keys run before a call waits, and do not count.
+        self.normed = bool(self.waiting)
         if self.waiting and args and args[0].shape[-1] > self.waiting[0].out.shape[-1]:
             self.mixed = type(module).__name__
 
@@ -340,7 +343,9 @@ class Tap:
         for place, (call, part) in enumerate(zip(calls, parts, strict=True)):
             B, H, T, _ = call.out.shape
             out = part.view(B, T, H, -1).transpose(1, 2)
-            result = self.hand(call, note, out=out, at_w_o=self.projection is not None)
+            before = None if self.normed or self.site.free else call.out
+            at_w_o = self.projection is not None
+            result = self.hand(call, note, out=out, at_w_o=at_w_o, before_gate=before)
             if result is not None:
                 changed = True
                 parts[place] = result.to(part.dtype).transpose(1, 2).reshape(part.shape)
