@@ -290,9 +290,9 @@ class Tally:
         self._add("scores", site, _means(measured))
         if "score_max" in measured.rows:
             scores = measured.rows["score_max"].cpu().numpy()
-            peaks = np.fmax.reduce(scores, 1, initial=-math.inf)
-            before = self.peaks.get(site.name, peaks)
-            self.peaks[site.name] = np.maximum(before, peaks)
+            largest: NDArray[Any] = np.fmax.reduce(scores, 1, initial=-math.inf)
+            before = self.peaks.get(site.name, largest)
+            self.peaks[site.name] = np.maximum(before, largest)
         if document.start is not None:
             fractions = _offset_fractions(measured, document.start, call.n_keys)
             self._add("offsets", site, {"all": fractions.numpy()})
