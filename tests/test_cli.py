@@ -186,7 +186,7 @@ def test_generate_continues_any_model(invoke: Invoke, tmp_path: Path) -> None:
     sizes = {"vocab_size": 19, "hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 3}
     folder = word_folder(tmp_path / "llama", "next")
     greedy = ("generate", folder, "--prompt", "the cat saw", "--tokens", 7, "--temperature", 0)
-    expected = list(generate(folder, "the cat saw", 7, temperature=0))
+    expected = generate(folder, "the cat saw", 7, temperature=0)
     document = json.loads(invoke(*greedy, "--json").out)
     assert document["ids"][-7:] == expected and document["n_tokens"] == 7
     assert invoke(*greedy)[:2] == (0, document["text"] + "\n")

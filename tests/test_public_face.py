@@ -66,7 +66,7 @@ print(len(replay(["ada"], 2, n_samples=0)[0]))
         "True headwise.watch needs torch, which is not installed: pip install 'headwise[torch]'",
         *("124439808", "2"),
     ]
-    assert len(hw.__all__) == len(set(hw.__all__)) and set(hw.__all__) == set(dir(hw))
+    assert len(hw.__all__) == len(set(hw.__all__)) and {*hw.__all__, "open"} == set(dir(hw))
     assert all(getattr(hw, name) is not None for name in hw.__all__)
     with pytest.raises(AttributeError, match="no attribute 'attentions'"):
         hw.attentions  # noqa: B018

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from headwise.layer.latent import MultiHeadLatentAttention
     from headwise.layer.layer import MultiHeadAttention
     from headwise.models.open import generate, train
-    from headwise.models.open import open_model as open
+    from headwise.models.open import open_model as open  # noqa: F401
     from headwise.models.verify import verify
     from headwise.reshape.job import Reshaped
     from headwise.reshape.prune import prune
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.3.0"
 
+# Without `open`, which a star import would put in the place of Python's own.
 __all__ = [
     "GPT", "Alibi", "Allowed", "AttentionSpec", "Attribution", "Bias", "Causal",
     "Explanation", "GPTConfig", "Head", "HeadProfile", "HeadwiseError", "Interval",
@@ -62,7 +63,7 @@ __all__ = [
     "Replaced", "Reshaped", "RoPE", "Seen", "SeenHead", "Segments", "Story", "Survey", "Trace", "Verdict",
     "Window", "ablate", "attend", "attention", "attribute", "check", "composition",
     "explain", "from_torch", "generate", "look",
-    "open", "overlay", "patch", "price", "prune", "replace", "share", "steer", "story_page",
+    "overlay", "patch", "price", "prune", "replace", "share", "steer", "story_page",
     "survey", "trace", "train", "verify", "watch", "why",
 ]  # fmt: skip
 
@@ -107,4 +108,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, "open"]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import refuses_table
+from cases import refuses, refuses_table
 from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -63,6 +63,13 @@ def test_words(tmp_path: Path) -> None:
         assert reader.places("I work, you") == [(0, 1), (2, 6), (6, 7), (8, 11)]
     assert len(Tokens.words(["1,000 , 2"]).encode("1,000 , 2")) == 3  # where commas are parts of words, they stay so
     assert Tokens.words(["a b c"]).encode("c  a") == [2, 0]
+    tokens = Tokens.words(["I sing . = yo canto ."])
+    for reader in (tokens, Tokens.from_file(saved(tokens, tmp_path))):
+        assert reader.encode("i SING. = Yo canto.") == reader.encode("I sing . = yo canto .")
+        assert reader.prompt("I sing. = yo ____.") == reader.prompt("I sing . = yo")
+        refuses(
+            lambda reader=reader: reader.prompt("I ___ = yo canto"), "___ stands before '= yo canto', .* put it last"
+        )
 
 
 def test_any_tokenizer_file_will_do(bpe: Path) -> None:

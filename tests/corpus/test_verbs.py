@@ -7,12 +7,19 @@ from pathlib import Path
 import pytest
 from cases import every
 
-from headwise.corpus.verbs import PERSONS, Cell, cells, conjugation_lines, corpus
+from headwise.corpus import verbs
+from headwise.corpus.training import verb_corpus
+from headwise.corpus.verbs import HABIT, PERSONS, Cell, cells, conjugation_lines, corpus, sentences
 
+DATA = tomllib.loads((Path(verbs.__file__).parent / "verbs.toml").read_text(encoding="utf-8"))
 FORMS = tomllib.loads(Path(__file__).with_name("verb_forms.toml").read_text(encoding="utf-8"))
 
 
 CONJUGATIONS = set(conjugation_lines())
+NOUNS = {
+    "english": [noun.split(" / ")[0] for nouns in DATA["nouns"].values() for noun in nouns],
+    "spanish": [noun.split(" / ")[1] for nouns in DATA["nouns"].values() for noun in nouns],
+}
 
 
 def rows(table: str) -> list[tuple[str, str, list[str]]]:
@@ -44,20 +51,20 @@ def test_lines_and_words() -> None:
     for line in conjugation_lines():
         halves[line.split()[0] in PERSONS] |= set(line.split()) - {","}
     assert halves[True] & halves[False] == {"he", "has", "come", "comes"}
-    assert len(halves[True] | halves[False]) == len(vocabulary()) == 1009  # with `=`, `,` and the boundary, 1,012
+    assert len(halves[True] | halves[False]) == len(vocabulary()) == 1171
 
 
 def test_the_cells_stand_in_their_order() -> None:
     everything = cells()
-    assert len(everything) == 40 * 6 * 6 == 1440
-    assert len({cell.line for cell in everything}) == 1440
+    assert len(everything) == 40 * 7 * 6 == 1680
+    assert len({cell.line for cell in everything}) == 1680
     assert [cell.line for cell in everything[:7]] == [
         "I work = yo trabajo", "you work = tú trabajas", "he works = él trabaja", "she works = ella trabaja",
         "we work = nosotros trabajamos", "they work = ellos trabajan", "I worked = yo trabajé",
     ]  # fmt: skip
-    assert everything[-1].line == "they have followed = ellos han seguido"
+    assert everything[-1].line == "they were following = ellos seguían"
     lines = conjugation_lines()
-    assert len(lines) == len(set(lines)) == 1200
+    assert len(lines) == len(set(lines)) == 1400
     # The figures of the claims' report and of the course preset are of these lines in this order.
     core = cells(core=True)
     assert len(core) == 20 * 6 * 3 == 360 and set(core) < set(cells())
@@ -82,7 +89,8 @@ def test_the_split_loses_and_repeats_nothing(seed: int) -> None:
     assert len(split.held_out_cells) == len(set(split.held_out_cells)) == 36
     assert split.held_out_lines == tuple(cell.line for cell in split.held_out_cells)
     assert set(split.train_lines).isdisjoint(split.held_out_lines)
-    everything = [cell.line for cell in cells()] + list(conjugation_lines())
+    kept = [cell for cell in cells() if cell not in split.held_out_cells]
+    everything = [cell.line for cell in cells()] + list(conjugation_lines()) + sentences(kept)
     assert Counter(split.train_lines) + Counter(split.held_out_lines) == Counter(everything)
 
 
@@ -107,5 +115,37 @@ def test_the_default_split_is_spread_evenly(core: bool) -> None:
 
 
 def test_the_example_of_the_courses_is_always_for_training() -> None:
-    for seed in (6, 14):  # without the rule these draw it
-        assert "I work = yo trabajo" in corpus(seed).train_lines
+    assert "I work = yo trabajo" in corpus(6).train_lines  # without the rule this seed draws it
+
+
+def test_sentences() -> None:
+    lines = set(sentences(cells()))
+    assert {
+        "The girl talks . = La niña habla .",
+        "El médico escribía la carta .",
+        "he used to sing = él cantaba",
+    } <= lines
+    words = {language: {noun.split()[-1] for noun in nouns} for language, nouns in NOUNS.items()}
+    assert len(words["english"]) == len(words["spanish"]) == 20
+    for line in lines:
+        halves = line.rstrip(" .").split(" . = ")
+        if len(halves) == 2:  # the same noun, with its article, and a cell of its verb
+            english, spanish = (half.lower().split(maxsplit=2) for half in halves)
+            at = NOUNS["english"].index(" ".join(english[:2]))
+            assert NOUNS["spanish"][at] == " ".join(spanish[:2])
+            person = "he" if spanish[0] == "el" else "she"
+            clause = f"{person} {english[2]} = {'él' if person == 'he' else 'ella'} {spanish[2]}"
+            assert clause in {cell.line for cell in cells()} | {Cell(cell.verb, HABIT, person).line for cell in cells()}
+    assert max(len(line.split()) for line in lines) == max(len(line.split()) for line in conjugation_lines())
+
+
+def test_what_a_reader_types_is_known() -> None:
+    tokens = verb_corpus(0, 64).tokens
+    for text in (
+        "ella cantaba en la casa",
+        "Ella CANTABA en la casa.",
+        "I work, you work, he ___",
+        "The girl used to sing.",
+    ):
+        assert tokens.unknown is None and len(tokens.prompt(text)) > 4
+    assert tokens.shown(tokens.encode("I sing, he sings.")) == ("I", "sing", ",", "he", "sings", ".")

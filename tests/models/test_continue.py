@@ -43,12 +43,12 @@ def first_gpt() -> Any:
 @pytest.mark.parametrize("make", [llama, gpt2, first_gpt])
 def test_greedy_text_is_that_of_transformers(make: Any) -> None:
     model, n = make(), 67  # more than twice the context of 31: the older half is forgotten
-    assert list(generate(model, PROMPT, 23, temperature=0)) == stock(model, PROMPT, 23)
+    assert generate(model, PROMPT, 23, temperature=0) == stock(model, PROMPT, 23)
     for options in ({}, {"temperature": 0.7, "top_k": 5, "seed": 3}):
-        text = list(generate(model, PROMPT, n, **options))
+        text = generate(model, PROMPT, n, **options)
         assert len(text) == n
-        assert list(generate(model, PROMPT, n, **options | {"seed": 8})) != text
-        assert list(generate(model, PROMPT, n, stop=text[11], **options)) == text[: text.index(text[11])]
+        assert generate(model, PROMPT, n, **options | {"seed": 8}) != text
+        assert generate(model, PROMPT, n, stop=text[11], **options) == text[: text.index(text[11])]
 
 
 def word_tokenizer(start: bool) -> Tokenizer:
@@ -68,28 +68,28 @@ def test_a_sharded_folder_and_a_text(tmp_path: Path, dtype: torch.dtype, monkeyp
     tf.PreTrainedTokenizerFast(tokenizer_object=word_tokenizer(True)).save_pretrained(tmp_path)
     model = open_model(tmp_path)
     assert next(model.parameters()).dtype == dtype
-    expected = list(generate(model, [18, 3, 5], 9, temperature=0))
-    assert list(generate(model, "w3 w5", 9, temperature=0)) == expected
-    assert list(generate(tmp_path, "w3 w5", 9, temperature=0)) == expected
+    expected = generate(model, [18, 3, 5], 9, temperature=0)
+    assert generate(model, "w3 w5", 9, temperature=0) == expected
+    assert generate(tmp_path, "w3 w5", 9, temperature=0) == expected
 
 
 def test_ends_and_texts(tmp_path: Path) -> None:
     model = llama()
-    whole = list(generate(model, PROMPT, 23, temperature=0))
+    whole = generate(model, PROMPT, 23, temperature=0)
     model.generation_config.eos_token_id = [whole[5], 18]
     model.save_pretrained(tmp_path)
-    assert list(generate(tmp_path, PROMPT, 23, temperature=0)) == whole[: whole.index(whole[5])]
+    assert generate(tmp_path, PROMPT, 23, temperature=0) == whole[: whole.index(whole[5])]
     tokens = Tokens.words(LINES)
     save_model(tmp_path, tiny("verbs", len(tokens), context=29), tokens)
     model = open_model(tmp_path)
     for text, ids in (("he works =", tokens.prompt("he works =")), ("", [tokens.boundary])):
         expected = list(generate_ours(model, ids, 17, stops=[tokens.boundary]))  # type: ignore[arg-type]
-        assert list(generate(model, text, 17)) == expected == list(generate(tmp_path, ids, 17))
+        assert generate(model, text, 17) == expected == generate(tmp_path, ids, 17)
     refuses(lambda: generate(model, "he flies", 3), "has not seen the words 'flies'")
     model, calls = llama(), []
     predicts(model)  # tries the model once
     model.register_forward_hook(lambda *_: calls.append(1))
-    stream = generate(model, PROMPT, 7)
+    stream = generate(model, PROMPT, 7, stream=True)
     for n in range(1, 4):
         next(stream)
         assert len(calls) == n
@@ -102,7 +102,7 @@ def test_what_cannot_be_continued_says_so(tmp_path: Path) -> None:
     refuses(lambda: generate(llama(), "he works", 3), "no tokenizer of this LlamaForCausalLM is known, .* or pass ids")
     llama().save_pretrained(tmp_path)
     refuses(lambda: generate(tmp_path, "he works", 3), "no tokenizer of this")
-    refuses(lambda: next(generate(llama(), [19], 3)), "token id 19 lies outside the vocabulary of 19")
+    refuses(lambda: generate(llama(), [19], 3), "token id 19 lies outside the vocabulary of 19")
     assert described(llama()) is None
 
 
@@ -122,7 +122,7 @@ def gemma() -> Any:
 def test_who_begins_to_watch_sees_the_model_and_the_text_stays(watched: int) -> None:
     for model in (llama(max_position_embeddings=71), gemma()):
         expected, text = stock(model, PROMPT, 47), []
-        stream = generate(model, PROMPT, 47, temperature=0)
+        stream = generate(model, PROMPT, 47, temperature=0, stream=True)
         for n in range(47):
             if n != watched:
                 text.append(next(stream))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Annotated
 
 from typer import Option
@@ -26,8 +26,8 @@ from headwise.view import Progress, screen
 def generate(
     model: Model,
     prompt: str = "",
-    tokens: Annotated[int, Option(min=0)] = 100,
-    temperature: Annotated[float, Option(min=0.0)] = 0.8,
+    tokens: Annotated[int | None, Option(min=0)] = None,
+    temperature: Annotated[float | None, Option(min=0.0)] = None,
     top_k: SomeCount = None,
     seed: Seed = 0,
     device: str = "cpu",
@@ -36,9 +36,10 @@ def generate(
 
     Args:
         model: A run folder, or a model folder in Hugging Face layout.
-        prompt: The text to continue.
-        tokens: The largest number of tokens to add.
+        prompt: The text to continue. ___ at its end is the place for one word.
+        tokens: The largest number of tokens to add. Default: 100, and 1 for ___.
         temperature: 0: always the most likely token. 1: sample from the model's probabilities. Higher: more random.
+            Default: 0.8, and 0 for ___.
         top_k: Sample from the k most likely tokens only.
         seed: Seed for sampling.
 
@@ -50,12 +51,17 @@ def generate(
         "pass a model with a causal language-model head, such as a GPT-2, a Llama or a Gemma",
     )
     with needs_torch():
-        from headwise.corpus.tokens import require_tokens
+        from headwise.corpus.tokens import BLANK, require_tokens
         from headwise.models.open import generate, open_folder, prompt_ids
     folder = open_folder(model, device=device)
     decode = require_tokens(folder).decode
     ids = prompt_ids(folder.model, prompt)
-    stream = generate(folder.model, ids, tokens, temperature, top_k, seed)
+    fills = BLANK in prompt and BLANK not in decode(ids)
+    if tokens is None:
+        tokens = 1 if fills else 100
+    if temperature is None:
+        temperature = 0.0 if fills else 0.8
+    stream = generate(folder.model, ids, tokens, temperature, top_k, seed, stream=True)
     began, n_prompt = time.monotonic(), len(ids)
     if not wants_json():
         _print_text(ids, stream, decode)
@@ -71,7 +77,7 @@ def generate(
 
 
 def _print_text(
-    ids: list[int], stream: Iterator[int], decode: Callable[[list[int]], str]
+    ids: list[int], stream: Iterable[int], decode: Callable[[list[int]], str]
 ) -> None:
     """Print the prompt, then each token as it comes; `ids` are those of the prompt, to which the new ones are added."""
     written = decode(ids)

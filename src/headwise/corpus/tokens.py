@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,6 +16,7 @@ from tokenizers import (
     Tokenizer,
     decoders,
     models,
+    normalizers,
     pre_tokenizers,
     processors,
 )
@@ -26,24 +28,21 @@ from headwise.words import Note
 LARGEST_ID = 10**7  # of a token: far above any vocabulary
 Ids = Sequence[int]  # tokens of a text, by their numbers
 _ANY = r"[\s\S]"  # any character; "." would leave out the line end
-# How a file writes the ways to split that `Tokens.words` and `Tokens.characters` set: its kind is told by them.
-_WORDS = {"type": "WhitespaceSplit"}
-_COMMAS = {
-    "type": "Split",
-    "pattern": {"String": ","},
-    "behavior": "Isolated",
-    "invert": False,
-}
-_WORDS_AND_COMMAS = {"type": "Sequence", "pretokenizers": [_WORDS, _COMMAS]}
+# How a file writes the way to split that `Tokens.characters` sets: its kind is told by it.
 _CHARACTERS = {
     "type": "Split",
     "pattern": {"Regex": _ANY},
     "behavior": "Isolated",
     "invert": False,
 }
+# The English pronoun, a word by itself, after all letters became small ones. The page reads it as JavaScript's, too.
+SMALL_I = r"(?<!\p{L})i(?!\p{L})"
+# How alike a word must be to one that is missing, 0 to 1, to be offered; a round choice.
+NEAR = 0.5
 # In training it stands before the first and after the last token of a document. A text that is read has none behind:
 # it may go on there.
 BOUNDARY = "<|end|>"
+BLANK = "___"  # the place to fill, at the end of a prompt
 
 
 class TextTokens(Protocol):
@@ -187,8 +186,10 @@ class Tokens:
         self._by_character = (
             layout["pre_tokenizer"] == _CHARACTERS and layout["normalizer"] is None
         )
-        self._by_word = layout["pre_tokenizer"] in (_WORDS, _WORDS_AND_COMMAS)
         model = layout["model"]
+        self._by_word = model[
+            "type"
+        ] == "WordLevel" and '"WhitespaceSplit"' in json.dumps(layout["pre_tokenizer"])
         # The token of what is unknown, by its text; a Unigram model has its number.
         unknown = self.vocabulary.get(model.get("unk_token"), model.get("unk_id"))
         # None, too, where `encode` refuses what is unknown: among characters, and where the boundary stands for it.
@@ -206,18 +207,26 @@ class Tokens:
 
     @classmethod
     def words(cls, lines: Iterable[str]) -> Tokens:
-        """Every distinct word between spaces, sorted, and the boundary.
+        """Every distinct word between spaces, sorted, and the boundary; capitals are read as small letters, but for I.
 
-        Where a comma is a word and part of no other, it needs no space before it: `I work, you work` is five words.
+        Where a comma or a full stop is a word and part of no other, it needs no space before it: `I work, you work.`
+        is six words.
         """
-        distinct = sorted({word for line in lines for word in line.split()})
-        tokenizer = _word_level(distinct, boundary=True)
+        small = [normalizers.Lowercase(), normalizers.Replace(Regex(SMALL_I), "I")]
+        normalizer = normalizers.Sequence(small)
+        seen = set[str]()
+        for line in lines:
+            seen.update(normalizer.normalize_str(line).split())
+        tokenizer = _word_level(sorted(seen), boundary=True)
+        tokenizer.normalizer = normalizer
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         # not where there is "1,000", which would be split
-        if [word for word in distinct if "," in word] == [","]:
-            commas = pre_tokenizers.Split(",", "isolated")
+        joined = "".join(seen - {",", "."})
+        marks = [mark for mark in ",." if mark in seen and mark not in joined]
+        if marks:
+            split = pre_tokenizers.Split(Regex(f"[{''.join(marks)}]"), "isolated")
             tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-                [pre_tokenizers.WhitespaceSplit(), commas]
+                [pre_tokenizers.WhitespaceSplit(), split]
             )
         return cls(tokenizer)
 
@@ -281,7 +290,18 @@ class Tokens:
         return [self.boundary, *self.encode(text), self.boundary]
 
     def prompt(self, text: str) -> list[int]:
-        """Ids that a model continues: the text, after a boundary where the model knows one."""
+        """Ids that a model continues: the text, after a boundary where the model knows one.
+
+        `___` at the end is the place to fill, unless the vocabulary has such a sign.
+        """
+        before, blank, behind = text.partition(BLANK)
+        if blank and not any("_" in token for token in self.vocabulary):
+            behind = behind.strip("_ .")
+            if behind:
+                raise HeadwiseError(
+                    f"{BLANK} stands before {behind!r}, and the model reads from left to right; put it last"
+                )
+            text = before
         return self.frame[0] + self.encode(text)
 
     def opening(self) -> list[int]:
@@ -319,6 +339,15 @@ class Tokens:
         some = ", ".join(map(repr, missing[:5]))
         if len(missing) > 5:
             some = f"{some} and {len(missing) - 5} more"
+        near: list[str] = []
+        if kind == "words":
+            for word in missing[:5]:
+                near += difflib.get_close_matches(word, known, n=1, cutoff=NEAR)
+        if near:
+            offered = ", ".join(map(repr, dict.fromkeys(near)))
+            return HeadwiseError(
+                f"the model has not seen the {kind} {some}; the nearest that it knows: {offered}"
+            )
         # repr, no quotes: a line end shows as \n
         listed = " ".join(repr(token)[1:-1] for token in known[:40])
         rest = " ..." if len(known) > 40 else ""

@@ -1,9 +1,10 @@
-"""The built-in verb corpus: 40 verbs, 6 tenses, all persons, in English and Spanish.
+"""The built-in verb corpus: 40 verbs, 8 tenses, all persons, in English and Spanish.
 
-Two kinds of line, both made of words separated by single spaces:
+Three kinds of line, made of words separated by single spaces:
 
-    he works = él trabaja                           a bilingual cell: 40 x 6 x 6 = 1,440 of them
-    yo trabajo , tú trabajas , él trabaja           one verb in one tense, three persons of one language: 1,200 of them
+    he works = él trabaja                           a bilingual cell: 40 x 8 x 6 = 1,920 of them
+    yo trabajo , tú trabajas , él trabaja           one verb in one tense, three persons of one language: 1,400 of them
+    The girl works . = La niña trabaja .            a sentence: with a noun, or with a phrase behind the verb
 
 For training the persons of a conjugation line stand in any order (`clause_orders`). `usted`, `ellas` and `ustedes`
 stand in these alone, so that `you work =` has one answer.
@@ -11,11 +12,11 @@ The relations inside a line are known, so the heads that serve them can be looke
 pronoun (person), a Spanish form (translation, tense), and the next form of a conjugation line (earlier verb).
 Four spellings are words of both languages, `he`, `has`, `come`, `comes`: only the rest of the line tells them apart.
 
-The core, the first 20 verbs with I, you, he, is a small corpus inside it, for what trains many models or slow ones. Its
-words are among those of the whole.
+The core, the first 20 verbs with I, you, he in six tenses, is a small corpus inside it, for what trains many models or
+slow ones. It has no sentences. Its words are among those of the whole.
 
-The words, and how each tense is made of them, stand in verbs.toml.
-The past is the Spanish pretérito indefinido.
+The words, and how each tense is made of them, stand in verbs.toml. The past is the Spanish pretérito indefinido, the
+imperfect (`was working`) and the habit (`used to work`) are both the imperfecto.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from __future__ import annotations
 import random
 import tomllib
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import permutations, product
+from itertools import permutations, product, starmap
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +46,14 @@ RELATIONS: dict[str, str] = {
 # language -> pronoun -> which of a tense's forms it takes
 _PRONOUNS: dict[str, dict[str, int]] = _DATA["pronouns"]
 PERSONS = tuple(_PRONOUNS["english"])
-TENSES = ("present", "past", "future", "conditional", "progressive", "perfect")
+*_TENSES, HABIT = _DATA["tenses"]
+TENSES = tuple(_TENSES)
 
 VERBS = tuple(_DATA["verbs"])
-CORE_VERBS, CORE_PERSONS = 20, 3
-# Cells, of the core as of the whole: of 6 tenses x 6 persons one each, of the core's 6 x 3 two each.
+CORE_VERBS, CORE_PERSONS, CORE_TENSES = 20, 3, 6
+# Words of a line, for a batch is as wide as its longest: those of `I have worked , you have worked , he has worked`.
+LONGEST = 11
+# Cells: of the 8 tenses x 6 persons at most one each, of the core's 6 x 3 two each.
 HELD_OUT = 36
 
 
@@ -79,7 +84,20 @@ def _clause(language: str, pronoun: str, tense: str, verb: str) -> str:
     """Pronoun and form, such as "he will work": words of the verb fill in the pattern of the tense, "will {0}"."""
     forms = _DATA["tenses"][tense][language].split(" / ")
     form: str = forms[_PRONOUNS[language][pronoun]]
-    return f"{pronoun} {form.format(*_DATA['verbs'][verb][language].split())}"
+    return f"{pronoun} {form.format(*_words(verb, language))}"
+
+
+def _words(verb: str, language: str) -> list[str]:
+    """The words of a verb that the patterns name by their places; of Spanish the imperfect last."""
+    record = _DATA["verbs"][verb]
+    words: list[str] = record[language].split()
+    if language == "spanish":
+        # "cantamos" -> "cant", "a"
+        stem, vowel = words[3][:-4], words[3][-4]
+        endings = "aba abas ábamos aban" if vowel == "a" else "ía ías íamos ían"
+        made = " ".join(stem + ending for ending in endings.split())
+        words += record.get("imperfect", made).split()
+    return words
 
 
 @dataclass(frozen=True)
@@ -95,26 +113,70 @@ class VerbCorpus:
 
 
 def cells(core: bool = False) -> tuple[Cell, ...]:
-    """All 1,440 cells, or with `core` its 360: verb by verb, in each verb tense by tense, in each tense I, you ..."""
-    verbs, persons = (
-        (VERBS[:CORE_VERBS], PERSONS[:CORE_PERSONS]) if core else (VERBS, PERSONS)
-    )
-    return tuple(
-        Cell(verb, tense, person)
-        for verb, tense, person in product(verbs, TENSES, persons)
-    )
+    """All 1,680 cells, or with `core` its 360: verb by verb, in each verb tense by tense, in each tense I, you ..."""
+    return _cells(*_tables(core))
+
+
+def _cells(*tables: Sequence[str]) -> tuple[Cell, ...]:
+    return tuple(starmap(Cell, product(*tables)))
+
+
+def _tables(core: bool) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
+    """Verbs, tenses and persons of the corpus, or of its core."""
+    if core:
+        return VERBS[:CORE_VERBS], TENSES[:CORE_TENSES], PERSONS[:CORE_PERSONS]
+    return VERBS, TENSES, PERSONS
 
 
 def conjugation_lines(core: bool = False) -> tuple[str, ...]:
-    """All 1,200 one-language lines, or the 240 of the core, verb by verb and tense by tense, three persons in each:
-    `I work , you work , he works`, `she works , we work , they work`, then the Spanish."""
+    """All 1,400 one-language lines, or the 240 of the core, verb by verb and tense by tense, three persons in each:
+    `I work , you work , he works`, `she works , we work , they work`, then the Spanish. The habit has none: its
+    Spanish is that of the imperfect."""
+    verbs, tenses, _ = _tables(core)
     lines = []
-    for verb, tense in product(VERBS[:CORE_VERBS] if core else VERBS, TENSES):
+    for verb, tense in product(verbs, tenses):
         for language, pronouns in _PRONOUNS.items():
             clauses = [_clause(language, pronoun, tense, verb) for pronoun in pronouns]
             starts = range(0, CORE_PERSONS if core else len(clauses), 3)  # three a line
             lines += [" , ".join(clauses[start : start + 3]) for start in starts]
     return tuple(lines)
+
+
+def sentences(kept: Iterable[Cell]) -> list[str]:
+    """Sentences made of cells: with a noun in place of he or she, `The boy sings . = El niño canta .`; with a phrase,
+    `Ella cantaba la canción .`, `I sing the song = yo canto la canción`; of the habit, `he used to sing = él cantaba`.
+    """
+    lines = []
+    for cell in [*kept, *_cells(VERBS, [HABIT], PERSONS)]:
+        verb, tense = VERBS.index(cell.verb), [*TENSES, HABIT].index(cell.tense)
+        turn = verb + tense + PERSONS.index(cell.person)
+        halves = cell.english, cell.spanish
+        phrases = _DATA["verbs"][cell.verb]["phrase"].split(" / ")
+        longer = [
+            f"{half} {phrase}" for half, phrase in zip(halves, phrases, strict=True)
+        ]
+        if cell.tense == HABIT and turn % 3 == 0:
+            lines.append(cell.line)
+        if cell.person in _DATA["nouns"]:
+            nouns = _DATA["nouns"][cell.person]
+            # each noun with each tense; // 2: in both kinds of line
+            noun = nouns[(verb // 2 + 3 * tense) % len(nouns)].split(" / ")
+            if turn % 2 == 0:
+                lines.append(" = ".join(map(_sentence, halves, noun)))
+            elif turn % 4 == 1:
+                lines += map(_sentence, longer)
+            else:
+                lines += map(_sentence, longer, noun)
+        elif turn % 3 == 0:
+            lines.append(" = ".join(longer))
+    return [line for line in lines if len(line.split()) <= LONGEST]
+
+
+def _sentence(clause: str, noun: str = "") -> str:
+    """With a capital and a full stop; a noun stands for the pronoun, which is the first word."""
+    if noun:
+        clause = f"{noun} {clause.split(maxsplit=1)[1]}"
+    return f"{clause[0].upper()}{clause[1:]} ."
 
 
 def clause_orders(line: str) -> tuple[str, ...]:
@@ -169,8 +231,11 @@ def corpus(seed: int = 0, core: bool = False) -> VerbCorpus:
         chosen.add(cell)
         of_verb[cell.verb] += 1
         of_slot[cell.tense, cell.person] += 1
-    kept = tuple(cell.line for cell in everything if cell not in chosen)
+    kept = [cell for cell in everything if cell not in chosen]
+    lines = [*(cell.line for cell in kept), *conjugation_lines(core)]
+    if not core:
+        lines += sentences(kept)
     return VerbCorpus(
-        kept + conjugation_lines(core),
+        tuple(lines),
         tuple(cell for cell in everything if cell in chosen),
     )

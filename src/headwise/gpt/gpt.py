@@ -395,6 +395,12 @@ class GPT(nn.Module):
             caches: one a layer; ids are then what follows the cached tokens, and are cached, too
             last_only: give the logits (B,1,V) of the last position alone, all that generation needs
         """
+        return self.lm_head(self._features(ids, caches, last_only))
+
+    def _features(
+        self, ids: Tensor, caches: list[KVCache] | None = None, last_only: bool = False
+    ) -> Tensor:
+        """What the logits are made of, (B,T,c)."""
         start = caches[0].length if caches else 0
         end = start + ids.shape[1]
         if end > self.config.context:
@@ -407,17 +413,17 @@ class GPT(nn.Module):
         x = self.embedding_norm(x)
         for layer, block in enumerate(self.blocks):
             x = block(x, caches[layer] if caches else None)
-        x = self.final_norm(x[:, -1:] if last_only else x)
-        return self.lm_head(x)
+        return self.final_norm(x[:, -1:] if last_only else x)
 
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy in nats per token of targets (B,T); targets of -100, torch's default, do not count.
 
         It is computed in float32, for half precision would round it to 8 or 11 bits.
         """
-        return F.cross_entropy(
-            self(ids).flatten(0, 1).float(), targets.flatten(), ignore_index=-100
-        )
+        counted = targets != -100
+        # logits over a vocabulary cost as much as a layer: none of what pads a line
+        logits = self.lm_head(self._features(ids)[counted])
+        return F.cross_entropy(logits.float(), targets[counted])
 
     def new_caches(self) -> list[KVCache]:
         """One empty cache for each layer; that of a window rolls, and drops the tokens that no later query sees."""

@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 from weakref import WeakKeyDictionary
 
 import torch
@@ -358,6 +358,7 @@ def write_folder(folder: Path, model: nn.Module, source: Folder) -> None:
 # Texts that go on, and trainings
 
 
+@overload
 def generate(
     model: nn.Module | str | Path,
     prompt: str | Sequence[int],
@@ -366,20 +367,39 @@ def generate(
     top_k: int | None = None,
     seed: int = 0,
     stop: int | None = None,
-) -> Iterator[int]:
-    """Yield ids that continue a prompt, as they come.
+    stream: Literal[False] = False,
+) -> list[int]: ...
+
+
+@overload
+def generate(*args: Any, stream: Literal[True], **kwargs: Any) -> Iterator[int]: ...
+
+
+def generate(
+    model: nn.Module | str | Path,
+    prompt: str | Sequence[int],
+    n_tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    seed: int = 0,
+    stop: int | None = None,
+    stream: bool = False,
+) -> list[int] | Iterator[int]:
+    """The ids that continue a prompt; with `stream` an iterator, which yields each as it comes.
 
     The model keeps its keys and values between tokens. When the text reaches the model's context, its older half is
     forgotten and the rest is read again from the start.
 
     Args:
         model: a GPT of ours, a model of transformers, or the folder of one
-        prompt: token ids, or a text where the model was read from a folder with a tokenizer
+        prompt: token ids, or a text where the model was read from a folder with a tokenizer; ___ at the end of a text
+            for a model of words is the place to fill
         n_tokens: so many at most
         temperature: 0 takes the likeliest token; 1 samples from the model as it is
         top_k: sample among the k likeliest only
         seed: the same seed gives the same text
-        stop: the id that ends the text and is not yielded; None takes those that the model's folder names
+        stop: the id that ends the text and is not part of it; None takes those that the model's folder names
+        stream: yield each id as it comes?
 
     Raises:
         HeadwiseError: for a model that does not predict the next token, and ids that it does not know.
@@ -397,9 +417,10 @@ def generate(
         ids = [] if is_empty else row_of(module, prompt)[0].tolist()
     stops = end_ids(module) if stop is None else {stop}
     sizes = context_of(module), vocabulary_of(module)
-    return continued(
+    ids_behind = continued(
         partial(reader, module), ids, n_tokens, temperature, top_k, seed, stops, *sizes
     )
+    return ids_behind if stream else list(ids_behind)
 
 
 def prompt_ids(model: nn.Module, text: str) -> list[int]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.backends.torch_ import trace
-from headwise.corpus.tokens import Tokens
+from headwise.corpus.tokens import SMALL_I, Tokens
 from headwise.gpt.gpt import GPT
 from headwise.models.ask import evaluating
 from headwise.models.hook import observe
@@ -134,11 +134,14 @@ def unread_part(layout: dict[str, Any]) -> str | None:
     ):
         for step in _steps(layout[key]):
             kind = step["type"]
-            # Replacing is followed where the pattern is a text, no regular expression; splitting, where what matches
-            # the pattern becomes a piece of its own (Isolated) or is dropped (Removed). The page reads a regular
+            # Replacing is followed where the pattern is a text, or that of `Tokens.words`; splitting, where what
+            # matches becomes a piece of its own (Isolated) or is dropped (Removed). The page reads a regular
             # expression as JavaScript's, which those that `Tokens` sets are, too; others are not looked at here.
-            simple = kind != "Replace" or "String" in step["pattern"]
-            if kind == "Split":
+            simple = True
+            if kind == "Replace":
+                pattern = step["pattern"]
+                simple = "String" in pattern or pattern == {"Regex": SMALL_I}
+            elif kind == "Split":
                 simple = (
                     step["behavior"] in ("Isolated", "Removed") and not step["invert"]
                 )

@@ -91,7 +91,10 @@ function normalText(rule, text) {
     case 'Lowercase': return text.toLowerCase();
     case 'Prepend': return text ? rule.prepend + text : text;
     // A function, since in a string `$` would have a meaning.
-    case 'Replace': return text.replaceAll(rule.pattern.String, () => rule.content);
+    case 'Replace': {
+      const { Regex: regex, String: string } = rule.pattern;
+      return text.replaceAll(regex ? new RegExp(regex, 'gu') : string, () => rule.content);
+    }
     default: return text.normalize(rule.type); // NFC, NFD, NFKC, NFKD
   }
 }
