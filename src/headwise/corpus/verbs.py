@@ -164,9 +164,9 @@ def sentences(kept: Iterable[Cell]) -> list[str]:
             if turn % 2 == 0:
                 lines.append(" = ".join(map(_sentence, halves, noun)))
             elif turn % 4 == 1:
-                lines += map(_sentence, longer)
-            else:
-                lines += map(_sentence, longer, noun)
+                language = verb // 4 % 2
+                subject = noun[language] if verb // 8 % 2 else ""
+                lines.append(_sentence(longer[language], subject))
         elif turn % 3 == 0:
             lines.append(" = ".join(longer))
     return [line for line in lines if len(line.split()) <= LONGEST]
