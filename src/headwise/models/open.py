@@ -372,7 +372,17 @@ def generate(
 
 
 @overload
-def generate(*args: Any, stream: Literal[True], **kwargs: Any) -> Iterator[int]: ...
+def generate(
+    model: nn.Module | str | Path,
+    prompt: str | Sequence[int],
+    n_tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    seed: int = 0,
+    stop: int | None = None,
+    *,
+    stream: Literal[True],
+) -> Iterator[int]: ...
 
 
 def generate(
