@@ -318,3 +318,36 @@ def test_what_cannot_be_added_is_refused() -> None:
             model(**inputs_of("llama"))
 
     refuses_table("steering", globals() | {"steered": steered})
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "t5"])
+def test_a_head_gives_what_it_gives_in_another_text(name: str) -> None:
+    """Each document of a batch gets the rows of a text of its own; the other heads stay."""
+    model, head = model_of(name), heads_of(name)[0]
+    generator = torch.Generator().manual_seed(5)
+    ids, texts = (torch.randint(3, V, (3, n), generator=generator) for n in (T, T + 4))
+    site, _, number = head.rpartition(".H")
+    module, h = projections(name, model)[site], int(number)
+    read: list[Tensor] = []
+    hook = module.register_forward_hook(lambda m, args, out: read.append(args[0].detach().clone()))
+    inputs = {"input_ids": ids} | ({"decoder_input_ids": ids} if name == "t5" else {})
+    model(**inputs)
+    with hw.ablate(model, [head], how="resample", texts=texts[:2]):
+        model(**inputs)
+    hook.remove()
+    before, first, second, after = read  # the model reads the texts when the block opens
+    E = before.shape[-1] // next(each.n_heads for each in sites_of(model) if each.name == site)
+    part = slice(h * E, h * E + E)
+    for b, text in enumerate((first, second, first)):
+        assert torch.equal(after[b, :, part], text[0, :T, part])
+    others = [i for i in range(before.shape[-1]) if not h * E <= i < h * E + E]
+    assert torch.equal(after[..., others], before[..., others]) and not torch.equal(after, before)
+
+
+def test_bad_requests_of_resampling_and_of_functions() -> None:
+    refuses_table("resampling", globals() | {"model": gpt_of(), "ids": torch.ones(1, T, dtype=torch.long)})
+
+
+def run_in(block: Any, model: nn.Module, ids: Tensor) -> None:
+    with block:
+        model(ids)

@@ -1,5 +1,7 @@
 """Direct attribution and patching: against plain ablation, naive patching, and a circuit that was built by hand."""
 
+import io
+import math
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -384,3 +386,70 @@ def test_targets_and_progress() -> None:
     for target in ([[7], 13], [[7, 11]], [7], [[7, 11, 13]]):
         call = partial(patch, model, clean, bad, heads=["L1.H2"], target=target)
         refuses(call, r"pass two token ids, or \(2, 2\)")
+
+
+def test_metrics_of_ones_own_and_prompts_of_unlike_lengths() -> None:
+    """Two sets of tokens are their mean logits; a function is given the logits of one answer."""
+    model = build("llama")
+    clean, bad = [ids(3), ids(4)[:-4]], [ids(5), ids(6)[:-4]]
+
+    def own(logits: Tensor) -> Tensor:
+        assert logits.shape == (V,) and logits.dtype == torch.float64
+        return (logits[7] + logits[13]) / 2 - logits[11]
+
+    of_sets = patch(model, clean, bad, heads=["L1.H2", "L2.H4"], target=({7, 13}, {11}))
+    of_function = patch(model, clean, bad, heads=["L1.H2", "L2.H4"], target=own)
+    assert of_sets.by_pair["L1.H2"] == pytest.approx(of_function.by_pair["L1.H2"], abs=1e-6)
+    for n in range(2):  # each pair alone, as a list of one and as ids
+        one = patch(model, [clean[n]], [bad[n].tolist()], heads=["L1.H2"], target=own)
+        assert one.effects["L1.H2"].mean == pytest.approx(of_sets.by_pair["L1.H2"][n], abs=1e-6)
+        row = logits(model, clean[n][None])[0, -1].double()
+        assert one.clean.mean == pytest.approx(float(own(row)), abs=1e-5)
+    size = of_sets.ends[:, 0] - of_sets.ends[:, 1]
+    shares = of_sets.by_pair["L1.H2"]
+    frame = of_sets.to_frame().set_index("head")
+    assert frame.loc["L1.H2", "share_of_means"] == pytest.approx(shares @ size / size.sum(), abs=1e-9)
+    assert frame.loc["L1.H2", "mean_of_shares"] == pytest.approx(shares.mean(), abs=1e-9)
+    pairs = of_sets.to_frame(by="pair")
+    assert [*pairs.columns] == ["head", "pair", "share", "clean", "corrupted"] and len(pairs) == 4
+    assert [*pairs[pairs["head"] == "L2.H4"].share] == [*of_sets.by_pair["L2.H4"]]
+    refuses(lambda: of_sets.to_frame(by="row"), "by='row' is no row; there are head, pair, token")
+
+
+def test_key_heads_of_several_layers_are_patched_together() -> None:
+    """Where two layers are changed the upper one reads what the lower one has made of its change."""
+    model, clean, bad = build("llama"), ids(3), ids(4)
+    found = patch(model, clean, bad, "k", heads=["L0.KV1", "L2.KV0"], together=True, target=(7, 11)).effects["together"]
+    parts = [(model.model.layers[n].self_attn.k_proj, slice(g * 6, g * 6 + 6)) for n, g in ((0, 1), (2, 0))]
+    kept: dict[int, Tensor] = {}
+    hooks = [m.register_forward_hook(lambda m, args, out, n=n: kept.update({n: out})) for n, (m, _) in enumerate(parts)]
+    good = logits(model, clean[None])[0, -1]
+    for hook in hooks:
+        hook.remove()
+    plain = logits(model, bad[None])[0, -1]
+    with written(*parts[0], kept[0]), written(*parts[1], kept[1]):
+        changed = logits(model, bad[None])[0, -1]
+    difference = [float(row[7] - row[11]) for row in (good, plain, changed)]
+    expected = (difference[2] - difference[1]) / (difference[0] - difference[1])
+    assert found.mean == pytest.approx(expected, abs=2e-4)
+
+
+def test_effects_as_figures_and_tables() -> None:
+    model, clean, bad = build("ours"), ids(3), ids(4)
+    found = patch(model, clean, bad, target=(7, 11), positions="each")
+    tokens = found.to_frame(by="token")
+    assert len(tokens) == 18 * T and tokens.share[T + 2] == found.by_position["L0.H1"][2]
+    parts = attribute(model, clean, (7, 11))
+    assert math.fsum(parts.to_frame().adds) == pytest.approx(parts.total, abs=1e-9)
+    rows = parts.to_frame(by="token")
+    assert rows[rows["head"] == "L1.H3"].adds.sum() == pytest.approx(parts.heads["L1.H3"], abs=1e-6)
+    for result in (found, parts):
+        grid = result.figure().axes[0].images[0].get_array()
+        values = result.effects["L2.H1"].mean if result is found else parts.heads["L2.H1"]
+        assert grid.shape == (3, 6) and grid[2, 1] == values
+        bars = result.figure(5).axes[0]
+        assert [label.get_text() for label in bars.get_yticklabels()] == result.strongest(5)
+        assert "<table>" in result._repr_html_() and result.strongest(1)[0] in result._repr_html_()
+        file = io.BytesIO()
+        result.figure().savefig(file, format="pdf")
+        assert file.getvalue().startswith(b"%PDF")

@@ -166,6 +166,20 @@ def test_every_study_of_a_model_of_ones_own(name: str) -> None:
             hook.remove()
             share = (float(patched[7] - patched[11]) - bad) / (good - bad)
             assert found[f"L{n}.H{h}"].mean == pytest.approx(share, abs=1e-4)
+    # in the place of a head's output that of another text, or what a function makes of it
+    part = slice(2 * C // H, None)  # L1.H2
+    read: list[Tensor] = []
+    hook = blocks[1].attn.c_proj.register_forward_hook(lambda m, args, out: read.append(args[0].clone()))
+    with hw.ablate(model, ["L1.H2"], how="resample", texts=[IDS]):
+        row(model, OTHER)
+    with hw.steer(model, {"L1.H2": lambda z: z.relu()}):
+        row(model, OTHER)
+    row(model, OTHER)
+    hook.remove()
+    texts_row, resampled, steered, unchanged = read[0], *read[-3:]
+    assert torch.equal(texts_row, kept[1]) and torch.equal(resampled[..., part], kept[1][..., part])
+    assert torch.equal(steered[..., part], unchanged[..., part].relu())
+    assert torch.equal(steered[..., : 2 * C // H], resampled[..., : 2 * C // H])
     parts = hw.attribute(model, IDS, (7, 11))
     expected = good
     if name == "capped":  # before the softcap

@@ -28,10 +28,11 @@ from headwise.models.ask import (
     vocabulary_of,
 )
 from headwise.models.hook import attach
+from headwise.models.open import texts_of
 from headwise.models.sites import Site, sites_of
 from headwise.records import Call
 
-HOWS = ("zero", "mean")
+HOWS = ("zero", "mean")  # of `ablation`; `ablate` has "resample", too
 # Logits held at once when several variants of a model run in one batch: a round choice, 256 MB in float32.
 LARGEST = 2**26
 # What becomes of a head's output (B,T,E): from the head's name, what it gives, the call and its documents.
@@ -39,7 +40,11 @@ Change = Callable[[str, Tensor, Call, Sequence[Document]], Tensor | float]
 
 
 def ablate(
-    model: nn.Module, heads: Iterable[str], how: str = "zero", means: Seen | None = None
+    model: nn.Module,
+    heads: Iterable[str],
+    how: str = "zero",
+    means: Seen | None = None,
+    texts: Any = None,
 ) -> AbstractContextManager[None]:
     """Silence heads of a model inside this block, in training and in eval.
 
@@ -52,41 +57,82 @@ def ablate(
         model: any model that `watch` watches
         heads: names, such as "L3.H5"
         how: "zero": the head's output becomes 0 (Michel et al. 2019, arXiv 1905.10650, section 2.2: the head
-            mask). "mean": it becomes its mean over the real rows of the call, or over all of `means`
+            mask). "mean": it becomes its mean over the real rows of the call, or over all of `means`. "resample":
+            at every position it becomes what the head gives there in another of `texts`
         means: what a `watch` saw. A step with a cache sees too little for a mean of its own and needs it
+        texts: for "resample": texts, or ids (N,T), at least as long as those that are read in the block. Its first
+            document gets the outputs of the first of them, and so on in turn
 
     Raises:
         HeadwiseError: for a head that the model does not have, and at the end of a block in which none of the
             heads was reached.
     """
-    _check_how(how)
-    if means is not None and how != "mean":
+    for argument, given_how in ((means, "mean"), (texts, "resample")):
+        if argument is not None and how != given_how:
+            name = "means" if given_how == "mean" else "texts"
+            raise HeadwiseError(
+                f"how={how!r} with {name}=: they take the place of a head's output in how={given_how!r} alone"
+            )
+    if how == "resample" and texts is None:
         raise HeadwiseError(
-            f"how={how!r} with means=: they take the place of a head's output in how='mean' alone"
+            "how='resample' needs texts=, whose outputs the heads get; pass a list of texts, or ids (N,T)"
         )
+    if how != "resample":
+        _check_how(how)
     heads = _names(heads)
-    fixed = (
-        {}
-        if means is None
-        else {name: torch.from_numpy(means[name].mean_out) for name in heads}
-    )
+    fixed = {}
+    if means is not None:
+        fixed = {name: torch.from_numpy(means[name].mean_out) for name in heads}
+    others = {} if texts is None else _outputs(model, heads, texts)
 
     def silenced(
         name: str, out: Tensor, call: Call, documents: Sequence[Document]
     ) -> Tensor | float:
         if how == "zero":
             return 0.0
+        if how == "resample":
+            return _resampled(others[name], out, documents[0].start or 0)
         return fixed[name].to(out) if fixed else _row_mean(out, call, documents)
 
     return _changing(model, heads, silenced)
 
 
-def steer(
-    model: nn.Module, changes: Mapping[str, Tensor | float]
-) -> AbstractContextManager[None]:
-    """Scale what heads give, or add to it, inside this block, in every call and at every token.
+def _outputs(
+    model: nn.Module, heads: Sequence[str], texts: Any
+) -> dict[str, list[Tensor]]:
+    """What each of these heads gives in each text, (T,E)."""
+    outputs: dict[str, list[Tensor]] = defaultdict(list)
+    sites = {site.name: site for site in sites_of(model)}
+    wanted = {name.rpartition(".")[0] for name in heads} & sites.keys()
 
-        with hw.steer(model, {"L0.H1": vector, "L1.H2": 0.5}):
+    def keep(site: Site, call: Call) -> None:
+        for name in heads:
+            place, _, number = name.rpartition(".H")
+            if place == site.name and int(number) < call.out.shape[1]:
+                outputs[name].append(call.out[0, int(number)].detach())
+
+    handlers = {sites[name]: partial(keep, sites[name]) for name in wanted}
+    for text in texts_of(model, texts):
+        with attach(handlers), evaluating(model), torch.no_grad():
+            run_body(model, text[None])
+    return outputs
+
+
+def _resampled(others: Sequence[Tensor], out: Tensor, past: int) -> Tensor:
+    """For each document of `out` (B,T,E) the rows that one of the other texts has in its place."""
+    T, shortest = past + out.shape[1], min(map(len, others))
+    if shortest < T:
+        raise HeadwiseError(
+            f"how='resample' at {T} tokens with a text of {shortest}; pass texts of at least {T} tokens"
+        )
+    rows = [others[b % len(others)][past:T] for b in range(len(out))]
+    return torch.stack(rows).to(out)
+
+
+def steer(model: nn.Module, changes: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Scale what heads give, add to it, or replace it, inside this block, in every call and at every token.
+
+        with hw.steer(model, {"L0.H1": vector, "L1.H2": 0.5, "L1.H3": lambda z: z.relu()}):
             model(ids)
 
     It acts where W_O reads the head: behind a gate, and on each head apart, also where several read the same keys and
@@ -94,8 +140,8 @@ def steer(
 
     Args:
         model: any model that `watch` watches
-        changes: for each head a number by which its output (E,) before W_O is multiplied, or a vector (E,) that is
-            added to it
+        changes: for each head a number by which its output (E,) before W_O is multiplied, a vector (E,) that is
+            added to it, or a function of its output (B,T,E) that gives what takes its place
 
     Raises:
         HeadwiseError: for a head that the model does not have, for a vector of another width than the head's, and
@@ -105,12 +151,23 @@ def steer(
         raise HeadwiseError(
             f"changes={changes!r} must name heads: a dict such as {{'L0.H1': 0.5}}"
         )
-    wanted = {name: _tensor(name, change) for name, change in changes.items()}
+    wanted = {
+        name: change if callable(change) else _tensor(name, change)
+        for name, change in changes.items()
+    }
 
     def steered(
         name: str, out: Tensor, call: Call, documents: Sequence[Document]
     ) -> Tensor:
-        change = wanted[name].to(out)
+        change = wanted[name]
+        if not isinstance(change, Tensor):
+            made: Tensor = torch.as_tensor(change(out))
+            if made.shape != out.shape:
+                raise HeadwiseError(
+                    f"the function of {name} was given {(*out.shape,)} and gave {(*made.shape,)}; give as much"
+                )
+            return made
+        change = change.to(out)
         if change.ndim and change.shape != out.shape[-1:]:
             raise HeadwiseError(
                 f"{name} gives vectors of {out.shape[-1]} before W_O, and its change is {(*change.shape,)}"
@@ -169,7 +226,7 @@ def _tensor(name: str, change: object) -> Tensor:
     # what torch raises for what is no number, and for ragged lists
     except (TypeError, ValueError, RuntimeError):
         raise HeadwiseError(
-            f"the change of {name} is {change!r}; pass a factor, or a vector"
+            f"the change of {name} is {change!r}; pass a factor, a vector, or a function"
         ) from None
     if not tensor.isfinite().all():
         raise HeadwiseError(f"the change of {name} is not finite")
@@ -178,7 +235,9 @@ def _tensor(name: str, change: object) -> Tensor:
 
 def _check_how(how: str) -> None:
     if how not in HOWS:
-        raise HeadwiseError(f"how={how!r} is not known; one of {', '.join(HOWS)}")
+        raise HeadwiseError(
+            f"how={how!r} is not known; one of {', '.join(HOWS)}, or of ablate resample"
+        )
 
 
 def _row_mean(out: Tensor, call: Call, documents: Sequence[Document]) -> Tensor:

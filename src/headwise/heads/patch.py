@@ -36,7 +36,7 @@ from headwise.models.ask import (
     stands_for,
 )
 from headwise.models.hook import attach, hooked
-from headwise.models.open import row_of, token_of
+from headwise.models.open import texts_of, token_of
 from headwise.models.sites import Site, layers_of
 from headwise.records import Call, head_name
 from headwise.spec import resolve_kv_index
@@ -243,7 +243,7 @@ def path_effects(
 
 def _pairs(model: nn.Module, clean: Any, corrupted: Any) -> list[tuple[Tensor, Tensor]]:
     """Both texts (T,) of each pair."""
-    good, bad = _texts(model, clean), _texts(model, corrupted)
+    good, bad = texts_of(model, clean), texts_of(model, corrupted)
     if len(good) != len(bad):
         raise HeadwiseError(
             f"clean is {len(good)} texts and corrupted {len(bad)}; pass as many"
@@ -256,17 +256,6 @@ def _pairs(model: nn.Module, clean: Any, corrupted: Any) -> list[tuple[Tensor, T
                 f"a word for one of as many tokens"
             )
     return pairs
-
-
-def _texts(model: nn.Module, texts: Any) -> list[Tensor]:
-    """The ids (T,) of one text, or of each in a list of them."""
-    several = getattr(texts, "ndim", 1) > 1  # a tensor or an array (N,T)
-    if isinstance(texts, list | tuple) and texts:
-        # a list of messages is one text
-        several = isinstance(texts[0], str | list | tuple | Tensor | np.ndarray)
-        if isinstance(texts[0], Tensor):
-            several = texts[0].ndim > 0
-    return [row_of(model, text)[0] for text in (texts if several else [texts])]
 
 
 def _metrics(model: nn.Module, target: Any, n: int) -> list[Metric | None]:

@@ -216,6 +216,15 @@ def row_of(model: nn.Module, text: Any) -> Tensor:
     return ids.reshape(1, -1)
 
 
+def texts_of(model: nn.Module, texts: Any) -> list[Tensor]:
+    """The ids (T,) of one text, or of each in a list of them; a list of messages is one text."""
+    several = getattr(texts, "ndim", 1) > 1  # a tensor or an array (N,T)
+    if isinstance(texts, list | tuple) and texts:
+        first = texts[0]
+        several = isinstance(first, str | list | tuple) or getattr(first, "ndim", 0) > 0
+    return [row_of(model, text)[0] for text in (texts if several else [texts])]
+
+
 def token_of(model: nn.Module, word: int | str) -> int:
     """The id of a word that is one token, written as it stands in a text: with the space before it, if there is one.
 
