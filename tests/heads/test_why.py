@@ -8,6 +8,7 @@ import torch
 import transformers as tf
 from cases import refuses, refuses_table
 from families import TABLES, untrained
+from planted import induction_model
 from small_models import shaken
 from torch import Tensor, nn
 
@@ -203,3 +204,34 @@ def test_attention_outside_the_interface_is_patched_alike() -> None:
     expected = own_patching("next", model, *(tokens.encode(text) for text in TEXTS["next"]), 12, 13)
     story = hw.why(model, *TEXTS["next"], "i", "j")
     assert {part.head: part.brings for part in story.heads} == pytest.approx(expected["effects"], abs=2e-3)
+
+
+def test_a_story_as_a_frame_and_a_figure() -> None:
+    story = hw.why(opened("next"), *TEXTS["next"], "i", "j")
+    frame = story.to_frame().set_index("head")
+    assert [*frame.index] == [part.head for part in story.heads]
+    assert frame.loc["L1.H2", "brings"] == next(part.brings for part in story.heads if part.head == "L1.H2")
+    grid: Any = story.figure().axes[0].images[0].get_array()
+    assert grid[1, 2] == next(story.moves(part) for part in story.heads if part.head == "L1.H2")
+    html = story._repr_html_()
+    assert "What carries the difference?" in html and f">{story.heads[0].head}</th>" in html
+    seen = hw.survey(opened("next"), [[4, 5, 6, 7, 8, 9], [5, 6, 7, 9, 4, 4]], ablate="none")
+    assert seen.figure("entropy").axes[0].images[0].get_array()[1, 2] == seen["L1.H2"].entropy.mean  # type: ignore[index]
+
+
+def test_heads_that_do_each_others_work_are_tried_as_one() -> None:
+    """Three heads look for the token that was behind the last one: each alone brings a third of the answer."""
+    model = induction_model()
+    first, *others = model.blocks[1].attention.heads  # type: ignore[union-attr]
+    for head in others:
+        for name in ("wq", "wk", "wv", "wo"):
+            getattr(head, name).copy_(getattr(first, name))
+    story = hw.why(model, [7, 2, 9, 4, 1, 8, 2], [7, 3, 9, 4, 1, 8, 2], 9, 4)
+    carried = {part.head: part for part in story.keys}
+    together = carried.pop(next(name for name in carried if "+" in name))
+    assert sorted(together.head.split("+")) == ["L1.KV0", "L1.KV1", "L1.KV2"]
+    assert together.k > 0.9 and abs(together.v) < 0.1 and all(0.2 < carried[f"L1.KV{n}"].k < 0.4 for n in range(3))
+    path = story.paths[0]
+    assert (path.sender, path.receiver, path.at) == ("L0.H1", together.head, "k") and path.effect > 0.9
+    assert path.reader in ("L1.H0", "L1.H1", "L1.H2")
+    assert f"{together.head}: its keys alone carry" in " ".join(story.text(300).split())

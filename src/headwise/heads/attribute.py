@@ -203,8 +203,12 @@ def added(
             )
     last = rows[chain[-1]].gave  # (C,) the residual stream behind the last layer
     # The last norm is the module beside the layers that read what the last layer gave. A model may have none.
-    around = [module for module in passes.layers[-1].around if module in rows]
-    norm = next((module for module in around if rows[module].read.equal(last)), None)
+    norm = None
+    for module in passes.layers[-1].around:
+        row = rows.get(module)
+        # W_U reads it, too, and gives other numbers
+        if row and row.read.equal(last) and row.gave.shape == last.shape:
+            norm = norm or module
     normed = (
         last if norm is None else rows[norm].gave
     )  # (C,) what the output matrix reads

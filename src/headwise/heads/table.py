@@ -32,10 +32,11 @@ from headwise.errors import HeadwiseError
 from headwise.files import packaged, read_text
 from headwise.heads.statistics import Statistics, V, unknown_head, unknown_statistic
 from headwise.intervals import Interval
-from headwise.table import Cell, Table, escaped, heat, number, plural, say
+from headwise.table import Cell, Table, escaped, head_figure, heat, number, plural, say
 from headwise.words import Note, key_of, phrase, said
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from pandas import DataFrame
     from rich.console import Console
 
@@ -140,6 +141,12 @@ class HeadTable(Mapping[str, H]):
     def html(self) -> str:
         """The table as HTML."""
         return self.table().html()
+
+    def figure(self, statistic: str, n: int | None = None) -> Figure:
+        """A figure of matplotlib: a statistic of all heads, a line a layer; with `n` the largest as bars."""
+        return head_figure(
+            {name: head[statistic] for name, head in self.items()}, statistic, n
+        )
 
     def _repr_html_(self) -> str:
         return self.html()
@@ -651,6 +658,31 @@ class Story:
         self.table().print(console, left=(0, 3))  # heads, and where they look
         for line in self.closing():
             say(console, line.replace("*", ""))
+
+    def to_frame(self) -> DataFrame:
+        """The heads as a pandas DataFrame: what each adds and carries, where it acts, and what changes without it."""
+        fields = ("head", "adds", "brings", "without", "at", "looks")
+        return frame(
+            [{key: getattr(part, key) for key in fields} for part in self.heads]
+        )
+
+    def figure(self, n: int | None = None) -> Figure:
+        """A figure of matplotlib: what moves with each head in nats, a line a layer; with `n` the largest as bars."""
+        moved = {
+            part.head: self.moves(part) for part in sorted(self.heads, key=self._place)
+        }
+        return head_figure(moved, f"nats towards {_bare(self.answer)}", n)
+
+    def _place(self, part: StoryHead) -> tuple[int, int]:
+        """Where a head stands in the model."""
+        site, _, number = part.head.rpartition(".H")
+        return self.layers.index(site), int(number)
+
+    def _repr_html_(self) -> str:
+        lines = "".join(
+            f"<p>{escaped(line.replace('*', ''))}</p>" for line in self.opening()
+        )
+        return f"<div>{lines}{self.table().html()}</div>"
 
     def text(self, width: int = 100) -> str:
         """What `headwise why` prints on a console of that width."""
