@@ -16,7 +16,6 @@ from real_models import WIDE
 
 import headwise as hw
 from headwise.cost import PRESETS, make_setting, price, shape_of, variants
-from headwise.cost.price import fit
 from headwise.cost.shape import ModelShape
 from headwise.masks import BroadcastGrid
 
@@ -84,8 +83,9 @@ def test_pairs_and_numbers_are_those_of_the_mask(windows: tuple[int | None, ...]
     assert bill.decode.flops == full.decode.flops - 4 * 10 * 2 * (2 * 3 * tokens - rows(tokens))
     growing = 2 * 10 * 3 * windows.count(None)
     assert bill.cache.bytes_per_token_beyond_windows == 4 * growing
-    shape = shape_of(config)[1]
-    longest = fit(shape, make_setting(shape, dtype="fp32"), 4 * values).longest_context
+    limited = hw.price(config, dtype="fp32", memory=full.weight_bytes + 4 * values)
+    assert limited.memory
+    longest = limited.memory.longest_context
     if longest is None:
         assert growing == 0 and 2 * 10 * rows(10**6) <= values
     else:

@@ -13,7 +13,6 @@ from headwise.cost.price import TABLE as TABLE
 from headwise.cost.price import Price as Price
 from headwise.cost.price import Setting as Setting
 from headwise.cost.price import Variant as Variant
-from headwise.cost.price import cache_bytes_per_token as cache_bytes_per_token
 from headwise.cost.price import make_setting as make_setting
 from headwise.cost.price import price as price
 from headwise.cost.price import price_shape as price_shape

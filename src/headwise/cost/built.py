@@ -10,11 +10,11 @@ with the text, and how:
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
 from typing import Any
 
 import torch
@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from headwise.cost.shape import Experts, Heads, Kept, Layer, ModelShape, Piece
+from headwise.cost.shape import Experts, Flops, Heads, Kept, Layer, ModelShape, Piece
 from headwise.errors import HeadwiseError
 from headwise.models.ask import cache_name, context_of, parameters_of
 from headwise.models.hf import AnyCache, meta_model, quiet
+from headwise.models.hook import hooked
 from headwise.models.sites import Site, sites_of
 
 SHORT = (8, 16)  # tokens of the two prompts
@@ -43,7 +44,7 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     What data would decide is decided as if all of it were zeros: no expert of a loop is met, no token is padding.
     """
 
-    def __init__(self, known: dict[Any, tuple[Any, int]]) -> None:
+    def __init__(self, known: dict[Any, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.inside = [""]  # names of the modules that run, the innermost last
         self.flops: Counter[str] = Counter()
@@ -51,77 +52,50 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # Layers repeat one another, and sizes of results take long to derive: they are kept, by function and arguments.
         self.known = known
 
+    def enter(self, name: str, *_: Any) -> None:
+        self.inside.append(name)
+
+    def leave(self, *_: Any) -> None:
+        self.inside.pop()
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         self.calls += 1
-        kwargs = kwargs or {}
-        name = func._schema.name
+        name, kwargs = func._schema.name, kwargs or {}
         if name == "aten::_local_scalar_dense" and args[0].is_meta:
             return 0
         if name == "aten::nonzero" and args[0].is_meta:
-            return torch.empty((0, args[0].dim()), dtype=torch.long, device="meta")
-        key = None
-        if not any(
-            value.alias_info
-            for value in (*func._schema.returns, *func._schema.arguments)
-        ):
-            key = (func, _signature(args), _signature(tuple(kwargs.items())))
-            if None not in key and key in self.known:
-                (size, stride, dtype), flops = self.known[key]
-                self.flops[self.inside[-1]] += flops
-                return torch.empty_strided(size, stride, dtype=dtype, device="meta")
-        out = func(*args, **kwargs)
-        count = flop_registry.get(func._overloadpacket)
-        flops = 0 if count is None else count(*args, **kwargs, out_val=out)
+            return args[0].new_empty((0, args[0].dim()), dtype=torch.long)
+        key = (func, _sizes(args), _sizes([*kwargs.items()])) if _is_pure(func) else 0
+        if key in self.known:
+            (size, stride, dtype), flops = self.known[key]
+            out = torch.empty_strided(size, stride, dtype=dtype, device="meta")
+        else:
+            out = func(*args, **kwargs)
+            count = flop_registry.get(func._overloadpacket)
+            flops = count(*args, **kwargs, out_val=out) if count else 0
+            if key and isinstance(out, Tensor) and out.is_meta:
+                self.known[key] = _sizes(out), flops
         self.flops[self.inside[-1]] += flops
-        if key and None not in key and isinstance(out, Tensor) and out.is_meta:
-            self.known[key] = (out.shape, out.stride(), out.dtype), flops
         return out
 
 
-def _signature(value: Any) -> Any:
-    """What of the arguments of a function decides the size of its result; None where it may be more."""
+@cache
+def _is_pure(func: Any) -> bool:
+    """Does the function neither change its arguments nor give views of them?"""
+    values = (*func._schema.returns, *func._schema.arguments)
+    return not any(value.alias_info for value in values)
+
+
+def _sizes(value: Any) -> Any:
+    """What of the arguments of a function decides the size of its result: of numbers on the processor all may."""
     if isinstance(value, Tensor):
-        if not value.is_meta:
-            return None
-        return value.shape, value.stride(), value.dtype
+        is_meta = value.is_meta
+        return (value.shape, value.stride(), value.dtype) if is_meta else object()
     if isinstance(value, list | tuple):
-        parts = tuple(map(_signature, value))
-        return None if None in parts else parts
-    plain = isinstance(
-        value, int | float | str | torch.dtype | torch.device | torch.layout
-    )
-    return (type(value), value) if plain or value is None else None
-
-
-class Stack:
-    """The layers of a decoder: lists of modules side by side, whose modules of one number are one layer.
-
-    They are the lists that hold the most parameters, of those that lie in no other list.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        lists: defaultdict[tuple[str, int], list[nn.ModuleList]] = defaultdict(list)
-        for path, module in model.named_modules():
-            numbered = any(part.isdigit() for part in path.split("."))
-            if isinstance(module, nn.ModuleList) and len(module) and not numbered:
-                lists[path.rpartition(".")[0], len(module)].append(module)
-        if not lists:
-            raise HeadwiseError(
-                f"{type(model).__name__} has no list of layers; it cannot be priced"
-            )
-        largest = max(lists.values(), key=lambda each: _size(*each))
-        self.tops = list(zip(*largest, strict=True))  # of each layer
-        self.place: dict[nn.Module, int] = {}  # any module inside -> its layer
-        for n, tops in enumerate(self.tops):
-            for top in tops:
-                self.place |= dict.fromkeys(top.modules(), n)
-        self.known: dict[Any, tuple[Any, int]] = {}  # see Counting
-
-
-def _size(*modules: nn.Module) -> int:
-    return sum(p.numel() for module in modules for p in module.parameters())
+        return tuple(map(_sizes, value))
+    return type(value), value
 
 
 @dataclass
@@ -132,7 +106,6 @@ class Run:
     seen: int  # keys before and in it
     flops: Counter[str]
     calls: int
-    bits: int  # of a number of the model
     name: str  # of the cache among the arguments of the model
     cache: Any
     kept: list[dict[str, Tensor]]  # of each layer
@@ -141,171 +114,99 @@ class Run:
         return self.flops[str(n)] + self.flops[f"{n}e"]
 
 
-def shape_of_fields(fields: Mapping[str, Any]) -> ModelShape:
-    """The shape of the model of a config. Raises HeadwiseError, with the reason, for what cannot be built or run."""
-    model, part = meta_model(fields)
-    stack = Stack(model)
-    runs = [_run(model, stack, tokens) for tokens in SHORT]
-    steps: list[Run] = []
-    if any(runs[0].kept):
-        with suppress(
-            HeadwiseError
-        ):  # CPM-Ant has a cache, and no step of one token beside it
-            steps = [_run(model, stack, 1, run) for run in runs]
-    config = model.config.get_text_config(decoder=True)
-    sites: dict[
-        int, Site
-    ] = {}  # of several in a layer the first that is no cross attention
-    with suppress(HeadwiseError):
-        for site in sites_of(model):
-            if not site.cross:
-                sites.setdefault(stack.place.get(site.module, -1), site)
-    of_layer = [
-        Built(config, stack, runs, n, sites.get(n)) for n in range(len(stack.tops))
-    ]
-    lengths = runs
-    # A layer that fills up a chunk of tokens costs the same however few there are; one that loops over them does not.
-    is_loop = runs[1].calls - runs[0].calls > SHORT[0]
-    if not is_loop and any(
-        built.has_state and built.window is None for built in of_layer
-    ):
-        named = (
-            getattr(config, name, None) for name in ("chunk_size", "mamba_chunk_size")
-        )
-        chunk: int = next(filter(None, named), CHUNK)
-        lengths = [_run(model, stack, tokens) for tokens in (chunk, 2 * chunk)]
-    counts = _parameters(model, of_layer, stack)
-    layers = tuple(built.layer(counts[built.n], lengths, steps) for built in of_layer)
-    return ModelShape(
-        family=str(fields["model_type"]),
-        d_model=_table(model).weight.shape[-1],
-        layers=layers,
-        pieces=_pieces(model, counts[-1], lengths),
-        positions=context_of(model),
-        generates=any(layer.kept for layer in layers),
-        way="built",
-        notes=(f"priced is {part}",) if part else (),
-    )
+class Stack:
+    """A model and the layers of its decoder: lists of modules side by side, whose modules of one number are one layer.
 
+    They are the lists that hold the most parameters, of those that lie in no other list.
+    """
 
-def _run(model: Any, stack: Stack, tokens: int, before: Run | None = None) -> Run:
-    """Read a prompt, or write one token behind it."""
-    counting, handles = Counting(stack.known), []
-
-    def enter(name: str) -> Any:
-        return lambda *_: counting.inside.append(name)
-
-    def leave(*_: Any) -> None:
-        counting.inside.pop()
-
-    for module, n in stack.place.items():
-        is_top = module in stack.tops[n]
-        if is_top or _is_experts(module):
-            name = str(n) if is_top else f"{n}e"
-            handles.append(module.register_forward_pre_hook(enter(name)))
-            handles.append(module.register_forward_hook(leave))
-    ids = torch.zeros((1, tokens), dtype=torch.long, device="meta")
-    try:
-        with torch.no_grad(), quiet(), counting:
-            name, cache = called(
-                model, ids, *((before.name, before.cache) if before else ())
+    def __init__(self, model: Any) -> None:
+        lists: defaultdict[tuple[str, int], list[nn.ModuleList]] = defaultdict(list)
+        for path, module in model.named_modules():
+            numbered = any(part.isdigit() for part in path.split("."))
+            if isinstance(module, nn.ModuleList) and len(module) and not numbered:
+                lists[path.rpartition(".")[0], len(module)].append(module)
+        if not lists:
+            raise HeadwiseError(
+                f"{type(model).__name__} has no list of layers; it cannot be priced"
             )
-    except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise HeadwiseError(
-            f"a {model.config.model_type} of this config does not run without data: {reason}"
-        ) from None
-    finally:
-        for handle in handles:
-            handle.remove()
-    seen = tokens + (before.seen if before else 0)
-    kept = kept_by_layer(cache, model, stack)
-    bits = 8 * _table(model).weight.element_size()
-    return Run(tokens, seen, counting.flops, counting.calls, bits, name, cache, kept)
+        self.model = model
+        largest = max(lists.values(), key=lambda each: sum(map(_size, each)))
+        self.tops = list(zip(*largest, strict=True))  # of each layer
+        self.place: dict[nn.Module, int] = {}  # any module inside -> its layer
+        self.names: dict[nn.Module, str] = {}  # of those whose FLOPs are counted apart
+        for n, tops in enumerate(self.tops):
+            for module in (inner for top in tops for inner in top.modules()):
+                self.place[module] = n
+                if module in tops or _is_experts(module):
+                    self.names[module] = str(n) if module in tops else f"{n}e"
+        self.known: dict[Any, Any] = {}  # see Counting
 
+    @cached_property
+    def table(self) -> Any:
+        """The table of the tokens; the first of several, as where MusicGen reads several codes of a sound."""
+        table = self.model.get_input_embeddings()
+        return table[0] if isinstance(table, nn.ModuleList) else table
 
-def _table(model: Any) -> Any:
-    """The table of the tokens; the first of several, as where MusicGen reads several codes of a sound."""
-    table = model.get_input_embeddings()
-    return table[0] if isinstance(table, nn.ModuleList) else table
+    def run(self, tokens: int, before: Run | None = None) -> Run:
+        """Read a prompt, or write one token behind it."""
+        counting = Counting(self.known)
+        hooks: list[Any] = []
+        for module, name in self.names.items():
+            enter = partial(counting.enter, name)
+            hooks.append((module.register_forward_pre_hook, enter))
+            hooks.append((module.register_forward_hook, counting.leave))
+        ids = torch.zeros((1, tokens), dtype=torch.long, device="meta")
+        past = (before.name, before.cache) if before else ()
+        try:
+            with hooked(hooks), torch.no_grad(), quiet(), counting:
+                name, cache = called(self.model, ids, *past)
+        except Exception as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise HeadwiseError(
+                f"a {self.model.config.model_type} of this config does not run without data: {reason}"
+            ) from None
+        seen, kept = tokens + (before.seen if before else 0), self.kept(cache)
+        return Run(tokens, seen, counting.flops, counting.calls, name, cache, kept)
 
-
-def called(
-    model: Any, ids: Tensor, name: str = "", cache: Any = None
-) -> tuple[str, Any]:
-    """Call a model of transformers on ids (B,T): the name of its cache among its arguments, and the cache."""
-    arguments = {"input_ids": ids, "use_cache": True}
-    if "lang_ids" in parameters_of(
-        model
-    ):  # X-MOD has an adapter for each language, and runs one
-        arguments["lang_ids"] = torch.zeros(len(ids), dtype=torch.long)
-    if name:
-        arguments[name] = cache
-    try:
-        out = model(**arguments)
-    except (ValueError, IndexError):
-        if name:
-            raise
-        return called(model, ids, cache_name(model), AnyCache(config=model.config))
-    except RuntimeError:  # a class that mixes number formats or devices, or reads several codes of a sound at a time
-        arguments["input_ids"] = ids.expand(
-            getattr(model.config, "num_codebooks", 1), -1
-        )
-        with ids.device:
-            out = model.to(torch.float32)(**arguments)
-    for key in CACHES:
-        if getattr(out, key, None) is not None:
-            return key, getattr(out, key)
-    if not name and any(hasattr(module, "_setup_cache") for module in model.modules()):
-        # Recurrent Gemma has states in its modules, and keys and values in a cache that is handed to it
-        return called(model, ids, cache_name(model), AnyCache(config=model.config))
-    return name, cache
-
-
-def kept_by_layer(
-    cache: Any, model: nn.Module, stack: Stack
-) -> list[dict[str, Tensor]]:
-    """What each layer keeps, by name, in a cache and in the model's modules; each tensor once."""
-    n_layers = len(stack.tops)
-    records: list[dict[str, Any]] = [{} for _ in range(n_layers)]
-    cache = _of_decoder(cache)
-    if isinstance(cache, tuple) and len(cache) == n_layers:  # XLNet
-        for record, value in zip(records, cache, strict=True):
-            record["memory"] = value
-    elif hasattr(
-        cache, "layers"
-    ):  # a cache of transformers: lists with an entry for each layer
-        lists = {
-            name: value
-            for name, value in vars(cache).items()
-            if isinstance(value, list)
-        }
+    def kept(self, cache: Any) -> list[dict[str, Tensor]]:
+        """What each layer keeps, by name, in a cache and in the model's modules; each tensor once."""
+        n_layers = len(self.tops)
+        records: list[dict[str, Any]] = [{} for _ in range(n_layers)]
+        cache = _of_decoder(cache)
+        lists = {"memory": cache}
+        if hasattr(cache, "layers"):  # of transformers
+            lists = {k: x for k, x in vars(cache).items() if isinstance(x, list)}
+        elif not isinstance(cache, tuple) or len(cache) != n_layers:
+            # of all layers together: each has an equal part; a tuple of XLNet has one
+            lists = {}
+            for name, tensor in _tensors(getattr(cache, "__dict__", cache)):
+                part = tensor.flatten()[: tensor.numel() // n_layers]
+                lists[name] = [part] * n_layers
         for name, values in lists.items():
             for record, value in zip(records, values, strict=False):
                 record |= vars(value) if name == "layers" else {name: value}
-    else:  # of all layers together: each has an equal part
-        for name, tensor in _tensors(getattr(cache, "__dict__", cache)):
-            for record in records:
-                record[name] = tensor.flatten()[: tensor.numel() // n_layers]
-    for number, (module, n) in enumerate(
-        stack.place.items()
-    ):  # Recurrent Gemma's are in its modules
-        for name, value in vars(module).items():
-            if "state" in name:
-                records[n][f"{number}.{name}"] = value
-    kept = []
-    for record in records:
-        names = {
-            id(tensor): (name, tensor) for name, tensor in reversed([*_tensors(record)])
-        }
-        kept.append(dict(reversed(names.values())))
-    return kept
+        # Recurrent Gemma's states are in its modules
+        for number, (module, n) in enumerate(self.place.items()):
+            for name, value in vars(module).items():
+                if "state" in name:
+                    records[n][f"{number}.{name}"] = value
+        kept = []
+        for record in records:
+            names: dict[int, tuple[str, Tensor]] = {}
+            for name, tensor in _tensors(record):
+                names.setdefault(id(tensor), (name, tensor))
+            kept.append(dict(names.values()))
+        return kept
+
+
+def _size(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
 
 
 def _of_decoder(cache: Any) -> Any:
-    return getattr(
-        cache, "self_attention_cache", cache
-    )  # beside that of cross attention
+    # beside that of cross attention
+    return getattr(cache, "self_attention_cache", cache)
 
 
 def _tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -318,62 +219,139 @@ def _tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
             yield from _tensors(inner, f"{name}.{key}".strip("."))
 
 
-class Built:
+def called(
+    model: Any, ids: Tensor, name: str = "", cache: Any = None
+) -> tuple[str, Any]:
+    """Call a model of transformers on ids (B,T): the name of its cache among its arguments, and the cache."""
+    arguments = {"input_ids": ids, "use_cache": True} | ({name: cache} if name else {})
+    # X-MOD has an adapter for each language, and runs one
+    if "lang_ids" in parameters_of(model):
+        arguments["lang_ids"] = torch.zeros(len(ids), dtype=torch.long)
+    try:
+        out = model(**arguments)
+    except (ValueError, IndexError):
+        if name:
+            raise
+        return called(model, ids, cache_name(model), AnyCache(config=model.config))
+    except RuntimeError:  # a class that mixes number formats or devices, or reads several codes of a sound at a time
+        codes = getattr(model.config, "num_codebooks", 1)
+        arguments["input_ids"] = ids.expand(codes, -1)
+        with ids.device:
+            out = model.to(torch.float32)(**arguments)
+    for key in CACHES:
+        if getattr(out, key, None) is not None:
+            return key, getattr(out, key)
+    if not name and any(hasattr(module, "_setup_cache") for module in model.modules()):
+        # Recurrent Gemma has states in its modules, and keys and values in a cache that is handed to it
+        return called(model, ids, cache_name(model), AnyCache(config=model.config))
+    return name, cache
+
+
+def shape_of_fields(fields: Mapping[str, Any]) -> ModelShape:
+    """The shape of the model of a config. Raises HeadwiseError, with the reason, for what cannot be built or run."""
+    model, part = meta_model(fields)
+    stack = Stack(model)
+    runs = [stack.run(tokens) for tokens in SHORT]
+    steps: list[Run] = []
+    if any(runs[0].kept):
+        # CPM-Ant has a cache, and no step of one token beside it
+        with suppress(HeadwiseError):
+            steps = [stack.run(1, run) for run in runs]
+    # of several in a layer the first that is no cross attention
+    sites: dict[int, Site] = {}
+    with suppress(HeadwiseError):
+        for site in sites_of(model):
+            if not site.cross:
+                sites.setdefault(stack.place.get(site.module, -1), site)
+    parts = [Part(stack, runs, n, sites.get(n)) for n in range(len(stack.tops))]
+    lengths = runs
+    # A layer that fills up a chunk of tokens costs the same however few there are; one that loops over them does not.
+    is_loop = runs[1].calls - runs[0].calls > SHORT[0]
+    if not is_loop and any(each.has_state and not each.window for each in parts):
+        names = ("chunk_size", "mamba_chunk_size")
+        chunks = [getattr(parts[0].config, name, None) for name in names]
+        chunk = next(filter(None, chunks), CHUNK)
+        lengths = [stack.run(tokens) for tokens in (chunk, 2 * chunk)]
+    counts = _parameters(stack, parts)
+    layers = tuple(each.layer(counts[each.n], lengths, steps) for each in parts)
+    return ModelShape(
+        family=str(fields["model_type"]),
+        d_model=stack.table.weight.shape[-1],
+        layers=layers,
+        pieces=_pieces(stack, counts[-1], lengths),
+        positions=context_of(model),
+        generates=any(layer.kept for layer in layers),
+        way="built",
+        notes=(f"priced is {part}",) if part else (),
+    )
+
+
+def _line(runs: Sequence[Run], n: int) -> Flops:
+    """FLOPs of a token and of each of the keys that it sees, from two steps of one token: a + b S."""
+    (x, t), (y, u) = ((run.layer_flops(n), run.seen) for run in runs)
+    pair = max(0, (y - x) // (u - t))
+    return Flops(x - pair * t, pair)
+
+
+def _parabola(runs: Sequence[Run], n: int, has_pairs: bool) -> Flops:
+    """FLOPs of a token and of a pair, from two prompts: a T + b T^2. A chunk costs a little more behind another."""
+    (x, t), (y, u) = ((run.layer_flops(n), run.tokens) for run in runs)
+    pair = max(0, (y * t - x * u) // (t * u * (u - t))) if has_pairs else 0
+    return Flops((y - pair * u * u) // u, pair)
+
+
+class Part:
     """One layer of a model that was built."""
 
     def __init__(
-        self, config: Any, stack: Stack, runs: Sequence[Run], n: int, site: Site | None
+        self, stack: Stack, runs: Sequence[Run], n: int, site: Site | None
     ) -> None:
-        self.n, self.config, self.runs, self.site = n, config, runs, site
-        self.modules = [module for top in stack.tops[n] for module in top.modules()]
+        self.n, self.runs, self.site = n, runs, site
+        self.config = stack.model.config.get_text_config(decoder=True)
+        self.bits = 8 * stack.table.weight.element_size()
+        tops = stack.tops[n]
+        self.modules = [module for top in tops for module in top.modules()]
         layers = getattr(_of_decoder(runs[0].cache), "layers", ())
         cache = layers[n] if n < len(layers) else None
         is_sliding = getattr(cache, "is_sliding", False)
-        self.window: int | None = (
-            getattr(cache, "sliding_window", None) if is_sliding else None
-        )
+        self.window = getattr(cache, "sliding_window", None) if is_sliding else None
         self.every: int | None = getattr(cache, "compress_rate", None)
         self.entries = runs[1].kept[n]
         self.kept = self._kept()
-        others = [name for name in self.entries if name not in ROWS]
+        self.others = [name for name in self.entries if name not in ROWS]
         # beside rows, numbers that do not grow with the text
-        self.has_state = bool(others) and not all(part.grows for part in self.kept)
+        is_all = all(part.grows for part in self.kept)
+        self.has_state = bool(self.others) and not is_all
         # what stands in the place of an attention knows the number of its layer, for its part of the cache
-        self.mixers = {
-            part
-            for module in self.modules
-            if isinstance(getattr(module, "layer_idx", None), int)
-            and module not in stack.tops[n]
-            for part in module.modules()
-        }
+        self.mixers: set[nn.Module] = set()
+        for module in self.modules:
+            knows = isinstance(getattr(module, "layer_idx", None), int)
+            if knows and module not in tops:
+                self.mixers.update(module.modules())
         self.attention: set[nn.Module] = set()
-        if site is not None:
-            around = [m for m in self.modules if site.module in m.modules()]
-            # the innermost module around the one that computes the heads that holds W_O, too
-            holders = [m for m in around if site.projection in set(m.modules())]
-            inner = min(holders or around, key=lambda m: len(list(m.modules())))
-            if inner not in stack.tops[n]:
-                self.attention = set(inner.modules())
+        if site is not None and site.module not in tops:
+            self.attention.update(site.module.modules())
+            # W_O may stand beside it
+            self.attention.update(site.projection.modules() if site.projection else ())
 
     def _kept(self) -> list[Kept]:
         """How what the layer keeps grows with the text, from two prompts."""
         first, second = self.runs
-        parts: Counter[Kept] = Counter()  # laws, as if of no numbers, and their numbers
+        # laws, as if of no numbers, and their numbers
+        parts: Counter[Kept] = Counter()
         for name, entry in self.entries.items():
             size, bits = entry.numel(), 8 * entry.element_size()
             # what has other bits than the model's has them whatever its format is
-            law = Kept(
-                values=0, heads=name in ROWS, bits=None if bits == second.bits else bits
-            )
+            fixed = None if bits == self.bits else bits
+            law = Kept(values=0, heads=name in ROWS, bits=fixed)
             if law.heads and self.window is not None:
                 rows = self.window - 1
                 values = size // min(second.tokens, rows) if rows else 0
                 law = replace(law, rows=rows)
             elif self.every is not None and name.startswith(("compressed", "buffer")):
                 values = size // entry.shape[1] if entry.shape[1] else entry.shape[-1]
-                law = replace(
-                    law, every=self.every, open_block=name.startswith("buffer")
-                )
+                is_open = name.startswith("buffer")
+                law = replace(law, every=self.every, open_block=is_open)
             else:
                 grown = size - first.kept[self.n].get(name, entry).numel()
                 values, rest = divmod(grown, second.tokens - first.tokens)
@@ -383,9 +361,8 @@ class Built:
                         f"{first.tokens}: how they grow is not known"
                     )
                 # CPM-Ant adds tokens of its own to each text, so that not all that is kept need grow
-                parts[replace(law, heads=False, grows=False)] += (
-                    size - values * second.tokens
-                )
+                state = replace(law, heads=False, grows=False)
+                parts[state] += size - values * second.tokens
                 if name == "memory":  # XLNet's is of so many tokens at most
                     law = replace(law, rows=getattr(self.config, "mem_len", None))
             parts[law] += values
@@ -397,42 +374,36 @@ class Built:
             return "attention"
         if module in self.mixers:
             return "mixer" if self.site is None or self.attention else "attention"
-        return "norms" if "norm" in type(module).__name__.lower() else "feed-forward"
+        return "norms" if _is_norm(module) else "feed-forward"
 
     def layer(
         self, counts: Counter[str], lengths: Sequence[Run], steps: Sequence[Run]
     ) -> Layer:
-        heads = self.heads(counts["attention"])
-        experts = self.experts(lengths[1])
-        # a T + b T^2 of prompts; without heads there are no pairs: a chunk costs a little more behind another one
-        (x, t), (y, u) = ((run.layer_flops(self.n), run.tokens) for run in lengths)
-        pair = max(0, (y * t - x * u) // (t * u * (u - t))) if heads else 0
-        linear = (y - pair * u * u) // u
-        step, step_pair = linear, pair
+        heads, experts = self.heads(counts["attention"]), self.experts(lengths[1])
+        reading = _parabola(lengths, self.n, heads is not None)
+        writing = _line(steps, self.n) if steps else reading
         if steps and self.window is not None and self.window <= SHORT[1]:
             # it was full before the second step
-            step = steps[0].layer_flops(self.n) - pair * min(self.window, SHORT[0] + 1)
-        elif steps:  # a + b S beside S keys
-            (x, t), (y, u) = ((run.layer_flops(self.n), run.seen) for run in steps)
-            step_pair = max(0, (y - x) // (u - t))
-            step = x - step_pair * t
+            beside = reading.pair * min(self.window, SHORT[0] + 1)
+            writing = Flops(steps[0].layer_flops(self.n) - beside, reading.pair)
+        if heads is None:
+            writing = Flops(writing.token, 0)
         if experts is not None and not lengths[1].flops[f"{self.n}e"]:
             # a loop over experts, of which a run without data meets none
             more = 2 * experts.active * experts.matrices
-            linear, step = linear + more, step + more
+            reading, writing = reading.plus(more), writing.plus(more)
         return Layer(
             name=f"L{self.n}",
             kind=self.kind(heads),
-            heads=heads,
+            attention=heads,
             kept=tuple(self.kept),
             mixer_parameters=counts["mixer"] + (0 if heads else counts["attention"]),
             feed_forward_parameters=counts["feed-forward"],
             norm_parameters=counts["norms"],
             experts=experts,
-            linear=linear,
-            pair=pair,
-            step=step,
-            step_pair=step_pair if heads else 0,
+            reading=reading,
+            writing=writing,
+            expanding=writing,
         )
 
     def heads(self, parameters: int) -> Heads | None:
@@ -440,9 +411,11 @@ class Built:
             return None
         module, config = self.site.module, self.config
         n_heads = self.site.n_heads or getattr(config, "num_attention_heads", 0)
-        keys, values = map(self.entries.get, ROWS)
+        matrices = {name: self.site.weights(name) for name in "qkvo"}
+        sizes = {name: 0 if w is None else w.numel() for name, w in matrices.items()}
         latent, n_kv_heads = None, n_heads
         head_dim = value_dim = getattr(module, "head_dim", 0)
+        keys, values = map(self.entries.get, ROWS)
         if keys is not None and isinstance(getattr(module, "kv_lora_rank", None), int):
             latent = sum(part.values for part in self.kept if part.heads)
             head_dim = getattr(module, "qk_head_dim", keys.shape[-1])
@@ -450,22 +423,16 @@ class Built:
         elif keys is not None and keys.ndim == 4:
             n_kv_heads, head_dim = keys.shape[1], keys.shape[3]
             value_dim = head_dim if values is None else values.shape[3]
-        w_q, w_k, w_v, w_o = map(self.site.weights, "qkvo")
-        if not head_dim and w_q is not None:
-            head_dim = value_dim = len(w_q) // (n_heads or 1)
-        query = sum(w.numel() for w in (w_q, w_o) if w is not None) // (n_heads or 1)
-        key = sum(w.numel() for w in (w_k, w_v) if w is not None) // (n_kv_heads or 1)
-        if key and any(
-            isinstance(m, nn.Linear) and m.bias is not None for m in self.attention
-        ):
+        elif not head_dim and matrices["q"] is not None:
+            head_dim = value_dim = len(matrices["q"]) // (n_heads or 1)
+        query = (sizes["q"] + sizes["o"]) // (n_heads or 1)
+        key = (sizes["k"] + sizes["v"]) // (n_kv_heads or 1)
+        linear = [each for each in self.attention if isinstance(each, nn.Linear)]
+        if key and any(each.bias is not None for each in linear):
             key += head_dim + value_dim
-        matrices = (
-            p
-            for m in self.attention
-            for p in m.parameters(recurse=False)
-            if p.ndim == 2
-        )
+        shared = parameters - query * n_heads - key * n_kv_heads
         types = getattr(config, "layer_types", None) or []
+        weights = {p for each in self.attention for p in each.parameters()}
         return Heads(
             n_heads=n_heads,
             n_kv_heads=n_kv_heads,
@@ -478,11 +445,9 @@ class Built:
             latent=latent,
             query_head_parameters=query,
             kv_head_parameters=key,
-            shared_parameters=0
-            if latent
-            else parameters - query * n_heads - key * n_kv_heads,
+            shared_parameters=0 if latent else shared,
             parameters=parameters,
-            weights=sum(p.numel() for p in matrices),
+            weights=sum(p.numel() for p in weights if p.ndim == 2),
         )
 
     def kind(self, heads: Heads | None) -> str:
@@ -495,14 +460,11 @@ class Built:
             elif heads.latent is not None:
                 names.append("latent")
             elif not is_indexed:
-                is_sliding = heads.window is not None
-                names.append(
-                    "chunked" if heads.chunked else "sliding" if is_sliding else "full"
-                )
-            if is_indexed:
-                names.append("indexed")
+                is_cut = "chunked" if heads.chunked else "sliding"
+                names.append("full" if heads.window is None else is_cut)
+            names += ["indexed"] if is_indexed else []
         if self.has_state and not self.every:
-            is_conv = all("conv" in name for name in self.entries if name not in ROWS)
+            is_conv = all("conv" in name for name in self.others)
             names.append("conv" if is_conv else "linear")
         if not names and heads is not None:
             is_shared = not self.kept and any(self.runs[1].kept)
@@ -511,94 +473,86 @@ class Built:
 
     def experts(self, run: Run) -> Experts | None:
         """The experts of the layer, and how many a token is sent to: by the FLOPs, else by the config."""
-        modules = [each for each in self.modules if _is_experts(each)]
-        if not modules:
+        module = next(filter(_is_experts, self.modules), None)
+        if module is None:
             return None
-        module = modules[0]
         if isinstance(module, nn.ModuleList):
-            count, of_all, ndim = len(module), list(module[0].parameters()), 2
-            shared_by = 1
+            of_one, ndim, shared_by = list(module[0].parameters()), 2, 1
+            count = len(module)
         else:
-            of_all, ndim = list(module.parameters()), 3
-            shared_by = count = next(p.shape[0] for p in of_all if p.ndim == ndim)
-        parameters = sum(p.numel() for p in of_all) // shared_by
-        matrices = sum(p.numel() for p in of_all if p.ndim >= ndim) // shared_by
-        told = (getattr(self.config, name, None) for name in ACTIVE)
+            of_one, ndim = list(module.parameters()), 3
+            shared_by = count = next(p.shape[0] for p in of_one if p.ndim == ndim)
+        matrices = sum(p.numel() for p in of_one if p.ndim >= ndim) // shared_by
+        told = [getattr(self.config, name, None) for name in ACTIVE]
         active = next((each for each in told if isinstance(each, int)), 1)
         if flops := run.flops[f"{self.n}e"]:
             active = round(flops / (2 * run.tokens * matrices))
         return Experts(
-            count=count,
             active=min(active, count),
-            parameters=parameters,
+            count=count,
+            parameters=sum(p.numel() for p in of_one) // shared_by,
             matrices=matrices,
         )
 
 
+def _is_norm(module: nn.Module) -> bool:
+    return "norm" in type(module).__name__.lower()
+
+
 def _is_experts(module: nn.Module) -> bool:
     """Does it hold the weights of all experts of a layer, as tensors of three axes or as a list?"""
+    name = type(module).__name__
     if isinstance(module, nn.ModuleList):
-        return (
-            "Expert" in type(module).__name__
-            or "Expert" in type(next(iter(module), None)).__name__
-        )
-    is_named = type(module).__name__.endswith("Experts")
-    return is_named and any(p.ndim == 3 for p in module.parameters(recurse=False))
+        return "Expert" in name or "Expert" in type(next(iter(module), None)).__name__
+    return name.endswith("Experts") and any(
+        p.ndim == 3 for p in module.parameters(recurse=False)
+    )
 
 
-def _parameters(
-    model: Any, of_layer: Sequence[Built], stack: Stack
-) -> dict[int, Counter[str]]:
+def _parameters(stack: Stack, parts: Sequence[Part]) -> dict[int, Counter[str]]:
     """Parameters of each layer by what has them, and under -1 those outside, each once."""
     counts: defaultdict[int, Counter[str]] = defaultdict(Counter)
     counted: set[nn.Parameter] = set()
-    head, table = model.get_output_embeddings(), _table(model)
+    head = stack.model.get_output_embeddings()
     # the table first: a head may be tied to it
-    for module in (table, *model.modules()):
+    for module in (stack.table, *stack.model.modules()):
         n = stack.place.get(module, -1)
-        for weights in module.parameters(recurse=False):
-            if weights in counted:
-                continue
-            counted.add(weights)
-            if n >= 0:
-                part = of_layer[n].part(module)
-            elif isinstance(module, nn.Embedding):
-                part = "embeddings"
-            elif module is head:
-                part = "head"
-            else:
-                part = "norms" if "norm" in type(module).__name__.lower() else "others"
-            counts[n][part] += weights.numel()
+        if n >= 0:
+            part = parts[n].part(module)
+        elif isinstance(module, nn.Embedding):
+            part = "embeddings"
+        elif module is head:
+            part = "head"
+        else:
+            part = "norms" if _is_norm(module) else "others"
+        weights = {*module.parameters(recurse=False)} - counted
+        counts[n][part] += sum(p.numel() for p in weights)
+        counted |= weights
     return counts
 
 
 def _pieces(
-    model: Any, counts: Counter[str], lengths: Sequence[Run]
+    stack: Stack, counts: Counter[str], lengths: Sequence[Run]
 ) -> tuple[Piece, ...]:
     """What stands outside the layers."""
     (x, t), (y, u) = ((run.flops[""], run.tokens) for run in lengths)
     per_token = (y - x) // (u - t)
-    head, table = model.get_output_embeddings(), _table(model)
-    is_tied = getattr(head, "weight", None) is table.weight
-    borrowed = math.prod(table.weight.shape) if is_tied else 0
+    head, table = stack.model.get_output_embeddings(), stack.table.weight
+    is_tied = getattr(head, "weight", None) is table
+    row = table.shape[-1]
     pieces = [
-        Piece(
-            part="embeddings",
-            parameters=counts["embeddings"],
-            row=table.weight.shape[-1],
-        ),
+        Piece(part="embeddings", parameters=counts["embeddings"], row=row),
         Piece(part="norms", parameters=counts["norms"]),
     ]
     if counts["others"]:
         pieces.append(Piece(part="others", parameters=counts["others"]))
     if head is not None or x:
-        pieces.append(
-            Piece(
-                part="head",
-                parameters=counts["head"],
-                flops=per_token,
-                borrowed=borrowed,
-                once=x - per_token * t,
-            )
+        piece = Piece(
+            part="head",
+            parameters=counts["head"],
+            flops=per_token,
+            borrowed=table.numel() if is_tied else 0,
+            once=x - per_token * t,
         )
+        pieces.append(piece)
     return tuple(pieces)

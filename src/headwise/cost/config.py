@@ -1,7 +1,8 @@
 """A shape out of a config alone, without torch: for the families that an `AttentionSpec` describes.
 
-What a family has is said by its facts in presets.toml. Nothing is guessed: a config with a field that is missing, or
-that may change sizes in a way not known here, is left to `cost.built`, which asks transformers.
+What a family has is said by its facts in presets.toml, which hold whatever of a config its class in transformers reads
+and sizes follow from. A config that leaves a size to its class, or that has a value not described there, is left to
+`cost.built`, which asks transformers.
 """
 
 from __future__ import annotations
@@ -12,25 +13,17 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import resources
-from typing import Any, NamedTuple
+from typing import Any
 
-from headwise.cost.shape import Experts, Heads, Kept, Layer, ModelShape, Piece
+from headwise.cost.shape import Experts, Flops, Heads, Kept, Layer, ModelShape, Piece
 from headwise.errors import HeadwiseError
 from headwise.families import OURS
 from headwise.masks import Causal, Window
 from headwise.spec import AttentionSpec, LatentSpec
 
-_TABLE = tomllib.loads(
-    resources.files("headwise.cost")
-    .joinpath("presets.toml")
-    .read_text(encoding="utf-8")
-)
-FAMILIES: dict[str, dict[str, Any]] = _TABLE.pop("families")
-# fields that read like sizes and change none, and words of which one is in the name of a field that may be a size
-HARMLESS, SIZE_WORDS = (
-    frozenset(_TABLE.pop(name)) for name in ("harmless", "size_words")
-)
-PRESETS: dict[str, dict[str, Any]] = _TABLE
+_FILE = resources.files("headwise.cost").joinpath("presets.toml")
+PRESETS: dict[str, dict[str, Any]] = tomllib.loads(_FILE.read_text(encoding="utf-8"))
+FAMILIES: dict[str, dict[str, Any]] = PRESETS.pop("families")
 # For each preset its notes. They are taken out of PRESETS, in which a preset is then a config like any other.
 NOTES: dict[str, list[str]] = {
     name: config.pop("notes", []) for name, config in PRESETS.items()
@@ -49,11 +42,20 @@ NAMES = {
     "vocab_size": (),
     "intermediate_size": ("n_inner", "d_ff", "ffn_hidden_size"),
     "max_position_embeddings": ("n_positions", "context"),
-    "tie_word_embeddings": ("tied",),
 }
-NO_SIZE = frozenset({"tie_word_embeddings"})
+ALIASES = NAMES | {"tie_word_embeddings": ("tied",)}
 # of a model whose config says neither
 REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads")
+# what any family calls these two, which each config has, at the top or in a part
+ANY_OF = {
+    "hidden_size": ("n_embd", "d_model", "emb_dim", "embed_dim", "dim"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers", "decoder_layers"),
+}
+# names of fields that count something, which no model has below 0
+COUNTED = re.compile(
+    r"^(num|n)_(?!images)|(?<!chunk)_(size|dim|heads|layers|experts|rank)$"
+)
+SLIDES = {"full_attention": False, "sliding_attention": True}
 
 
 class UndescribedError(HeadwiseError):
@@ -65,32 +67,13 @@ class Fields:
 
     def __init__(self, config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
         self.config, self.facts = config, facts
-        self.fixed: dict[str, Any] = facts.get("fixed", {})
-
-    def check(self) -> None:
-        """Raise UndescribedError for fields that may change sizes and are not known here."""
-        known = {*HARMLESS, *self.facts.get("flags", ()), *self.facts.get("sizes", ())}
-        known |= {fact for fact in self.facts.values() if isinstance(fact, str)}
-        for name, aliases in NAMES.items():
-            known |= {name, *aliases}
-        if "windows" in self.facts:
-            known.add("layer_types")
-        for name, value in self.config.items():
-            if name in self.fixed:
-                # Where that value is off, anything empty is off, too.
-                if value not in (None, self.fixed[name]) and (
-                    value or self.fixed[name]
-                ):
-                    raise UndescribedError(f"{name}={short(value)}")
-            elif name not in known and _sizes_something(name, value):
-                raise UndescribedError(f"{name}={short(value)}")
 
     def get(self, name: str) -> Any:
         """The value under this name or another name of it; None where it is null or missing and may be.
 
         Raises UndescribedError where the class has a default that is not known here.
         """
-        names = [name, *NAMES.get(name, ())]
+        names = [name, *ALIASES.get(name, ())]
         for alias in names:
             if self.config.get(alias) is not None:
                 return self.config[alias]
@@ -109,15 +92,16 @@ class Fields:
     def optional(self, name: str) -> int | None:
         return None if self.get(name) is None else self.size(name)
 
+    def flag(self, name: str) -> bool:
+        value = self.get(name)
+        if not isinstance(value, bool):
+            raise HeadwiseError(f"{name}={short(value)} must be true or false")
+        return value
+
     def has(self, what: str, default: bool = False) -> bool:
         """Is there a bias, a sink, ...? The facts say so by a constant, or by the name of a flag of the config."""
         answer = self.facts.get(what, default)
-        if isinstance(answer, str):
-            value = self.get(answer)
-            if not isinstance(value, bool):
-                raise HeadwiseError(f"{answer}={short(value)} must be true or false")
-            return value
-        return bool(answer)
+        return self.flag(answer) if isinstance(answer, str) else bool(answer)
 
 
 def check_size(name: str, value: Any, most: int = LARGEST) -> int:
@@ -130,31 +114,40 @@ def check_size(name: str, value: Any, most: int = LARGEST) -> int:
 
 def check_sizes(config: Mapping[str, Any]) -> None:
     """Refuse sizes that no model has, before anything is built."""
-    for usual, aliases in NAMES.items():
-        for name in (usual, *aliases):
-            value = config.get(name)
-            for each in value if isinstance(value, list | tuple) else [value]:
-                if each is not None and usual not in NO_SIZE:
-                    check_size(name, each, MOST.get(usual, LARGEST))
+    for part in _parts(config):
+        for usual, aliases in NAMES.items():
+            for name in (usual, *aliases):
+                value = part.get(name)
+                for each in value if isinstance(value, list | tuple) else [value]:
+                    if each is not None:
+                        check_size(name, each, MOST.get(usual, LARGEST))
+        for name, value in part.items():
+            is_size = COUNTED.search(str(name)) and isinstance(value, int | float)
+            # `not >=`: NaN, too
+            if is_size and not value >= 0:
+                raise HeadwiseError(f"{name}={short(value)} must be a number from 0 up")
 
 
-def _sizes_something(name: str, value: Any) -> bool:
-    """May a field change sizes, by its name and value?
+def check_present(config: Mapping[str, Any]) -> None:
+    """Refuse a config that leaves to its class what sizes every model."""
+    names = {name for part in _parts(config) for name in part}
+    for usual, others in ANY_OF.items():
+        if not names & {usual, *others}:
+            raise HeadwiseError(
+                f"{usual} is missing; a {config['model_type']} model has no size without it"
+            )
 
-    Not if it is null, off, a text or a fraction; nor if it is private, is about dropout, or is the id of a token.
-    """
-    if not value or isinstance(value, str | float):
-        return False
-    ids = ("_token_id", "_token_index", "_token_ids")
-    if name.startswith("_") or "drop" in name or name.endswith(ids):
-        return False
-    return bool(SIZE_WORDS & set(re.split(r"[_\d]+", name.lower())))
+
+def _parts(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The config, and the dicts inside."""
+    parts = [config]
+    for part in parts:  # those that are found follow
+        parts += [value for value in part.values() if isinstance(value, dict)]
+    return parts
 
 
 def short(value: Any) -> str:
-    text = (
-        json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
-    )
+    text = json.dumps(value, default=repr)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -176,32 +169,32 @@ def shape_by_formula(config: Mapping[str, Any]) -> ModelShape:
             raise HeadwiseError(
                 f"{name} is missing; a {kind} model has no size without it"
             )
-    f.check()
+    for name, value in facts.get("fixed", {}).items():
+        other = section.get(name)
+        # where that value is off, anything empty is off, too
+        if other not in (None, value) and (other or value):
+            raise UndescribedError(f"{name}={short(other)}")
     if kind == OURS:
         f.facts = {**facts, **_ours(f)}
-    attentions, forwards = _attentions(f), _forwards(f)
     norms = f.facts.get("norms", [2, 1])
     width = f.size("hidden_size")
     layers = []
-    for n, (spec, forward) in enumerate(zip(attentions, forwards, strict=True)):
-        layer = layer_of(f"L{n}", spec, kind == OURS)
-        flops = 2 * forward.weights
-        layer = replace(
-            layer,
-            feed_forward_parameters=forward.parameters,
-            norm_parameters=norms[0] * width,
-            experts=forward.experts,
-            linear=layer.linear + flops,
-            step=layer.step + flops,
-            expanded=layer.expanded and layer.expanded + flops,
+    for n, window in enumerate(_windows(f)):
+        layer = layer_of(f"L{n}", _attention(f, window), kind == OURS)
+        if f.has("sees_all"):
+            layer = replace(layer, kept=())
+        layers.append(
+            _with_forward(replace(layer, norm_parameters=norms[0] * width), n, f)
         )
-        layers.append(layer)
-    pieces = [*_tables(f), Piece(part="norms", parameters=norms[1] * width), *_head(f)]
+    tables = [
+        Piece(part="embeddings", parameters=f.size(rows) * width, row=width)
+        for rows in ("vocab_size", *f.facts.get("tables", ()))
+    ]
     return ModelShape(
         family=str(kind),
         d_model=width,
         layers=tuple(layers),
-        pieces=tuple(pieces),
+        pieces=(*tables, Piece(part="norms", parameters=norms[1] * width), *_head(f)),
         positions=f.size("max_position_embeddings"),
         generates=not f.has("sees_all"),
     )
@@ -222,13 +215,13 @@ def _ours(f: Fields) -> dict[str, Any]:
             raise HeadwiseError(
                 f"{name}={f.get(name)!r} is not known; one of {', '.join(known)}"
             )
-    has_norm_bias = f.get("norm") == "layer" and f.has("bias")
     # parameters of a norm, in widths of the model: 0, 1 or 2
-    of_norm = f.get("norm_gain") * (1 + has_norm_bias)
-    before = f.get("embedding_norm") * of_norm
+    of_norm = f.flag("norm_gain") * (1 + (f.get("norm") == "layer" and f.has("bias")))
+    outside = f.flag("embedding_norm") + f.flag("final_norm")
+    is_learned = f.get("position") == "learned"
     return {
-        "norms": [2 * of_norm, before + f.get("final_norm") * of_norm],
-        "positions": f.get("position") == "learned",
+        "norms": [2 * of_norm, outside * of_norm],
+        "tables": ["max_position_embeddings"] if is_learned else [],
     }
 
 
@@ -238,231 +231,163 @@ def layer_of(name: str, spec: AttentionSpec, whole_window: bool = True) -> Layer
     whole_window  does its cache keep a whole window between steps? That of transformers keeps one token less
     """
     weights = spec.q_weights + spec.kv_weights + spec.o_weights
-    values = spec.cache_values_per_token
-    pair = step_pair = 2 * spec.n_heads * (spec.head_dim + spec.value_dim)
-    expanded = expanded_pair = 0
+    values, rows = spec.cache_values_per_token, spec.window
+    pair = 2 * spec.n_heads * (spec.head_dim + spec.value_dim)
+    latent, kind = None, "full" if rows is None else "sliding"
+    reading = writing = expanding = Flops(2 * weights, pair)
     if isinstance(spec, LatentSpec):
-        weights += spec.expanding_weights
+        latent, kind, more = values, "latent", 2 * spec.expanding_weights
         # What is kept of a token, latent and rotary key, is read as a key, and its latent alone as a value.
-        step_pair = 2 * spec.n_heads * (values + spec.latent_dim)
-        # the new token's own keys and values are among its other products
-        expanded = 2 * (weights - spec.expanding_weights)
-        expanded_pair = pair + 2 * spec.expanding_weights
+        read_as = 2 * spec.n_heads * (values + spec.latent_dim)
+        # the new token's own keys and values are among the products of all of them
+        expanding = Flops(2 * weights, pair + more)
+        reading, writing = reading.plus(more), Flops(2 * weights + more, read_as)
     heads = Heads(
         n_heads=spec.n_heads,
         n_kv_heads=spec.n_kv_heads,
         head_dim=spec.head_dim,
         value_dim=spec.value_dim,
-        window=spec.window,
+        window=rows,
         causal=spec.causal,
         sink=spec.sink,
-        latent=values if isinstance(spec, LatentSpec) else None,
+        latent=latent,
         query_head_parameters=spec.query_head_parameters,
         kv_head_parameters=spec.kv_head_parameters,
         shared_parameters=spec.shared_parameters,
         parameters=spec.n_parameters,
-        weights=weights,
+        weights=reading.token // 2,
     )
-    rows = spec.window
     if rows and not whole_window:
         rows -= 1
-    kind = "latent" if heads.latent else "sliding" if rows is not None else "full"
     return Layer(
         name=name,
         kind=kind,
-        heads=heads,
+        attention=heads,
         kept=(Kept(values=values, rows=rows, heads=True),) if rows != 0 else (),
-        linear=2 * weights,
-        pair=pair,
-        step=2 * weights,
-        step_pair=step_pair,
-        expanded=expanded,
-        expanded_pair=expanded_pair,
+        reading=reading,
+        writing=writing,
+        expanding=expanding,
     )
 
 
-def _attentions(f: Fields) -> list[AttentionSpec]:
-    """The attention of each layer, whose windows may differ."""
-    spec = _latent(f) if f.has("latent") else _attention(f)
-    specs = {}  # by window: layers that are alike share one spec
-    windows = _windows(f)
-    for window in windows:
-        # A window counts the query itself, and `Window` only what stands before it.
-        mask = Causal() if window is None else Window(window - 1, 0)
-        specs[window] = spec if f.has("sees_all") else spec.replace(mask=mask)
-    return [specs[window] for window in windows]
+def _attention(f: Fields, window: int | None) -> AttentionSpec:
+    """The attention of a layer.
 
-
-def _attention(f: Fields) -> AttentionSpec:
-    bias = f.has("bias")
-    qkv_bias = f.has(
-        "qkv_bias", bias
-    )  # as `bias`, where the facts do not tell them apart
-    width, heads = f.size("hidden_size"), f.size("num_attention_heads")
+    That of DeepSeek makes keys and values of a latent, queries of another latent or of the input. A query and a key are
+    each a part without positions and a part that is rotated, side by side, which all heads share of keys.
+    """
+    bias, heads = f.has("bias"), f.size("num_attention_heads")
     groups = 1 if f.has("multi_query") else f.optional("num_key_value_heads") or heads
-    if heads % groups:
-        raise HeadwiseError(
-            f"num_key_value_heads={groups} does not divide num_attention_heads={heads}; each must serve "
-            f"as many query heads"
+    # A window counts the query itself, and `Window` only what stands before it.
+    mask = Causal() if window is None else Window(window - 1, 0)
+    sizes: dict[str, Any] = {
+        "d_model": f.size("hidden_size"),
+        "n_heads": heads,
+        "out_bias": bias,
+        "mask": None if f.has("sees_all") else mask,
+    }
+    if f.has("latent"):
+        if groups != heads:
+            raise HeadwiseError(
+                f"num_key_value_heads={groups} differs from num_attention_heads={heads}; a latent gives every "
+                f"head keys and values of its own"
+            )
+        rope_dim, q_rank = f.size("qk_rope_head_dim"), f.optional("q_lora_rank")
+        return LatentSpec(
+            **sizes,
+            head_dim=f.size("qk_nope_head_dim") + rope_dim,
+            value_dim=f.size("v_head_dim"),
+            latent_dim=f.size("kv_lora_rank"),
+            rope_dim=rope_dim,
+            q_latent_dim=q_rank,
+            # where W_Q is one matrix, DeepSeek gives it no bias
+            q_bias=bias and q_rank is not None,
+            kv_bias=bias,
         )
-    head_dim = f.optional("head_dim")
-    if head_dim is None and width % heads:
-        raise HeadwiseError(
-            f"num_attention_heads={heads} does not divide hidden_size={width}, and there is no head_dim; "
-            f"give a width that {heads} divides"
-        )
+    # as `bias`, where the facts do not tell them apart
+    qkv_bias, head_dim = f.has("qkv_bias", bias), f.get("head_dim")
+    if head_dim is not None:
+        check_size("head_dim", head_dim)
     return AttentionSpec(
-        d_model=width,
-        n_heads=heads,
+        **sizes,
         n_kv_heads=groups,
-        head_dim=head_dim or width // heads,
+        head_dim=head_dim,
         q_bias=qkv_bias,
         kv_bias=qkv_bias,
-        out_bias=bias,
         qk_norm=f.has("qk_norm"),
         sink=f.has("sink"),
-    )
-
-
-def _latent(f: Fields) -> LatentSpec:
-    """The attention of DeepSeek: keys and values are made of a latent, queries of another latent or of the input.
-
-    A query and a key are each a part without positions and a part that is rotated, side by side. The rotated part of
-    keys is made of the input, and all heads share it.
-    """
-    heads, bias = f.size("num_attention_heads"), f.has("bias")
-    groups = f.optional("num_key_value_heads") or heads
-    if groups != heads:
-        raise HeadwiseError(
-            f"num_key_value_heads={groups} differs from num_attention_heads={heads}; a latent gives every "
-            f"head keys and values of its own"
-        )
-    rope_dim, q_rank = f.size("qk_rope_head_dim"), f.optional("q_lora_rank")
-    return LatentSpec(
-        d_model=f.size("hidden_size"),
-        n_heads=heads,
-        head_dim=f.size("qk_nope_head_dim") + rope_dim,
-        value_dim=f.size("v_head_dim"),
-        latent_dim=f.size("kv_lora_rank"),
-        rope_dim=rope_dim,
-        q_latent_dim=q_rank,
-        q_bias=bias
-        and q_rank is not None,  # where W_Q is one matrix, DeepSeek gives it no bias
-        kv_bias=bias,
-        out_bias=bias,
     )
 
 
 def _windows(f: Fields) -> list[int | None]:
     """The window of each layer, None where all before is seen."""
     n_layers, rule = f.size("num_hidden_layers"), f.facts.get("windows")
-    listed = f.config.get("windows")
-    if rule == "listed" and listed is not None:  # by our own GPT
-        if not isinstance(listed, list | tuple) or len(listed) != n_layers:
-            raise HeadwiseError(
-                f"windows={listed!r} must list a number of tokens, or null, for each of {n_layers} layers"
-            )
-        return [
-            None if window is None else check_size("windows", window)
-            for window in listed
-        ]
-    flag = f.facts.get("use_windows")
-    if rule in (None, "listed") or (flag and not f.has("use_windows")):
+    types = f.config.get("windows" if rule == "listed" else "layer_types")
+    if rule is None or (rule == "listed" and types is None):
         return [None] * n_layers
-    types = f.config.get("layer_types")
-    if types is not None:
-        if not isinstance(types, list) or len(types) != n_layers:
-            count = len(types) if isinstance(types, list) else 0
-            raise HeadwiseError(
-                f"layer_types has {count} entries for {n_layers} layers; one for each is needed"
-            )
-        # "attention" is an older name of full_attention.
-        if not {*map(str, types)} <= {
-            "full_attention",
-            "sliding_attention",
-            "attention",
-        }:
-            raise UndescribedError(f"layer_types={short(types)}")
-        slides = [kind == "sliding_attention" for kind in types]
-    elif rule == "all":
-        slides = [f.optional("sliding_window") is not None] * n_layers
-    elif (
-        rule != "types"
-    ):  # of each so many layers the last one sees all: of 2 in gpt-oss
-        every = rule if isinstance(rule, int) else f.size(rule)
+    if rule == "all" and f.optional("sliding_window") is None:
+        return [None] * n_layers
+    if types is None:
+        # of each so many layers the last one sees all: of 2 in gpt-oss
+        every = n_layers + 1 if rule == "all" else rule
+        every = f.size(every) if isinstance(every, str) else every
         slides = [(n + 1) % every > 0 for n in range(n_layers)]
-    else:
-        raise UndescribedError("no layer_types")
-    window = f.optional("sliding_window")
-    if any(slides) and window is None:
+    elif not isinstance(types, list | tuple) or len(types) != n_layers:
         raise HeadwiseError(
-            "some layers slide, and sliding_window is null; give the window"
+            f"{short(types)} must list the window or the kind of each of {n_layers} layers"
         )
+    elif rule == "listed":  # by our own GPT
+        return [each and check_size("windows", each) for each in types]
+    elif {*map(str, types)} <= SLIDES.keys():
+        slides = [SLIDES[kind] for kind in types]
+    else:
+        raise UndescribedError(f"layer_types={short(types)}")
+    window = f.size("sliding_window") if any(slides) else None
     return [window if slide else None for slide in slides]
 
 
-class Forward(NamedTuple):
-    """down(act(up x)), or down(act(gate x) * up x); with experts a router sends a token to a few of them."""
+def _with_forward(layer: Layer, n: int, f: Fields) -> Layer:
+    """Layer n with its feed-forward, down(act(up x)) or down(act(gate x) * up x); or with experts of that form.
 
-    parameters: int
-    weights: int  # that a token meets
-    experts: Experts | None = None
-
-
-def _forward(f: Fields, width: int, experts: tuple[int, int] | None = None) -> Forward:
-    d_model, gated, bias = f.size("hidden_size"), f.has("gated", True), f.has("ff_bias")
-    matrices = (2 + gated) * d_model * width
-    # The biases are those of up and, where there is one, of gate, each `width` long, and that of down.
-    parameters = matrices + bias * ((1 + gated) * width + d_model)
-    if not experts:
-        return Forward(parameters, matrices)
-    active, count = experts
-    each = Experts(count=count, active=active, parameters=parameters, matrices=matrices)
-    common = count * d_model + matrices * (
-        f.size("n_shared_experts") if f.has("shared") else 0
-    )
-    total = count * (parameters + f.has("router_bias")) + common
-    return Forward(total, active * matrices + common, each)
-
-
-def _forwards(f: Fields) -> list[Forward]:
-    """The feed-forward of each layer: plain, or with experts."""
-    n_layers, field = f.size("num_hidden_layers"), f.facts.get("experts")
-    if field is None:
-        width = f.optional("intermediate_size") or 4 * f.size("hidden_size")
-        return [_forward(f, width)] * n_layers
-    active, count = f.size("num_experts_per_tok"), f.size(field)
-    if active > count:
-        raise HeadwiseError(
-            f"num_experts_per_tok={active} exceeds {field}={count}; correct one of them"
-        )
-    width = f.size(f.facts.get("expert_width", "intermediate_size"))
-    forward = _forward(f, width, (active, count))
-    # DeepSeek's first layers have none
+    A router sends a token to a few experts; some families add experts that every token meets.
+    """
+    d_model, factors = f.size("hidden_size"), 2 + f.has("gated", True)
+    # DeepSeek's first layers have no experts
     first = f.get("first_k_dense_replace") if f.has("shared") else 0
-    if not isinstance(first, int) or not first >= 0:
+    if type(first) is not int or first < 0:
         raise HeadwiseError(
             f"first_k_dense_replace={short(first)} must be a whole number"
         )
-    plain = (
-        [_forward(f, f.size("intermediate_size"))] * min(first, n_layers)
-        if first
-        else []
+    field, experts, width = f.facts.get("experts"), None, None
+    if field is None or n < first:
+        width = f.optional("intermediate_size")
+    else:
+        width = f.size(f.facts.get("expert_width", "intermediate_size"))
+    width = width or 4 * d_model
+    weights = factors * d_model * width
+    # The biases are those of up and, where there is one, of gate, each `width` long, and that of down.
+    parameters = weights + f.has("ff_bias") * ((factors - 1) * width + d_model)
+    if field is not None and n >= first:
+        count, active = f.size(field), f.size("num_experts_per_tok")
+        if active > count:
+            raise HeadwiseError(
+                f"num_experts_per_tok={active} exceeds {field}={count}; correct one of them"
+            )
+        experts = Experts(
+            count=count, active=active, parameters=parameters, matrices=weights
+        )
+        common = f.size("n_shared_experts") * weights if f.has("shared") else 0
+        common += count * d_model  # the router
+        parameters = count * (parameters + f.has("router_bias")) + common
+        weights = active * weights + common
+    return replace(
+        layer,
+        feed_forward_parameters=parameters,
+        experts=experts,
+        reading=layer.reading.plus(2 * weights),
+        writing=layer.writing.plus(2 * weights),
+        expanding=layer.expanding.plus(2 * weights),
     )
-    return plain + [forward] * (n_layers - len(plain))
-
-
-def _tables(f: Fields) -> list[Piece]:
-    """The tables that a token reads a row of, and the norm behind them."""
-    width = f.size("hidden_size")
-    rows = [f.size("vocab_size")]
-    if f.has("positions"):
-        rows.append(f.size("max_position_embeddings"))
-    if f.has("segments"):
-        rows.append(f.size("type_vocab_size"))
-    return [
-        Piece(part="embeddings", parameters=count * width, row=width) for count in rows
-    ]
 
 
 def _head(f: Fields) -> list[Piece]:
@@ -471,31 +396,20 @@ def _head(f: Fields) -> list[Piece]:
     named = f.config.get("architectures") or list(classes)
     if not isinstance(named, list) or named[0] not in list(classes):
         raise UndescribedError(f"architectures={short(named)}")
-    width, vocabulary = f.size("hidden_size"), f.size("vocab_size")
-    pieces = []
-    for head in classes[named[0]].split():
-        if head in (
-            "pooler",
-            "two",
-        ):  # a Linear with bias that reads one token of a text, such as BERT's [CLS]
-            out = 2 if head == "two" else width
-            pieces.append(
-                Piece(part="head", parameters=width * out + out, once=2 * width * out)
-            )
-            continue
-        tied, size = f.has("tied", False), width * vocabulary
-        parameters, weights = (not tied) * size, size
-        if (
-            head == "masked"
-        ):  # of BERT: a Linear and a LayerNorm before it; untied it has a second bias
-            weights += width * width
-            parameters += width * width + 3 * width + vocabulary * (2 - tied)
-        pieces.append(
-            Piece(
-                part="head",
-                parameters=parameters,
-                flops=2 * weights,
-                borrowed=tied * size,
-            )
-        )
-    return pieces
+    head, width, rows = classes[named[0]], f.size("hidden_size"), f.size("vocab_size")
+    if not head:
+        return []
+    square = width * width
+    if (
+        head == "pooler"
+    ):  # a Linear with bias that reads one token of a text: BERT's [CLS]
+        return [Piece(part="head", parameters=square + width, once=2 * square)]
+    is_tied, weights = f.has("tied"), width * rows
+    borrowed, parameters = is_tied * weights, (not is_tied) * weights
+    if head == "masked":
+        # of BERT: a Linear and a LayerNorm before it; untied it has a second bias
+        weights += square
+        parameters += square + 3 * width + rows * (2 - is_tied)
+    return [
+        Piece(part="head", parameters=parameters, flops=2 * weights, borrowed=borrowed)
+    ]

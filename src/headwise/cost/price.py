@@ -6,14 +6,15 @@ JSON of `headwise cost`.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from decimal import Decimal
-from fractions import Fraction
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +22,24 @@ from headwise.cost.config import (
     NOTES,
     PRESETS,
     UndescribedError,
+    check_present,
     check_sizes,
     layer_of,
     shape_by_formula,
 )
 from headwise.cost.shape import (
-    ForwardPrice,
-    Heads,
     Kept,
     Layer,
     ModelShape,
-    decode_flops,
-    decode_parameters,
-    forward_price,
-    kv_divisors,
+    bytes_of,
+    bytes_per_token,
+    whole_bytes,
 )
 from headwise.errors import HeadwiseError
 from headwise.files import read_json
 from headwise.models import BITS, config_source, number_format
 from headwise.spec import AttentionSpec
-from headwise.table import DECIMAL, amount, scaled
+from headwise.table import DECIMAL, amount, plural, scaled
 from headwise.words import unknown
 
 # Bytes of a unit, its letters small: "kb" 1000, "kib" 1024, up to "pb" and "pib".
@@ -61,12 +60,10 @@ LONGEST = 2**62
 TABLE = (
     "bert-base", "bert-large", "gpt2", "gpt3", "llama-2-70b", "mistral-7b", "palm-540b", "falcon-7b",
 )  # fmt: skip
-
-
-def bytes_of(count: float, dtype: str) -> int:
-    """Bytes of that many numbers, rounded up to whole ones."""
-    # -(-a // b) is a / b rounded up; of whole numbers it stays exact however large they are.
-    return int(-(-count * Fraction(BITS[dtype]) // 8))
+# Where parameters stand, in the order of a bill; `head` is what stands behind the last layer, such as the matrix to the
+# logits.
+PARTS = ("embeddings", "attention", "mixers", "feed-forward", "norms", "others", "head")
+BUILT = "headwise.cost.built"
 
 
 def read_bytes(name: str, text: str | int) -> int:
@@ -110,20 +107,23 @@ def shape_of(config: Any) -> tuple[str, ModelShape]:
     if isinstance(config, dict):
         return "config", shape_of_fields(config)
     name = type(config).__name__
-    if hasattr(config, "to_dict"):  # a config of transformers
-        return name, shape_of_fields(config.to_dict())
+    # a model or a layer has its description there
+    inner = getattr(config, "config", getattr(config, "spec", config))
+    if isinstance(inner, AttentionSpec):
+        return name, _spec_shape(inner)
+    if hasattr(inner, "to_dict"):  # a config of transformers
+        fields = inner.to_dict()
+        if inner is not config:
+            fields["architectures"] = [name]
+        return name, shape_of_fields(fields)
     # a GPTConfig; is_dataclass is also true of a class
-    if is_dataclass(config) and not isinstance(config, type):
-        return name, shape_of_fields({"headwise": asdict(config)})
-    # of a model, or of an attention layer
-    inner = getattr(config, "config", getattr(config, "spec", None))
-    if inner is None:
-        raise HeadwiseError(
-            f"a {name} has no price; pass a preset, a path, the dict of a config, or a model"
-        )
-    if hasattr(inner, "to_dict"):
-        return name, shape_of_fields({**inner.to_dict(), "architectures": [name]})
-    return name, shape_of(inner)[1]
+    is_ours = is_dataclass(inner) and hasattr(inner, "d_model")
+    if is_ours and not isinstance(inner, type):
+        return name, shape_of_fields({"headwise": asdict(inner)})
+    raise HeadwiseError(
+        f"a {name} has no price; pass a preset, a path, the dict of a config, an attention layer, or a model with "
+        f"a `config` of transformers or of headwise"
+    )
 
 
 def _shape_at(description: str | Path) -> tuple[str, ModelShape]:
@@ -131,26 +131,19 @@ def _shape_at(description: str | Path) -> tuple[str, ModelShape]:
     name = str(description)
     if name in PRESETS:
         return name, shape_of_fields(PRESETS[name]).noted(*NOTES[name])
-    if (
-        "/" not in name
-        and not name.endswith((".json", ".gguf"))
-        and not Path(name).exists()
-    ):
+    is_path = "/" in name or name.endswith((".json", ".gguf")) or Path(name).exists()
+    if not is_path:
         # In small letters, as presets are written: "LLaMA-2-7B" is then near llama-2-70b.
-        raise unknown(
-            f"no preset {name!r}, and no file or folder of that name",
-            name.lower(),
-            PRESETS,
-        )
+        what = f"no preset {name!r}, and no file or folder of that name"
+        raise unknown(what, name.lower(), PRESETS)
     called, source = config_source(description)
-    notes = []
+    config, notes = source, []
     if isinstance(source, Path):
-        config = read_json(source)
+        name, config = str(source), read_json(source)
     else:
-        config = source
-        notes = [
+        notes.append(
             "a GGUF file: all weights are priced in one number format, however the file packs them"
-        ]
+        )
     try:  # whatever is wrong with the config is said with its file
         if not isinstance(config, dict):
             raise HeadwiseError(
@@ -158,9 +151,7 @@ def _shape_at(description: str | Path) -> tuple[str, ModelShape]:
             )
         return called, shape_of_fields(config).noted(*notes)
     except HeadwiseError as error:
-        raise HeadwiseError(
-            f"{source if isinstance(source, Path) else name}: {error}"
-        ) from None
+        raise HeadwiseError(f"{name}: {error}") from None
 
 
 def _spec_shape(spec: AttentionSpec) -> ModelShape:
@@ -181,51 +172,68 @@ def _spec_shape(spec: AttentionSpec) -> ModelShape:
 
 def shape_of_fields(config: dict[str, Any]) -> ModelShape:
     """The sizes that the dict of a config.json says: by formulas, else those of the model that is built of it."""
-    kind = config.get("model_type")
-    if "headwise" not in config and not isinstance(kind, str):
-        raise HeadwiseError(
-            f"model_type={kind!r}; a config names its family there, such as llama"
-        )
-    parts = [config, *(part for part in config.values() if isinstance(part, dict))]
-    for part in parts if "headwise" not in config else ():
-        check_sizes(part)
+    if "headwise" not in config:
+        if not isinstance(config.get("model_type"), str):
+            raise HeadwiseError(
+                f"model_type={config.get('model_type')!r}; a config names its family there, such as llama"
+            )
+        check_sizes(config)
     try:
         shape = shape_by_formula(config)
     except UndescribedError as error:
         shape = _built(config, str(error))
     # The format of the weights: `torch_dtype` is its older name, and "auto" names none.
-    named = [config.get(field) for field in ("dtype", "torch_dtype")]
-    dtype = next(
-        (name for name in named if isinstance(name, str) and name != "auto"), None
-    )
+    dtype = None
+    for named in (config.get("torch_dtype"), config.get("dtype")):
+        if isinstance(named, str) and named != "auto":
+            dtype = named
     packing = config.get("quantization_config")
     packed = packing.get("quant_method") if isinstance(packing, dict) else None
-    if packed not in BITS and packing:
-        shape = shape.noted(
+    if packed not in BITS:
+        packed = None
+    notes = []
+    if packing and not packed:
+        notes.append(
             "quantization_config: all weights are priced in one number format, and scales are not counted"
         )
     # Two names of one thing: layers that predict further tokens in training, and have no part in generating.
     if config.get("num_nextn_predict_layers") or config.get("num_mtp_layers"):
-        shape = shape.noted(
+        notes.append(
             "the layers that predict further tokens while training are not counted; transformers drops them"
         )
-    return replace(shape, dtype=dtype, packed=packed if packed in BITS else None)
+    return replace(shape.noted(*notes), dtype=dtype, packed=packed)
 
 
 def _built(config: dict[str, Any], reason: str) -> ModelShape:
-    lacking = [
-        name
-        for name in ("transformers", "torch")
-        if importlib.util.find_spec(name) is None
-    ]
-    if lacking:
+    kind, folder = config["model_type"], _folder_of("transformers")
+    if folder is None or _folder_of("torch") is None:
         raise HeadwiseError(
-            f"{reason} of a {config['model_type']} has no formula here, and to build the model needs "
-            f"{' and '.join(lacking)}: pip install 'headwise[hf]'"
+            f"{reason} of a {kind} has no formula here, and to build the model needs transformers and torch: "
+            f"pip install 'headwise[hf]'"
         )
-    from headwise.cost.built import shape_of_fields as build
+    # As text: transformers itself takes seconds to load.
+    auto = (folder / "models" / "auto").glob("*auto*.py")
+    kinds = {*re.findall(r'"([\w-]+)"', "".join(path.read_text() for path in auto))}
+    if kind not in kinds:
+        raise unknown(
+            f"transformers {version('transformers')} has no model_type {kind!r}",
+            kind,
+            kinds,
+            "see the list of models in its documentation",
+        )
+    check_present(config)
+    is_on = gc.isenabled()
+    gc.disable()  # a sixth of the time: what is loaded here stays
+    try:
+        return importlib.import_module(BUILT).shape_of_fields(config)
+    finally:
+        if is_on:
+            gc.enable()
 
-    return build(config)
+
+def _folder_of(package: str) -> Path | None:
+    spec = importlib.util.find_spec(package)
+    return Path(spec.origin).parent if spec and spec.origin else None
 
 
 def price(config: Any, **setting: Any) -> Price:
@@ -245,18 +253,6 @@ def price(config: Any, **setting: Any) -> Price:
     return price_shape(name, shape, make_setting(shape, **setting))
 
 
-def cache_bytes_per_token(config: dict[str, Any], dtype: str, tokens: int = 1) -> float:
-    """Bytes of cache that a text of so many tokens takes, divided by its tokens: less for a long one with windows.
-
-    Args:
-        config: the dict of a config.json
-        dtype: the number format of the cache
-        tokens: of the text
-    """
-    shape = shape_of_fields(config)
-    return _held(shape.kept, make_setting(shape, dtype=dtype), tokens) / tokens
-
-
 @dataclass(frozen=True)
 class Setting:
     """What a price depends on besides the model: texts, number formats, and the memory of a device."""
@@ -267,25 +263,6 @@ class Setting:
     expert_dtype: str  # of the matrices of experts
     kv_dtype: str
     memory: int | None  # bytes
-
-
-@dataclass(frozen=True)
-class LayerPrice:
-    """One layer: its parameters by what has them, and what it keeps of a text."""
-
-    name: str
-    kind: str  # full | sliding | chunked | latent | indexed | compressed | linear | conv | shared | none
-    parameters: int
-    active_parameters: int
-    attention: Heads | None
-    variant: str | None  # MHA, GQA, MQA, or MLA
-    mixer_parameters: int  # of a linear attention, a state space, a convolution
-    feed_forward_parameters: int
-    norm_parameters: int
-    experts: tuple[int, int] | None  # how many a token is sent to, of how many
-    cache_bytes_per_token: float  # what one token adds while no window is full
-    cache_rows: int | None  # the most tokens that are kept; None: all
-    state_bytes: int  # that do not grow with the text
 
 
 @dataclass(frozen=True)
@@ -322,13 +299,28 @@ class CachePrice:
 
 
 @dataclass(frozen=True)
+class ForwardPrice:
+    """FLOPs to read the batch once.
+
+    `layer_flops` are those of linear layers, `attention_flops` of the pairs that queries may see, `outside_flops` of
+    what stands outside the layers, such as logits. `dense_flops` is the total where a kernel computes every pair of a
+    query and a key, and the logits of every token.
+    """
+
+    layer_flops: int
+    attention_flops: int
+    outside_flops: int
+    total_flops: int
+    dense_flops: int
+
+
+@dataclass(frozen=True)
 class DecodePrice:
     """One step that gives every text of the batch a token, the last of its context."""
 
     flops: int
-    expanded_flops: (
-        int  # of a step that turns a latent cache into keys and values; else the same
-    )
+    # of a step that turns a latent cache into keys and values; else the same
+    expanded_flops: int
     weight_bytes: int  # read once for the batch
     cache_bytes: int
     bytes_per_token: float  # of both, shared by the batch
@@ -340,9 +332,8 @@ class MemoryPrice:
     """What fits beside the weights. Activations and the runtime's own memory come on top."""
 
     free_bytes: int
-    longest_context: (
-        int | None
-    )  # at this batch; 0: not a token fits; None: the cache stops growing
+    # at this batch; 0: not a token fits; None: the cache stops growing
+    longest_context: int | None
     largest_batch: int  # at this context
 
 
@@ -357,13 +348,12 @@ class Price:
     setting: Setting
     parameters: Parameters
     weight_bytes: int
-    layers: tuple[LayerPrice, ...]
+    layers: tuple[Layer, ...]
     cache: CachePrice
     prefill: ForwardPrice
     decode: DecodePrice | None  # None: a model that keeps no cache
-    memory: (
-        MemoryPrice | None
-    )  # None where no memory was given, or there is no cache to fill it
+    # None where no memory was given, or there is no cache to fill it
+    memory: MemoryPrice | None
     notes: tuple[str, ...]
 
     @property
@@ -373,116 +363,82 @@ class Price:
     @property
     def heading(self) -> str:
         """The sizes of the model, and the setting in a second line."""
-        setting = self.setting
-        formats = [setting.dtype]
-        if setting.expert_dtype != setting.dtype:
-            formats.append(f"experts {setting.expert_dtype}")
-        if setting.kv_dtype != setting.dtype:
-            formats.append(f"cache {setting.kv_dtype}")
-        plural = "layer" if self.n_layers == 1 else "layers"
-        sizes = f"{self.n_layers} {plural}, width {self.d_model:,}"
-        heads = next(
-            (layer.attention for layer in self.layers if layer.attention), None
-        )
+        setting, sizes = self.setting, plural(self.n_layers, "layer")
+        sizes += f", width {self.d_model:,}"
+        heads = next(filter(None, (layer.attention for layer in self.layers)), None)
         if heads is not None:
-            plural = "head" if heads.n_heads == 1 else "heads"
-            sizes += f", {heads.n_heads} {plural} of {heads.head_dim}, {heads.n_kv_heads} key/value ({heads.variant})"
+            kv_heads = f"{heads.n_kv_heads} key/value ({heads.variant})"
+            sizes += (
+                f", {plural(heads.n_heads, 'head')} of {heads.head_dim}, {kv_heads}"
+            )
+        formats = setting.dtype
+        for what, other in (
+            ("experts", setting.expert_dtype),
+            ("cache", setting.kv_dtype),
+        ):
+            formats += f", {what} {other}" if other != setting.dtype else ""
         return (
-            f"{self.model} ({self.family}): {sizes}\ncontext {setting.context:,}, batch "
-            f"{setting.batch:,}, {', '.join(formats)}"
+            f"{self.model} ({self.family}): {sizes}\n"
+            f"context {setting.context:,}, batch {setting.batch:,}, {formats}"
         )
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Each cost: what it is, the exact number, and the number with a unit that is easy to read."""
-        cache, decode, memory, setting = (
-            self.cache,
-            self.decode,
-            self.memory,
-            self.setting,
-        )
-        rows = [_bytes("weights", self.weight_bytes)]
+        cache, decode, setting = self.cache, self.decode, self.setting
+        rows: list[tuple[str, str, str]] = []
+
+        def size(label: str, count: float) -> None:
+            rows.append((label, f"{count:,} bytes", amount(count)))
+
+        def flops(label: str, count: int) -> None:
+            units = [f"{unit}FLOP" for unit in DECIMAL]
+            rows.append((label, f"{count:,}", scaled(count, 1000, units)))
+
+        size("weights", self.weight_bytes)
         if decode is not None:
-            rows.append(_bytes("grows: cache of one token", cache.bytes_per_token))
-            if cache.bytes_per_token_beyond_windows != cache.bytes_per_token:
-                rows.append(
-                    _bytes(
-                        "the same beyond the windows",
-                        cache.bytes_per_token_beyond_windows,
-                    )
-                )
-            rows.append(_bytes("does not grow: states of a text", cache.state_bytes))
+            beyond = cache.bytes_per_token_beyond_windows
+            size("grows: cache of one token", cache.bytes_per_token)
+            if beyond != cache.bytes_per_token:
+                size("the same beyond the windows", beyond)
+            size("does not grow: states of a text", cache.state_bytes)
             for length in cache.lengths:
-                rows.append(
-                    _bytes(f"cache of {length.tokens:,} tokens", length.text_bytes)
-                )
+                size(f"cache of {length.tokens:,} tokens", length.text_bytes)
                 if setting.batch > 1:
-                    rows.append(
-                        _bytes(f"  of {setting.batch:,} such texts", length.total_bytes)
-                    )
-            rows.append(
-                _bytes("weights and cache", self.weight_bytes + cache.total_bytes)
-            )
-        rows.append(
-            _flops("prefill" if decode else "forward pass", self.prefill.total_flops)
-        )
-        rows.append(_flops("  of it in attention", self.prefill.attention_flops))
-        rows.append(_flops("  if every pair is computed", self.prefill.dense_flops))
+                    size(f"  of {setting.batch:,} such texts", length.total_bytes)
+            size("weights and cache", self.weight_bytes + cache.total_bytes)
+        flops("prefill" if decode else "forward pass", self.prefill.total_flops)
+        flops("  of it in attention", self.prefill.attention_flops)
+        flops("  if every pair is computed", self.prefill.dense_flops)
         if decode is not None:
-            rows.append(_flops("decode, one step", decode.flops))
+            flops("decode, one step", decode.flops)
             if decode.expanded_flops != decode.flops:
-                rows.append(
-                    _flops("  if the latent is expanded", decode.expanded_flops)
-                )
-            rows.append(_bytes("weights read in a step", decode.weight_bytes))
-            rows.append(
-                _bytes("bytes moved for a new token", round(decode.bytes_per_token))
-            )
-            rows.append(
-                (
-                    "arithmetic intensity",
-                    f"{decode.flops_per_byte:.3g}",
-                    "FLOPs per byte",
-                )
-            )
-        if memory is not None:
-            longest = (
-                "no limit"
-                if memory.longest_context is None
-                else f"{memory.longest_context:,}"
-            )
-            rows.append(_bytes("memory left for the cache", memory.free_bytes))
+                flops("  if the latent is expanded", decode.expanded_flops)
+            size("weights read in a step", decode.weight_bytes)
+            size("bytes moved for a new token", round(decode.bytes_per_token))
+            intensity = f"{decode.flops_per_byte:.3g}"
+            rows.append(("arithmetic intensity", intensity, "FLOPs per byte"))
+        if self.memory is not None:
+            size("memory left for the cache", self.memory.free_bytes)
+            longest = context_text(self.memory.longest_context)
             at_batch = f"tokens at batch {setting.batch:,}"
             rows.append(("longest context that fits", longest, at_batch))
-            texts = f"texts of {setting.context:,}"
-            rows.append(("largest batch that fits", f"{memory.largest_batch:,}", texts))
+            most, texts = self.memory.largest_batch, f"texts of {setting.context:,}"
+            rows.append(("largest batch that fits", f"{most:,}", texts))
         return rows
 
     def __repr__(self) -> str:
         total = self.parameters.total
-        rows = [
-            ("parameters", f"{total:,}", scaled(total, 1000, DECIMAL)),
-            *self.rows(),
-        ]
-        # the last column needs none
-        widths = [max(len(row[column]) for row in rows) for column in range(2)]
-        lines = (
-            f"  {what:<{widths[0]}}  {exact:>{widths[1]}}  {short}"
-            for what, exact, short in rows
-        )
-        return "\n".join(
-            [self.heading, *lines, *(f"note: {note}" for note in self.notes)]
-        )
+        first = ("parameters", f"{total:,}", scaled(total, 1000, DECIMAL))
+        lines = [self.heading]
+        for what, exact, short in (first, *self.rows()):
+            lines.append(f"  {what:<33}{exact:>27}  {short}")
+        lines += [f"note: {note}" for note in self.notes]
+        return "\n".join(lines)
 
 
-# Rows of `Price.rows`. DECIMAL has prefixes alone: "25.1 k" parameters, but "25.1 kFLOP", where the unit is added.
-
-
-def _bytes(label: str, count: float) -> tuple[str, str, str]:
-    return label, f"{count:,} bytes", amount(count)
-
-
-def _flops(label: str, count: int) -> tuple[str, str, str]:
-    return label, f"{count:,}", scaled(count, 1000, [f"{unit}FLOP" for unit in DECIMAL])
+def context_text(tokens: int | None) -> str:
+    """The longest context that fits, where there is one."""
+    return "no limit" if tokens is None else f"{tokens:,}"
 
 
 def make_setting(
@@ -507,11 +463,13 @@ def make_setting(
         HeadwiseError: for a value out of range, and for one that means nothing for this model.
     """
     context = context if context is not None else shape.positions or DEFAULT_CONTEXT
-    for name, value in (("context", context), ("batch", batch)):
+    for name, value, unit in (
+        ("context", context, "tokens"),
+        ("batch", batch, "texts"),
+    ):
         if type(value) is not int or not 1 <= value <= MOST:
-            what = "texts" if name == "batch" else "tokens"
             raise HeadwiseError(
-                f"{name}={value!r} is no whole number of {what} from 1 to {MOST:,}"
+                f"{name}={value!r} is no whole number of {unit} from 1 to {MOST:,}"
             )
     if kv_dtype is not None and not shape.generates:
         raise HeadwiseError(
@@ -531,16 +489,26 @@ def make_setting(
 
 def price_shape(name: str, shape: ModelShape, setting: Setting) -> Price:
     """Everything that `headwise cost` says about one model. Raises HeadwiseError when the weights exceed the memory."""
-    weights, memory = weight_bytes(shape, setting), None
-    if setting.memory is not None:
-        if weights > setting.memory:
-            raise HeadwiseError(
-                f"memory={setting.memory:,} bytes is less than the weights alone, {shape.parameters:,} "
-                f"in {setting.dtype} = {weights:,} bytes; give more memory, or a smaller format as dtype="
-            )
-        memory = (
-            fit(shape, setting, setting.memory - weights) if shape.generates else None
+    bill = _priced(name, shape, setting)
+    if setting.memory is not None and bill.weight_bytes > setting.memory:
+        raise HeadwiseError(
+            f"memory={setting.memory:,} bytes is less than the weights alone, {shape.parameters:,} in "
+            f"{setting.dtype} = {bill.weight_bytes:,} bytes; give more memory, or a smaller format as dtype="
         )
+    return bill
+
+
+def _priced(name: str, shape: ModelShape, setting: Setting) -> Price:
+    """The price; `free_bytes` are negative where the weights exceed the memory."""
+    layers = tuple(_in_bytes(layer, setting) for layer in shape.layers)
+    shape = replace(shape, layers=layers)
+    matrices = sum(experts.count * experts.matrices for experts in shape.experts)
+    weights = _weight_bytes(matrices, shape.parameters - matrices, setting)
+    cache, decode, memory = _cache(shape.kept, setting), None, None
+    if shape.generates:
+        decode = _decode(shape, setting, cache.total_bytes)
+        if setting.memory is not None:
+            memory = _fit(shape.kept, setting, setting.memory - weights)
     return Price(
         model=name,
         family=shape.family,
@@ -549,37 +517,45 @@ def price_shape(name: str, shape: ModelShape, setting: Setting) -> Price:
         setting=setting,
         parameters=Parameters(shape.parameters, shape.active_parameters, _parts(shape)),
         weight_bytes=weights,
-        layers=tuple(_layer(layer, shape, setting) for layer in shape.layers),
-        cache=cache_price(shape, setting),
-        prefill=forward_price(shape, setting.batch, setting.context),
-        decode=decode_price(shape, setting) if shape.generates else None,
+        layers=layers,
+        cache=cache,
+        prefill=_forward(shape, setting.batch, setting.context),
+        decode=decode,
         memory=memory,
         notes=(*shape.notes, *_notes(shape, setting)),
     )
 
 
-def weight_bytes(shape: ModelShape, setting: Setting) -> int:
-    matrices = sum(experts.count * experts.matrices for experts in shape.experts)
-    return packed_bytes(matrices, shape.parameters - matrices, setting)
+def _in_bytes(layer: Layer, setting: Setting) -> Layer:
+    """The layer with what it keeps in bytes. A state has the format that the model fixes, or the one it computes in."""
+    state, rows = max(16, BITS[setting.dtype]), BITS[setting.kv_dtype]
+    kept = [
+        replace(part, bits=part.bits or (rows if part.grows else state))
+        for part in layer.kept
+    ]
+    most = [part.rows for part in kept if part.grows]
+    return replace(
+        layer,
+        kept=tuple(kept),
+        cache_bytes_per_token=bytes_per_token(kept),
+        cache_rows=max(filter(None, most)) if most and all(most) else None,
+        state_bytes=bytes_of(kept, 0),
+    )
 
 
-def packed_bytes(matrices: int, others: int, setting: Setting) -> int:
+def _weight_bytes(matrices: int, others: int, setting: Setting) -> int:
     """Bytes of so many parameters in the matrices of experts, and of others."""
-    return bytes_of(matrices, setting.expert_dtype) + bytes_of(others, setting.dtype)
-
-
-# Where parameters stand, in the order of a bill; `head` is what stands behind the last layer, such as the matrix to the
-# logits.
-PARTS = ("embeddings", "attention", "mixers", "feed-forward", "norms", "others", "head")
+    packed = whole_bytes(matrices, BITS[setting.expert_dtype])
+    return packed + whole_bytes(others, BITS[setting.dtype])
 
 
 def _parts(shape: ModelShape) -> dict[str, int]:
     """The parameters of each of PARTS that the model has."""
-    parts: Counter[str] = Counter()
+    parts = Counter({"attention": 0, "feed-forward": 0, "norms": 0})
     for piece in shape.pieces:
         parts[piece.part] += piece.parameters
     for layer in shape.layers:
-        parts["attention"] += layer.heads.parameters if layer.heads else 0
+        parts["attention"] += layer.attention.parameters if layer.attention else 0
         parts["feed-forward"] += layer.feed_forward_parameters
         parts["norms"] += layer.norm_parameters
         if layer.mixer_parameters:
@@ -587,102 +563,91 @@ def _parts(shape: ModelShape) -> dict[str, int]:
     return {part: parts[part] for part in PARTS if part in parts}
 
 
-def _layer(layer: Layer, shape: ModelShape, setting: Setting) -> LayerPrice:
-    kept = layer.kept if shape.generates else ()
-    experts, rows = layer.experts, [part.rows or LONGEST for part in kept if part.grows]
-    return LayerPrice(
-        name=layer.name,
-        kind=layer.kind,
-        parameters=layer.parameters,
-        active_parameters=layer.active_parameters,
-        attention=layer.heads,
-        variant=layer.heads.variant if layer.heads else None,
-        mixer_parameters=layer.mixer_parameters,
-        feed_forward_parameters=layer.feed_forward_parameters,
-        norm_parameters=layer.norm_parameters,
-        experts=(experts.active, experts.count) if experts else None,
-        cache_bytes_per_token=_growth(kept, setting),
-        cache_rows=max(rows) if rows and max(rows) < LONGEST else None,
-        state_bytes=_held(kept, setting, 0),
-    )
-
-
-def _held(kept: Iterable[Kept], setting: Setting, tokens: int) -> int:
-    """Bytes of all that is kept of a text of that many tokens; of 0 tokens its states alone are left."""
-    values: Counter[float] = Counter()
-    for part in kept:
-        values[_bits(part, setting)] += part.at(tokens)
-    return sum(int(-(-count * Fraction(bits) // 8)) for bits, count in values.items())
-
-
-def _bits(part: Kept, setting: Setting) -> float:
-    """A state has the format that the model fixes, or the one it computes in."""
-    state = max(16, BITS[setting.dtype])
-    return part.bits or (BITS[setting.kv_dtype] if part.grows else state)
-
-
-def _growth(kept: Iterable[Kept], setting: Setting, beyond: bool = False) -> float:
-    """Bytes that one token adds: a mean where a block of tokens is kept as one."""
-    bits = Fraction(0)
-    for part in kept:
-        if (
-            part.grows
-            and not part.open_block
-            and not (beyond and part.rows is not None)
-        ):
-            bits += Fraction(part.values, part.every) * Fraction(_bits(part, setting))
-    size = bits / 8
-    return float(size) if size.denominator > 1 else int(size)
-
-
-def cache_price(shape: ModelShape, setting: Setting) -> CachePrice:
+def _cache(kept: Sequence[Kept], setting: Setting) -> CachePrice:
     """What the texts of a batch keep, and what one token more adds, before windows are full and after."""
     lengths = []
     for part in (16, 4, 1):
         tokens = max(1, setting.context // part)
-        size = _held(shape.kept, setting, tokens)
+        size = bytes_of(kept, tokens)
         lengths.append(Length(tokens, size, size * setting.batch))
     return CachePrice(
-        bytes_per_token=_growth(shape.kept, setting),
-        bytes_per_token_beyond_windows=_growth(shape.kept, setting, beyond=True),
-        state_bytes=_held(shape.kept, setting, 0),
-        text_bytes=lengths[-1].text_bytes,
-        total_bytes=lengths[-1].total_bytes,
+        bytes_per_token=bytes_per_token(kept),
+        bytes_per_token_beyond_windows=_beyond(kept),
+        state_bytes=bytes_of(kept, 0),
+        text_bytes=size,
+        total_bytes=size * setting.batch,
         lengths=tuple(dict.fromkeys(lengths)),
     )
 
 
-def decode_price(shape: ModelShape, setting: Setting) -> DecodePrice:
-    """A step reads the weights once for all texts, and each text's cache."""
-    batch = setting.batch
-    flops = decode_flops(shape, setting.context) * batch
-    # Rounded, for with experts the parameters that are read are a mean.
-    matrices, others = map(round, decode_parameters(shape, batch))
-    weights = packed_bytes(matrices, others, setting)
-    cache = cache_price(shape, setting).total_bytes
-    return DecodePrice(
-        flops=flops,
-        expanded_flops=decode_flops(shape, setting.context, expand=True) * batch,
-        weight_bytes=weights,
-        cache_bytes=cache,
-        bytes_per_token=(weights + cache) / batch,
-        flops_per_byte=flops / (weights + cache),
+def _beyond(kept: Sequence[Kept]) -> float:
+    return bytes_per_token([part for part in kept if part.rows is None])
+
+
+def _forward(shape: ModelShape, batch: int, tokens: int) -> ForwardPrice:
+    """What it takes to read texts of `tokens` tokens."""
+    linear = attention = dense = 0
+    for layer in shape.layers:
+        linear += batch * tokens * layer.reading.token
+        dense += batch * tokens * tokens * layer.reading.pair
+        if layer.attention:
+            attention += batch * layer.attention.pairs(tokens) * layer.reading.pair
+    per_token = batch * sum(piece.flops for piece in shape.pieces)
+    once = batch * sum(piece.once for piece in shape.pieces)
+    # what follows a prompt needs the last logits alone
+    outside = once + per_token * (1 if shape.generates else tokens)
+    return ForwardPrice(
+        layer_flops=linear,
+        attention_flops=attention,
+        outside_flops=outside,
+        total_flops=linear + attention + outside,
+        dense_flops=linear + dense + once + per_token * tokens,
     )
 
 
-def fit(shape: ModelShape, setting: Setting, free: int) -> MemoryPrice:
+def _decode(shape: ModelShape, setting: Setting, cache_bytes: int) -> DecodePrice:
+    """A step reads the weights once for all texts, and each text's cache.
+
+    A latent cache is read as it is, its expanding matrix folded into query and output, or all of it is expanded.
+    """
+    batch = setting.batch
+    flops = expanded = batch * sum(piece.flops for piece in shape.pieces)
+    matrices = others = 0.0  # with experts the parameters that are read are a mean
+    for layer in shape.layers:
+        seen = layer.attention.seen(setting.context) if layer.attention else 0
+        flops += batch * layer.writing.beside(seen)
+        expanded += batch * layer.expanding.beside(seen)
+        others += layer.common_parameters
+        if experts := layer.experts:
+            number = experts.read(batch)
+            matrices += number * experts.matrices
+            others += number * (experts.parameters - experts.matrices)
+    for piece in shape.pieces:
+        if piece.row is None:
+            others += piece.parameters + piece.borrowed
+        else:
+            others += piece.row * batch
+    weights = _weight_bytes(round(matrices), round(others), setting)
+    moved = weights + cache_bytes
+    return DecodePrice(
+        flops, expanded, weights, cache_bytes, moved / batch, flops / moved
+    )
+
+
+def _fit(kept: Sequence[Kept], setting: Setting, free: int) -> MemoryPrice:
     """The longest texts that a batch may have with its caches in `free` bytes, and the most texts of this context."""
+    if free < 0:
+        return MemoryPrice(free, 0, 0)
 
     def size(tokens: int) -> int:
-        return setting.batch * _held(shape.kept, setting, tokens)
+        return setting.batch * bytes_of(kept, tokens)
 
-    longest = None
-    growth = _growth(shape.kept, setting, beyond=True)
+    longest, growth = None, _beyond(kept)
     if growth or size(LONGEST) > free:
         # No text that fits is longer: each token adds at least `growth`, but for an open block.
         most = LONGEST if not growth else int(free / growth) + 2**20
         longest = bisect_right(range(1, most + 1), free, key=size)
-    of_one = _held(shape.kept, setting, setting.context)
+    of_one = bytes_of(kept, setting.context)
     return MemoryPrice(free, longest, free // of_one if of_one else MOST)
 
 
@@ -690,11 +655,10 @@ def _notes(shape: ModelShape, setting: Setting) -> list[str]:
     """What a reader must know of these numbers: lengths beyond the model's, experts, models without a cache."""
     notes = []
     if shape.positions is not None and setting.context > shape.positions:
-        positions = f"{shape.positions:,}"
         notes.append(
-            f"context {setting.context:,} is beyond the {positions} positions the model was made for"
+            f"context {setting.context:,} is beyond the {shape.positions:,} positions the model was made for"
         )
-    if setting.batch > 1 and any(shape.experts):
+    if setting.batch > 1 and shape.experts:
         notes.append(
             f"experts read for a batch of {setting.batch}: the mean, if every choice were as likely"
         )
@@ -726,9 +690,8 @@ class Variant:
     weight_bytes: int
     cache_bytes_per_token: float
     cache_bytes: int  # of the setting's context and batch
-    fits: (
-        bool | None
-    )  # weights and that cache in the memory; None where no memory was given
+    # weights and that cache in the memory; None where no memory was given
+    fits: bool | None
     # 0 where the weights alone exceed it; None without memory, or where nothing grows
     longest_context: int | None
     bytes_per_token: float  # moved to decode one
@@ -742,44 +705,47 @@ def variants(shape: ModelShape, setting: Setting) -> tuple[Variant, ...]:
     Raises:
         HeadwiseError: for a model that keeps no keys and values of heads.
     """
-    heads = [
-        layer.heads for layer in shape.layers if layer.heads and layer.kind != "shared"
-    ]
-    if not shape.generates or not heads:
+    counts = Counter(
+        (layer.attention.n_kv_heads, layer.variant)
+        for layer in shape.layers
+        if layer.attention and layer.kind != "shared"
+    )
+    if not shape.generates or not counts:
         raise HeadwiseError(
             f"variants compare the keys and values of heads, and this {shape.family} keeps none; price a decoder"
         )
-    counts = {(each.n_kv_heads, each.latent) for each in heads}
+    (present, variant), *others = counts
     rows = []
-    is_even = len(counts) == 1 and heads[0].latent is None
+    is_even = not others and variant != "MLA"
     if not is_even:
-        name = "MLA" if len(counts) == 1 else "as it is"
-        rows.append(_variant(name, heads[0].n_kv_heads, shape, setting, True))
-    divisors = kv_divisors(shape)
+        name = "as it is" if others else "MLA"
+        rows.append(_variant(name, present, shape, setting, True))
+    divisors = shape.kv_divisors()
     for n in divisors:
         name = "MHA" if n == divisors[0] else "MQA" if n == 1 else f"GQA-{n}"
-        present = is_even and n == heads[0].n_kv_heads
-        rows.append(_variant(name, n, shape.with_kv_heads(n), setting, present))
+        changed = shape.with_kv_heads(n)
+        rows.append(_variant(name, n, changed, setting, is_even and n == present))
     return tuple(rows)
 
 
 def _variant(
     name: str, n: int, shape: ModelShape, setting: Setting, present: bool
 ) -> Variant:
-    weights, cache = weight_bytes(shape, setting), cache_price(shape, setting)
-    free = None if setting.memory is None else setting.memory - weights
-    longest = None
-    if free is not None:
-        longest = fit(shape, setting, free).longest_context if free >= 0 else 0
+    bill = _priced(name, shape, setting)
+    memory, fits, longest = bill.memory, None, None
+    if memory is not None:
+        fits = bill.cache.total_bytes <= memory.free_bytes
+        longest = memory.longest_context
+    assert bill.decode is not None
     return Variant(
         name=name,
         n_kv_heads=n,
         present=present,
-        parameters=shape.parameters,
-        weight_bytes=weights,
-        cache_bytes_per_token=cache.bytes_per_token,
-        cache_bytes=cache.total_bytes,
-        fits=None if free is None else cache.total_bytes <= free,
+        parameters=bill.parameters.total,
+        weight_bytes=bill.weight_bytes,
+        cache_bytes_per_token=bill.cache.bytes_per_token,
+        cache_bytes=bill.cache.total_bytes,
+        fits=fits,
         longest_context=longest,
-        bytes_per_token=decode_price(shape, setting).bytes_per_token,
+        bytes_per_token=bill.decode.bytes_per_token,
     )

@@ -1,4 +1,4 @@
-"""The sizes of a model as frozen values, and what it costs to run, counted from them.
+"""The sizes of a model as frozen values: a list of layers, and what stands outside them.
 
 Two ways lead here: `cost.config` counts by formulas, `cost.built` on a model of transformers without memory. A count of
 parameters holds biases, norms and sinks; FLOPs are matrix products alone, two for a multiply-add: linear layers,
@@ -9,9 +9,12 @@ kernel which computes every pair, and logits at every position (`torch.utils.flo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from math import gcd
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +28,8 @@ class Heads:
     n_kv_heads: int
     head_dim: int
     value_dim: int
-    window: int | None = (
-        None  # keys that a query sees, its own counted; None: all before it
-    )
+    # keys that a query sees, its own counted; None: all before it
+    window: int | None = None
     causal: bool = True
     chunked: bool = False  # is the window a chunk of the text, so that its first query sees itself alone?
     sink: bool = False
@@ -51,12 +53,13 @@ class Heads:
         """Pairs of a query and a key that it sees in a text of that many tokens."""
         if not self.causal:
             return tokens * tokens
-        most = min(tokens, self.window or tokens)
-        if self.chunked:
-            chunks, rest = divmod(tokens, most)
-            return (chunks * most * (most + 1) + rest * (rest + 1)) // 2
-        # the first queries see 1, 2, ... keys, all later ones `most`
-        return most * (most + 1) // 2 + (tokens - most) * most
+        most = self.seen(tokens)
+        # the first queries see 1, 2, ... keys
+        first = most * (most + 1) // 2
+        if not self.chunked:
+            return first + (tokens - most) * most
+        chunks, rest = divmod(tokens, most)
+        return chunks * first + rest * (rest + 1) // 2
 
     def seen(self, tokens: int) -> int:
         """Keys that the last of so many tokens sees."""
@@ -76,10 +79,10 @@ class Kept:
     every: int = 1
     open_block: bool = False
     grows: bool = True
-    bits: int | None = (
-        None  # of a number, where the model fixes them whatever its own format
-    )
-    heads: bool = False  # are these keys and values of heads, so that fewer heads make them fewer?
+    # of a number, where the model fixes them whatever its own format
+    bits: float | None = None
+    # are these keys and values of heads, so that fewer heads make them fewer?
+    heads: bool = False
 
     def at(self, tokens: int) -> int:
         """Numbers kept of a text of that many tokens."""
@@ -90,12 +93,35 @@ class Kept:
         return self.values * (min(tokens, self.rows or tokens) // self.every)
 
 
+def bytes_of(kept: Iterable[Kept], tokens: int) -> int:
+    """Bytes of all that is kept of a text of that many tokens; of 0 tokens its states alone are left."""
+    values: Counter[float] = Counter()
+    for part in kept:
+        values[part.bits or 0] += part.at(tokens)
+    return sum(whole_bytes(count, bits) for bits, count in values.items())
+
+
+def bytes_per_token(kept: Iterable[Kept]) -> float:
+    """Bytes that one token adds: a mean where a block of tokens is kept as one."""
+    bits = 0.0
+    for part in kept:
+        if part.grows and not part.open_block:
+            bits += part.values * (part.bits or 0) / part.every
+    return bits / 8 if bits % 8 else int(bits) // 8
+
+
+def whole_bytes(count: int, bits: float) -> int:
+    """Bytes of so many numbers, rounded up to whole ones."""
+    # -(-a // b) is a / b rounded up; of whole numbers it stays exact however large they are.
+    return int(-(-count * Fraction(bits) // 8))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Experts:
     """A router sends a token to `active` of `count` experts; the sizes of one of them."""
 
-    count: int
     active: int
+    count: int
     parameters: int
     matrices: int  # entries of its matrices, which a packed format such as MXFP4 holds
 
@@ -107,87 +133,87 @@ class Experts:
         return self.count * (1 - (1 - self.active / self.count) ** batch)
 
 
+class Flops(NamedTuple):
+    """FLOPs of a token, and of one pair of a query and a key."""
+
+    token: int
+    pair: int
+
+    def plus(self, token: int) -> Flops:
+        return Flops(self.token + token, self.pair)
+
+    def beside(self, keys: int) -> int:
+        """FLOPs of a token that sees so many keys."""
+        return self.token + self.pair * keys
+
+
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One layer; FLOPs are of one token (`linear`), or of one pair of a query and a key (`pair`).
-
-    `step` and `step_pair` are those of one new token beside a cache, and `expanded` and `expanded_pair` the same where
-    a latent cache is turned into keys and values at every step.
-    """
+    """One layer: its parameters by what has them, what it keeps of a text, and its FLOPs."""
 
     name: str  # "L0"
-    kind: str  # full | sliding | chunked | latent | indexed | linear | conv | shared | none, or transformers' own word
-    heads: Heads | None
-    kept: tuple[Kept, ...] = ()
+    # full | sliding | chunked | latent | indexed | compressed | linear | conv | shared | none, or two of them
+    kind: str
+    attention: Heads | None
+    variant: str | None = field(init=False)  # MHA, GQA, MQA, or MLA
+    parameters: int = field(init=False)
+    common_parameters: int = field(init=False)  # those that every token meets
+    active_parameters: int = field(init=False)  # those that one token meets
     mixer_parameters: int = 0  # of a linear attention, a state space, a convolution
     feed_forward_parameters: int = 0
     norm_parameters: int = 0
     experts: Experts | None = None
-    linear: int
-    pair: int
-    step: int
-    step_pair: int
-    expanded: int = 0
-    expanded_pair: int = 0
+    kept: tuple[Kept, ...] = ()
+    reading: Flops  # of a prompt
+    writing: Flops  # of one new token beside a cache
+    # the same where a latent cache is turned into keys and values at every step
+    expanding: Flops
+    # in the number formats of a setting, which a price fills in
+    cache_bytes_per_token: float = 0  # what one token adds while no window is full
+    cache_rows: int | None = None  # the most tokens that are kept; None: all
+    state_bytes: int = 0  # that do not grow with the text
 
-    @property
-    def parameters(self) -> int:
-        attention = self.heads.parameters if self.heads else 0
-        others = (
-            self.mixer_parameters + self.feed_forward_parameters + self.norm_parameters
+    def __post_init__(self) -> None:
+        heads, experts = self.attention, self.experts
+        total = self.mixer_parameters + self.feed_forward_parameters
+        total += self.norm_parameters + (heads.parameters if heads else 0)
+        one, count, active = 0, 0, 0
+        if experts:
+            one, count, active = experts.parameters, experts.count, experts.active
+        vars(self).update(
+            variant=heads.variant if heads else None,
+            parameters=total,
+            common_parameters=total - count * one,
+            active_parameters=total - (count - active) * one,
         )
-        return attention + others
-
-    @property
-    def common_parameters(self) -> int:
-        """Those that every token meets."""
-        experts = self.experts
-        return self.parameters - (experts.count * experts.parameters if experts else 0)
-
-    @property
-    def active_parameters(self) -> int:
-        experts = self.experts
-        return self.common_parameters + (
-            experts.active * experts.parameters if experts else 0
-        )
-
-    def decode_flops(self, tokens: int, expand: bool = False) -> int:
-        """FLOPs of one new token, the last of so many."""
-        seen = self.heads.seen(tokens) if self.heads else 0
-        if expand and self.expanded:
-            return self.expanded + self.expanded_pair * seen
-        return self.step + self.step_pair * seen
 
     def with_kv_heads(self, n: int, d_model: int) -> Layer:
         """The layer with so many key/value heads, in the place of those it has, or of a latent."""
-        heads = self.heads
-        if (
-            heads is None
-            or self.kind == "shared"
-            or (heads.n_kv_heads, heads.latent) == (n, None)
-        ):
+        heads = self.attention
+        if heads is None or self.kind == "shared":
             return self
         width = heads.head_dim + heads.value_dim
-        weights = parameters = (heads.n_heads + n) * d_model * width
         if heads.latent is None:
             more = n - heads.n_kv_heads
             weights = heads.weights + more * d_model * width
             parameters = heads.parameters + more * heads.kv_head_parameters
-        linear = self.linear + 2 * (weights - heads.weights)
-        step = linear if heads.latent else self.step + linear - self.linear
-        kept = [part for part in self.kept if not part.heads]
-        rows = next((part.rows for part in self.kept if part.heads), None)
+        else:
+            weights = parameters = (heads.n_heads + n) * d_model * width
+        flops = 2 * (weights - heads.weights)
+        reading = self.reading.plus(flops)
+        writing = self.writing.plus(flops) if heads.latent is None else reading
+        kept = [
+            replace(part, values=n * width) if part.heads else part
+            for part in self.kept
+        ]
+        changes: dict[str, Any] = {"weights": weights, "parameters": parameters}
         return replace(
             self,
-            heads=replace(
-                heads, n_kv_heads=n, latent=None, weights=weights, parameters=parameters
-            ),
-            kept=(Kept(values=n * width, rows=rows, heads=True), *kept),
-            linear=linear,
-            step=step,
-            step_pair=self.pair if heads.latent else self.step_pair,
-            expanded=0,
-            expanded_pair=0,
+            attention=replace(heads, n_kv_heads=n, latent=None, **changes),
+            kept=tuple(kept),
+            reading=reading,
+            writing=writing,
+            expanding=writing,
         )
 
 
@@ -195,14 +221,13 @@ class Layer:
 class Piece:
     """Something outside the layers: an embedding, a norm, a head."""
 
-    part: str  # embeddings | norms | head | others
+    part: str  # embeddings | norms | others | head
     parameters: int
     # width of the one row that a token reads in a table; None: it is no table
     row: int | None = None
     flops: int = 0  # of each position whose logits are wanted
-    borrowed: int = (
-        0  # matrix entries of another piece: of a head that is tied to the embedding
-    )
+    # matrix entries of another piece: of a head that is tied to the embedding
+    borrowed: int = 0
     once: int = 0  # FLOPs for a whole text: of a pooler
 
 
@@ -217,9 +242,8 @@ class ModelShape:
     positions: int | None  # of the longest text that it was made for
     generates: bool = True  # False: an encoder, which keeps no cache
     dtype: str | None = None  # of the weights, where the config names it
-    packed: str | None = (
-        None  # of the matrices of experts, where the config names one of their own
-    )
+    # of the matrices of experts, where the config names a format of their own
+    packed: str | None = None
     way: str = "config"  # or "built": on a model of transformers
     notes: tuple[str, ...] = ()
 
@@ -231,23 +255,20 @@ class ModelShape:
     @property
     def active_parameters(self) -> int:
         """What one token of text meets: no table, of which it reads a row, but a head that is tied to one."""
-        layers = sum(layer.common_parameters for layer in self.layers)
-        experts = sum(each.active * each.parameters for each in self.experts)
-        pieces = (piece for piece in self.pieces if piece.row is None)
-        return (
-            layers
-            + experts
-            + sum(piece.parameters + piece.borrowed for piece in pieces)
-        )
+        active = sum(layer.active_parameters for layer in self.layers)
+        for piece in self.pieces:
+            if piece.row is None:
+                active += piece.parameters + piece.borrowed
+        return active
 
     @property
-    def experts(self) -> Iterator[Experts]:
-        return (layer.experts for layer in self.layers if layer.experts)
+    def experts(self) -> list[Experts]:
+        return [layer.experts for layer in self.layers if layer.experts]
 
     @property
-    def kept(self) -> Iterator[Kept]:
+    def kept(self) -> list[Kept]:
         """All that is kept of a text between two steps."""
-        return (part for layer in self.layers if self.generates for part in layer.kept)
+        return [part for layer in self.layers for part in layer.kept]
 
     def noted(self, *notes: str) -> ModelShape:
         return replace(self, notes=(*self.notes, *notes))
@@ -256,73 +277,8 @@ class ModelShape:
         layers = tuple(layer.with_kv_heads(n, self.d_model) for layer in self.layers)
         return replace(self, layers=layers)
 
-
-@dataclass(frozen=True)
-class ForwardPrice:
-    """FLOPs to read the batch once.
-
-    `layer_flops` are those of linear layers, `attention_flops` of the pairs that queries may see, `outside_flops` of
-    what stands outside the layers, such as logits. `dense_flops` is the total where a kernel computes every pair of a
-    query and a key, and the logits of every token.
-    """
-
-    layer_flops: int
-    attention_flops: int
-    outside_flops: int
-    total_flops: int
-    dense_flops: int
-
-
-def forward_price(shape: ModelShape, batch: int, tokens: int) -> ForwardPrice:
-    """What it takes to read texts of `tokens` tokens."""
-    linear = attention = dense = 0
-    for layer in shape.layers:
-        linear += tokens * layer.linear
-        dense += tokens * tokens * layer.pair
-        if layer.heads:
-            attention += layer.heads.pairs(tokens) * layer.pair
-    per_token = sum(piece.flops for piece in shape.pieces)
-    once = sum(piece.once for piece in shape.pieces)
-    # what follows a prompt needs the last logits alone
-    outside = once + per_token * (1 if shape.generates else tokens)
-    return ForwardPrice(
-        layer_flops=batch * linear,
-        attention_flops=batch * attention,
-        outside_flops=batch * outside,
-        total_flops=batch * (linear + attention + outside),
-        dense_flops=batch * (linear + dense + once + per_token * tokens),
-    )
-
-
-def decode_flops(shape: ModelShape, tokens: int, expand: bool = False) -> int:
-    """FLOPs of one new token of one text, the last of `tokens`, beside the cache of the others.
-
-    A latent cache is read as it is, its expanding matrix folded into query and output; with `expand` keys and
-    values are made of all of it at every step.
-    """
-    layers = sum(layer.decode_flops(tokens, expand) for layer in shape.layers)
-    return layers + sum(piece.flops for piece in shape.pieces)
-
-
-def decode_parameters(shape: ModelShape, batch: int) -> tuple[float, float]:
-    """Parameters read for one step, which serves every text of the batch: those of matrices of experts, and others."""
-    matrices = others = 0.0
-    for layer in shape.layers:
-        others += layer.common_parameters
-        if layer.experts:
-            number = layer.experts.read(batch)
-            matrices += number * layer.experts.matrices
-            others += number * (layer.experts.parameters - layer.experts.matrices)
-    for piece in shape.pieces:
-        others += (
-            piece.row * batch
-            if piece.row is not None
-            else piece.parameters + piece.borrowed
-        )
-    return matrices, others
-
-
-def kv_divisors(shape: ModelShape) -> list[int]:
-    """The numbers of key/value heads that all attentions of the model could have, the most first."""
-    common = gcd(*(layer.heads.n_heads for layer in shape.layers if layer.heads))
-    return [n for n in range(common, 0, -1) if common % n == 0]
+    def kv_divisors(self) -> list[int]:
+        """The numbers of key/value heads that all attentions could have, the most first."""
+        heads = [layer.attention.n_heads for layer in self.layers if layer.attention]
+        common = gcd(*heads)
+        return [n for n in range(common, 0, -1) if common % n == 0]

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise.corpus import documents as corpus
-from headwise.cost import cache_bytes_per_token
+from headwise.cost import price
 from headwise.errors import HeadwiseError
 from headwise.gpt.presets import check_seed, warm_cosine
 from headwise.gpt.train import AdamW, DivergedError, Muon, interrupts, take_step
@@ -175,7 +175,8 @@ def cache_bytes(
     """Bytes of cache a token, of a text of that many; 0 where none is kept. dtype: None takes that of the weights."""
     dtype = dtype or next(model.parameters()).dtype
     name = str(dtype).removeprefix("torch.")
-    return cache_bytes_per_token(config_fields(model), name, tokens)
+    bill = price(config_fields(model), context=tokens, dtype=name)
+    return bill.cache.text_bytes / tokens
 
 
 @torch.no_grad()

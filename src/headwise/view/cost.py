@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 
 from headwise.cost import Price, Setting, Variant
-from headwise.cost.price import LayerPrice
-from headwise.cost.shape import Heads
+from headwise.cost.price import context_text
+from headwise.cost.shape import Heads, Layer
 from headwise.table import DECIMAL, Cell, Table, amount, scaled
 from headwise.view import Screen
 
@@ -79,7 +79,7 @@ def _print_parameters(screen: Screen, price: Price) -> None:
 def _print_layers(screen: Screen, price: Price) -> None:
     """One column for each kind of layer."""
     # a layer without its name -> the names of all layers that equal it
-    groups: dict[LayerPrice, list[str]] = {}
+    groups: dict[Layer, list[str]] = {}
     for layer in price.layers:
         groups.setdefault(replace(layer, name=""), []).append(layer.name)
     columns = list(map(_layer_rows, groups))
@@ -103,7 +103,7 @@ def _names(names: list[str]) -> str:
     return f"{names[0]}, {names[1]}, ... {names[-1]}: {len(names)}"
 
 
-def _layer_rows(layer: LayerPrice) -> dict[str, Cell]:
+def _layer_rows(layer: Layer) -> dict[str, Cell]:
     """What is said of a layer: the label of a row, and the cell."""
     rows: dict[str, Cell] = {"kind": layer.kind}
     if layer.attention is not None:
@@ -117,8 +117,8 @@ def _layer_rows(layer: LayerPrice) -> dict[str, Cell]:
         rows["bytes that do not grow"] = layer.state_bytes
     rows["feed-forward"] = layer.feed_forward_parameters
     if layer.experts:  # to how many of them a token is sent, of how many
-        active, count = layer.experts
-        rows["experts per token"] = f"{active} of {count}"
+        experts = f"{layer.experts.active} of {layer.experts.count}"
+        rows["experts per token"] = experts
     rows["norms"] = layer.norm_parameters
     rows["parameters of the layer"] = layer.parameters
     if layer.experts:
@@ -166,11 +166,7 @@ def print_variants(screen: Screen, setting: Setting, rows: Sequence[Variant]) ->
         cells = [_decimal(row.parameters), *map(amount, sizes)]
         # "only" that long, where what was asked for does not fit
         if setting.memory is not None:
-            longest = (
-                "no limit"
-                if row.longest_context is None
-                else f"{row.longest_context:,}"
-            )
+            longest = context_text(row.longest_context)
             cells.append(longest if row.fits else f"only {longest}")
         lines.append([f"{row.name} *" if row.present else row.name, *cells])
     title = f"Variants at context {setting.context:,}, batch {setting.batch:,}"
