@@ -355,7 +355,8 @@ def _check_config(path: Path, change: Change, tokens: int | None) -> None:
         if len(sizes) == len(names):
             change.check_sizes(*sizes)
         return
-    attention = shape.layers[0].attention  # the first layer has as many heads as any other
+    # the first layer has as many heads as any other
+    attention = shape.layers[0].attention
     assert attention is not None
     change.check_sizes(len(shape.layers), attention.n_heads, attention.n_kv_heads)
     check_tokens(tokens, shape.positions if shape.generates else None)
