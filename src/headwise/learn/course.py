@@ -51,14 +51,8 @@ class Course:
     @property
     def current(self) -> Exercise | None:
         """The first exercise that is not right yet."""
-        return next(
-            (
-                exercise
-                for exercise in exercises()
-                if exercise.number not in self.passed
-            ),
-            None,
-        )
+        left = (each for each in exercises() if each.number not in self.passed)
+        return next(left, None)
 
     def path(self, exercise: Exercise) -> Path:
         return self.folder / exercise.file
@@ -102,21 +96,17 @@ class Course:
         unknown = verdict.status == "wrong" and not (verdict.bugs or verdict.silent)
         if unknown and exercise.name_of_class:
             verdict = self._named_by_check(exercise, verdict)
+        number, passed = exercise.number, {*self.passed} - {exercise.number}
+        times = self.tries.pop(str(number), None)  # None before it has been marked
         if verdict.status == "passed":
-            self.passed = sorted({*self.passed, exercise.number})
-            self.tries.pop(str(exercise.number), None)
+            passed.add(number)
         else:
-            self.passed = [
-                number for number in self.passed if number != exercise.number
-            ]
-            times = self.tries.get(
-                str(exercise.number)
-            )  # None before it has been marked
             is_try = verdict.status != "open" or (
                 asked and times is not None and not self._untouched(exercise)
             )
             # from now on it counts as marked, also with 0
-            self.tries[str(exercise.number)] = (times or 0) + is_try
+            self.tries[str(number)] = (times or 0) + is_try
+        self.passed = sorted(passed)
         self.save()
         return verdict
 
@@ -139,21 +129,13 @@ class Course:
 
     def place_of_class(self, exercise: Exercise) -> str:
         """FILE:NAME of the class that an exercise asks for, by the name that it has in a course; else FILE alone."""
-        wanted = exercise.name_of_class
+        wanted, path = str(exercise.name_of_class), self.path(exercise).resolve()
         names = [
             wanted,
-            *(theirs for theirs, ours in COURSE_NAMES.items() if ours == wanted),
+            *(name for name in COURSE_NAMES if COURSE_NAMES[name] == wanted),
         ]
-        path = self.path(exercise)
-        name = next(
-            (
-                name
-                for name in names
-                if re.search(rf"\bclass {name}\b", read_text(path))
-            ),
-            "",
-        )
-        return f"{path.resolve()}:{name}" if name else str(path.resolve())
+        found = re.search(rf"\bclass ({'|'.join(names)})\b", read_text(path))
+        return f"{path}:{found[1]}" if found else str(path)
 
     def hint(self, exercise: Exercise) -> int:
         """Which hint is due, from 1; 0 for none: the first look at a blank has none."""
@@ -211,20 +193,16 @@ def told(
     first = say(verdict.status, number=exercise.number, title=texts["title"], file=file)
     if verdict.status == "passed":
         key = "guess_right" if verdict.guess == exercise.answer else "guess_wrong"
-        reveal = say(
-            key, guess=verdict.guess, answer=exercise.answer, reveal=texts["reveal"]
-        )
+        answer, reveal = exercise.answer, texts["reveal"]
+        line = say(key, guess=verdict.guess, answer=answer, reveal=reveal)
         # the fix: a remark on code that is right
-        return [line for line in (first, reveal, verdict.fix) if line]
+        return list(filter(None, (first, line, verdict.fix)))
     lines = [verdict.evidence]
     if verdict.bugs:
         # Ids of an exercise's own bugs are not in the catalogue: their sentence alone is shown, which is the fix.
-        known = [
-            f"{catalogue()[bug].name(language)} ({bug})."
-            for bug in verdict.bugs
-            if bug in catalogue()
-        ]
-        lines.append(say("bug", text=" ".join([*known, verdict.fix])))
+        known = [catalogue()[bug] for bug in verdict.bugs if bug in catalogue()]
+        names = [f"{bug.name(language)} ({bug.id})." for bug in known]
+        lines.append(say("bug", text=" ".join([*names, verdict.fix])))
     elif verdict.status == "wrong" and not verdict.silent:
         lines.append(say("unknown_bug"))
     if verdict.line and verdict.quoted:

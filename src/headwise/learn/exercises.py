@@ -259,11 +259,12 @@ def judge(
     )
     if not difference and error is None:
         return Mark("passed", guess)
-    variant = ""  # none: no known bug does the same
-    for name, wrong in outcomes.items():
-        if wrong.get("error") == error and close(learner["values"], wrong["values"]):
-            variant = name
-            break
+    alike = (
+        name
+        for name, wrong in outcomes.items()
+        if wrong.get("error") == error and close(learner["values"], wrong["values"])
+    )
+    variant = next(alike, "")  # none: no known bug does the same
     bugs = exercise.bugs_of(variant)
     if difference:
         status, evidence = "wrong", difference
@@ -395,47 +396,40 @@ def first_difference(
     exercise: Exercise, values: list[Any], right: list[Any], language: str
 ) -> tuple[str, str]:
     """The call whose result differs first, and the first number that does, in words; two empty texts: all is close."""
-    say = speaker(language)
     arrays = "numpy" in exercise.solution or "torch" in exercise.solution
     # an error ends the learner's early
     for text, got, wanted in zip(exercise.calls, values, right, strict=False):
         if close(got, wanted):
             continue
-        call = shortened(text)
-        if got is None:
-            return text, say("nothing", call=call)
-        shape, shape_wanted = _shape(got), _shape(wanted)
-        if shape != shape_wanted and shape and shape_wanted and arrays:
-            return text, say("shape", call=call, got=shape, right=shape_wanted)
-        if shape != shape_wanted:
-            got, wanted = _in_words(got, language), _in_words(wanted, language)
-            return text, say("gives", call=call, got=got, right=wanted)
-        # Down to the first number that differs, call[0][2], or to a list that ought to be longer, shorter or a number:
-        # the shapes are those of the first items alone.
-        while _shape(got)[:1] == _shape(wanted)[:1] != ():
-            index = next(
-                n
-                for n, pair in enumerate(zip(got, wanted, strict=True))
-                if not close(*pair)
-            )
+        call, shapes = shortened(text), (_shape(got), _shape(wanted))
+        # Down to the first number that differs, call[0][2], or to a list that ought to be longer, shorter or a number.
+        while isinstance(got, list) and isinstance(wanted, list):
+            if len(got) != len(wanted) or (arrays and shapes[0] != shapes[1]):
+                break
+            pairs = enumerate(zip(got, wanted, strict=True))
+            index = next(n for n, pair in pairs if not close(*pair))
             got, wanted, call = got[index], wanted[index], f"{call}[{index}]"
-        got, wanted = _in_words(got, language), _in_words(wanted, language)
-        return text, say("gives", call=call, got=got, right=wanted)
+        facts = {"call": call, "got": _in_words(got, language)}
+        facts["right"] = _in_words(wanted, language)
+        key = "nothing" if got is None else "gives"
+        if isinstance(got, list) and isinstance(wanted, list) and arrays:
+            key, facts["got"], facts["right"] = "shape", str(shapes[0]), str(shapes[1])
+        return text, speaker(language)(key, **facts)
     return "", ""
 
 
 def _in_words(value: Any, language: str) -> str:
     """A number as it is, a list by its length, anything else by what it is."""
-    say = speaker(language)
-    if value is None:
-        return say("none")
+    text = f"{value:.4g}" if isinstance(value, float) else shortened(str(value))
     if isinstance(value, list):
-        key = "a_list_of_lists" if value and isinstance(value[0], list) else "a_list"
-        return say(key, count=len(value), values=shortened(str(value)))
-    if str(value).startswith("<"):  # from `plain`
-        kind = str(value).strip("<>")
-        return words(language).get(f"kind_{kind}", say("other_kind", kind=kind))
-    return f"{value:.4g}" if isinstance(value, float) else shortened(str(value))
+        nested = bool(value) and isinstance(value[0], list)
+        key = "a_list_of_lists" if nested else "a_list"
+        return speaker(language)(key, count=len(value), values=text)
+    if text.startswith("<"):  # from `plain`
+        kind = f"kind_{text.strip('<>')}"
+        other = speaker(language)("other_kind", kind=text.strip("<>"))
+        return words(language).get(kind, other)
+    return text
 
 
 def _shape(value: Any) -> tuple[int, ...]:

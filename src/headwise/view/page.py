@@ -218,16 +218,12 @@ def walk_html(
     if (
         "reason" in model
     ):  # why the model was not packed: "size", beside the two numbers
-        facts = {
-            name: f"{n:,}" if isinstance(n, int) else n for name, n in model.items()
-        }
-        why = phrase(f"report.no_model_{model['reason']}", **facts)
+        why = phrase(f"report.no_model_{model['reason']}", **model)
         raise HeadwiseError(
             f"the walk runs the model in the page. {why} Leave out html="
         )
     config = model["config"]
     layers, heads, width = config["n_layers"], config["n_heads"], config["d_model"]
-    count = f"{model['parameters']:,}"
     # Weights that travel in 16 bits give slightly other numbers: the page then says by how much at most.
     halved = (
         word("walk.halved", "p", 'class="caption"', error=f"{model['error']:.1g}")
@@ -242,7 +238,7 @@ def walk_html(
         layers=layers,
         heads=heads,
         width=width,
-        parameters=count,
+        parameters=f"{model['parameters']:,}",
     )
     body = frame("page/walk.html", lede=lede, halved=halved)
     start = {"text": text, "layer": layer, "head": head, "at": at, "report": report}

@@ -91,26 +91,21 @@ def _verbs() -> Facts:
     The page needs it to say what stays and what changes where a head is silenced: `trae` keeps the verb of `traería`,
     and has another tense. A word that stands with every verb, such as `él`, tells nothing of the verb.
     """
-    told: dict[str, tuple[set[str], set[str], set[str]]] = {}
+    wholes = verbs.VERBS, verbs.TENSES, verbs.PERSONS
+    words: dict[str, list[list[int]]] = {}
     for cell in verbs.cells():
         for form in f"{cell.english} {cell.spanish}".split():
-            facts = told.setdefault(form, (set(), set(), set()))
-            for kinds, fact in zip(
-                facts, (cell.verb, cell.tense, cell.person), strict=True
-            ):
-                kinds.add(fact)
-    wholes = verbs.VERBS, verbs.TENSES, verbs.PERSONS
-    words = {
-        form: [
-            sorted(whole.index(fact) for fact in facts)
-            if len(facts) < len(whole)
-            else []
-            for facts, whole in zip(sets, wholes, strict=True)
-        ]
-        for form, sets in told.items()
-    }
-    spanish = (line for line in verbs.conjugation_lines() if line.startswith("yo "))
-    return {"words": words, "spanish": next(spanish)}
+            told = words.setdefault(form, [[], [], []])
+            for place, fact in enumerate((cell.verb, cell.tense, cell.person)):
+                number = wholes[place].index(fact)
+                if number not in told[place]:
+                    told[place].append(number)
+    for told in words.values():
+        for numbers, whole in zip(told, wholes, strict=True):
+            if len(numbers) == len(whole):
+                numbers.clear()
+    spanish = next(x for x in verbs.conjugation_lines() if x.startswith("yo "))
+    return {"words": words, "spanish": spanish}
 
 
 def _run(summary: RunSummary) -> Facts:

@@ -262,9 +262,7 @@ def _print_roles(screen: Screen, survey: Survey) -> None:
     grid.add_column()
     missing = []
     for role in survey.roles:
-        names = [
-            profile.name for profile in survey.profiles if role.name in profile.roles
-        ]
+        names = [head.name for head in survey.profiles if role.name in head.roles]
         if names:
             grid.add_row(Text(role.name), str(len(names)), Text(listed(names, NAMED)))
         else:
@@ -313,39 +311,21 @@ def print_relations(screen: Screen, survey: Survey) -> None:
     """The best heads of each relation, those whose mass lies furthest above its controls (`lead`)."""
     rows = []
     for relation in survey.relations:
-        heads = [head for head in survey.profiles if relation.name in head.relations]
-        for head in sorted(heads, key=lambda head: -head.relations[relation.name].lead)[
-            :BEST
-        ]:
-            score = head.relations[relation.name]
-            star = "*" if relation.name in head.roles else ""
-            low, high = score.mass.low, score.mass.high
+        name, offset = relation.name, number(relation.offset_accuracy, 2)
+        heads = [head for head in survey.profiles if name in head.relations]
+        heads.sort(key=lambda head: -head.relations[name].lead)
+        for head in heads[:BEST]:
+            score, star = head.relations[name], "*" * (name in head.roles)
+            mass, low, high = score.mass.mean, score.mass.low, score.mass.high
+            figures = mass, score.even, score.untrained, score.elsewhere
+            shown = [number(figure, 2) for figure in (*figures, score.accuracy.mean)]
             # Of one document the interval has no ends.
-            span = (
-                f"{number(low, 2)}-{number(high, 2)}"
-                if math.isfinite(high - low)
-                else "-"
+            has_ends = math.isfinite(high - low)
+            shown.insert(1, f"{number(low, 2)}-{number(high, 2)}" if has_ends else "-")
+            rows.append(
+                [name, head.name + star, *shown, f"{relation.offset}: {offset}"]
             )
-            offset = f"{relation.offset}: {number(relation.offset_accuracy, 2)}"
-            figures = (
-                score.even,
-                score.untrained,
-                score.elsewhere,
-                score.accuracy.mean,
-            )
-            row = [relation.name, head.name + star, number(score.mass.mean, 2), span]
-            rows.append([*row, *(number(figure, 2) for figure in figures), offset])
-    headings = [
-        "relation",
-        "head",
-        "mass",
-        "95 %",
-        "even",
-        "untr.",
-        "else.",
-        "right",
-        "offset",
-    ]
+    headings = "relation,head,mass,95 %,even,untr.,else.,right,offset".split(",")
     note = (
         "mass: weight on the right tokens, with its 95 % interval; even: that of attention spread evenly; "
         "untr.: of the best untrained head; else.: of the same head at the same distances from other tokens; "
