@@ -176,23 +176,24 @@ def _pixels(image: Any) -> Any:
             raise HeadwiseError(
                 f"{image} cannot be read as an image: {error}"
             ) from None
-    pixels = np.asarray(
-        image.detach().cpu().float() if hasattr(image, "detach") else image, np.float64
-    )
-    # Colours first, as processors give them, become colours last. 1 is grey, 3 are colours; 4, which processors do
-    # not give, are colours and opacity.
+    if hasattr(image, "detach"):
+        image = image.detach().cpu().float()
+    pixels = np.asarray(image, np.float64)
+    # Colours first, as processors give them, become colours last: 1 is grey, 3 are colours, 4 have opacity besides.
+    colours = (1, 3, 4)
     if (
         pixels.ndim == 3
         and pixels.shape[0] in (1, 3)
-        and pixels.shape[2] not in (1, 3, 4)
+        and pixels.shape[2] not in colours
     ):
         pixels = pixels.transpose(1, 2, 0)
-    is_coloured = pixels.ndim == 3 and pixels.shape[2] in (1, 3, 4)
-    if not pixels.size or not (pixels.ndim == 2 or is_coloured):
+    if not pixels.size or not (
+        pixels.ndim == 2 or pixels.shape[2:] in [(n,) for n in colours]
+    ):
         raise HeadwiseError(
             f"an image is (rows, columns, 3) or (3, rows, columns), and this one is {pixels.shape}"
         )
-    if is_coloured:
+    if pixels.ndim == 3:
         pixels = pixels[..., :3]  # without opacity
     # From the darkest to the brightest: what a processor normed lies around 0. A copy, for the image is the caller's.
     pixels = pixels - pixels.min()

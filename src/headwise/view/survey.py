@@ -325,7 +325,8 @@ def print_relations(screen: Screen, survey: Survey) -> None:
             rows.append(
                 [name, head.name + star, *shown, f"{relation.offset}: {offset}"]
             )
-    headings = "relation,head,mass,95 %,even,untr.,else.,right,offset".split(",")
+    headings = ["relation", "head", "mass", "95 %"]
+    headings += ["even", "untr.", "else.", "right", "offset"]
     note = (
         "mass: weight on the right tokens, with its 95 % interval; even: that of attention spread evenly; "
         "untr.: of the best untrained head; else.: of the same head at the same distances from other tokens; "

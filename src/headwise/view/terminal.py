@@ -11,7 +11,6 @@ import unicodedata
 import numpy as np
 from numpy.typing import NDArray
 from rich.cells import cell_len, set_cell_size
-from rich.table import Table as Grid
 from rich.text import Text
 
 from headwise.records import HeadMaps, HeadSteps, Vector
@@ -76,34 +75,26 @@ def print_maps(screen: Screen, maps: HeadMaps) -> None:
         _picture(block_maximum(head.weights, size), shades) for head in maps.maps
     ]
     # of a picture, below its name
-    width = max(pictures[0][0].cell_len, *(len(head.name) for head in maps.maps))
-    labels = Text("\n".join(_row_labels(maps, size, screen.options.ascii_only)))
+    width = max(len(pictures[0][0]), *(len(head.name) for head in maps.maps))
+    labels = _row_labels(maps, size, screen.options.ascii_only)
     screen.say(
         f"{maps.model}: each row is a token that looks, each column a token looked at"
     )
-    across = max(
-        1, (room + GAP) // (width + GAP)
-    )  # the last picture in a row needs no gap
+    # the last picture in a row needs no gap
+    across = max(1, (room + GAP) // (width + GAP))
     for start in range(0, len(pictures), across):
-        # Of each column its width, a name and below it a picture; the labels of the rows come first, without a name.
-        columns = [(LABEL_WIDTH + 1, Text(), labels)]
-        for head, picture in list(zip(maps.maps, pictures, strict=True))[
-            start : start + across
-        ]:
-            columns.append((width + GAP, Text(head.name), Text("\n").join(picture)))
-        columns[-1] = (width, *columns[-1][1:])  # no gap behind the last one
-        grid = Grid.grid()
-        widths, names, drawn = zip(*columns, strict=True)
-        for column in widths:
-            grid.add_column(width=column, no_wrap=True, overflow="crop")
-        grid.add_row(*names)
-        grid.add_row(*drawn)
-        screen.print(grid, "", crop=True)  # "": an empty line below
+        names = [head.name for head in maps.maps[start : start + across]]
+        rows = zip(labels, *pictures[start : start + across], strict=True)
+        for label, *parts in ((" " * LABEL_WIDTH, *names), *rows):
+            line = (" " * GAP).join(part.ljust(width) for part in parts)
+            screen.print(Text(f"{label} {line}"), crop=True)
+        screen.print("")
     if size > 1:
         screen.say(
             f"{count} tokens: each cell is a block of {size} x {size}, shown by its largest weight"
         )
-    screen.print(_legend(shades), highlight=False, markup=False)
+    legend = [f"{s} from {level}" for s, level in zip(shades, LEVELS, strict=True)][1:]
+    screen.say(", ".join([f"weight: blank below {LEVELS[1]}", *legend]))
 
 
 def _row_labels(maps: HeadMaps, size: int, ascii_only: bool) -> list[str]:
@@ -120,20 +111,13 @@ def _row_labels(maps: HeadMaps, size: int, ascii_only: bool) -> list[str]:
     return labels
 
 
-def _picture(cells: NDArray[np.float32], shades: str) -> list[Text]:
+def _picture(cells: NDArray[np.float32], shades: str) -> list[str]:
     """The lines of a map."""
     # The number of the last level that is not above a weight: 0.05 itself has shade 1.
     levels = (
         np.searchsorted(np.array(LEVELS, dtype=np.float32), cells, side="right") - 1
     )
-    return [Text("".join(shades[level] for level in row)) for row in levels]
-
-
-def _legend(shades: str) -> Text:
-    parts = [f"weight: blank below {LEVELS[1]}"]
-    for shade, level in zip(shades[1:], LEVELS[1:], strict=True):
-        parts.append(f"{shade} from {level}")
-    return Text(", ".join(parts))
+    return ["".join(shades[level] for level in row) for row in levels]
 
 
 FEATURES = 16  # numbers of a vector that are shown, at most: a round choice
@@ -168,14 +152,8 @@ def print_steps(screen: Screen, steps: HeadSteps) -> None:
         for name, key in keys
     ]
     if steps.sink is not None and steps.sink_weight is not None:
-        rows.append(
-            [
-                "sink",
-                *[""] * (len(says) - 2),
-                _decimal(steps.sink),
-                _decimal(steps.sink_weight),
-            ]
-        )
+        sink = _decimal(steps.sink), _decimal(steps.sink_weight)
+        rows.append(["sink", *[""] * (len(says) - 2), *sink])
     Table(["", *says], rows, "Scores, and weights by a softmax").print(screen)
     gate = "" if steps.gate is None else f", times the gate {_decimal(steps.gate)}"
     _print_vectors(
