@@ -1,10 +1,10 @@
-"""The report of the default run in three pictures: writes docs/report.md, docs/report-*.png.
+"""The report of the default run in pictures, in English and Spanish: writes docs/report*.md and docs/report-*.png.
 
-    headwise train                                     # half a minute: runs/verbs
+    headwise train                                     # a minute: runs/verbs
     python examples/report_pictures.py runs/verbs      # some seconds, with the package playwright and a Chromium
 
-It does what a reader does: opens the page, looks for the head that reads the tense, silences it, types a sentence, and
-puts two heads side by side. The numbers in docs/report.md are those that the page shows.
+It does what a reader does: opens the page, asks its three questions, silences the head that reads the tense, and puts
+two heads side by side. What docs/report.md says of heads is what the page says.
 """
 
 from __future__ import annotations
@@ -13,14 +13,104 @@ import shutil
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-AUXILIARIES = ("will", "would", "am", "are", "is", "have", "has")
+
+# In each place of a page: what the report says, or the end of a picture's name.
+PAGES = {
+    "en": """# The report
+
+*[En español](report.es.md)*
+
+Written by `python examples/report_pictures.py`, which opens the report of the default run (seed 0) in a browser,
+does these steps, and copies what the page says. The words are those of one machine: on another, other heads can do
+it, and your page says which.
+
+`make run` ends with `runs/verbs/report.html`. The file needs no network, and the model itself is inside it.
+
+![The report opens with a sentence](report-sentence{end}.png)
+
+**Choose a word.** The page opens with `{text}`, and looks at the last word but one: the next word is predicted from
+there. The row of that word lights up in every head's picture, and the words it looks at are coloured. With the
+pointer on a head the line is seen through that head.
+
+**Three questions.** Each leads to a word and to a move: silence a head, read what stays and what changes. Guess,
+and the page answers, with its proof:
+
+{answers}
+
+Where two heads share the work, or none is needed, that is the answer. A badge below a picture says where a head
+looks; what it does, its silence says.
+
+![The head that reads the tense is silenced](report-silenced{end}.png)
+
+**Your own sentence.** Maps and the expected word follow at each key. A word that the model does not know is refused
+before it predicts anything, and the nearest that it knows are offered; `___` is the place to fill. The temperature
+stands beside the prediction.
+
+![The whole model](report-whole{end}.png)
+
+**The whole model in one picture**, from the tokens to the next word, with the size of each part: open one, and it
+grows.
+
+![Two heads side by side](report-heads{end}.png)
+
+**Look closer.** The name below a picture enlarges it, and another head can stand beside it. `#{head}/5` behind the
+address opens that head at that word, so that you can send a link. A slider there multiplies what the head gives by
+-1 to 2, and the prediction follows; a link leads to the walk through the head, step by step, and back. The page is
+in English or Spanish, as the browser or the reader chooses.
+
+Which head reads the tense differs from seed to seed; [the picture book](heads.md) has three.
+""",
+    "es": """# El informe
+
+*[In English](report.md)*
+
+Lo escribe `python examples/report_pictures.py`, que abre en un navegador el informe del entrenamiento por defecto
+(semilla 0), da estos pasos y copia lo que dice la página. Las palabras son las de una máquina: en otra pueden
+hacerlo otras cabezas, y tu página dice cuáles.
+
+`make run` termina con `runs/verbs/report.html`. El archivo no necesita red y lleva dentro el propio modelo.
+
+![El informe abre con una frase](report-sentence{end}.png)
+
+**Elige una palabra.** La página abre con `{text}` y mira la penúltima palabra: desde allí se predice la siguiente.
+Su fila se ilumina en la imagen de cada cabeza, y se colorean las palabras que mira. Con el puntero sobre una
+cabeza, la frase se ve a través de ella.
+
+**Tres preguntas.** Cada una lleva a una palabra y a una jugada: silencia una cabeza y lee qué se mantiene y qué
+cambia. Da tu respuesta, y la página contesta con su prueba:
+
+{answers}
+
+Donde dos cabezas comparten el trabajo, o no hace falta ninguna, esa es la respuesta. La etiqueta bajo una imagen
+dice adónde mira la cabeza; lo que hace lo dice su silencio.
+
+![La cabeza que lee el tiempo verbal, silenciada](report-silenced{end}.png)
+
+**Tu propia frase.** Los mapas y la palabra esperada siguen cada tecla. Una palabra que el modelo no conoce se
+rechaza antes de predecir nada, y se ofrecen las más parecidas; `___` es el hueco que se llena. La temperatura está
+junto a la predicción.
+
+![Todo el modelo](report-whole{end}.png)
+
+**Todo el modelo en una imagen**, de los tokens a la palabra siguiente, con el tamaño de cada parte: abre una y crece.
+
+![Dos cabezas lado a lado](report-heads{end}.png)
+
+**De cerca.** El nombre bajo una imagen la amplía, y otra cabeza puede ponerse al lado. `#{head}/5` tras la
+dirección abre esa cabeza en esa palabra, para enviar un enlace. Un control multiplica por -1 a 2 lo que aporta la
+cabeza, y la predicción lo sigue; un enlace lleva al recorrido por la cabeza, paso a paso, y de vuelta. La página
+está en inglés o español, según el navegador o quien lee.
+
+Qué cabeza lee el tiempo verbal cambia con la semilla; [el libro de imágenes](heads.md) (en inglés) muestra tres.
+""",
+}
 
 
 def within_reach(report: Path, folder: Path) -> Path:
@@ -31,80 +121,38 @@ def within_reach(report: Path, folder: Path) -> Path:
     return copy
 
 
-def looks(page: Page) -> list[dict[str, Any]]:
-    """Every head: where it looks from the word that the page looks at, and how hard."""
-    found: list[dict[str, Any]] = page.evaluate(
-        """heads.map(({ name }, number) => {
-          const { inside } = looksOf(number, view.at), key = inside.indexOf(Math.max(...inside));
-          return { name, at: view.shown.tokens[key], weight: inside[key] };
-        })"""
-    )
-    return found
+def answer(page: Page, part: str) -> str:
+    """Asks a question, guesses that no head does it alone, and gives the question, the answer and the proofs."""
+    page.click(f"#quests [data-part={part}]")
+    page.locator("#guesses button").last.click()
+    page.wait_for_selector("#quest-answer .found")
+    question = page.inner_text(f"#quests [data-part={part}]")
+    proofs = "; ".join(page.locator(".proofs li").all_inner_texts())
+    return f"- *{question}* {page.inner_text('#quest-answer .found')} {proofs}."
 
 
-def strongest(page: Page, words: tuple[str, ...]) -> dict[str, Any]:
-    """The head that looks hardest at one of these words."""
-    return max((look for look in looks(page) if look["at"] in words), key=lambda look: look["weight"])
-
-
-def silence(page: Page, head: str) -> None:
-    page.get_by_role("button", name=f"Silence {head}").first.click()
-
-
-def after(page: Page) -> dict[str, str]:
-    """What the page says of the next token, with and without the silenced heads."""
-    told: dict[str, str] = page.evaluate(
-        """(() => { const { after, rows, follow } = engine.next(view.at);
-          const best = (column) => rows.reduce((most, row) => (row[column] > most[column] ? row : most));
-          const chosen = rows.find(([id]) => id === follow), first = best(2), now = best(3);
-          return { from: after, chosen: chosen[1], first: first[1], now: now[1],
-            whole: percent(chosen[2]), less: percent(chosen[3]), then: percent(now[3]) }; })()"""
-    )
-    return told
-
-
-def page_of(text: str, tense: dict[str, Any], verbs: list[dict[str, Any]], first: dict[str, str]) -> str:
-    """The page; of `verbs`, the heads that look at the verb, the one that matters most comes first."""
-    verb, *others = verbs
-    idle = "".join(
-        f" {look['name']} looks at `{look['at']}` as well ({look['weight']:.2f}), but without it the model still says"
-        f" `{look['without']['now']}` ({look['without']['then']}): a large weight is not a cause."
-        for look in others[-1:]
-        if look["without"]["now"] == first["first"]
-    )
-    now = verb["without"]
-    return f"""# The report
-
-Written by `python examples/report_pictures.py`, which opens the report of the default run (seed 0) in a browser, does
-these steps, and reads the numbers off the page. The numbers are of one machine.
-
-`make run` ends with `runs/verbs/report.html`. The file needs no network, and the model itself is inside it.
-
-![The report opens with a held-out line]({"report-sentence.png"})
-
-**Point at a word.** The page opens with a line that the model has never seen, `{text}`, and looks at `{first["from"]}`:
-the next word is predicted from there. The row of that word lights up in every head's picture, and the words it looks at
-are coloured. With the pointer on the picture of {tense["name"]} the line is seen through that head: it looks at
-`{tense["at"]}` ({tense["weight"]:.2f}), the word that decides the tense. {verb["name"]} looks at `{verb["at"]}`
-({verb["weight"]:.2f}), the word that decides the verb.
-
-![The head that reads the tense is silenced]({"report-silenced.png"})
-
-**Silence it.** A click on the picture of {tense["name"]}: the model said `{first["first"]}` ({first["whole"]}), and now
-it says `{first["now"]}` ({first["then"]}). `{first["chosen"]}` falls to {first["less"]}. Without {verb["name"]} instead
-it says `{now["now"]}` ({now["then"]}).{idle} "Silence each in turn" ranks all heads for this word.
-
-![Two heads side by side]({"report-heads.png"})
-
-**Look closer.** The name below a picture enlarges it, and another head can stand beside it. Type under "Your own
-sentence": maps, numbers and the expected words follow at each key, the page offers words that can stand next, and
-marks a word that the model does not know, with the nearest that it knows.
-`#{tense["name"]}/5` behind the address opens that head at that word, so that you can send a link. A slider there
-multiplies what the head gives by -1 to 2, and the prediction follows; a link leads to the walk through the head, step
-by step, and back. The page is in English or Spanish, as the browser or the reader chooses.
-
-Which head reads the tense differs from seed to seed; [the picture book](heads.md) has three.
-"""
+def walk_through(page: Page, address: str, lang: str) -> None:
+    """Does the steps in one language, and writes the page and its pictures."""
+    end = "" if lang == "en" else f".{lang}"
+    page.goto(f"{address}?lang={lang}")
+    page.wait_for_function("() => document.getElementById('main').dataset.drawn > 0")
+    text = page.input_value("#own-text")
+    page.wait_for_timeout(200)
+    page.screenshot(path=DOCS / f"report-sentence{end}.png")
+    page.locator("#whole").screenshot(path=DOCS / f"report-whole{end}.png")
+    answers = "\n".join(answer(page, part) for part in ("person", "verb", "tense"))
+    head, *others = page.evaluate("[...answer.trials, ...answer.all].flatMap((each) => each.names)")
+    page.locator(f".head[data-number='{page.evaluate(f'numberOf.get({head!r})')}'] .picture").click()
+    page.mouse.move(640, 60)
+    page.evaluate("scrollTo(0, 0)")
+    page.screenshot(path=DOCS / f"report-silenced{end}.png")
+    page.click("#wake")
+    page.locator(f".head .name[aria-label^='{head},']").click()
+    page.select_option("#beside", next(name for name in others if name != head))
+    page.screenshot(path=DOCS / f"report-heads{end}.png")
+    page.click("#close")
+    words = PAGES[lang].format(text=text, answers=answers, head=head, end=end)
+    (DOCS / f"report{end}.md").write_text(words, encoding="utf-8")
 
 
 def main() -> None:
@@ -115,34 +163,10 @@ def main() -> None:
     with sync_playwright() as playwright, TemporaryDirectory() as folder:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--headless", "--no-sandbox"])
         page = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
-        page.goto(within_reach(report, Path(folder)).as_uri())
-        page.wait_for_function("() => document.getElementById('main').dataset.drawn > 0")
-        text = page.input_value("#own-text")
-        page.locator("#sentence .looking").click()
-        tense = strongest(page, AUXILIARIES)
-        decides = page.evaluate("view.shown.tokens[view.shown.tokens.indexOf('=') - 1]")
-        verbs = [look for look in looks(page) if look["at"] == decides and look["weight"] > 0.5]
-        for look in verbs:
-            silence(page, look["name"])
-            look |= {"without": after(page)}
-            page.click("#wake")
-        verbs.sort(key=lambda look: float(look["without"]["less"].split()[0]))
-        page.locator(f".head .name[aria-label^='{tense['name']},']").hover()
-        page.screenshot(path=DOCS / "report-sentence.png")
-        page.click("#each")
-        page.wait_for_selector("#ranking li")
-        silence(page, tense["name"])
-        page.mouse.move(640, 60)
-        first = after(page)
-        page.evaluate("scrollTo(0, 0)")
-        page.screenshot(path=DOCS / "report-silenced.png")
-        page.click("#wake")
-        page.locator(f".head .name[aria-label^='{tense['name']},']").click()
-        page.select_option("#beside", verbs[0]["name"])
-        page.screenshot(path=DOCS / "report-heads.png")
+        for lang in PAGES:
+            walk_through(page, within_reach(report, Path(folder)).as_uri(), lang)
         browser.close()
-    (DOCS / "report.md").write_text(page_of(text, tense, verbs, first), encoding="utf-8")
-    print(f"wrote {DOCS / 'report.md'} and three pictures")
+    print(f"wrote {DOCS / 'report.md'}, its Spanish twin, and four pictures of each")
 
 
 if __name__ == "__main__":

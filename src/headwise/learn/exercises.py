@@ -20,7 +20,7 @@ import tomllib
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
+from difflib import get_close_matches
 from functools import cache
 from importlib import resources
 from itertools import combinations
@@ -91,12 +91,10 @@ class Exercise:
     def source(self, language: str, solved: bool = False, answer: str = "") -> str:
         """The file that a learner gets: text, question, code."""
         text, say = self.texts[language], speaker(language)
-        parts = [self.heading(language)]
-        parts += [wrapped(text["text"])]
-        parts += (
-            [say("picture", figure=self.figure_file(language))] if self.figure else []
-        )
-        parts += [f"{say('question')}\n\n{wrapped(text['question'])}"]
+        parts = [self.heading(language), wrapped(text["text"])]
+        if self.figure:
+            parts.append(say("picture", figure=self.figure_file(language)))
+        parts += [say("question"), wrapped(text["question"])]
         head = "\n\n".join(parts)
         return f'"""{head}\n"""\n\nanswer = "{answer}"  # {say("choose")}\n\n\n{self.code(language, solved)}'
 
@@ -130,12 +128,12 @@ class Exercise:
 
     def function_at(self, source: str, line: int | None, call: str = "") -> str:
         """The function or class at fault: that of a line of the file, else the first one that a call names."""
-        above = "\n".join(source.splitlines()[:line]) if line else ""
         top = r"^(?:def|class) (\w+)"
-        begun = [COURSE_NAMES.get(name, name) for name in re.findall(top, above, re.M)]
+        above = "\n".join(source.splitlines()[: line or 0])
         names = re.findall(top, self.solution, re.M)
         called = [name for name in re.findall(r"\w+", call) if name in names]
-        return begun[-1] if begun else called[0] if called else ""
+        name = ["", *called[:1], *re.findall(top, above, re.M)][-1]
+        return COURSE_NAMES.get(name, name)
 
     def letter_of(self, language: str, answer: str) -> str:
         """The letter of the choice that an answer words, such as b of "two thirds"; none of them: all letters."""
@@ -164,18 +162,12 @@ def wrapped(text: str) -> str:
 def exercises() -> tuple[Exercise, ...]:
     """All exercises in their order."""
     read = []
-    for name in sorted(
-        file.name
-        for file in FOLDER.joinpath("exercises").iterdir()
-        if file.name.endswith(".toml")
-    ):
-        data = tomllib.loads(
-            FOLDER.joinpath("exercises", name).read_text(encoding="utf-8")
-        )
+    files = FOLDER.joinpath("exercises").iterdir()
+    for file in sorted(files, key=lambda file: file.name):
+        data = tomllib.loads(file.read_text(encoding="utf-8"))
         texts = {language: data.pop(language) for language in LANGUAGES}
-        read.append(
-            Exercise(int(name[:2]), name.removesuffix(".toml"), texts=texts, **data)
-        )
+        name = file.name.removesuffix(".toml")
+        read.append(Exercise(int(name[:2]), name, texts=texts, **data))
     return tuple(read)
 
 
@@ -267,33 +259,27 @@ def judge(
     variant = next(alike, "")  # none: no known bug does the same
     bugs = exercise.bugs_of(variant)
     if difference:
-        status, evidence = "wrong", difference
-        function = exercise.function_at(source, None, wrong_call)
-        line, quoted = likely_line(exercise, source, variant)
+        # remarks alone: the exercise is passed
+        is_right = bool(bugs) and all(bug.get("told") for bug in bugs)
+        status, evidence = "passed" if is_right else "wrong", difference
+        line, place = likely_line(exercise, source, variant), None
     else:
-        status, evidence, line = (
-            "failed",
-            explained(str(error), language),
-            learner.get("line"),
-        )
-        function = exercise.function_at(source, line, learner.get("call", ""))
-        quoted = "".join(source.splitlines()[line - 1 : line]).strip() if line else ""
+        status, evidence = "failed", explained(str(error), language)
+        line = place = learner.get("line")
+        wrong_call = learner.get("call", "")
+        if wrong_call:
+            evidence = f"{shortened(wrong_call)}: {evidence}"
         if "end" in learner:
             evidence = say(learner["end"], seconds=SECONDS)
-        elif learner["call"]:
-            evidence = f"{shortened(learner['call'])}: {evidence}"
-    if bugs and all(bug.get("told") for bug in bugs):  # remarks alone
-        status = "passed"
-    names = tuple(bug["id"] for bug in bugs)
     return Mark(
         status,
         guess,
         line,
-        quoted,
-        names,
+        source.splitlines()[line - 1].strip() if line else "",
+        tuple(bug["id"] for bug in bugs),
         evidence,
         " ".join(bug[language] for bug in bugs),
-        function,
+        exercise.function_at(source, place, wrong_call),
         silent=evidence == say("nothing", call=shortened(wrong_call)),
     )
 
@@ -338,11 +324,8 @@ def plain(value: Any) -> Any:
         value = value.tolist()
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    return (
-        value
-        if isinstance(value, bool | int | float | str) or value is None
-        else f"<{type(value).__name__}>"
-    )
+    is_plain = isinstance(value, bool | int | float | str | None)
+    return value if is_plain else f"<{type(value).__name__}>"
 
 
 def outcome(code: str, name: str, setup: str, calls: Sequence[str]) -> dict[str, Any]:
@@ -353,11 +336,8 @@ def outcome(code: str, name: str, setup: str, calls: Sequence[str]) -> dict[str,
         module: dict[str, Any] = {"__name__": "exercise", "__file__": name}
         exec(compile(code, name, "exec"), module)
         # The calls find a class that has a course's name, too.
-        module = {
-            ours: module[theirs]
-            for theirs, ours in COURSE_NAMES.items()
-            if theirs in module
-        } | module
+        for theirs in COURSE_NAMES.keys() & module:
+            module.setdefault(COURSE_NAMES[theirs], module[theirs])
         inputs: dict[str, Any] = {}
         exec(compile(setup, "setup", "exec"), inputs)
         for call in calls:
@@ -442,25 +422,18 @@ def shortened(text: str) -> str:
     return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
 
 
-def likely_line(
-    exercise: Exercise, source: str, variant: str
-) -> tuple[int | None, str]:
+def likely_line(exercise: Exercise, source: str, variant: str) -> int | None:
     """The line of the file that looks most like what the first bug makes of the solution."""
-    if not variant:
-        return None, ""
+    lines = [line.strip() for line in source.splitlines()]
     right = exercise.code().splitlines()
-    # A line less like it says nothing: 0.6 is difflib's own rule of thumb. Of two lines as like, the upper one wins.
-    best = (0.6, 0)
-    likeliest: tuple[int | None, str] = (None, "")
-    for wrong in exercise.variants()[variant.split()[0]].splitlines():
-        # "pass" stands where the bug leaves a line out
-        if wrong in right or wrong.strip() == "pass":
-            continue
-        for number, line in enumerate(source.splitlines(), 1):
-            likeness = SequenceMatcher(None, line.strip(), wrong.strip()).ratio()
-            if (likeness, -number) > best:
-                best, likeliest = (likeness, -number), (number, line.strip())
-    return likeliest
+    for wrong in (
+        exercise.variants()[variant.split()[0]].splitlines() if variant else ()
+    ):
+        # difflib's own bound of likeness, 0.6; "pass" stands where the bug leaves a line out
+        if wrong not in right and wrong.strip() != "pass":
+            for line in get_close_matches(wrong.strip(), lines, 1):
+                return lines.index(line) + 1
+    return None
 
 
 def main() -> None:

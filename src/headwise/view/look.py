@@ -115,12 +115,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, code: int, text: str, kind: str = "text/plain") -> None:
         content = text.encode()
         self.send_response(code)
-        headers = {
-            "Content-Type": f"{kind}; charset=utf-8",
-            "Content-Length": str(len(content)),
-            **ALONE,
-        }
-        for name, value in headers.items():
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(content)))
+        for name, value in ALONE.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(content)

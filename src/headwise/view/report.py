@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import math
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,9 @@ from headwise.words import Facts, known, sent
 # The page shows three decimals. A step of 1/65535 puts a stored weight at most 0.000008 off, far below the last of
 # them, in half the bytes of a float32.
 LEVELS = 2**16 - 1
+# What the page has as the survey has it, and as the profile of a head has it.
+EXTENT = ("family", "n_documents", "n_tokens", "longest")
+PLACE = ("name", "part", "layer", "head")
 
 Shares = NDArray[np.float64]  # fractions of a head's attention, see `shares_of`
 
@@ -56,14 +60,8 @@ def survey_data(
     wide = any(profile.top_keys.max(initial=0) > LEVELS for profile in survey.profiles)
     return {
         "model": survey.model,
-        "extent": {
-            "family": survey.family,
-            "n_documents": survey.n_documents,
-            "n_tokens": survey.n_tokens,
-            "longest": survey.longest,
-            "n_heads": len(survey),
-            "n_layers": n_layers(survey),
-        },
+        "extent": {"n_heads": len(survey), "n_layers": n_layers(survey)}
+        | {name: getattr(survey, name) for name in EXTENT},
         "texts": list(map(sent, survey.texts)),
         "loss": survey.loss,
         "ablated": survey.ablated,
@@ -135,10 +133,7 @@ def _heads(survey: Survey, columns: tuple[Column, ...], wide: bool) -> list[Fact
         shares, first = pictures[profile.name]
         heads.append(
             {
-                "name": profile.name,
-                "part": profile.part,
-                "layer": profile.layer,
-                "head": profile.head,
+                **{name: getattr(profile, name) for name in PLACE},
                 "cross": profile.part == "cross",
                 "values": [
                     _interval(value_of(profile, column.key)) for column in columns
@@ -187,10 +182,10 @@ def shares_of(survey: Survey) -> dict[str, tuple[Shares, Shares]]:
     text of at most as many tokens as blocks both are the weights themselves.
     """
     # sum of a row in each stack: 1 / block size, where blocks are even, without a sink
-    largest: dict[str, float] = {}
+    largest: dict[str, float] = defaultdict(float)
     for profile in survey.profiles:
         row = float(np.nan_to_num(profile.thumbnail).sum(axis=1).max())
-        largest[profile.part] = max(row, largest.get(profile.part, 0.0))
+        largest[profile.part] = max(row, largest[profile.part])
     shares = {}
     for profile in survey.profiles:
         blocks, length = profile.thumbnail.shape[1], text_length(survey, profile)

@@ -154,31 +154,22 @@ def _look(survey: Survey, profile: HeadProfile) -> Note:
         score = profile.relations[role]
         # the token that looks, the one it looks at, with which weight
         looks, at, size = score.example
-        weight, mean = number(size, 2), number(score.mass.mean, 2)
-        name = labelled("role", role)
-        return Note.of(
-            "sentence.relation", looks=looks, at=at, weight=weight, role=name, mean=mean
-        )
+        facts = {"looks": looks, "at": at, "weight": number(size, 2)}
+        facts |= {"role": labelled("role", role), "mean": number(score.mass.mean, 2)}
+        return Note.of("sentence.relation", **facts)
     # a role -> the statistic by which it is earned
     scores = {role.name: role.score for role in survey.roles}
     for role in TELLING:
         if role in profile.roles:
-            job, mean = (
-                Note.of(key_of("job", role)),
-                number(profile.means[scores[role]], 2),
-            )
-            return Note.of("sentence.role", job=job, role=role, mean=mean)
+            job, mean = Note.of(key_of("job", role)), profile.means[scores[role]]
+            return Note.of("sentence.role", job=job, role=role, mean=number(mean, 2))
     if not profile.examples:
-        return Note.of(
-            "sentence.nothing", mean=number(profile.means.get("confidence"), 2)
-        )
+        mean = number(profile.means.get("confidence"), 2)
+        return Note.of("sentence.nothing", mean=mean)
     hardest = profile.examples[0]  # they come with the largest weight first
     # Without the space that many tokens begin with; the example of a relation comes without it.
-    looks, at, weight = (
-        hardest.looks.strip(),
-        hardest.at.strip(),
-        number(hardest.weight, 2),
-    )
+    looks, at = hardest.looks.strip(), hardest.at.strip()
+    weight = number(hardest.weight, 2)
     return Note.of("sentence.strongest", looks=looks, at=at, weight=weight)
 
 
