@@ -25,8 +25,7 @@ function tells(part, word) { return part === 'word' ? [word] : data.verbs.words[
 // Do two words have a part in common?
 function shares(part, one, other) { return tells(part, one).some((fact) => tells(part, other).includes(fact)); }
 
-// What the model says without some heads: the parts that stay and that change, and how much chance is left, `kept`, to
-// words which have the part that is asked for.
+// What the model says without some heads: the parts that stay and change; `kept`, the chance of words with this part.
 function trial(names, place = placeOf(topic)) {
   const chances = without(names, place), word = nameOf(likeliest(chances)), before = untouched?.word ?? word;
   const has = PARTS.filter((part) => tells(part, before).length);

@@ -8,7 +8,6 @@ import { makeGrid } from './grid.js';
 import './next.js';
 import { showOwn, startOwn } from './own.js';
 import './quest.js';
-import './sentence.js';
 import { passage, sentence, showText } from './shown.js';
 import { columnMeaning, columnName, count, data, heads, matches, pin, sayOr, toggleSilence, view } from './state.js';
 import './roles.js';

@@ -91,10 +91,7 @@ function normalText(rule, text) {
     case 'Lowercase': return text.toLowerCase();
     case 'Prepend': return text ? rule.prepend + text : text;
     // A function, since in a string `$` would have a meaning.
-    case 'Replace': {
-      const { Regex: regex, String: string } = rule.pattern;
-      return text.replaceAll(regex ? new RegExp(regex, 'gu') : string, () => rule.content);
-    }
+    case 'Replace': return text.replaceAll(patternOf(rule), () => rule.content);
     default: return text.normalize(rule.type); // NFC, NFD, NFKC, NFKD
   }
 }
@@ -112,13 +109,16 @@ function divided(tokens, rule, words) {
   }
 }
 
+// One of the two; in a string no sign has a meaning of its own.
+function patternOf({ pattern: { Regex: regex, String: string } }) {
+  return new RegExp(regex ?? string.replace(/[\\^$.*+?()[\]{}|/]/g, '\\$&'), 'gu');
+}
+
 // What matches becomes a piece ("Isolated") or goes ("Removed"); what lies between is always a piece.
 function splitAt(rule, word) {
-  const { Regex: regex, String: string } = rule.pattern; // one of the two; in a string no sign has a meaning of its own
-  const pattern = new RegExp(regex ?? string.replace(/[\\^$.*+?()[\]{}|/]/g, '\\$&'), 'gu');
   const parts = [];
   let end = 0;
-  for (const match of word.matchAll(pattern)) {
+  for (const match of word.matchAll(patternOf(rule))) {
     parts.push(word.slice(end, match.index));
     if (rule.behavior === 'Isolated') parts.push(match[0]);
     end = match.index + match[0].length;

@@ -1,7 +1,6 @@
 // --- The whole model in one picture: from the tokens to the next word, each part with its size ---
 //
-// A part is a small picture of what it gives for the sentence: a row is a token, a column one of its numbers. It opens
-// to a larger one and a word of explanation; a head opens as it does everywhere.
+// A part is a small picture of what it gives, a row for each token; it opens to a larger one with a word about it.
 
 import { byId, element, makeButton, on, say, worded } from './base.js';
 import { paint } from './colours.js';
