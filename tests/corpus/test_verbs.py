@@ -149,3 +149,11 @@ def test_what_a_reader_types_is_known() -> None:
     ):
         assert tokens.unknown is None and len(tokens.prompt(text)) > 4
     assert tokens.shown(tokens.encode("I sing, he sings.")) == ("I", "sing", ",", "he", "sings", ".")
+
+
+def test_what_a_word_tells() -> None:
+    words = verbs.told()["words"]
+    work, conditional, he = verbs.VERBS.index("work"), verbs.TENSES.index("conditional"), verbs.PERSONS.index("he")
+    assert words["trabajaría"][:2] == [[work], [conditional]] and he in words["trabajaría"][2]
+    assert words["trabaja"][0] == [work] and conditional not in words["trabaja"][1]
+    assert words["él"] == [[], [], [he]] and words["would"][0] == []  # what stands with every verb tells none

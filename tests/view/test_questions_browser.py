@@ -16,7 +16,7 @@ from headwise.corpus.tokens import Tokens
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.heads.watch import head_maps
 from headwise.models.pack import pack_model
-from headwise.view.report import _verbs, write_report
+from headwise.view.report import write_report
 
 pytestmark = pytest.mark.browser
 
@@ -52,14 +52,6 @@ def answered(page: Page, part: str, guess: int = 0) -> str:
     page.wait_for_selector("#quest-answer .found")
     lines = page.locator("#quest-answer > p:not(.caption), .proofs li").all_inner_texts()
     return " ".join(plain(line) for line in lines)
-
-
-def test_what_a_word_tells() -> None:
-    words = _verbs()["words"]
-    work, conditional, he = verbs.VERBS.index("work"), verbs.TENSES.index("conditional"), verbs.PERSONS.index("he")
-    assert words["trabajaría"][:2] == [[work], [conditional]] and he in words["trabajaría"][2]
-    assert words["trabaja"][0] == [work] and conditional not in words["trabaja"][1]
-    assert words["él"] == [[], [], [he]] and words["would"][0] == []  # what stands with every verb tells none
 
 
 W, OTHER, PRESENT, BOTH = "trabajaría", "comería", "trabaja", "comió"
@@ -117,7 +109,7 @@ def test_the_person_is_asked_for_where_the_pronoun_comes(page: Page) -> None:
 def test_spanish_opens_in_spanish(page: Page) -> None:
     page.click("#again")
     page.click("#languages [lang=es]")
-    assert page.input_value("#own-text") == _verbs()["spanish"] and page.input_value("#own-text").startswith("yo ")
+    assert page.input_value("#own-text") == verbs.told()["spanish"] and page.input_value("#own-text").startswith("yo ")
     page.evaluate(PLANT, {"": W, "L0.H2": PRESENT})
     answer = answered(page, "tense", 2)
     assert page.input_value("#own-text") == TEXT  # the sentence of the questions

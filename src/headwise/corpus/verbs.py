@@ -179,6 +179,31 @@ def _sentence(clause: str, noun: str = "") -> str:
     return f"{clause[0].upper()}{clause[1:]} ."
 
 
+def told() -> dict[str, Any]:
+    """What each word of the cells tells, and a line of the corpus in Spanish, for a page that says what a head changes.
+
+    `words` has for each word the numbers of the verbs, tenses and persons of which it is a form: `trae` shares the verb
+    of `traería`, and not its tense. A word that stands with all of them, such as `él` with every verb, tells nothing.
+    """
+    wholes = VERBS, TENSES, PERSONS
+    words: dict[str, list[list[int]]] = {}
+    for cell in cells():
+        for form in f"{cell.english} {cell.spanish}".split():
+            facts = words.setdefault(form, [[], [], []])
+            for place, fact in enumerate((cell.verb, cell.tense, cell.person)):
+                number = wholes[place].index(fact)
+                if number not in facts[place]:
+                    facts[place].append(number)
+    for facts in words.values():
+        for numbers, whole in zip(facts, wholes, strict=True):
+            if len(numbers) == len(whole):
+                numbers.clear()
+    return {
+        "words": words,
+        "spanish": next(line for line in conjugation_lines() if line.startswith("yo ")),
+    }
+
+
 def clause_orders(line: str) -> tuple[str, ...]:
     """The line with what stands between its commas in every order: 6 of a conjugation line, 1 of a bilingual one."""
     return tuple(" , ".join(clauses) for clauses in permutations(line.split(" , ")))

@@ -269,8 +269,8 @@ def story_page(path: str | Path, story: Story, lang: str = "en") -> None:
         lang: [story.sentence(part, lang) for part in story.told] for lang in LANGUAGES
     }
     data["sentences"] = sentences
-    data["opening"] = {lang: story.opening(lang) for lang in LANGUAGES}
-    data["closing"] = {lang: story.closing(lang) for lang in LANGUAGES}
+    for name in ("opening", "closing"):
+        data[name] = {lang: getattr(story, name)(lang) for lang in LANGUAGES}
     answer = story.answer.strip() or story.answer  # a token may be spaces alone
     document = page(
         "why",

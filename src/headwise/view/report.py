@@ -77,33 +77,10 @@ def survey_data(
         "maps": None if maps is None else _maps(maps),
         "run": None if summary is None else _run(summary),
         "walk": walk,
-        "verbs": _verbs()
+        "verbs": verbs.told()
         if summary is not None and summary.facts.get("text") == verbs.NAME
         else None,
     }
-
-
-def _verbs() -> Facts:
-    """Of the verb corpus: what each word tells of verb, tense and person, and a line of it in Spanish.
-
-    The page needs it to say what stays and what changes where a head is silenced: `trae` keeps the verb of `traería`,
-    and has another tense. A word that stands with every verb, such as `él`, tells nothing of the verb.
-    """
-    wholes = verbs.VERBS, verbs.TENSES, verbs.PERSONS
-    words: dict[str, list[list[int]]] = {}
-    for cell in verbs.cells():
-        for form in f"{cell.english} {cell.spanish}".split():
-            told = words.setdefault(form, [[], [], []])
-            for place, fact in enumerate((cell.verb, cell.tense, cell.person)):
-                number = wholes[place].index(fact)
-                if number not in told[place]:
-                    told[place].append(number)
-    for told in words.values():
-        for numbers, whole in zip(told, wholes, strict=True):
-            if len(numbers) == len(whole):
-                numbers.clear()
-    spanish = next(x for x in verbs.conjugation_lines() if x.startswith("yo "))
-    return {"words": words, "spanish": spanish}
 
 
 def _run(summary: RunSummary) -> Facts:
