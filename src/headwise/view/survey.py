@@ -164,8 +164,8 @@ def _look(survey: Survey, profile: HeadProfile) -> Note:
             job, mean = Note.of(key_of("job", role)), profile.means[scores[role]]
             return Note.of("sentence.role", job=job, role=role, mean=number(mean, 2))
     if not profile.examples:
-        mean = number(profile.means.get("confidence"), 2)
-        return Note.of("sentence.nothing", mean=mean)
+        largest = number(profile.means.get("confidence"), 2)
+        return Note.of("sentence.nothing", mean=largest)
     hardest = profile.examples[0]  # they come with the largest weight first
     # Without the space that many tokens begin with; the example of a relation comes without it.
     looks, at = hardest.looks.strip(), hardest.at.strip()
