@@ -449,9 +449,9 @@ class _Reader:
                 (of_kind for of_kind in mask.values() if of_kind is not None), None
             )
         if hasattr(mask, "mask_mod"):  # a BlockMask of flex attention
-            B, _, T, S = mask.shape
+            B, H, T, S = mask.shape
             here = str(mask.kv_num_blocks.device)
-            mask = flex_attention.create_mask(mask.mask_mod, B, 1, T, S, device=here)
+            mask = flex_attention.create_mask(mask.mask_mod, B, H, T, S, device=here)
         if not isinstance(mask, Tensor):
             return self.padding if self.past else None  # that of the last call holds on
         if mask.ndim == 2:
