@@ -40,7 +40,9 @@ class Attention(nn.Module):
         allowed = (j <= i) & (j > i - WINDOW)
         if self.fault == "chunk" and old:
             allowed = j > i - WINDOW
-        if past is None and real is None and self.fault != "packed":  # positions that begin again part the texts of a row
+        if (
+            past is None and real is None and self.fault != "packed"
+        ):  # texts of a row begin again
             begins = positions.diff(dim=1, prepend=positions[:, :1] - 1) != 1
             text = begins.cumsum(1)[:, None]
             allowed = allowed & (text[..., None] == text[:, :, None])
