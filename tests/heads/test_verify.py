@@ -40,9 +40,7 @@ class Attention(nn.Module):
         allowed = (j <= i) & (j > i - WINDOW)
         if self.fault == "chunk" and old:
             allowed = j > i - WINDOW
-        if (
-            past is None and real is None and self.fault != "packed"
-        ):  # texts of a row begin again
+        if past is None and real is None and self.fault != "packed":  # texts of a row begin again
             begins = positions.diff(dim=1, prepend=positions[:, :1] - 1) != 1
             text = begins.cumsum(1)[:, None]
             allowed = allowed & (text[..., None] == text[:, :, None])
