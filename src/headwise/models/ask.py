@@ -339,27 +339,6 @@ def logits(model: nn.Module, ids: Tensor, last: bool = False) -> Tensor:
     return rows[:, -1:] if last else rows
 
 
-@contextmanager
-def _compact_row(model: nn.Module) -> Iterator[None]:
-    """Inside this block W_U reads a copy of its rows that is a tensor of its adapter.
-
-    Where a row is a part of a larger tensor, as the last of a text, torch has been seen to take fifty times as long for
-    this product in bfloat16; the numbers are the same.
-    """
-    head = _head_of(model)
-
-    def compact(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        # `contiguous()` would copy nothing: it ignores the stride of an axis of length 1, on which the slow way hangs.
-        return args[0].clone(memory_format=torch.contiguous_format), *args[1:]
-
-    with hooked(
-        [(head.register_forward_pre_hook, compact)]
-        if isinstance(head, nn.Linear)
-        else []
-    ):
-        yield
-
-
 def answers(model: nn.Module, ids: Tensor) -> Tensor:
     """Logits (B,T,V) of ids (B,T); of a model that predicts no tokens its last hidden states (B,T,C)."""
     return logits(model, ids) if predicts(model) else last_states(model, ids)
@@ -624,26 +603,15 @@ def _forward(
     past   a cache, by the name that the model has for it
     """
     ids = ids.to(device_of(model))
-    # the row of a single token is whole
-    with _compact_row(model) if last and ids.shape[1] > 1 else nullcontext():
-        if isinstance(model, GPT):
-            return SimpleNamespace(logits=model(ids, last_only=last))
-        adapter = adapter_of(model)
-        if adapter is not None:
-            return SimpleNamespace(logits=adapter.logits(model, ids))
-        inputs: dict[str, Any] = {"input_ids": ids, **past}
-        if _has_encoder(model):
-            decoded = (
-                ids
-                if start is None
-                else torch.tensor([start]).expand(len(ids), -1).to(ids)
-            )
-            inputs["decoder_input_ids"] = decoded
-        options = {"use_cache": use_cache} | ({"logits_to_keep": 1} if last else {})
-        taken = parameters_of(model)
-        return model(
-            **inputs, **{name: x for name, x in options.items() if name in taken}
-        )
+    if isinstance(model, GPT):
+        return SimpleNamespace(logits=model(ids, last_only=last))
+    inputs: dict[str, Any] = {"input_ids": ids, **past}
+    if _has_encoder(model):
+        decoded = ids if start is None else torch.tensor([start]).expand(len(ids), -1)
+        inputs["decoder_input_ids"] = decoded.to(ids)
+    options = {"use_cache": use_cache} | ({"logits_to_keep": 1} if last else {})
+    taken = parameters_of(model)
+    return model(**inputs, **{name: x for name, x in options.items() if name in taken})
 
 
 def parameters_of(model: nn.Module) -> Mapping[str, inspect.Parameter]:
