@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks import attention, check, generate, heads, share
+from benchmarks import attention, check, generate, heads, peer_maps, share
 from benchmarks.machine import machine
 
 BENCHMARKS: dict[str, Callable[[int], dict[str, Any]]] = {
@@ -16,6 +16,7 @@ BENCHMARKS: dict[str, Callable[[int], dict[str, Any]]] = {
     "decode": attention.decode,
     "generate": generate.run,
     "heads": heads.run,
+    "peer": peer_maps.run,
     "share": share.run,
     "check": check.run,
 }

@@ -112,4 +112,4 @@ def test_only_some_statistics() -> None:
         model(ids)
     refuses(lambda: seen["L0.H0"].thumbnail, "keeps no pictures")
     refuses(lambda: watch_call(model, ids, only=["copying"]), "no statistic 'copying'")
-    refuses(lambda: watch_call(model, ids, only="entropy"), "must be a list of statistics")
+    refuses(lambda: watch_call(model, ids, only=["entropie"]), "no statistic 'entropie'")

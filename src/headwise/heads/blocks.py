@@ -41,7 +41,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headwise.backends.torch_ import as_tensor, widest
+from headwise.backends.torch_ import as_tensor
 from headwise.heads.documents import Document
 from headwise.heads.statistics import (
     GATE,
@@ -204,9 +204,13 @@ class Pass:
         keys = call.k[b].to(self.dtype)
         self.keys = keys.mT.contiguous().mT if self.S > LONG else keys.contiguous()
         if "same_token" in self.formulas and document.k_ids is not None:
-            self.followers = self._followers(
-                document.k_ids.to(self.device), document.before
+            # Places 0 to S by the token before them, then by place: so the places after the copies of one token lie
+            # side by side. Both are one number, token * (S + 1) + place, so that no two tokens mix.
+            before = F.pad(
+                document.k_ids.to(self.device), (1, 0), value=document.before
             )
+            numbers = torch.arange(self.S + 1, device=self.device)
+            self.followers = (before * (self.S + 1) + numbers).sort()
         # (k,RUN) 1, the distance of a key from the middle of its run, and its square: times e and summed over a run
         # they give its weight and its first two moments.
         steps = torch.arange(RUN, dtype=self.dtype, device=self.device)
@@ -226,16 +230,6 @@ class Pass:
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
-
-    def _followers(self, k_ids: Tensor, before: int) -> tuple[Tensor, Tensor]:
-        """Places 0 to S by the token before them, then by place: token and place as one number, sorted; the places.
-
-        Each place follows a copy of the token before it, so that the places after the copies of one token lie side by
-        side. Both are one number, token * (S + 1) + place: places are 0 to S, so that no two tokens mix.
-        """
-        tokens = F.pad(k_ids, (1, 0), value=before) * (self.S + 1)
-        values, order = (tokens + torch.arange(self.S + 1, device=self.device)).sort()
-        return values, order
 
     def run(self, thread: int, n_threads: int, inference: bool) -> Tensor:
         """Go over the blocks that are this thread's, and return its `totals`; all other sums go into the pass.
@@ -258,23 +252,18 @@ class Pass:
             # holds the scores of a head's whole strip, also where e is made of fewer rows at a time.
             whole = self.empty(max(block, min(n, ROWS) * width))
             buffers = whole, self.empty(max(block, width))
-            totals = self.totals()
+            # what each key receives, (H,b,S), b as in the thumbnail
+            totals = torch.zeros(
+                (self.H, min(THUMBNAIL, n), self.S),
+                dtype=self.dtype,
+                device=self.device,
+            )
             for i, start in enumerate(range(0, n, ROWS)):
                 # Dealt out there and back, 0 1 2 2 1 0: a causal block is longer than the one before it, and so each
                 # thread has as much to do.
                 if i % (2 * n_threads) in (thread, 2 * n_threads - 1 - thread):
                     self._block(slice(start, min(start + ROWS, n)), buffers, totals)
         return totals
-
-    def totals(self) -> Tensor:
-        """Zeros for what a thread adds up over its blocks: what each key receives, (H,b,S), b as in the thumbnail."""
-        return torch.zeros(
-            self.H,
-            min(THUMBNAIL, len(self.at)),
-            self.S,
-            dtype=self.dtype,
-            device=self.device,
-        )
 
     def thumbnail(self, sums: Tensor) -> tuple[Tensor, Tensor]:
         """`Measured.thumbnail` and `first_key`, of the `totals` (H,b,S) of all threads together."""
@@ -296,13 +285,14 @@ class Pass:
     def weights(self, rows: slice) -> tuple[slice, Tensor]:
         """The keys that some queries may see, and their weights (H,t,s); by a softmax, with no buffer and no sums."""
         if self.call.weights is not None:
-            weights = self.call.weights[self.b, :, rows]
+            weights = self.call.weights[self.b, :, self.picked[rows]]
             return slice(0, self.S), weights.to(self.dtype).nan_to_num(0)
         keys, masked_from = self._keys(rows)
         width = _whole_runs(keys.stop - keys.start)
-        buffer = self.empty(self.H, rows.stop - rows.start, width)
-        everyone, strip = slice(0, self.H), self._strip(rows, keys, masked_from)
-        scores = self._scores(everyone, rows, keys, self._q(rows), buffer)
+        q, everyone = self._q(rows), slice(0, self.H)
+        strip = self._strip(rows, keys, masked_from)
+        buffer = self.empty(*q.shape[:2], width)
+        scores = self._scores(everyone, rows, keys, q, buffer)
         self._mask(scores, everyone, strip)
         logits = scores
         if self.sink is not None:  # one more logit, whose weight is then cut off
@@ -529,7 +519,7 @@ class Pass:
     def _keys(self, rows: slice) -> tuple[slice, int]:
         """The keys that windows and causal bounds leave to some queries, and `masked_from`, among all S."""
         queries = self.picked[rows]
-        first, last = int(queries[0]), int(queries[-1])
+        first, last = int(queries.min()), int(queries.max())
         low, high, masked_from = 0, self.S, self.S
         for mask in self.masks:
             # the bounds on key - query; None: no such bound
@@ -846,24 +836,15 @@ def top_keys(call: Call, b: int, rows: Sequence[int], k: int) -> tuple[Tensor, T
 @torch.no_grad()
 def row_weights(call: Call, b: int, rows: Sequence[int]) -> Tensor:
     """The weights of chosen queries over all keys, (H,n,S): for a few rows of a long text."""
-    # of every row: what is known of a document changes no weight
-    whole_pass, S, parts = Pass(call, b, Document()), call.n_keys, []
+    # what is known of a document changes no weight
+    chosen, S, parts = Pass(call, b, Document()), call.n_keys, []
+    chosen.picked = torch.tensor([*rows], device=chosen.device)
+    chosen.row_block = torch.zeros_like(chosen.picked)
     with torch.autocast(call.q.device.type, enabled=False):
-        for run_of_rows in _runs(rows):
-            keys, weights = whole_pass.weights(run_of_rows)
+        for start in range(0, len(rows), ROWS):
+            keys, weights = chosen.weights(slice(start, start + ROWS))
             parts.append(F.pad(weights, (keys.start, S - keys.stop)))
     return torch.cat(parts, 1)
-
-
-def _runs(rows: Sequence[int]) -> list[slice]:
-    """Rows as slices, neighbours together, up to ROWS."""
-    runs: list[slice] = []
-    for row in rows:
-        if runs and row == runs[-1].stop and row - runs[-1].start < ROWS:
-            runs[-1] = slice(runs[-1].start, row + 1)
-        else:
-            runs.append(slice(row, row + 1))
-    return runs
 
 
 def uniform(call: Call) -> Call:
@@ -901,13 +882,6 @@ def output_factors(w_o: Tensor, n_heads: int) -> Tensor:
     C, width = w_o.shape
     parts_hce = w_o.detach().to(torch.promote_types(w_o.dtype, torch.float32))
     parts_hce = parts_hce.reshape(C, n_heads, width // n_heads).transpose(0, 1)
-    # W'W has the squares of all sizes: it needs twice the digits
-    if widest(parts_hce.device) == torch.float64:
-        wide = parts_hce.double()
-        factors, failed = torch.linalg.cholesky_ex(wide.mT @ wide, upper=True)
-        # such an R, too, in less than half the time; of a silent head it fails
-        if not failed.any():
-            return factors.to(parts_hce)
     return torch.linalg.qr(parts_hce, mode="r").R
 
 

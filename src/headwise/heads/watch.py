@@ -457,14 +457,11 @@ def _check(
             f"maps={maps!r} must be True, False or a list of rows, such as [-1]"
         )
     table = all_statistics()
-    known = [*table, *marks, *(f"offset_{k}" for k in offsets)]
+    known = [name for name, item in table.items() if item.formula]
+    known += ["score_peak", *marks, *(f"offset_{k}" for k in offsets)]
     for name in only:
-        if isinstance(only, str) or name not in known:
-            raise HeadwiseError(
-                f"only={only!r} must be a list of statistics, such as ['score_max']; there are {', '.join(known)}"
-            )
-        if name in table and not table[name].formula and name != "score_peak":
-            raise unknown_statistic(name, [n for n in known if n != name])
+        if name not in known:
+            raise unknown_statistic(name, known)
     for name in marks:
         # A set of keys is shown as a statistic of its name. "delimiter" and "rare" are in the table of statistics,
         # too: each needs a marked set of its own name, and that may be given here.
