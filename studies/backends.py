@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import runpy
+import signal
 import warnings
 from collections import Counter
 from collections.abc import Mapping
@@ -100,10 +101,16 @@ def main() -> None:
     torch.set_num_threads(1)
     chosen = arguments.only.split(",") if arguments.only else list(CONFIG_MAPPING)
     counts: Counter[str] = Counter()
+
+    def late(*_: Any) -> None:
+        raise TimeoutError(f"more than {families['SECONDS']} s of a processor")
+
+    signal.signal(signal.SIGPROF, late)
     with stand_ins["uncompiled_flex"](), stand_ins["flash_stand_in"]():
         for family in chosen:
             if family in arguments.without.split(","):
                 continue
+            signal.setitimer(signal.ITIMER_PROF, families["SECONDS"])
             status, told = line(family, arguments.backend, arguments.padding)
             counts[status] += 1
             print(f"{family:<28}{status:<28}{told}", flush=True)
