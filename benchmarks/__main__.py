@@ -13,6 +13,7 @@ from benchmarks.machine import machine
 
 BENCHMARKS: dict[str, Callable[[int], dict[str, Any]]] = {
     "attention": attention.run,
+    "masks": attention.masks,
     "decode": attention.decode,
     "generate": generate.run,
     "heads": heads.run,

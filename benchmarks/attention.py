@@ -22,6 +22,7 @@ import headwise as hw
 
 SHAPES = ((8, 1024, 768, 12), (1, 4096, 768, 12), (8, 256, 384, 6))
 DECODE = {"heads": 32, "head_dim": 128, "kv_heads": (32, 8, 1), "lengths": (8192, 32768)}
+MASKS = {"batch": 2, "heads": 6, "head_dim": 64, "window": 256, "document": 256}
 Side = Callable[[Tensor], Tensor]
 
 
@@ -122,6 +123,84 @@ def _line(row: dict[str, Any]) -> str:
     return f"{tuple(row['shape'])} {row['dtype']} {what}: limit {row['ms']['limit']:.1f} ms; x limit: " + ", ".join(
         parts
     )
+
+
+def masks(runs: int) -> dict[str, Any]:
+    """Windows over full causal attention; packed and padded documents over the same documents apart.
+
+    Processor time of one thread, each pair in turn. Documents apart are calls of the kernel on tensors of their own;
+    of padding, which a query behind the text has to read the text, too, those queries count on both sides.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    rows = []
+    for tokens in (1024, 4096):
+        for kv_heads in (2, 6):
+            for backward in (False, True):
+                for name, (ours, theirs) in _mask_pairs(tokens, kv_heads, backward).items():
+                    ratio = _ratio(ours, theirs, max(5, runs))
+                    row = {"name": name, "tokens": tokens, "kv_heads": kv_heads, "backward": backward, "ratio": ratio}
+                    rows.append(row)
+                    print(_mask_line(row), file=sys.stderr)
+    torch.set_num_threads(threads)
+    return {"rows": rows, "table": "\n".join(map(_mask_line, rows))}
+
+
+def _mask_pairs(tokens: int, kv_heads: int, backward: bool) -> dict[str, tuple[Callable[[], None], ...]]:
+    B, H, D = MASKS["batch"], MASKS["heads"], MASKS["head_dim"]
+    whole = [torch.randn(B, n, tokens, D, requires_grad=backward) for n in (H, kv_heads, kv_heads)]
+    length = MASKS["document"]
+    ids = (torch.arange(tokens) // length)[None].repeat(B, 1)
+    lengths = [tokens - tokens // 8 * b for b in range(B)]
+    packed = [[x.detach()[:, :, a : a + length] for x in whole] for a in range(0, tokens, length)]
+    padded = []
+    for b, n in enumerate(lengths):
+        q, k, v = (x.detach()[b : b + 1] for x in whole)
+        padded.append([q[:, :, :n], k[:, :, :n], v[:, :, :n]])
+        padded.append([q[:, :, n:], k[:, :, :n], v[:, :, :n]])
+    for call in (*packed, *padded):
+        call[:] = [x.clone().requires_grad_(backward) for x in call]
+
+    def ours(mask: hw.Mask) -> Callable[[], None]:
+        return lambda: _ran([hw.attend(*whole, mask)], backward)
+
+    def apart(calls: list[list[Tensor]]) -> Callable[[], None]:
+        return lambda: _ran([_sdpa(*call) for call in calls if call[0].shape[2]], backward)
+
+    causal = hw.Causal()
+    return {
+        f"window of {MASKS['window']} over causal": (ours(hw.Window(MASKS["window"] - 1, 0)), ours(causal)),
+        f"packed documents of {length} over them apart": (ours(hw.Segments(ids, ids) & causal), apart(packed)),
+        "padding over documents apart": (ours(hw.Lengths(lengths) & causal), apart(padded)),
+    }
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    is_causal = q.shape[2] == k.shape[2]
+    return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=q.shape[1] != k.shape[1])
+
+
+def _ran(outs: list[Tensor], backward: bool) -> None:
+    if backward:
+        torch.autograd.backward([out.sum() for out in outs])
+
+
+def _ratio(ours: Callable[[], None], theirs: Callable[[], None], runs: int) -> float:
+    ratios = []
+    for round_ in range(runs + 1):
+        times = []
+        for side in (ours, theirs):
+            began = time.process_time()
+            side()
+            times.append(time.process_time() - began)
+        ratios += [times[0] / times[1]] if round_ else []  # the first round warms up
+    return statistics.median(ratios)
+
+
+def _mask_line(row: dict[str, Any]) -> str:
+    what = "forward + backward" if row["backward"] else "forward"
+    return f"T={row['tokens']:4} G={row['kv_heads']} {what:18}: {row['name']} {row['ratio']:.2f}"
 
 
 @torch.no_grad()

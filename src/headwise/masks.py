@@ -179,6 +179,13 @@ class Mask:
         """Ids (B,T) of the packed documents that the queries belong to, where the mask knows."""
         return None
 
+    def rows(self, start: int, end: int, first: int) -> Mask:
+        """The mask of a whole text for a call of its queries `start` to `end`, with keys `first` to `end`."""
+        # what is aligned stands at the end of the keys by itself
+        if not start or self.aligned():
+            return self
+        return Part(self, "t", range(start, end), end)
+
     def for_heads(self, heads: Sequence[int], n_heads: int) -> Mask:
         """The mask of a call that has only those of its `n_heads` heads, in that order."""
         return self if self.alike else Part(self, "h", heads, n_heads)
@@ -472,9 +479,8 @@ class Shifted(Mask):
         if self.by_document:
             return self.offset
         try:
-            if isinstance(
-                self.offset, bool
-            ):  # as a number, True would show each query the key after it
+            # as a number, True would show each query the key after it
+            if isinstance(self.offset, bool):
                 raise TypeError
             offset = operator.index(self.offset)  # type: ignore[arg-type]  # what is no whole number is caught
         except TypeError:
@@ -495,7 +501,7 @@ class Window(Shifted):
     """Query i sees keys i+offset-left to i+offset+right; None = open on that side. Offset as in `Shifted`."""
 
     left: int | None
-    right: int | None
+    right: Any = ...  # a number of keys, or None
     offset: int | Sequence[int] | Any = None
     alike = True
 
@@ -505,6 +511,11 @@ class Window(Shifted):
         ):  # as a number, True would show each query the key after it
             raise HeadwiseError(
                 f"{type(self).__name__} offset={self.offset} is no position; Causal() is causal as it is"
+            )
+        if self.right is ...:
+            raise HeadwiseError(
+                f"Window({self.left}) does not say how many keys after the query are seen; pass Window({self.left}, 0) "
+                f"for none, or Window({self.left}, None) for all"
             )
         for name, value in (("left", self.left), ("right", self.right)):
             if value is None:
@@ -654,6 +665,21 @@ class _OfArray(Mask):
                 f"{name} has shape {shape}, and B = H = {grid.B}: it may mean (B,T,S) or (H,T,S); pass four axes, "
                 f"(B,1,T,S) or (1,H,T,S)"
             )
+
+    def rows(self, start: int, end: int, first: int) -> Mask:
+        """Its own rows and columns, of an array that may be longer than the text so far."""
+        array = self.array
+        for axis, cut in ((-2, slice(start, end)), (-1, slice(first, end))):
+            shape = shape_of(array)
+            if len(shape) < -axis or shape[axis] == 1:
+                continue
+            if shape[axis] < end:
+                raise HeadwiseError(
+                    f"the layer's {type(self).__name__} has shape {shape}, and with the cache the text has {end} "
+                    f"tokens; make it as long as the longest text"
+                )
+            array = _taken(array, len(shape) + axis, cut)
+        return type(self)(array)
 
     def counts_from_first(self) -> bool:
         return False

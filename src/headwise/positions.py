@@ -60,6 +60,11 @@ class RoPE(_Brief):
     attention_factor: float | None = None
 
     def __post_init__(self) -> None:
+        for name in ("theta", "dim", "factor", "original_context", *_OF_YARN[1:]):
+            if isinstance(getattr(self, name), bool):
+                raise HeadwiseError(
+                    f"rope {name}={getattr(self, name)} must be a number"
+                )
         # Fields that would be ignored, with the setting that each needs. `factor` stands first, as the first that is
         # found is named in the error, and it asks for less: for any scaling.
         needs = (

@@ -165,6 +165,7 @@ class AttentionSpec:
             )
         if self.mask is not None and not isinstance(self.mask, Mask):
             raise bare_mask_error(self.mask)
+        require_number("qk_norm_eps", self.qk_norm_eps)
         if not self.qk_norm_eps >= 0:  # not `< 0`, as NaN is refused, too
             raise HeadwiseError(
                 f"qk_norm_eps={self.qk_norm_eps} must be at least 0; 1e-6 is usual"
@@ -472,6 +473,8 @@ def resolve_kv_index(
         return tuple(h // (n_heads // n_kv_heads) for h in range(n_heads))
     try:
         index = tuple(operator.index(g) for g in kv_index)
+        if any(isinstance(g, bool) for g in kv_index):
+            raise TypeError
     except TypeError:
         raise HeadwiseError(
             f"kv_index={list(kv_index)} must hold whole numbers"
@@ -529,8 +532,8 @@ def check_dropout(dropout: float) -> None:
 
 
 def require_number(name: str, value: object) -> None:
-    # numbers of NumPy and torch have __float__, as arrays do
-    if not hasattr(value, "__float__") or shape_of(value):
+    # numbers of NumPy and torch have __float__, as arrays do; True has it, too, and is no number
+    if not hasattr(value, "__float__") or shape_of(value) or isinstance(value, bool):
         raise HeadwiseError(f"{name}={value!r} must be a number")
 
 

@@ -55,3 +55,13 @@ def test_traces_at_the_edge_show_themselves() -> None:
 
     steps: Any = [Odd()] * 6
     assert "&lt;script&gt;" in hw.Trace(*steps)._repr_html_()
+
+
+def test_one_head_goes_without_its_axes() -> None:
+    q, k, v = (torch.randn(n, width) for n, width in ((5, 11), (7, 11), (7, 13)))
+    expected = hw.trace(q[None, None], k[None, None], v[None, None], hw.Causal())
+    for wrap in (lambda x: x, lambda x: x.numpy(), lambda x: x.tolist()):
+        steps = hw.trace(wrap(q), wrap(k), wrap(v), hw.Causal())
+        torch.testing.assert_close(torch.as_tensor(steps.weights), expected.weights[0, 0])
+        out = torch.as_tensor(hw.attend(wrap(q), wrap(k), wrap(v), hw.Causal()))
+        torch.testing.assert_close(out, expected.out[0, 0])

@@ -1,8 +1,14 @@
 """The cache changes speed, never the answer: whole = in chunks = one token at a time."""
 
+import copy
+import functools
+import io
+import operator
+import pickle
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from cases import refuses, refuses_table
 from hypothesis import given, settings
@@ -183,3 +189,55 @@ def test_a_context_is_projected_once_and_is_the_same_each_time() -> None:
     out = layer(x, cache=cache)
     torch.testing.assert_close(out, expected)
     out.sum().backward()
+
+
+def through_a_file(cache: hw.KVCache) -> hw.KVCache:
+    file = io.BytesIO(safetensors.torch.save(cache.state_dict()))
+    return type(cache)(cache.max_length, cache.window).load_state_dict(safetensors.torch.load(file.getvalue()))
+
+
+COPIES: dict[str, Any] = {
+    "deepcopy": copy.deepcopy, "pickle": lambda cache: pickle.loads(pickle.dumps(cache)), "file": through_a_file,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@torch.no_grad()
+def test_a_copy_serves_whichever_layer_has_the_weights(kind: dict[str, int], copied: Any) -> None:
+    layer, x, cache = noisy(mask=hw.Window(4, 0), rope=hw.RoPE()), draw(), hw.KVCache(**kind)
+    layer(x[:, :7], cache=cache)
+    again, trained = copied(cache), copied(cache)
+    # as another process would make it: another layer was made before
+    noisy()
+    twin = hw.MultiHeadAttention(**vars(layer.spec)).double()
+    twin.load_state_dict(layer.state_dict())
+    assert_same(twin(x[:, 7:], cache=again), layer(x)[:, 7:])
+    refuses(lambda: layer(x[:, 7:], cache=again), "this cache was filled by another layer")
+    layer.k_proj.weight.mul_(2)
+    refuses(lambda: layer(x[:, 7:], cache=trained), "or by one that has been trained since")
+
+
+def test_a_copy_of_a_cache_of_a_context_needs_no_context() -> None:
+    layer, x, memory = cross()
+    cache = hw.KVCache()
+    expected = layer(x, context=memory, cache=cache)
+    assert_same(layer(x, cache=pickle.loads(pickle.dumps(cache))), expected)
+
+
+@torch.no_grad()
+def test_a_mask_that_is_an_array_is_that_of_the_whole_text() -> None:
+    """A prefix of 5 tokens that see each other; the array may be longer than the text."""
+    place = torch.arange(T + 2)
+    prefix = (place <= place[:, None]) | (place < 5)
+    x, by_row = draw(), torch.arange(T + 2)[:, None] % 3 > 0
+    masks = (
+        hw.Allowed(prefix), hw.Allowed(prefix.tolist()), hw.Causal() & hw.Allowed(by_row),
+        hw.Bias(torch.where(prefix, 0.3 * place, -torch.inf)[None, None]),
+    )  # fmt: skip
+    for mask in masks:
+        short = [type(part)(torch.as_tensor(part.array)[..., :T, :T]) if hasattr(part, "array") else part
+                 for part in mask.parts()]  # fmt: skip
+        whole = noisy(mask=None)(x, mask=functools.reduce(operator.and_, short))
+        assert_same(in_chunks(noisy(mask=mask), x, [0, 7, 8, T]), whole)
+    refuses(lambda: in_chunks(noisy(mask=hw.Allowed(prefix[:7, :7])), x, [0, 7, T]), "the text has 11 tokens")

@@ -189,3 +189,25 @@ def test_what_is_advised_for_attention_mask_gives_a_padded_document_as_it_is_alo
     out = layer(x, mask=eval(advice), positions=(attention_mask.cumsum(1) - 1).clamp(min=0))
     for b, (text, place) in enumerate(zip(texts, places, strict=True)):
         torch.testing.assert_close(out[b, place], layer(text))
+
+
+def test_everything_is_drawn_after_the_meta_device() -> None:
+    """As FSDP does: to_empty, then reset_parameters of every module that has it."""
+    with torch.device("meta"):
+        layer = hw.MultiHeadAttention(30, 6, sink=True, qk_norm=True)
+    layer.to_empty(device="cpu")
+    for parameter in layer.parameters():
+        torch.nn.init.constant_(parameter, 123.0)
+    for module in layer.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+    assert not layer.sink.any()
+    assert all(parameter.abs().max() < 2 for parameter in layer.parameters())
+
+
+def test_sizes_and_names_from_elsewhere() -> None:
+    layer = hw.MultiHeadAttention(30, 6, 2, head_dim=7)
+    assert (layer.n_heads, layer.n_kv_heads, layer.d_model, layer.head_dim) == (6, 2, 30, 7)
+    with pytest.raises(AttributeError, match=r"no attribute 'W_Q'; it is here q_proj.weight"):
+        layer.W_Q  # noqa: B018
+    assert not hasattr(layer, "W_query") and not hasattr(layer, "nothing")

@@ -14,6 +14,7 @@ from typing import Any
 from headwise.errors import HeadwiseError
 from headwise.masks import Mask, bare_mask_error
 from headwise.records import AnyArray, Trace
+from headwise.shapes import shape_of
 from headwise.spec import Options, PerHead
 
 TITLES = {
@@ -41,7 +42,8 @@ def attend(
     Vaswani et al. 2017 (arXiv 1706.03762), section 3.2; grouped heads: Ainslie et al. 2023 (arXiv 2305.13245).
 
     Args:
-        q: (B,H,T,D); nested lists, numpy.ndarray or torch.Tensor, and k and v of the same kind
+        q: (B,H,T,D); nested lists, numpy.ndarray or torch.Tensor, and k and v of the same kind. One head of one
+            document may go as (T,D), (S,D) and (S,E)
         k: (B,G,S,D), never repeated to H heads; on nested lists the axis B may be left out of all three
         v: (B,G,S,E)
         mask: Causal, Window, Lengths, Segments, Allowed, Bias, Alibi, one of your own, or several with &
@@ -60,7 +62,11 @@ def attend(
         HeadwiseError: with both numbers when shapes, dtypes or devices do not fit.
     """
     options = Options(mask, scale, softcap, sink, dropout, gate, kv_index)
-    out: AnyArray = _backend(q, k, v, mask).attend(q, k, v, options)
+    backend = _backend(q, k, v, mask)
+    if _is_one_head(q, k, v):
+        one_head: AnyArray = backend.attend(*map(_in_batch, (q, k, v)), options)[0][0]
+        return one_head
+    out: AnyArray = backend.attend(q, k, v, options)
     return out
 
 
@@ -83,8 +89,21 @@ def trace(
         scores, capped, masked and weights (B,H,T,S), lse (B,H,T) and out (B,H,T,E), in q's kind and dtype.
     """
     options = Options(mask, scale, softcap, sink, dropout, gate, kv_index)
-    steps: Trace[AnyArray] = _backend(q, k, v, mask).trace(q, k, v, options)
-    return steps
+    backend = _backend(q, k, v, mask)
+    if _is_one_head(q, k, v):
+        steps: Trace[Any] = backend.trace(*map(_in_batch, (q, k, v)), options)
+        return Trace(*(step[0][0] for step in vars(steps).values()))
+    of_batch: Trace[AnyArray] = backend.trace(q, k, v, options)
+    return of_batch
+
+
+def _is_one_head(q: Any, k: Any, v: Any) -> bool:
+    return all(len(shape_of(x)) == 2 for x in (q, k, v))
+
+
+def _in_batch(x: Any) -> Any:
+    """(T,D) as (1,1,T,D)."""
+    return [[x]] if isinstance(x, list | tuple) else x[None, None]
 
 
 def _backend(q: Any, k: Any, v: Any, mask: Any) -> Any:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 import weakref
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from headwise.errors import HeadwiseError
+from headwise.spec import require_size
 
 
 class Offer(NamedTuple):
@@ -31,6 +34,9 @@ class KVCache:
     While gradients are recorded, keys and values are joined anew at each append, so that gradients flow through the
     cache; generate under `torch.no_grad()`.
 
+    It can be copied, pickled and kept in a file: `state_dict()` is all of it, as tensors, for `load_state_dict` of a
+    new cache. Whichever layer has the weights that filled it goes on with the copy.
+
     Args:
         max_length: room for so many tokens, taken once; one more is an error
         window: keep only the latest `window` tokens: enough for a layer with a Window of left <= window
@@ -40,8 +46,8 @@ class KVCache:
         self, max_length: int | None = None, window: int | None = None
     ) -> None:
         for name, value in (("max_length", max_length), ("window", window)):
-            if value is not None and value < 1:
-                raise HeadwiseError(f"{name}={value} must be at least 1")
+            if value is not None:
+                require_size(name, value)
         if max_length is not None and window is not None:
             raise HeadwiseError(
                 f"max_length={max_length} and window={window}: a cache is static, or rolls; pass one"
@@ -57,7 +63,10 @@ class KVCache:
         self._begin = self._end = 0
         self._offered: Offer | None = None  # until the next `take`
         self._layer: int | None = None  # number of the layer that filled it
-        # The tensor that a cross attention's keys were made of. Weak: to recognise it needs no hold on its memory.
+        # and some of its weights, by which a copy of the cache knows it in another process
+        self._mark: Tensor | None = None
+        self.holds_context = False  # has it the keys of a cross attention's context?
+        # The tensor that those keys were made of. Weak: to recognise it needs no hold on its memory.
         self._context: weakref.ref[Tensor] | None = None
         # and what the values were made of, mostly the same tensor
         self._values: weakref.ref[Tensor] | None = None
@@ -94,18 +103,58 @@ class KVCache:
         """The keys and values held; before the first token, views of `k` and `v` without rows."""
         return self._views() or (k[:, :, :0], v[:, :, :0])
 
-    @property
-    def holds_context(self) -> bool:
-        """Does it hold the keys of a cross attention's context?"""
-        return self._context is not None
+    def check_layer(self, layer: int, mark: Callable[[], Tensor | None]) -> None:
+        """A cache serves the layer, known by a number of its own, that first filled it; another one is an error.
 
-    def check_layer(self, layer: int) -> None:
-        """A cache serves the layer, known by a number of its own, that first filled it; another one is an error."""
-        if self._layer not in (None, layer):
-            raise HeadwiseError(
-                f"this cache belongs to layer number {self._layer} and was passed to number {layer}; "
-                f"use one cache for each layer"
+        A copy has no number: it serves the layer with the same weights.
+        """
+        is_other = self._layer not in (None, layer)
+        if self._layer is None and self._mark is not None:
+            theirs = mark()
+            is_other = theirs is not None and not torch.equal(
+                self._mark.cpu(), theirs.cpu()
             )
+        if is_other:
+            raise HeadwiseError(
+                "this cache was filled by another layer, or by one that has been trained since; use one cache for each "
+                "layer, such as caches = [hw.KVCache() for _ in layers], and pass caches[i] to layer i"
+            )
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All that it holds, as tensors: for `load_state_dict` of another cache, a file of safetensors, torch.save."""
+        keys_and_values = dict(zip(("keys", "values"), self._views(), strict=False))
+        state = {name: x.contiguous() for name, x in keys_and_values.items()}
+        state["length"] = torch.tensor(self.length)
+        state["holds_context"] = torch.tensor(self.holds_context)
+        if self._mark is not None:
+            state["mark"] = self._mark
+        return state
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> KVCache:
+        """Hold what another cache's `state_dict` says, in the place of what was held; returns the cache itself."""
+        if not {"length", "holds_context"} <= state.keys():
+            raise HeadwiseError(
+                f"the state of a cache has length and holds_context, and this has {', '.join(state) or 'nothing'}; "
+                f"pass what cache.state_dict() gave"
+            )
+        self.__init__(self.max_length, self.window)  # type: ignore[misc]
+        if "keys" in state:
+            self.check_room(int(state["length"]))
+            keys, values = state["keys"], state["values"]
+            self._move((keys, values), max(keys.shape[2], self.max_length or 0))
+        self.length = int(state["length"])
+        self.holds_context = bool(state["holds_context"])
+        self._mark = state.get("mark")
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        held = {name: x.detach() for name, x in self.state_dict().items()}
+        kind = {"max_length": self.max_length, "window": self.window}
+        return {**kind, "held": held}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["max_length"], state["window"])  # type: ignore[misc]
+        self.load_state_dict(state["held"])
 
     @property
     def batch(self) -> int | None:
@@ -182,6 +231,7 @@ class KVCache:
         layer: int | None = None,
         context: Tensor | None = None,
         values: Tensor | None = None,
+        mark: Callable[[], Tensor | None] = lambda: None,
     ) -> None:
         """Count what was offered. With a `context` these are keys and values made of it, for all calls to come.
 
@@ -189,11 +239,14 @@ class KVCache:
             layer: number of the layer that has filled it, which is then the only one that it serves
             context: what a layer of cross attention made the keys of
             values: what the values were made of, where that is not the context
+            mark: gives some of that layer's weights
         """
-        self._layer = self._layer if layer is None else layer
+        if self._layer is None:
+            self._layer, self._mark = layer, mark()
         if self.holds_context:
             return  # a context is counted once
         if context is not None:
+            self.holds_context = True
             self._context, self._values = (
                 weakref.ref(context),
                 weakref.ref(context if values is None else values),
@@ -225,6 +278,13 @@ class KVCache:
 
     def crop(self, length: int) -> None:
         """Forget all but the first `length` tokens, as speculative decoding does with a rejected draft."""
+        try:
+            length = operator.index(length)
+        except TypeError:
+            raise HeadwiseError(
+                f"crop({length!r}): all documents of a cache have one length; pass one whole number, and forbid what "
+                f"is too long for others by mask=hw.Allowed(...)"
+            ) from None
         if not 0 <= length <= self.length:
             raise HeadwiseError(
                 f"cannot crop to {length} tokens; the cache has seen {self.length}"
@@ -241,8 +301,9 @@ class KVCache:
         self._end -= self.length - length
         self.length = length
 
-    def reorder(self, index: Tensor) -> None:
+    def reorder(self, index: Tensor | Sequence[int]) -> None:
         """Row b becomes what row index[b] was, as beam search does; `index` (B',) may repeat and leave out rows."""
+        index = torch.as_tensor(index)
         self.reorders += 1
         # copies of what is held alone
         self._buffers = tuple(view[index.to(view.device)] for view in self._views())

@@ -112,8 +112,15 @@ def _apart(call: _Call, path: paths.Path, q: Tensor, k: Tensor, v: Tensor) -> Te
                 of_group.append(
                     call.in_band(rows.path, q_p, keys[first], values[first])
                 )
-        outs.append(torch.cat(of_group, 2))
-    return torch.cat(outs)
+        outs.append(_joined(of_group, 1))
+    return _joined(outs, 0)
+
+
+def _joined(outs: list[Tensor], axis: int) -> Tensor:
+    """Joined by documents (0) or tokens (1), in the order in which the kernel writes: tokens before heads."""
+    if len(outs) == 1:
+        return outs[0]
+    return torch.cat([out.transpose(1, 2) for out in outs], axis).transpose(1, 2)
 
 
 def trace(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Trace[Tensor]:
@@ -224,7 +231,9 @@ class _Call:
             .flatten(1, 2)
             for x in (k, v)
         )
-        blocks = F.pad(q, (0, 0, 0, n * block - T)).reshape(B, H, n, block, -1)
+        # padding by 0 would be a copy
+        q = q if n * block == T else F.pad(q, (0, 0, 0, n * block - T))
+        blocks = q.reshape(B, H, n, block, -1)
         column = torch.arange(width, device=q.device)
         row = torch.arange(block, device=q.device)[:, None]
         key = torch.arange(n, device=q.device)[:, None, None] * block + low + column

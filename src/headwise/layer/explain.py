@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from headwise.backends import paths
 from headwise.backends.cache import KVCache
@@ -82,9 +83,7 @@ def explain(
         layer: a layer of ours
     """
     if not isinstance(layer, MultiHeadAttention):
-        raise HeadwiseError(
-            f"explain reads a MultiHeadAttention; this is a {type(layer).__name__}"
-        )
+        raise _no_layer(layer)
     # as they were passed: a cache knows the very tensors that it was filled from
     sources = context, values
     x, context, values = layer.batched(x, context, values)
@@ -97,12 +96,8 @@ def explain(
     sizes = Sizes(
         B, spec.n_heads, spec.n_kv_heads, T, held + n_new, spec.head_dim, spec.value_dim
     )
-    start = (
-        0
-        if cache is None or context is not None or cache.holds_context
-        else cache.length
-    )
-    mask = layer.mask_with(mask, start, T)
+    is_self = context is None and not (cache is not None and cache.holds_context)
+    mask = layer.mask_with(mask, cache if is_self else None, T)
     options = layer.options(mask, gate)
     # What follows, up to the path, raises what the call would raise.
     grid = checked_grid(mask, sizes, x.device)
@@ -127,6 +122,17 @@ def explain(
         keys=path.last - path.first,
         flops=flops,
         bytes=_bytes(layer, x, sizes, path),
+    )
+
+
+def _no_layer(other: Any) -> HeadwiseError:
+    modules = other.named_modules() if isinstance(other, nn.Module) else ()
+    names = [name for name, part in modules if isinstance(part, MultiHeadAttention)]
+    way_out = "pass a layer, and what it is called with"
+    if names:
+        way_out = f"pass one of its layers, such as model.get_submodule({names[0]!r})"
+    return HeadwiseError(
+        f"explain reads a MultiHeadAttention; this is a {type(other).__name__}; {way_out}"
     )
 
 

@@ -141,13 +141,13 @@ class MultiHeadLatentAttention(AttentionLayer):
         kept = self.ready(both, 1, spec.cache_values_per_token, None, start, positions)
         if cache is not None:
             kept, _ = cache.offer(kept, kept[..., :0])
-        options = self.options(self.mask_with(mask, start, x.shape[1]), gate)
+        options = self.options(self.mask_with(mask, cache, x.shape[1]), gate)
         options = options._replace(kv_index=None)
         absorbs = _absorbs(self, q.shape[2], kept.shape[2])
         k, v = (kept, kept) if absorbs and not self.watchers else expanded(self, kept)
         out = absorbed(self, q, kept, options) if absorbs else attend(q, k, v, options)
         if cache is not None:
-            cache.take(self._number)
+            cache.take(self._number, mark=self.mark)
         # Watchers are shown keys and values of every head, whichever way is taken.
         result = self.answer(Call(self, q, k, v, options, out, False, start))
         return result[0] if is_one_document else result

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from importlib import resources
 from typing import Any, TypeVar, cast
 
 import torch
@@ -15,21 +13,13 @@ from headwise.backends.cache import KVCache
 from headwise.backends.torch_ import Rotation, attend
 from headwise.errors import HeadwiseError
 from headwise.layer.head import Heads, permuted, without
-from headwise.layer.projections import AttentionLayer, check_rolling
+from headwise.layer.projections import ELSEWHERE, AttentionLayer, check_rolling
 from headwise.masks import Mask
 from headwise.positions import RoPE
 from headwise.records import Call
 from headwise.spec import AttentionSpec
 
 MethodT = TypeVar("MethodT", bound=Callable[..., Any])
-
-# What those type who come from torch.nn, transformers or a course, and what it is called here: in "built" of the
-# arguments of the layer, in "called" of those of a call.
-ELSEWHERE = tomllib.loads(
-    resources.files("headwise.layer")
-    .joinpath("elsewhere.toml")
-    .read_text(encoding="utf-8")
-)
 
 
 def _refuses_foreign(words: Mapping[str, str]) -> Callable[[MethodT], MethodT]:
@@ -190,8 +180,8 @@ class MultiHeadAttention(AttentionLayer):
             0 if cache is None else cache.length
         )  # position of the first new token in its text
         cross = context is not None or (cache is not None and cache.holds_context)
-        if start and not cross:
-            mask = self.mask_with(of_call, start, x.shape[1])
+        if not cross:
+            mask = self.mask_with(of_call, cache, x.shape[1])
         spec = self.spec
         n_kv_heads = spec.n_kv_heads
         q = self.ready(
@@ -213,7 +203,8 @@ class MultiHeadAttention(AttentionLayer):
         out = attend(q, k, v, options)
         # Only now: a call that was refused leaves the cache as it was.
         if cache is not None:
-            cache.take(self._number, *(sources if context is not None else ()))
+            made_of = sources if context is not None else (None, None)
+            cache.take(self._number, *made_of, mark=self.mark)
         call = Call(self, q, k, v, options, out, cross, start)
         result = self.answer(call)
         return result[0] if is_one_document else result, call

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import resources
 from typing import Any, Self
 
 import torch
@@ -14,11 +17,20 @@ from torch.overrides import TorchFunctionMode
 from headwise.backends.cache import KVCache
 from headwise.backends.torch_ import Rotation
 from headwise.errors import HeadwiseError
-from headwise.masks import Mask, Part, all_of, bare_mask_error
+from headwise.masks import Mask, all_of, bare_mask_error
 from headwise.records import Call
 from headwise.spec import AttentionSpec, Options
 
-_numbers = itertools.count()  # of layers, one each, in the order in which they are made
+# of layers, one each, and no two in the world: a cache may come from another process
+_numbers = itertools.count(int.from_bytes(os.urandom(7), "big"))
+# What those type who come from torch.nn, transformers or a course, and what it is called here: in "built" of the
+# arguments of a layer, in "called" of those of a call, in "asked" of a layer's attributes.
+ELSEWHERE = tomllib.loads(
+    resources.files("headwise.layer")
+    .joinpath("elsewhere.toml")
+    .read_text(encoding="utf-8")
+)
+MARK = 8  # weights by which a copy of a cache knows its layer, from each end of those that make keys
 
 
 class AttentionLayer(nn.Module):
@@ -54,21 +66,56 @@ class AttentionLayer(nn.Module):
         # A spec's instance variables are its fields, and a layer's arguments.
         return cls(**vars(spec), device=device, dtype=dtype)  # type: ignore[call-arg]
 
+    def reset_parameters(self) -> None:
+        """Draw anew what belongs to no module inside, which each have such a method: the sink, which starts at 0."""
+        if self.sink is not None:
+            nn.init.zeros_(self.sink)
+
+    def mark(self) -> Tensor | None:
+        """(16,) weights of what makes keys and values; None where no matrix does, and while torch traces."""
+        makers = [getattr(self, name, None) for name in ("k_proj", "v_proj", "kv_down")]
+        weights = [x.weight.detach() for x in makers if type(x) is nn.Linear]
+        if torch.compiler.is_compiling() or not weights or weights[0].is_meta:
+            return None
+        return torch.cat([weights[0][0, :MARK], weights[-1][-1, -MARK:]])
+
     def mask_with(
-        self, mask: Mask | None, start: int = 0, n_queries: int = 0
+        self, mask: Mask | None, cache: KVCache | None = None, n_queries: int = 0
     ) -> Mask | None:
-        """The layer's own mask joined with that of a call, whose `n_queries` follow `start` others of their text."""
+        """The layer's own mask joined with that of a call, whose `n_queries` follow what a cache has seen."""
         of_layer = self.spec.mask
-        if of_layer is None or not start:
+        if of_layer is None or cache is None:
             return all_of((of_layer, mask))
-        # A piece of a text has its rows of the whole text's mask: what stands at the end of the keys by itself.
-        end = start + n_queries
-        parts = []
-        for part in of_layer.parts():
-            parts.append(
-                part if part.aligned() else Part(part, "t", range(start, end), end)
-            )
+        start, first = cache.length, cache.length - cache.kept
+        parts = (
+            part.rows(start, start + n_queries, first) for part in of_layer.parts()
+        )
         return all_of((*parts, mask))
+
+    @property
+    def n_heads(self) -> int:
+        return self.spec.n_heads
+
+    @property
+    def n_kv_heads(self) -> int:
+        return self.spec.n_kv_heads
+
+    @property
+    def d_model(self) -> int:
+        return self.spec.d_model
+
+    @property
+    def head_dim(self) -> int:
+        return self.spec.head_dim
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError as error:
+            if name not in ELSEWHERE["asked"]:
+                raise
+            hint = ELSEWHERE["asked"][name]
+            raise AttributeError(f"{error}; it is here {hint}") from None
 
     def options(self, mask: Mask | None, gate: Tensor | None) -> Options:
         """What the layer passes to `attend` besides q, k and v."""
@@ -140,9 +187,13 @@ class AttentionLayer(nn.Module):
         if positions is not None:
             self._check_positions(x, positions)
         if cache is not None:
-            cache.check_layer(
-                self._number
-            )  # a layer has a number of its own, and so has its copy
+            if not isinstance(cache, KVCache):
+                raise HeadwiseError(
+                    f"cache is a {type(cache).__name__}; a layer takes the one KVCache that is its own: pass "
+                    f"cache=hw.KVCache(), or caches[i] of a list"
+                )
+            # a layer has a number of its own, and so has its copy
+            cache.check_layer(self._number, self.mark)
             if cache.batch not in (None, x.shape[0]):
                 raise HeadwiseError(
                     f"the cache holds {cache.batch} documents, x has {x.shape[0]}; use one cache for each batch"
