@@ -127,8 +127,8 @@ def answer(page: Page, part: str) -> str:
     page.locator("#guesses button").last.click()
     page.wait_for_selector("#quest-answer .found")
     question = page.inner_text(f"#quests [data-part={part}]")
-    proofs = "; ".join(page.locator(".proofs li").all_inner_texts())
-    return f"- *{question}* {page.inner_text('#quest-answer .found')} {proofs}."
+    proofs = " ".join(f"{proof}." for proof in page.locator(".proofs li").all_inner_texts())
+    return f"- *{question}* {page.inner_text('#quest-answer .found')} {proofs}"
 
 
 def walk_through(page: Page, address: str, lang: str) -> None:

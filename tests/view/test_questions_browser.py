@@ -59,23 +59,23 @@ ALL = " ".join(f"L{n}.H{h}" for n in range(2) for h in range(3))
 KINDS = {
     "alone": ({"": W, "L0.H1": OTHER, "L0.H2": PRESENT},
               "You are right. L0.H2 finds the tense, in this model and this sentence. "
-              "without L0.H2, the person and the verb stay and the tense changes: trabajaría → trabaja", 2),
+              "Without L0.H2, the person and the verb stay and the tense changes: trabajaría → trabaja", 2),
     "wrong": ({"": W, "L0.H1": OTHER, "L0.H2": PRESENT},
               "Not quite. Look at the proof: L0.H2 finds the tense, in this model and this sentence. "
-              "without L0.H2, the person and the verb stay and the tense changes: trabajaría → trabaja "
-              "without L0.H1, the person and the tense stay and the verb changes: trabajaría → comería", 1),
+              "Without L0.H2, the person and the verb stay and the tense changes: trabajaría → trabaja "
+              "Without L0.H1, the person and the tense stay and the verb changes: trabajaría → comería", 1),
     "several": ({"": W, "L0.H2": PRESENT, "L1.H0": PRESENT},
                 "You are right. L0.H2 and L1.H0 are each needed for the tense: without any one of them it changes.", 3),
     "mixed": ({"": W, "L0.H1": BOTH}, "You are right. No head finds the tense alone: L0.H1 carries it "
-              "together with the verb. without L0.H1, the person stays and the verb and the tense change: "
+              "together with the verb. Without L0.H1, the person stays and the verb and the tense change: "
               "trabajaría → comió", 6),
     "pair": ({"": W, "L0.H1 L1.H2": PRESENT}, "It is one of them. No head does it alone: L0.H1 and L1.H2 share the "
-             "work. Without either of them the tense stays; without both it changes. without L0.H1 and L1.H2, the "
+             "work. Without either of them the tense stays; without both it changes. Without L0.H1 and L1.H2, the "
              "person and the verb stay and the tense changes", 1),
     "many": ({"": W, ALL: PRESENT}, "You are right. The work is spread out: the tense changes only without 6 heads "
              "together.", 6),
     "none": ({"": W}, "You are right. No head finds the tense: it stays without any head. The word where the model "
-             "stands is enough. without L0.H0, L0.H1, L0.H2, L1.H0, L1.H1 and L1.H2, the person, the verb and the "
+             "stands is enough. Without L0.H0, L0.H1, L0.H2, L1.H0, L1.H1 and L1.H2, the person, the verb and the "
              "tense stay: trabajaría → trabajaría", 6),
     "unlearnt": ({"": ","}, "The model says ,, which tells nothing of the tense: it has not learned this sentence.", 0),
 }  # fmt: skip
@@ -91,6 +91,9 @@ def test_every_question_ends(page: Page, kind: str) -> None:
             page.locator("#grid .head .title").all_inner_texts(), page.locator("#grid .effect").all_inner_texts(),
             strict=True) if text}  # fmt: skip
         assert effects == {"L0.H1": "without it: the verb", "L0.H2": "without it: the tense"}
+        page.click(".head[data-number='0'] .picture")  # and goes on saying it while heads are silenced
+        assert page.locator("#grid .effect.strong").count() == 2
+        page.click("#wake")
         # Each head alone, those first that break what is asked for: the rank is not that of the likeliest word's fall.
         page.locator("#quest-answer summary").click()
         assert page.locator(".trials tr").nth(1).inner_text().split()[:5] == ["L0.H2", "trabaja", "✓", "✓", "✗"]
@@ -102,7 +105,7 @@ def test_the_person_is_asked_for_where_the_pronoun_comes(page: Page) -> None:
     assert page.locator("#sentence .looking bdi").inner_text() == "="
     assert answer.startswith("You are right. L1.H0 finds the person") and "the person changes: él → yo" in answer
     page.click(".head[data-number='3'] .picture")
-    assert page.inner_text("#quest-live") == "without L1.H0, the person changes: él → yo"
+    assert page.inner_text("#quest-live") == "Without L1.H0, the person changes: él → yo"
     page.click("#wake")
 
 
@@ -114,7 +117,7 @@ def test_spanish_opens_in_spanish(page: Page) -> None:
     answer = answered(page, "tense", 2)
     assert page.input_value("#own-text") == TEXT  # the sentence of the questions
     assert answer.endswith(
-        "sin L0.H2, la persona y el verbo se mantienen y el tiempo verbal cambia: trabajaría → trabaja"
+        "Sin L0.H2, la persona y el verbo se mantienen y el tiempo verbal cambia: trabajaría → trabaja"
     )
     page.fill("#own-text", "he works")
     page.wait_for_selector("#sentence .word:nth-child(3):last-child")

@@ -1,6 +1,5 @@
 // --- The model behind the page: in the page itself (local.js), or in the process that serves it (served.js) ---
-//
-// A page has one of the two, and both answer the same questions:
+// Both answer:
 //   tokens(text)            what `run` takes: the text, with its tokens where the page can make them
 //   run(input, where)       reads it, with the heads of `view.changes` changed
 //   maps                    of the latest reading, by the names of heads, as a Map

@@ -17,6 +17,7 @@ const STRONG = -0.2;
 const stale = new Set(); // numbers of heads with a picture to be drawn anew
 let boxes = []; // the cards of all heads, by number
 let inSight = new Set(), drawing = 0; // numbers of the cards in the window; how often the grid was drawn
+let proofs = new Map(); // name of a head -> what changes without it, once a question is answered
 
 export function makeGrid() {
   // A model may have several stacks: encoder, decoder, and cross attention between them. Each has a grid.
@@ -142,6 +143,7 @@ function showBelow(tell) {
 }
 
 function showEffects({ detail: ranking }) {
+  if (proofs.size) return; // what a question has shown stays
   const parts = new Map(ranking?.rows);
   showBelow((name) => {
     const change = parts.has(name) ? parts.get(name) - ranking.before : 0;
@@ -149,9 +151,10 @@ function showEffects({ detail: ranking }) {
   });
 }
 
-function showProofs({ detail: broken }) {
+function showProofs({ detail }) {
+  proofs = detail;
   showBelow((name) => {
-    const parts = broken.get(name) ?? [];
+    const parts = proofs.get(name) ?? [];
     return [parts.length ? say('report.breaks', { what: enumerated(parts) }) : '', parts.length > 0];
   });
 }

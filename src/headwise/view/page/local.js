@@ -49,7 +49,6 @@ const local = {
   },
 
   adds({ place, follow }) { return directly(model, typed.whole, place, follow); },
-
   async* each({ place, follow }) {
     for (const [number, { name }] of heads.entries()) {
       const chances = without([name], place, view.temperature);

@@ -5,7 +5,7 @@ import { engine } from './engine.js';
 import { goOn, growing, lastPlace, longer, model, modelMissing, nameOf, ordered, strange, typed } from './local.js';
 import { BLANK, probabilities } from './model.js';
 import { passage, sentence, showText } from './shown.js';
-import { count, data, distinct, percent, quoted, setText, view, visible } from './state.js';
+import { count, data, percent, quoted, setText, view, visible } from './state.js';
 import { nearest } from './tokens.js';
 
 // Round choices, all at most but for the chance: larger counts show more, and a longer wait lets the page lag.
@@ -130,7 +130,7 @@ function sayUnknown() {
   const wrong = strange(), places = new Map(); // word that the model lacks -> where it stands first
   typed.pieces.forEach(({ text }, at) => { if (wrong[at] && !places.has(text)) places.set(text, at); });
   for (const id of ['likeliest', 'sampled']) byId(id).disabled = places.size > 0;
-  const words = distinct([...places.keys()].map((word) => quoted(visible(word)))).join(', ');
+  const words = [...places.keys()].map((word) => quoted(visible(word))).join(', ');
   const offers = [...places].flatMap(([word, at]) => { // those most like it, of equal ones the more likely
     const near = nearest(model.tokens, word, new Map(likelyAt(at - 1))).map((name) => replacement(word, name));
     return near.length ? [` ${quoted(visible(word))} →`, ...near] : [];

@@ -106,6 +106,5 @@ Object.assign(engine, {
   },
 
   adds: async ({ follow }) => (data.predicts === 'next' && (await ask({ do: 'adds', follow })).adds) || {},
-
   why: () => ask({ do: 'why', slot: 'a' }),
 });
