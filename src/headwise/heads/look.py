@@ -8,7 +8,6 @@ texts side by side: the desk keeps the latest reading of each, and nothing else.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,7 +26,7 @@ from headwise.models.ask import evaluating, last_states, logits, predicts, reads
 from headwise.models.hook import attach
 from headwise.models.open import Folder
 from headwise.models.sites import Site
-from headwise.records import Call, head_name, parse_head
+from headwise.records import Call, parse_head
 from headwise.words import Note
 
 Array = NDArray[np.float32]
@@ -47,20 +46,6 @@ QUESTIONS: dict[str, dict[str, type]] = {
     "maps": {"slot": str, "heads": list},
     "each": {"layer": int, "follow": int},
 }
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One call of an attention; where a model runs the same weights again and again (ALBERT), each run is a layer."""
-
-    site: Site
-    run: int  # how often the site has run before: 0, but for shared weights
-    heads: list[str]  # their names
-    first: int  # number of its first head among all
-
-    @property
-    def columns(self) -> slice:
-        return slice(self.first, self.first + len(self.heads))
 
 
 @dataclass
@@ -92,57 +77,31 @@ class Desk:
                 f"{folder.name} reads no text but what its encoder hears or sees; "
                 f"hw.watch(model, maps=True) has the maps of inputs of your own"
             )
-        # `kind` is what the model predicts: the "next" token, "masked" ones, or None.
-        self.folder, self.tokens, self.kind = (
-            folder,
-            folder.tokens,
-            predicts(folder.model),
-        )
-        self.layers = self._called()
-        self.heads = [name for layer in self.layers for name in layer.heads]
-        # Of each head: are its keys those of another text?
-        self.crosses = [layer.site.cross for layer in self.layers for _ in layer.heads]
+        self.folder, self.tokens = folder, folder.tokens
+        # what the model predicts: the "next" token, "masked" ones, or None
+        self.kind = predicts(folder.model)
+        self.heads: list[str] = []
+        self.crosses: list[
+            bool
+        ] = []  # of each head: are its keys those of another text?
+        # The attentions that run when the model reads a text, in their order, and which of the heads each has. A tower
+        # of images does not run.
+        self.layers: dict[Site, slice] = {}
+        before, after = self.tokens.frame  # around every text, such as [CLS] and [SEP]
+        words = range(len(self.tokens))
+        word = next(i for i in words if i not in self.tokens.specials)  # any will do
+        for site in calls_of(folder.model, torch.tensor([[*before, word, *after]])):
+            if site not in self.layers:
+                end = len(self.heads) + site.n_heads
+                self.layers[site] = slice(len(self.heads), end)
+                self.heads += site.heads
+                self.crosses += [site.cross] * site.n_heads
         # Ids that stand for no text, such as [SEP]. [UNK] is special, too, but stands for a word.
         self.signs = self.tokens.specials - {self.tokens.unknown}
         # tokens whose maps (T,T) of all heads have CELLS weights
         most = int((CELLS / len(self.heads)) ** 0.5)
         self.longest = min(folder.context or LONGEST, LONGEST, most)
         self.readings: dict[str, Reading] = {}  # by slot
-
-    def _called(self) -> list[Layer]:
-        """The attentions that run when the model reads a text, in the order of their calls; a tower of images does not.
-
-        They are found by reading one word.
-        """
-        # any will do
-        word = next(i for i in range(len(self.tokens)) if i not in self.tokens.specials)
-        before, after = (
-            self.tokens.frame
-        )  # ids around every text, such as [CLS] and [SEP]
-        order = calls_of(self.folder.model, torch.tensor([[*before, word, *after]]))
-        is_repeated = len(set(order)) < len(
-            order
-        )  # else every layer keeps its own name
-        layers: list[Layer] = []
-        # of each stack, and of each site, the calls so far
-        numbers, runs = Counter[str](), Counter[Site]()
-        first = 0
-        for site in order:
-            stack = site.name.rpartition("L")[0]  # "encoder." of encoder.L3, "" of L3
-            # ALBERT: a layer is numbered by its place among the calls of its stack.
-            name = f"{stack}L{numbers[stack]}" if is_repeated else site.name
-            layers.append(
-                Layer(
-                    site,
-                    runs[site],
-                    [head_name(name, h) for h in range(site.n_heads)],
-                    first,
-                )
-            )
-            numbers[stack] += 1
-            runs[site] += 1
-            first += site.n_heads
-        return layers
 
     def about(self) -> dict[str, Any]:
         """What a page knows before anything is asked."""
@@ -310,47 +269,30 @@ class Desk:
         Probabilities (n,V) of the token that is predicted at position `at`; the mean (n,C) of the last hidden states
         where none is. `maps` gets the maps of all heads in the last copy.
         """
-        model, runs = self.folder.model, Counter[Site]()
-        # Layers whose maps are wanted or one of whose heads is scaled. No others, since listening costs time.
-        listened = [
-            each
-            for each in self.layers
-            if maps is not None or (factors[:, each.columns] != 1).any()
-        ]
-        layers = {(layer.site, layer.run): layer for layer in listened}
+        model = self.folder.model
 
-        def take(site: Site, call: Call) -> Tensor | None:
-            layer = layers.get((site, runs[site]))
-            runs[site] += 1
-            if (
-                layer is None
-            ):  # another run of shared weights: None leaves its output as it is
-                return None
+        def take(site: Site, call: Call) -> Tensor:
+            columns = self.layers[site]
             if maps is not None:
-                maps[layer.columns] = (
-                    row_weights(call, len(factors) - 1, range(call.n_queries))
-                    .float()
-                    .cpu()
-                    .numpy()
-                )  # (H,T,S)
+                rows = row_weights(call, len(factors) - 1, range(call.n_queries))
+                maps[columns] = rows.float().cpu().numpy()  # (H,T,S)
             # (n,H,T,E), before W_O
-            return call.out * factors[:, layer.columns, None, None].to(call.out)
+            return call.out * factors[:, columns, None, None].to(call.out)
 
-        with (
-            attach({site: partial(take, site) for site, _ in layers}),
-            evaluating(model),
-        ):
+        # Layers whose maps are wanted or one of whose heads is scaled. No others, since listening costs time.
+        listened = {
+            site: partial(take, site)
+            for site, columns in self.layers.items()
+            if maps is not None or (factors[:, columns] != 1).any()
+        }
+        with attach(listened), evaluating(model):
             rows = torch.tensor([list(ids)] * len(factors))
             if self.kind is None or at < 0:
                 return last_states(model, rows).float().mean(1).cpu()
             # then logits of other positions are not computed
             last = self.kind == "next" and at == len(ids) - 1
-            return (
-                logits(model, rows, last=last)[:, -1 if last else at]
-                .float()
-                .softmax(-1)
-                .cpu()
-            )
+            row = logits(model, rows, last=last)[:, -1 if last else at]
+            return row.float().softmax(-1).cpu()
 
     # What its heads do
 
@@ -359,34 +301,26 @@ class Desk:
     ) -> tuple[str, float]:
         """The kind of key that a head looks at most, such as "previous_token", and the part of its weight there."""
         T = len(ids)
-        numbers = np.array(ids)
-        if crosses or weights.shape != (
-            T,
-            T,
-        ):  # it looks at another text; or it did not run
+        # it looks at another text; or it did not run
+        if crosses or weights.shape != (T, T):
             return "elsewhere", 0.0
-        is_causal = (
-            T > 1 and not weights[0, 1:].any()
-        )  # the first token sees nothing behind it
-        first = 1 if is_causal else 0  # the first row of a causal map has no choice
-        rows = weights[first:]
+        # The first token of a causal map sees nothing behind it: that row has no choice.
+        first = 1 if T > 1 and not weights[0, 1:].any() else 0
+        rows, numbers = weights[first:], np.array(ids)
         # Below, of each kind which cells of these rows are of it; they broadcast to (rows,T).
         t, s = np.arange(first, T)[:, None], np.arange(T)[None]  # queries and keys
         same_token = (numbers[first:, None] == numbers) & (t != s)
         # Keys right after a copy of the token that looks: shifted by one; the token itself is left out again.
         after_same = np.zeros_like(same_token)
         after_same[:, 1:] = same_token[:, :-1] & (t != s)[:, 1:]
-        # Rare and telling kinds first: they count in those rows alone that have such a key.
-        for name, places in (
-            ("induction", after_same),
-            ("duplicate_token", same_token),
-        ):
-            # rows that see such a key: the mask leaves it some weight
-            able = (places & (rows > 0)).any(1)
-            mass = float((rows * places)[able].sum(1).mean()) if able.any() else 0.0
+        # Rare and telling kinds first: they count in those rows alone that see such a key.
+        telling = {"induction": after_same, "duplicate_token": same_token}
+        for name, cells in telling.items():
+            able = (cells & (rows > 0)).any(1)
+            mass = float((rows * cells)[able].sum(1).mean()) if able.any() else 0.0
             if mass >= CLEAR:
                 return name, mass
-        places_of = {
+        usual = {
             "first_token": s == 0,
             "delimiter": np.isin(numbers, list(self.signs))[None],
             "self": t == s,
@@ -395,14 +329,13 @@ class Desk:
             "elsewhere": s >= 0,
         }
         masses = {}
-        for name, places in places_of.items():
-            masses[name] = float((rows * places).sum(1).mean())
+        for name, cells in usual.items():
+            masses[name] = float((rows * cells).sum(1).mean())
             rows = (
-                rows * ~places
+                rows * ~cells
             )  # each key counts once, for the first kind that it is of
-        name = max(
-            masses, key=masses.__getitem__
-        )  # "elsewhere" has what no other kind has taken
+        # "elsewhere" has what no other kind has taken
+        name = max(masses, key=masses.__getitem__)
         return name, masses[name]
 
     def _hardest(
@@ -416,32 +349,27 @@ class Desk:
         T = len(reading.ids)
         skipped = np.isin(np.array(reading.ids), list(self.signs))
         skipped[0] = True
-        # the largest weight, or difference, of each row
+        # of each row the largest weight, or difference, and its key
         best = np.zeros((len(self.heads), T), np.float32)
-        keys = np.zeros((len(self.heads), T), int)  # the key that has it
+        keys = np.zeros((len(self.heads), T), int)
         for n, weights in enumerate(reading.maps):
+            beside = np.zeros_like(weights) if other is None else other.maps[n]
             # It did not run, looks from another text, or has nothing to be compared with: its 0 puts it last.
-            if len(weights) != T or (
-                other is not None and other.maps[n].shape != weights.shape
-            ):
+            if len(weights) != T or beside.shape != weights.shape:
                 continue
-            looks = weights.copy() if other is None else np.abs(weights - other.maps[n])
+            looks = np.abs(weights - beside)
             if (
                 not self.crosses[n] and looks.shape[1] == T
             ):  # the keys are the same text
                 looks[:, skipped] = 0
                 np.fill_diagonal(looks, 0)
-            keys[n] = looks.argmax(1)
-            best[n] = looks.max(1)
-        hardest = []
-        for t in range(T):
-            # of equal ones the earlier head first
-            order = np.argsort(-best[:, t], kind="stable")[:HARDEST].tolist()
-            # Four digits are more than the page shows, and keep the answer short.
-            hardest.append(
-                [(n, int(keys[n, t]), round(float(best[n, t]), 4)) for n in order]
-            )
-        return hardest
+            keys[n], best[n] = looks.argmax(1), looks.max(1)
+        # Of equal ones the earlier head first. Four digits are more than the page shows, and keep the answer short.
+        orders = np.argsort(-best, axis=0, kind="stable")[:HARDEST].T.tolist()
+        return [
+            [(n, int(keys[n, t]), round(float(best[n, t]), 4)) for n in order]
+            for t, order in enumerate(orders)
+        ]
 
     def _maps(self, slot: str, heads: list[Any]) -> dict[str, Any]:
         """The maps of some heads by their numbers, as arrays; `view/look.py` packs them."""
@@ -509,21 +437,20 @@ class Desk:
         reading = self.readings.get("a")
         if reading is None:
             raise HeadwiseError(Note.of("look.empty"))
-        silenced = self.layers[layer]
+        columns = list(self.layers.values())[layer]
+        names = self.heads[columns]
         # a copy of the text for each head
-        factors = torch.ones(len(silenced.heads), len(self.heads))
-        factors[:, silenced.columns] -= torch.eye(len(silenced.heads))
-        outcomes = self._run(reading.ids, reading.at, factors)
+        factors = torch.ones(len(names), len(self.heads))
+        factors[:, columns] -= torch.eye(len(names))
         # Of each head its name, and what comes without it: the probability of the followed token, and the likeliest
         # token; or how alike the mean last state stays.
-        rows = []
-        for name, outcome in zip(silenced.heads, outcomes, strict=True):
-            if not self._predicts(reading):
-                rows.append((name, _cosine(reading.plain, outcome), ""))
-            else:
-                rows.append(
-                    (name, float(outcome[follow]), self._token(int(outcome.argmax())))
-                )
+        rows: list[tuple[str, float, str]] = []
+        outcomes = self._run(reading.ids, reading.at, factors)
+        for name, outcome in zip(names, outcomes, strict=True):
+            value, best = _cosine(reading.plain, outcome), ""
+            if self._predicts(reading):
+                value, best = float(outcome[follow]), self._token(int(outcome.argmax()))
+            rows.append((name, value, best))
         return {"each": rows, "left": len(self.layers) - 1 - layer}
 
 
