@@ -102,18 +102,15 @@ def _outputs(
 ) -> dict[str, list[Tensor]]:
     """What each of these heads gives in each text, (T,E)."""
     outputs: dict[str, list[Tensor]] = defaultdict(list)
-    sites = {site.name: site for site in sites_of(model)}
-    wanted = {name.rpartition(".")[0] for name in heads} & sites.keys()
 
-    def keep(site: Site, call: Call) -> None:
-        for name in heads:
-            place, _, number = name.rpartition(".H")
-            if place == site.name and int(number) < call.out.shape[1]:
-                outputs[name].append(call.out[0, int(number)].detach())
+    def keep(
+        name: str, out: Tensor, call: Call, documents: Sequence[Document]
+    ) -> Tensor:
+        outputs[name].append(out[0].detach())
+        return out
 
-    handlers = {sites[name]: partial(keep, sites[name]) for name in wanted}
     for text in texts_of(model, texts):
-        with attach(handlers), evaluating(model), torch.no_grad():
+        with _changing(model, heads, keep), evaluating(model), torch.no_grad():
             run_body(model, text[None])
     return outputs
 
@@ -178,7 +175,7 @@ def steer(model: nn.Module, changes: Mapping[str, Any]) -> AbstractContextManage
 
 
 def _changing(
-    model: nn.Module, heads: list[str], change: Change
+    model: nn.Module, heads: Sequence[str], change: Change
 ) -> AbstractContextManager[None]:
     """A block in which these heads give something else."""
     sites = sites_of(model)
@@ -271,18 +268,25 @@ def importance(
     require_slopes(model)
     # (H,) sums over rows, once there is one: 0.0 before
     totals: dict[Site, Any] = defaultdict(float)
-    sites = sites_of(model)
+    outs: list[tuple[Site, Tensor]] = []
 
-    def loss_on(ids: Tensor) -> Tensor:
-        # A copy, for ids of inference_mode cannot be saved for the backward pass.
-        losses = next_token_losses(model, ids.clone(), after)
-        return losses.sum() * (
-            ids.shape[1] - 1
-        )  # of means: a document counts by its length
+    def keep(site: Site, call: Call) -> Tensor:
+        # With frozen weights nothing asks for a gradient yet: the output itself becomes where it ends.
+        out = call.out if call.out.requires_grad else call.out.detach().requires_grad_()
+        outs.append((site, out))
+        return out
 
+    handlers = {site: partial(keep, site) for site in sites_of(model)}
     with evaluating(model):
         for ids in batches:
-            for site, out, slope in slopes_of(sites, partial(loss_on, ids)):
+            outs.clear()
+            with attach(handlers), torch.enable_grad():
+                # A copy, for ids of inference_mode cannot be saved for the backward pass.
+                losses = next_token_losses(model, ids.clone(), after)
+                # of means: a document counts by its length
+                loss = losses.sum() * (ids.shape[1] - 1)
+                slopes = torch.autograd.grad(loss, [out for _, out in outs])
+            for (site, out), slope in zip(outs, slopes, strict=True):
                 of_rows = (out.detach() * slope).sum(-1).abs()  # (B,H,T)
                 totals[site] += of_rows.sum((0, 2)).cpu().double()
         if not totals:
@@ -294,27 +298,6 @@ def importance(
         scaled = total / total.norm().clamp(min=torch.finfo(total.dtype).tiny)
         result |= zip(site.heads, scaled.tolist(), strict=True)
     return result
-
-
-def slopes_of(
-    sites: Sequence[Site], answer: Callable[[], Tensor]
-) -> list[tuple[Site, Tensor, Tensor]]:
-    """Of each call of these sites the heads' output (B,H,T,E) and the slope there of an answer, from one backward pass.
-
-    answer  runs the model, and gives one number, a tensor without axes. The slope is its gradient, (B,H,T,E)
-    """
-    outs = []
-
-    def keep(site: Site, call: Call) -> Tensor:
-        # With frozen weights nothing asks for a gradient yet: the output itself becomes where it ends.
-        out = call.out if call.out.requires_grad else call.out.detach().requires_grad_()
-        outs.append((site, out))
-        return out
-
-    with attach({site: partial(keep, site) for site in sites}), torch.enable_grad():
-        loss = answer()  # `keep` fills `outs` meanwhile
-        slopes = torch.autograd.grad(loss, [out for _, out in outs])
-    return [(site, out, slope) for (site, out), slope in zip(outs, slopes, strict=True)]
 
 
 @torch.no_grad()

@@ -40,7 +40,7 @@ def composition(model: nn.Module) -> DataFrame:
 
     Columns: `sender`, `receiver`, the scores `q`, `k` and `v`, 0 to 1, and their control `random`: the root mean square
     of the score of random matrices of these shapes, 1/sqrt(d_model). `q_gain`, `k_gain` and `v_gain` are the same with
-    the gains of the norms; NaN where these are not found. Pairs across two stacks are left out.
+    the gains of the norms, where a run on ids shows these. Pairs across two stacks are left out.
 
     Args:
         model: a GPT of ours, a model of transformers, or one of one's own
@@ -52,38 +52,35 @@ def composition(model: nn.Module) -> DataFrame:
     require_held(model, "composition")
     # Cross attention reads the residual stream of another stack.
     sites = [site for site in sites_of(model) if not site.cross]
-    weights, factors = _seen(model, sites)
-    plain = {site: _matrices(site, weights[site], {}) for site in sites}
-    gained = {site: _matrices(site, weights[site], factors[site]) for site in factors}
-    rows = []
-    for number, later in enumerate(sites):
-        for earlier in sites[:number]:
-            if later.name.startswith("encoder.") != earlier.name.startswith("encoder."):
-                continue
-            has_gains = later in gained and earlier in gained
-            for r, receiver in enumerate(later.heads):
-                scores = _scores(plain[later], plain[earlier], r)
-                if has_gains:
-                    more = _scores(gained[later], gained[earlier], r)
-                else:
-                    more = dict.fromkeys(scores, [float("nan")] * earlier.n_heads)
-                for s, sender in enumerate(earlier.heads):
-                    row: dict[str, Any] = {"sender": sender, "receiver": receiver}
-                    row |= {at: of_senders[s] for at, of_senders in scores.items()}
-                    row["random"] = plain[earlier][1].shape[1] ** -0.5
-                    row |= {f"{at}_gain": of[s] for at, of in more.items()}
-                    rows.append(row)
+    weights, gains = _seen(model, sites)
+    rows = _rows([(site, *_matrices(site, weights[site], {})) for site in sites], "")
+    if len(gains) == len(sites):
+        layers = [
+            (site, *_matrices(site, weights[site], gains[site])) for site in sites
+        ]
+        for row, more in zip(rows, _rows(layers, "_gain"), strict=True):
+            row |= more
     return frame(rows)
 
 
-def _scores(
-    later: tuple[dict[str, Tensor], Tensor], earlier: tuple[Any, Tensor], r: int
-) -> dict[str, list[float]]:
-    """The scores of a receiver with every sender of an earlier layer: (D,C) @ (S,C,E)."""
-    return {
-        at: torch.linalg.matrix_norm(reads[r] @ earlier[1]).tolist()
-        for at, reads in later[0].items()
-    }
+def _rows(layers: list[Any], suffix: str) -> list[dict[str, Any]]:
+    """A row a pair of heads, from each layer's site and matrices."""
+    rows = []
+    for number, (later, reads, _) in enumerate(layers):
+        for earlier, _, writes in layers[:number]:
+            if later.name.startswith("encoder.") != earlier.name.startswith("encoder."):
+                continue
+            for r, receiver in enumerate(later.heads):
+                # (D,C) @ (S,C,E): of each sender
+                scores = {
+                    at + suffix: torch.linalg.matrix_norm(x[r] @ writes).tolist()
+                    for at, x in reads.items()
+                }
+                for s, sender in enumerate(earlier.heads):
+                    row = {"sender": sender, "receiver": receiver}
+                    row |= {at: of_senders[s] for at, of_senders in scores.items()}
+                    rows.append(row | {"random": writes.shape[1] ** -0.5})
+    return rows
 
 
 def _matrices(
@@ -147,49 +144,43 @@ def _seen(
 ) -> tuple[dict[Site, dict[str, Tensor | None]], dict[Site, Factors]]:
     """W_Q to W_O of each site by "q" to "o", and the gains of its norms where they are found."""
     calls: dict[Site, Call] = {}
-    # module -> what it read and gave last; a module is heard once
-    read: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+    read: dict[nn.Module, tuple[Tensor, Tensor]] = {}  # what a module read and gave
 
     def keep(module: nn.Module, args: Any, keywords: Any, gave: Any) -> None:
-        first = next((x for x in (*args, *keywords.values()) if _is_state(x)), None)
+        first = next(filter(_is_state, (*args, *keywords.values())), None)
         out = gave[0] if isinstance(gave, tuple) and gave else gave
         if first is not None and _is_state(out):
             read[module] = first, out
 
-    hooks = [(m.register_forward_hook, keep) for m in model.modules()]
+    hooks = [(module.register_forward_hook, keep) for module in model.modules()]
+    handlers = {site: partial(calls.__setitem__, site) for site in sites}
     weights = {site: {at: site.weights(at) for at in "qkvo"} for site in sites}
+    ids = torch.tensor([[1, 0, 1, 1]], device=device_of(model))
     try:
-        with (
-            evaluating(model),
-            hooked(hooks, with_kwargs=True),
-            attach({site: partial(calls.__setitem__, site) for site in sites}),
-        ):
-            run_body(model, torch.tensor([[1, 0, 1, 1]], device=device_of(model)))
+        with evaluating(model), hooked(hooks, with_kwargs=True), attach(handlers):
+            run_body(model, ids)
     except Exception:  # it takes more than ids: then the weights alone are read
         return weights, {}
     paths = {module: path for path, module in model.named_modules()}
-    factors = {}
+    gains: dict[Site, Factors] = {}
     for site in sites:
-        if site.module not in read:
+        if site not in calls or site.module not in read:
             continue
         for at in "qkv":
-            if weights[site][at] is None and site in calls:
+            if weights[site][at] is None:
                 weights[site][at] = _rows_of(site, getattr(calls[site], at), read)
-        around = model.get_submodule(paths[site.module].rpartition(".")[0])
-        beside = [*around.children(), *around.modules()]
-        C = read[site.module][0].shape[-1]
-        ones = torch.ones(C, dtype=torch.float64)
-        gains: Factors = {"reads": ones, "writes": ones}
-        for module in filter(is_norm, beside):
-            if module in read and read[module][1].equal(read[site.module][0]):
-                gains["reads"] = _gain(module, C)
-            elif module in read and read[module][0].equal(read[site.module][1]):
-                gains["writes"] = _gain(module, C)
-        for name, module in site.module.named_children():
-            if is_norm(module) and name[0] in "qk" and module in read:
-                gains[name[0]] = _gain(module, read[module][1].shape[-1])
-        factors[site] = gains
-    return weights, factors
+        entered, left = read[site.module]
+        ones = torch.ones(entered.shape[-1], dtype=torch.float64)
+        gains[site] = {"reads": ones, "writes": ones}
+        layer = model.get_submodule(paths[site.module].rpartition(".")[0])
+        for norm in filter(is_norm, read):
+            if norm in site.module.children() and paths[norm].split(".")[-1][0] in "qk":
+                gains[site][paths[norm].split(".")[-1][0]] = _gain(norm, read[norm])
+            elif norm in layer.children() and read[norm][1].equal(entered):
+                gains[site]["reads"] = _gain(norm, read[norm])
+            elif norm in layer.children() and read[norm][0].equal(left):
+                gains[site]["writes"] = _gain(norm, read[norm])
+    return weights, gains
 
 
 def _is_state(x: Any) -> bool:
@@ -213,9 +204,13 @@ def _rows_of(
     return None
 
 
-def _gain(norm: nn.Module, n: int) -> Tensor:
-    """The factor (n,) of each feature in a norm, float64, but for a factor that all have in common."""
+def _gain(norm: nn.Module, states: tuple[Tensor, Tensor]) -> Tensor:
+    """The factor of each feature in a norm, float64, but for a factor that all have in common.
+
+    states  what it reads and gives, which tell its width
+    """
     twin: Any = copy.deepcopy(norm).cpu().double()
+    n = states[1].shape[-1]
     x = torch.randn(1, n, dtype=torch.float64, generator=torch.Generator())
     x = x - x.mean()  # so that a LayerNorm subtracts nothing
     made: Tensor = (twin(x) - twin(torch.zeros_like(x))).double() / x
