@@ -5,7 +5,7 @@ answer comes back is the effect of that part (Meng et al. 2022, arXiv 2202.05262
 Heimersheim & Nanda 2024, arXiv 2404.15255). Effects are shares of the difference between the two answers: 0
 changes nothing, 1 restores the clean answer.
 
-Variants of a text are rows of one batch. A hook at each attention changes its rows: `edited` has each place of a head.
+Variants of a text are rows of one batch. A hook at each attention changes its rows (`write_edit`).
 """
 
 from __future__ import annotations
@@ -394,22 +394,21 @@ class Edit(NamedTuple):
 Variant = Mapping[str, Edit]
 
 
-def edited(call: Call, edit: Edit) -> Tensor:
-    """What the heads of a call of one text give (H,T,E) with an edit in it."""
-    at, parts, tokens = edit
-    out = call.out[0].clone()
+def write_edit(call: Call, edit: Edit, out: Tensor) -> None:
+    """Write into `out` (H,T,E), what the heads of a call of one text gave, what they give with an edit."""
+    at, parts, rows = edit
     if at == "out":
         for h, part in parts.items():
-            out[h, tokens] = part[tokens].to(out)
-        return out
-    heads, rows = list(parts), tokens
+            out[h, rows] = part[rows].to(out)
+        return
+    heads = list(parts)
     if at == "weights":  # the options, among them the mask, stay
         clean = next(iter(parts.values()))
         call = call._replace(q=clean.q, k=clean.k, weights=clean.weights)
     else:
         whole = getattr(call, at).clone()
         for n, part in parts.items():
-            whole[0, n, tokens] = part[tokens]
+            whole[0, n, rows] = part[rows]
         call = call._replace(**{at: whole})
     if at in SHARED:  # other keys and values change every token that looks at them
         heads, rows = [h for h, g in enumerate(_index(call)) if g in parts], ALL
@@ -419,7 +418,6 @@ def edited(call: Call, edit: Edit) -> Tensor:
         made = (call.weights.to(call.v.dtype) @ call.v[:, _index(call)])[0]
     for h in heads:
         out[h, rows] = made[h, rows].to(out)
-    return out
 
 
 def _index(call: Call) -> list[int]:
@@ -544,7 +542,7 @@ class Passes:
                     alone = read._replace(**parts)
                     if on_call is not None:
                         on_call(key, site.name, alone)
-                    out[row] = edited(alone, variants[key][site.name])
+                    write_edit(alone, variants[key][site.name], out[row])
                 if site.name == until:
                     raise _ReachedError
                 return out
