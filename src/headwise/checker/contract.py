@@ -15,7 +15,7 @@ import itertools
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -292,8 +292,14 @@ def required_of(call: Callable[..., Any]) -> list[str]:
 # Arrays of any kind.
 
 
-def kind_of_arrays(module: Any, code: str) -> str:
-    """torch, numpy or lists: what an object, or code of that text (in small letters), computes with."""
+def kind_of_arrays(target: Target, module: Any = None) -> Any:
+    """What a function, or an object, computes with: "torch", "numpy", "lists", or the file's own class of numbers.
+
+    Of a function its own text tells, for a file may have code of several kinds.
+    """
+    code = (target.scope if module is None else target.source).code
+    if module is None and target.number:
+        return target.number
     if hasattr(module, "named_parameters") or re.search(
         r"\btorch\b|\bf\.softmax", code
     ):
@@ -301,15 +307,17 @@ def kind_of_arrays(module: Any, code: str) -> str:
     kept = getattr(module, "__dict__", {}).values()
     arrays = any(isinstance(value, np.ndarray) for value in kept)
     # Of code whose text is not known, NumPy arrays are the best guess.
-    return (
-        "numpy"
-        if arrays or not code or re.search(r"\bj?np\b|\bnumpy\b", code)
-        else "lists"
-    )
+    if arrays or not code or re.search(r"\bj?np\b|\bnumpy\b", code):
+        return "numpy"
+    methods = r"\.(shape|size|view|reshape|transpose|swapaxes)\b"
+    if module is None and target.scope.says(methods):
+        # methods alone: the imports say whose
+        return "torch" if "torch" in target.source.code else "numpy"
+    return target.number or "lists"
 
 
 def to_kind(x: Any, kind: Any) -> Any:
-    """An array, or a dictionary of them, as torch, numpy, or lists: of floats, or of what the class `kind` makes."""
+    """An array, or a dictionary of them, as torch, numpy, lists, or as the class `kind` makes of numbers or rows."""
     if isinstance(x, dict):
         return type(x)({name: to_kind(array, kind) for name, array in x.items()})
     if isinstance(kind, type):
@@ -332,20 +340,18 @@ def to_array(value: Any) -> Any:
     try:
         return np.array(value, dtype=float)
     except (ValueError, TypeError):
-        if (
-            isinstance(value, list) and value
-        ):  # of tensors, or of the file's own numbers
-            parts = [to_array(part) for part in value]
-            return None if any(part is None for part in parts) else np.array(parts)
-        for kept in getattr(
-            value, "__dict__", {}
-        ).values():  # a matrix of the file's own keeps its rows
-            if isinstance(kept, list) and kept and isinstance(kept[0], list):
-                return to_array(kept)
-        number = getattr(
-            value, "data", None
-        )  # of a class that remembers how its numbers were made
-        return np.array(float(number)) if isinstance(number, int | float) else None
+        pass
+    if isinstance(value, list) and value:  # of tensors, or of the file's own numbers
+        parts = [to_array(part) for part in value]
+        return None if any(part is None for part in parts) else np.array(parts)
+    # a number or a matrix of the file's own, which keeps the number or the rows
+    for kept in (
+        getattr(value, "data", None),
+        *getattr(value, "__dict__", {}).values(),
+    ):
+        if isinstance(kept, int | float) or (isinstance(kept, list) and kept):
+            return to_array(kept)
+    return None
 
 
 def arrays_in(result: Any) -> Iterator[Any]:
@@ -365,29 +371,15 @@ def pick(result: Any, shape: tuple[int, ...], width: int = -1) -> Any:
 
     width  the axis of features, whose size may differ
     """
-    lead = [n for axis, n in enumerate(shape) if axis != width % len(shape)]
     fitting = []
     for x in arrays_in(result):
-        if x.ndim == len(shape) and [*np.delete(x.shape, width)] == lead:
+        if (
+            x.ndim == len(shape)
+            and not np.delete(np.subtract(x.shape, shape), width).any()
+        ):
             fitting.append(x)
     # the first of the same width, if one has it
     return min(fitting, key=lambda x: x.shape != shape, default=None)
-
-
-def angle_tables(
-    kind: str, sizes: Settings, start: int = 0, tokens: int = 0
-) -> list[Any]:
-    """The usual tables (cos, sin) of rotary positions: (T,d) for halves, (T,d) for pairs, (T,d/2), one angle a pair."""
-    tokens, width = (
-        tokens or sizes.get("TOKENS", TOKENS),
-        sizes.get("HEAD_DIM", HEAD_DIM),
-    )
-    places = np.arange(start, start + tokens)
-    angles = np.outer(places, 10000.0 ** (-np.arange(0, width, 2) / width))
-    tables = np.concatenate([angles, angles], 1), np.repeat(angles, 2, 1), angles
-    return [
-        (to_kind(np.cos(table), kind), to_kind(np.sin(table), kind)) for table in tables
-    ]
 
 
 # Dropout is watched and held still.
@@ -397,9 +389,8 @@ def angle_tables(
 class Seen:
     """What the calls of dropout got."""
 
-    in_eval: bool = (
-        False  # one would have dropped something, though the module was not training
-    )
+    dropped: bool = False  # one would have dropped something
+    in_eval: bool = False  # one would have, though the module was not training
     on_scores: bool = False  # one got scores, in the place of weights
 
 
@@ -413,35 +404,31 @@ def still_dropout(seen: Seen, trains: bool, tokens: int) -> Iterator[None]:
     if torch is None:
         yield
         return
-    from unittest.mock import (
-        patch,
-    )  # a tenth of a second, which code without torch is spared
+    # a tenth of a second, which code without torch is spared
+    from unittest.mock import patch
 
     functional = torch.nn.functional  # where nn.Dropout finds its function, too
     attend = functional.scaled_dot_product_attention
 
-    def dropout(
-        x: Any, p: float = 0.5, training: bool = True, inplace: bool = False
-    ) -> Any:
+    def dropout(x: Any, p: float = 0.5, training: bool = True, *_: Any) -> Any:
         if training and p > 0:
+            seen.dropped = True
             seen.in_eval |= not trains
             is_map = x.ndim >= 2 and x.shape[-1] == x.shape[-2] == tokens
-            seen.on_scores |= is_map and bool(
-                (x < -1e-6).any()
-            )  # weights are never negative
+            # weights are never negative
+            seen.on_scores |= is_map and bool((x < -1e-6).any())
         return x
 
-    def fused(
-        query: Any, key: Any, value: Any, mask: Any = None, dropout_p: float = 0.0, *rest: Any,
-        **more: Any,
-    ) -> Any:  # fmt: skip
-        mask = more.pop("attn_mask", mask)
-        seen.in_eval |= dropout_p > 0 and not trains
-        return attend(query, key, value, mask, 0.0, *rest, **more)
+    def fused(*args: Any, dropout_p: float = 0.0, **more: Any) -> Any:
+        dropout_p = args[4] if len(args) > 4 else dropout_p
+        dropout(args[0][:0], dropout_p)
+        return attend(*args[:4], *args[4:5] and [0.0], *args[5:], **more)
 
-    with patch.multiple(
-        functional, dropout=dropout, scaled_dot_product_attention=fused
-    ):
+    functions: dict[str, Any] = {
+        "dropout": dropout,
+        "scaled_dot_product_attention": fused,
+    }
+    with patch.multiple(functional, **functions):
         yield
 
 
@@ -493,6 +480,7 @@ class Attention:
     inputs   names of the parameters that take data: one (x), two (x, context) or three (q, k, v), in our order
     mask     name of the parameter that takes a mask; None where there is none
     fixed    what every call gets besides, by the names of parameters
+    gathers  parameters that are lists in which the code gathers keys and values, one token after another
     module   the learner's object; None for a function
     """
 
@@ -505,28 +493,29 @@ class Attention:
     fixed: dict[str, Any] = field(default_factory=dict)
     guessed: tuple[str, ...] = ()  # parameters whose value is a guess
     output: str = ""  # the parameter that the code writes its output into
+    gathers: tuple[str, ...] = ()
     module: Any = None
     seen: Seen = field(default_factory=Seen)
-    passed: set[str] = field(
-        default_factory=set
-    )  # arguments that some call was given, and took
+    # arguments that some call was given, and took
+    passed: set[str] = field(default_factory=set)
     learns: bool = False  # does a call find the gradients of the weights, too?
-    gathers: bool = (
-        False  # does the object gather the keys and values of one token after another?
-    )
-    fresh: dict[str, Any] = field(
-        default_factory=dict
-    )  # of what keeps tokens: attributes before any call
-    new_cache: Callable[[], Any] = lambda: (
-        None
-    )  # what the argument of a cache gets before the first token
-    tables: Mapping[str, Callable[[int, int], Any]] = field(
-        default_factory=dict
-    )  # by start, tokens
+    # of an object that keeps tokens: its attributes before any call
+    fresh: dict[str, Any] = field(default_factory=dict)
+    # rotary tables for so many tokens from a position on, by the names of parameters
+    tables: Callable[[int, int], dict[str, Any]] = lambda start, tokens: {}
 
     @property
     def rank(self) -> int:
         return self.layout.rank
+
+    @property
+    def keeps(self) -> bool:
+        """Does the code gather the keys and values of one token after another?"""
+        return bool(self.gathers or self.fresh)
+
+    @property
+    def takes_one_query(self) -> bool:
+        return self.rank == 1 and self.mask is None and not self.keeps
 
     @property
     def is_lengths(self) -> bool:
@@ -538,37 +527,37 @@ class Attention:
         return any("causal" in name.lower() for name in self.fixed)
 
     def __call__(self, inputs: Inputs, mask: Any = None) -> Any:
-        lead = (
-            inputs[0].ndim - self.rank
-        )  # axes that the code does not take: they are looped over
+        # axes that the code does not take are looped over
+        lead = inputs[0].ndim - self.rank
         if lead <= 0:
             return self._output(inputs, mask)
         axes = inputs[0].shape[:lead]
         rows = []
         for index in np.ndindex(*axes):
             # a text begins: the code takes it whole, or here
-            if self.gathers and (self.rank > 1 or index[-1] == 0):
+            if self.rank > 1 or index[-1] == 0:
                 self.restart()
-            q, k, v = inputs
             # a single query, and all keys of its document
             document = index if self.rank > 1 else index[:-1]
             row_mask = mask
-            if (
-                mask is not None and mask.ndim > 2
-            ):  # (B,...,T,S) -> (T,S) of this document
+            if mask is not None and mask.ndim > 2:
+                # (B,...,T,S) -> (T,S) of this document
                 row_mask = mask[index[0]].reshape(mask.shape[-2:])
             if mask is not None and self.rank == 1:  # (S,) of this query
                 row_mask = row_mask[index[-1]]
-            rows.append(self._output((q[index], k[document], v[document]), row_mask))
-        stacked = np.array(rows)
-        return stacked.reshape(*axes, *stacked.shape[1:])
+            places = (index, document, document)
+            of_row = [x[place] for x, place in zip(inputs, places, strict=True)]
+            rows.append(self._output(of_row, row_mask))
+        return np.array(rows).reshape(*axes, *rows[0].shape)
 
     def restart(self) -> None:
-        """Let the object forget what it keeps of a text: it is what it was before any call."""
-        attributes = vars(self.module)
-        fresh = copy.deepcopy(self.fresh, {id(self.module): self.module})
-        attributes.clear()
-        attributes.update(fresh)
+        """Let the code forget what it keeps of a text: all is what it was before any call."""
+        self.fixed |= {name: [] for name in self.gathers}
+        if self.fresh:
+            attributes = vars(self.module)
+            fresh = copy.deepcopy(self.fresh, {id(self.module): self.module})
+            attributes.clear()
+            attributes.update(fresh)
 
     def result(self, arguments: dict[str, Any], tokens: int) -> Any:
         """What the code hands back; `seen` learns of its dropout, which changes nothing."""
@@ -576,36 +565,30 @@ class Attention:
         if self.kind == "torch":
             grad = sys.modules["torch"].set_grad_enabled(self.learns)
         training = bool(getattr(self.module, "training", False))
-        with (
-            still_dropout(self.seen, training, tokens),
-            np.errstate(all="ignore"),
-            grad,
-        ):
+        dropout = still_dropout(self.seen, training, tokens)
+        with dropout, np.errstate(all="ignore"), grad:
             named = {**self.fixed, **arguments}
-            places = inspect.signature(self.call).parameters.values()
-            alone = [
-                p.name
-                for p in places
-                if p.kind is p.POSITIONAL_ONLY and p.name in named
-            ]
-            result = self.call(*(named.pop(name) for name in alone), **named)
+            alone = []
+            for p in inspect.signature(self.call).parameters.values():
+                if p.kind is p.POSITIONAL_ONLY and p.name in named:
+                    alone.append(named.pop(p.name))
+            result = self.call(*alone, **named)
             if self.learns:
-                outputs = result if isinstance(result, tuple) else (result,)
                 # Cubes: neither the sum that a LayerNorm gives nor that of squares depends on a weight before it.
+                outputs = result if isinstance(result, tuple) else (result,)
                 sum(
                     part.pow(3).sum() for part in outputs if hasattr(part, "pow")
                 ).backward()
         self.passed.update(arguments, self.fixed)
         return result
 
-    def _output(self, inputs: Inputs, mask: Any) -> Any:
+    def _output(self, inputs: Sequence[Any], mask: Any) -> Any:
         tokens = inputs[1].shape[-2]
         if self.rank > 1:
             inputs = tuple(map(self.layout.to, inputs))
         arguments = {}
-        shared: dict[
-            int, Any
-        ] = {}  # one array for one text: code may ask whether q is k
+        # one array for one text: code may ask whether q is k
+        shared: dict[int, Any] = {}
         for name, x in zip(self.inputs, inputs, strict=False):
             arguments[name] = shared.setdefault(id(x), to_kind(x, self.kind))
         if mask is not None and self.mask:
@@ -616,9 +599,8 @@ class Attention:
         if self.output:
             result = arguments[self.output]
         if result is None:
-            raise UncheckedError(
-                "no_return", name=getattr(self.call, "__name__", "forward")
-            )
+            name = getattr(self.call, "__name__", "forward")
+            raise UncheckedError("no_return", name=name)
         out = pick(result, inputs[0].shape, self.layout.width)
         if out is None:
             first = result[0] if isinstance(result, tuple) and result else result
@@ -632,74 +614,104 @@ def adapters(
 ) -> Iterator[Attention]:
     """Every way to make a call that its names leave open, the likeliest first."""
     first = _bound(target, call, module)
-    wanted = [name for name in first.fixed if CALL["tables"].search(name)]
-    forms = itertools.product((0, 2, 1), (2, 4, 3)) if wanted else [(0, 0)]
+    layouts = ["c"] if first.gathers else layouts
     # which of two texts asks is a guess
-    orders = (
-        [first.inputs, first.inputs[::-1]] if len(first.inputs) == 2 else [first.inputs]
-    )
-    for name, form in itertools.product(layouts, forms):
-        tables = {
-            part: functools.partial(_table, target, first.kind, form, part)
-            for part in wanted
-        }
+    orders = [first.inputs, first.inputs[::-1]][: len(first.inputs) % 2 or 2]
+    for name, tables in itertools.product(layouts, tables_of(target, first)):
         for inputs in orders:
+            fixed = {**first.fixed, **tables(0, TOKENS)}
             yield replace(
                 first, inputs=inputs, layout=LAYOUTS[name], tables=tables, seen=Seen(), passed=set(),
-                fixed={**first.fixed, **{part: table(0, TOKENS) for part, table in tables.items()}},
-                guessed=(*first.guessed, *wanted),
+                fixed=fixed,
             )  # fmt: skip
 
 
-def _table(
-    target: Target, kind: Any, form: tuple[int, int], name: str, start: int, tokens: int
-) -> Any:
-    """The rotary tables that a parameter wants, from the position `start` on.
+def tables_of(
+    target: Target, attention: Attention
+) -> Iterator[Callable[[int, int], dict[str, Any]]]:
+    """What makes the rotary tables that a call wants: functions of the file, or the usual ones in several forms."""
+    names = [name for name in attention.fixed if CALL["tables"].search(name)]
+    if not names:
+        yield lambda start, tokens: {}
+        return
+    width = target.options.args.get("HEAD_DIM", HEAD_DIM)
 
-    form  which of `angle_tables`, and how many axes it has
-    """
-    which, axes = form
-    usual = angle_tables("numpy", target.options.args, start, tokens)
-    if re.search("cis|complex", name):
-        return to_kind(usual[2][0] + 1j * usual[2][1], kind)
-    if re.search("cache", name):  # pairs of cosine and sine
-        return to_kind(np.stack(usual[2], -1), kind)
-    length, width = usual[which][0].shape
-    shape = (1,) * (axes > 2) + (length,) + (1,) * (axes > 3) + (width,)
-    cos, sin = (to_kind(x.reshape(shape), kind) for x in usual[which])
-    is_of = [bool(re.search(word, name)) for word in ("cos", "sin")]
-    return (cos, sin) if is_of[0] == is_of[1] else cos if is_of[0] else sin
+    def usual(start: int, tokens: int, which: int, axes: int) -> dict[str, Any]:
+        angles = np.outer(
+            np.arange(start, start + tokens), 1e4 ** (-np.arange(0, width, 2) / width)
+        )
+        forms = angles, np.concatenate([angles, angles], 1), np.repeat(angles, 2, 1)
+        made = {}
+        for name in names:
+            if re.search("cis|complex", name):
+                made[name] = to_kind(np.exp(1j * angles), attention.kind)
+                continue
+            if re.search("cache", name):  # pairs of cosine and sine
+                pairs = np.stack([np.cos(angles), np.sin(angles)], -1)
+                made[name] = to_kind(pairs, attention.kind)
+                continue
+            table = forms[which]
+            shape = (1,) * (axes > 2) + (tokens,) + (1,) * (axes > 3) + table.shape[1:]
+            both = [
+                to_kind(f(table).reshape(shape), attention.kind)
+                for f in (np.cos, np.sin)
+            ]
+            told = [bool(re.search(word, name)) for word in ("cos", "sin")]
+            made[name] = tuple(both) if told[0] == told[1] else both[told[1]]
+        return made
+
+    def own(start: int, tokens: int, maker: Any) -> dict[str, Any]:
+        sizes = {
+            "WIDTH": width, "CONTEXT": start + tokens, "end": start + tokens, "length": start + tokens,
+            **target.options.args,
+        }  # fmt: skip
+        made = maker(**{name: value_of(name, sizes) for name in required_of(maker)})
+        parts = made if isinstance(made, tuple) else (made,)
+        parts = tuple(part[start:] for part in parts)
+        if len(names) == 1 and len(parts) > 1:
+            return {names[0]: parts}
+        return dict(zip(names, parts, strict=False))
+
+    made = []
+    for name, maker in target.namespace.items():
+        if inspect.isfunction(maker) and CALL["makers"].search(name):
+            # no builder, or one that wants something else
+            with contextlib.suppress(Exception):
+                own(0, TOKENS, maker)
+                made.append(functools.partial(own, maker=maker))
+    yield from made
+    if made and target.kind == "rotary":
+        return
+    for which, axes in itertools.product((1, 0, 2), (2, 4, 3)):
+        yield functools.partial(usual, which=which, axes=axes)
 
 
 def _bound(target: Target, call: Callable[..., Any], module: Any) -> Attention:
     """A call with its inputs and its mask told apart, and with values for whatever else it wants."""
     names, required = list(arguments_of(call)), required_of(call)
-    mask = next(filter(MASK.search, names), None)
-    if mask is None:
-        mask = next(
-            (
-                name
-                for name in names
-                if CALL["lengths"].fullmatch(name) and name in required
-            ),
-            None,
-        )
+    lengths = [name for name in required if CALL["lengths"].fullmatch(name)]
+    mask = next(iter([*filter(MASK.search, names), *lengths]), None)
     output = next((name for name in required if CALL["output"].fullmatch(name)), "")
     rest = [name for name in names if name not in (mask, output)]
     # The first name like a query's, the first like a key's, the first like a value's.
     inputs = [name for pattern in DATA for name in [*filter(pattern.match, rest)][:1]]
+    gathers: tuple[str, ...] = ()
     if len(inputs) < 3:  # then one input of whatever name, and perhaps another text
         data = [
             name for name in rest if name in required and not CALL["free"].search(name)
         ]
+        told = [name for name in data if any(p.match(name) for p in DATA[1:])]
+        if len(told) == 2 and len(data) > 2:
+            gathers = tuple(told)
+            data = [name for name in data if name not in told and not meaning_of(name)]
         inputs = data[:1] or rest[:1]
         inputs += [name for name in data[1:] if CALL["second"].search(name)][:1]
-    kind = _kind(target, call, module)
     sizes = {"CONTEXT": TOKENS, **target.options.args}
     fixed: dict[str, Any] = {}
-    guessed: list[str] = []
+    guessed: list[str] = list(inputs[1:]) if len(inputs) == 2 else []
+    kind = kind_of_arrays(target, module)
     for name in names:
-        if name in (*inputs, mask, output):
+        if name in (*inputs, *gathers, mask, output):
             continue
         if re.fullmatch(r"(is_)?train(ing)?", name):
             fixed[name] = False
@@ -709,35 +721,22 @@ def _bound(target: Target, call: Callable[..., Any], module: Any) -> Attention:
         elif name in target.options.args:
             fixed[name] = target.options.args[name]
         elif name in required:
-            if CALL["tables"].search(name) or CALL["nothing"].fullmatch(name):
-                fixed[name] = None
-            else:
-                fixed[name] = value_of(name, sizes)
+            if CALL["positions"].fullmatch(name):
+                fixed[name] = to_kind(np.arange(TOKENS), kind)
+                continue
+            if CALL["segments"].fullmatch(name):
+                fixed[name] = to_kind(np.zeros((BATCH, TOKENS), int), kind)
+                continue
+            is_table = CALL["tables"].search(name) or CALL["nothing"].fullmatch(name)
+            fixed[name] = None if is_table else value_of(name, sizes)
             if fixed[name] is UNFILLED:
                 raise UncheckedError("asks_call", name=name)
-            if meaning_of(name) is None:
+            if is_table or meaning_of(name) is None:
                 guessed.append(name)
-    guessed += inputs[1:] if len(inputs) == 2 else []
     return Attention(
         call, kind, tuple(inputs), mask, mask in required, fixed=fixed, guessed=tuple(guessed),
-        output=output, module=module,
+        output=output, gathers=gathers, module=module,
     )  # fmt: skip
-
-
-def _kind(target: Target, call: Callable[..., Any], module: Any) -> Any:
-    """What arrays the code takes: of a function its own text tells, for a file may have code of several kinds."""
-    if module is not None:
-        kind = kind_of_arrays(module, target.source.code)
-        return (target.number or kind) if kind == "lists" else kind
-    kind = kind_of_arrays(
-        None, f"{target.scope.code} {inspect.signature(call)}".lower()
-    )
-    if kind == "lists":
-        methods = r"\.(shape|size|view|reshape|transpose|swapaxes)\b"
-        if target.scope.says(methods) and target.number is None:
-            # methods alone: the imports say whose
-            kind = "torch" if "torch" in target.source.code else "numpy"
-    return target.number or kind
 
 
 def layouts_of(target: Target) -> list[str]:

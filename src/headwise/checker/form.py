@@ -91,9 +91,7 @@ class Weights:
         default_factory=dict
     )  # of a norm on queries and keys: q, k (d,)
     sink: Any = None  # (h,), one more logit of each head
-    gate: Any = (
-        None  # (C,h*e) or (C,h): what comes of the heads is multiplied by it before W_O
-    )
+    gate: Any = None  # bias and matrix, (C,h*e) or (C,h): what comes of the heads is multiplied by it before W_O
 
 
 @dataclass(frozen=True)
@@ -154,8 +152,8 @@ def compute(
         heads = heads.reshape(H, B, T, -1).swapaxes(0, 1)
     else:
         scores, attention, heads = attend(q, k, v, masks, s, weights.sink)
-    if weights.gate is not None:
-        gate = x["q"] @ weights.gate
+    if weights.gate is not None and weights.gate[1] is not None:
+        gate = x["q"] @ weights.gate[1] + weights.gate[0]
         opened = 1 / (1 + np.exp(-gate)) * (gate if s["gate"] == "silu" else 1.0)
         B, H, T = heads.shape[:3]
         heads = heads * opened.reshape(B, T, H, -1).swapaxes(1, 2)

@@ -77,7 +77,8 @@ class Parts:
     )  # of norms on queries and keys: by q, k
     same_head: bool = False  # one module stands in the list of heads several times
     sink: Any = None  # (h,)
-    gate: Any = None  # (C,h*e) or (C,h)
+    # bias and matrix, (h*e,) and (C,h*e) or (h,) and (C,h); a bias of 0 where there is none
+    gate: list[Any] = field(default_factory=lambda: [0.0, None])
     unread: list[str] = field(
         default_factory=list
     )  # paths of matrices whose role nothing tells
@@ -191,8 +192,8 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
         if re.search("sink", path) and array.value.size > 1:
             parts.sink = array.value.ravel()
             continue
-        if re.search("(?<![a-z])gate", path) and array.value.ndim == 2:
-            parts.gate = _in_out(array)
+        if re.search("(?<![a-z])gate", path):
+            parts.gate[not flat] = array.value if flat else _in_out(array)
             continue
         role = role_of(path)
         for wanted, name in mapping.items():
@@ -363,7 +364,7 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
         and set(values[0].value.shape) == {width}
     ):
         extras += [{"join": "sum"}]  # W_V and W_O of a head in one matrix
-    if parts.gate is not None:
+    if parts.gate[1] is not None:
         extras += [{"gate": "silu"}]
     choices: list[Reading] = []
     # Of readings that give the same numbers the first one counts, so the usual ones come before a scale that is
@@ -547,32 +548,28 @@ def styles(
 # What no name tells: counts of heads, folded scales, shared modules.
 
 
-def kept_as(meaning: str, instance: Any, sizes: Settings) -> int | None:
-    """A whole number that `sizes`, the object, its config or a module of it keeps under a name of that meaning."""
+def kept_as(meaning: str, instance: Any, target: Target) -> int | None:
+    """A whole number that the caller, the object, its config, a module of it or the file keeps under such a name."""
     kept = getattr(instance, "__dict__", {})
     configs = [kept[name] for name in ("config", "cfg") if name in kept]
-    for place in (sizes, kept, *configs, *kept.get("_modules", {}).values()):
+    modules = kept.get("_modules", {}).values()
+    for place in (target.options.args, kept, *configs, *modules, target.namespace):
         # Of a dictionary its own items; a module that a class leaves out is None, and has none.
-        for name, value in getattr(place, "__dict__", place or {}).items():
-            if (
-                type(value) is int
-                and name not in VALUES
-                and meaning_of(name) == meaning
-            ):
+        for name, value in dict(getattr(place, "__dict__", place or {})).items():
+            is_count = type(value) is int and name not in VALUES
+            if is_count and meaning_of(name) == meaning:
                 return value
     return None
 
 
 def heads_of(instance: Any, target: Target) -> tuple[int | None, int | None]:
     """How many heads of queries, and of keys and values, as far as anything tells."""
-    sizes = target.options.args
-    heads = kept_as("HEADS", instance, sizes)
-    if heads is None:
-        # The class has an argument of that kind, which the object need not keep: it was given our number of heads.
-        counts = r"(?i)^(?!.*(dim|size)).*(head|cabeza|^h$|config|cfg)"
-        if any(re.search(counts, name) for name in arguments_of(target.thing)):
-            heads = sizes.get("HEADS", HEADS)
-    return heads, kept_as("KV_HEADS", instance, sizes)
+    heads = kept_as("HEADS", instance, target)
+    # The class has an argument of that kind, which the object need not keep: it was given our number of heads.
+    counts = r"(?i)^(?!.*(dim|size)).*(head|cabeza|^h$|config|cfg)"
+    if heads is None and any(re.search(counts, n) for n in arguments_of(target.thing)):
+        heads = target.options.args.get("HEADS", HEADS)
+    return heads, kept_as("KV_HEADS", instance, target)
 
 
 def width_of(parts: Parts, sizes: Settings) -> int:

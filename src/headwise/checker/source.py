@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from headwise.checker.bugs import UncheckedError, read_toml
+from headwise.checker.lent import stand_in
 
 # What names of classes and functions tell: att(ention), rotary positions, a cache, in English or Spanish.
 ATTENTION = re.compile(r"att|mha|mqa|gqa|head|sdpa|atenc|cabeza", re.I)
@@ -292,6 +293,16 @@ ENCODINGS: dict[str, Any] = {
     "1 = forbidden": lambda allowed: (~allowed).astype(float),
 }
 
+
+def laid_out(allowed: Any, real: Any, B: int) -> dict[str, Any]:
+    """The forms in which code may take a mask (1,1,T,S) or (B,1,T,S); `real` (B,S) where it is one of padding."""
+    whole = np.repeat(allowed, B // len(allowed), 0)
+    forms = {"(B,1,T,S)": whole, "(B,T,S)": whole[:, 0]}
+    if real is None:
+        return {"(T,S)": allowed[0, 0], **forms}
+    return {**forms, "(B,1,1,S)": real[:, None, None], "(B,S)": real}
+
+
 # Words beside a 1 or a 0 in a comment, in English and Spanish, some of them beginnings ("allow", "ignor").
 _MAY = r"\b(may|can|keep|kept|attend|visible|allow|valid|real|see|seen|look|puede|permit|ver|se ve)"
 _NOT = r"\b(masked|mask out|forbid|hid|block|ignor|pad|not|cannot|never|prohib|tapa|ocult|future|futuro)"
@@ -342,7 +353,8 @@ def _told(text: str) -> str | None:
     text = "\n".join(
         line
         for line in lines
-        if re.search(r"mask|m[aá]scara|pad|tril|triu", line, re.I) or len(lines) < 4
+        if (re.search(r"mask|m[aá]scara|pad|tril|triu", line, re.I) or len(lines) < 4)
+        and not re.search("0 for.*negative", line)
     )
     # `other` is what a one means where the text says of `number` that it may attend: of 0, a one is forbidden then.
     for number, other in (
@@ -409,6 +421,8 @@ class Stub:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not Stub.loading:
+            if lent := stand_in(self._name):
+                return lent(*args, **kwargs)
             raise UncheckedError("needs", name=self._name)
         return args[0] if len(args) == 1 and callable(args[0]) else self
 
@@ -504,26 +518,20 @@ def needed_statements(source: Source, name: str) -> list[ast.stmt]:
         for part in source.reach(name)
         for each in free_names(source.definitions[part])
     }
-    kept: set[int] = set()
-    grows = True
-    while grows:
-        grows = False
-        for index, node in enumerate(body):
-            if index in kept or isinstance(node, ast.Expr | ast.For | ast.While):
-                continue
-            is_definition = isinstance(node, ast.FunctionDef | ast.ClassDef)
-            plain = is_definition or isinstance(node, ast.Import | ast.ImportFrom)
-            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value:
-                plain = not any(
-                    isinstance(part, ast.Call) for part in ast.walk(node.value)
-                )
-            makes = bool(wanted & set(bound_by(node)))
-            if plain or makes:
-                kept.add(index)
-                grows = True
-                if makes:
-                    wanted |= free_names(node)
-    return [body[index] for index in sorted(kept)]
+    kept = []
+    for node in reversed(body):
+        if isinstance(node, ast.Expr | ast.For | ast.While):
+            continue
+        definitions = ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom
+        plain = isinstance(node, definitions)
+        if isinstance(node, ast.Assign | ast.AnnAssign) and node.value:
+            plain = not any(isinstance(part, ast.Call) for part in ast.walk(node.value))
+        makes = bool(wanted & set(bound_by(node)))
+        if plain or makes:
+            kept.append(node)
+        if makes:
+            wanted |= free_names(node)
+    return kept[::-1]
 
 
 def run_definitions(source: Source, name: str, namespace: dict[str, Any]) -> list[str]:
@@ -578,21 +586,23 @@ def _import(
         module = module or Stub(origin or alias.name)
         if isinstance(node, ast.Import):
             top = sys.modules.get(origin.split(".")[0], module)
-            namespace[alias.asname or origin.split(".")[0]] = (
-                module if alias.asname else top
-            )
-        elif alias.name == "*":
-            namespace.update(
-                {k: v for k, v in vars(module).items() if not k.startswith("_")}
-            )
-        else:
-            value = getattr(module, alias.name, None) if origin else module
-            if value is None:
-                with contextlib.suppress(Exception):
-                    value = importlib.import_module(f"{origin}.{alias.name}")
-            namespace[alias.asname or alias.name] = (
-                Stub(f"{origin}.{alias.name}") if value is None else value
-            )
+            name = alias.asname or origin.split(".")[0]
+            namespace[name] = module if alias.asname else top
+            continue
+        if alias.name == "*":
+            public = {k: v for k, v in vars(module).items() if not k.startswith("_")}
+            namespace.update(public)
+            continue
+        value = getattr(module, alias.name, None) if origin else module
+        if value is None:
+            with contextlib.suppress(Exception):
+                value = importlib.import_module(f"{origin}.{alias.name}")
+        if (value is None or isinstance(value, Stub)) and (
+            other := stand_in(alias.name)
+        ):
+            value = other
+            lent.append(alias.name)
+        namespace[alias.asname or alias.name] = value or Stub(f"{origin}.{alias.name}")
     return lent
 
 
@@ -628,80 +638,3 @@ def unimported(source: Source) -> list[str]:
             known.update(bound_by(node))
     used = dict.fromkeys(names_of([source.tree], ast.Load))
     return [name for name in used if name in MODULES and name not in known]
-
-
-# Stand-ins for libraries that courses use and a machine may lack.
-
-
-def stand_in(name: str) -> Any:
-    """A module that has the few functions of einops, or of JAX, that attention takes; None for any other."""
-    if name in ("einops", "fancy_einsum"):
-        functions: Any = {
-            "rearrange": rearrange,
-            "repeat": rearrange,
-            "einsum": named_einsum,
-        }
-        return types.SimpleNamespace(**functions)
-    if name in ("jax.numpy", "jax.nn", "jax"):
-        nn = types.SimpleNamespace(softmax=_softmax, relu=lambda x: np.maximum(x, 0))
-        whole = types.SimpleNamespace(numpy=np, nn=nn)
-        return {"jax.numpy": np, "jax.nn": nn, "jax": whole}[name]
-    return None
-
-
-def _softmax(x: Any, axis: int = -1) -> Any:
-    powers = np.exp(x - x.max(axis, keepdims=True))
-    return powers / powers.sum(axis, keepdims=True)
-
-
-def named_einsum(*args: Any) -> Any:
-    """einsum whose axes are words: "b p e, n e h -> b p n h", the text first or last."""
-    text = next(arg for arg in args if isinstance(arg, str))
-    arrays = [arg for arg in args if not isinstance(arg, str)]
-    words = re.findall(r"[A-Za-z_]\w*", text)
-    letters = {
-        word: chr(ord("a") + place) for place, word in enumerate(dict.fromkeys(words))
-    }
-    plain = re.sub(r"[A-Za-z_]\w*", lambda match: letters[match[0]], text).replace(
-        " ", ""
-    )
-    return _library(arrays[0]).einsum(plain, *arrays)
-
-
-def _library(x: Any) -> Any:
-    return importlib.import_module("torch" if hasattr(x, "detach") else "numpy")
-
-
-def rearrange(x: Any, pattern: str, **sizes: int) -> Any:
-    """einops.rearrange and einops.repeat: "b t (h d) -> b h t d", h=4; a new axis on the right is repeated."""
-    left, right = (
-        re.findall(r"\([^)]*\)|\.\.\.|\w+", side) for side in pattern.split("->")
-    )
-    if "..." in left:
-        free = [f"_{i}" for i in range(len(x.shape) - len(left) + 1)]
-        place = left.index("...")
-        left[place : place + 1] = free
-        place = right.index("...")
-        right[place : place + 1] = free
-    for group, size in zip(left, x.shape, strict=True):
-        names = re.findall(r"\w+", group)
-        unknown = [name for name in names if name not in sizes and not name.isdigit()]
-        known = int(np.prod([sizes.get(name, 1) for name in names]))
-        sizes.update(dict.fromkeys(unknown, size // known))
-    library = _library(x)
-    axes = re.findall(r"[A-Za-z_]\w*", " ".join(left))
-    wanted = re.findall(r"[A-Za-z_]\w*", " ".join(right))
-    x = x.reshape([sizes[name] for name in axes])
-    for name in wanted:
-        if name not in axes:
-            x = library.broadcast_to(x[..., None], (*x.shape, sizes[name]))
-            axes.append(name)
-    x = library.moveaxis(
-        x, [axes.index(name) for name in wanted], list(range(len(wanted)))
-    )
-    shape = []
-    for group in right:
-        shape.append(
-            int(np.prod([sizes.get(name, 1) for name in re.findall(r"\w+", group)]))
-        )
-    return x.reshape(shape)

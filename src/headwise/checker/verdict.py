@@ -44,7 +44,7 @@ from headwise.checker.bugs import (
     in_one_line,
     speaker,
 )
-from headwise.checker.caches import examine_cache, examine_rotation
+from headwise.checker.caches import examine_part
 from headwise.checker.contract import CAUSAL, Options, Target
 from headwise.checker.examine import examine
 from headwise.checker.loops import CALLED, NAME, head_loop
@@ -200,9 +200,8 @@ def judged(
 def _examined(target: Target) -> Verdict:
     """The verdict by what it is; of a function that takes other things than attention does, on its loop over heads."""
     try:
-        return {"rotary": examine_rotation, "cache": examine_cache}.get(
-            target.kind, examine
-        )(target)
+        is_part = target.kind in ("rotary", "cache")
+        return (examine_part if is_part else examine)(target)
     except UncheckedError:
         loop = None
         if target.kind == "function":
@@ -478,6 +477,10 @@ def read_request(request: Mapping[str, Any]) -> tuple[Target, Callable[[], None]
                 target.lent.append(target.say("lent", file=file))
         is_loop = bool(source.numbers_of_lines)
         target.namespace.update(CALLED if is_loop else {})
+        if torch := sys.modules.get(
+            "torch"
+        ):  # there is no graphics card, and none is needed
+            torch.Tensor.cuda = torch.nn.Module.cuda = lambda x, *_, **__: x
         lent = run_definitions(source, target.name, target.namespace)
         if lent and not is_loop:
             target.lent.append(

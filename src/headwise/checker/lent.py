@@ -1,0 +1,120 @@
+"""Stand-ins for what courses import and a machine may lack: einops, JAX, and parts of a layer that lie in another file.
+
+To lend another name is a function of that name in LENT.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+import types
+from typing import Any
+
+import numpy as np
+
+
+def library_of(x: Any) -> Any:
+    return importlib.import_module("torch" if hasattr(x, "detach") else "numpy")
+
+
+def softmax(x: Any, axis: int = -1, **named: int) -> Any:
+    axis = named.get("dim", axis)
+    powers = library_of(x).exp(x - x.max())
+    return powers / powers.sum(axis, keepdims=True)
+
+
+def named_einsum(*args: Any) -> Any:
+    """einsum whose axes are words: "b p e, n e h -> b p n h", the text first or last."""
+    text = next(arg for arg in args if isinstance(arg, str))
+    arrays = [arg for arg in args if not isinstance(arg, str)]
+    words = dict.fromkeys(re.findall(r"[A-Za-z_]\w*", text))
+    letters = {word: chr(ord("a") + place) for place, word in enumerate(words)}
+    plain = re.sub(r"[A-Za-z_]\w*", lambda match: letters[match[0]], text)
+    return library_of(arrays[0]).einsum(plain.replace(" ", ""), *arrays)
+
+
+def parse_shape(x: Any, pattern: str) -> dict[str, int]:
+    names = pattern.split()
+    rest = len(x.shape) - len(names) + 1
+    if "..." in names:
+        place = names.index("...")
+        names[place : place + 1] = ["_"] * rest
+    return {name: n for name, n in zip(names, x.shape, strict=True) if name != "_"}
+
+
+def rearrange(x: Any, pattern: str, **sizes: int) -> Any:
+    """einops.rearrange and einops.repeat: "b t (h d) -> b h t d", h=4; a new axis on the right is repeated."""
+    free = " ".join(f"_{i}" for i in range(len(x.shape)))
+    left, right = pattern.split("->")
+    count = len(re.findall(r"\([^)]*\)|\w+", left))
+    free = " ".join(free.split()[: len(x.shape) - count])
+    sides = [
+        re.findall(r"\([^)]*\)|\w+", s.replace("...", free)) for s in (left, right)
+    ]
+    sizes["1"] = 1
+    for group, size in zip(sides[0], x.shape, strict=True):
+        names = re.findall(r"\w+", group)
+        known = math.prod(int(sizes.get(name, 1)) for name in names)
+        sizes.update({name: size // known for name in names if name not in sizes})
+    axes, wanted = (re.findall(r"[a-zA-Z_]\w*", " ".join(side)) for side in sides)
+    x = x.reshape([sizes[name] for name in axes])
+    new = [name for name in wanted if name not in axes]
+    ones = library_of(x).ones([sizes[name] for name in new])
+    parts = [" ".join(names) for names in (axes, new, wanted)]
+    x = named_einsum(
+        x,
+        ones.astype(x.dtype) if hasattr(ones, "astype") else ones.to(x),
+        "{}, {} -> {}".format(*parts),
+    )
+    groups = [re.findall(r"\w+", group) for group in sides[1]]
+    return x.reshape([math.prod(sizes[name] for name in names) for names in groups])
+
+
+def attend(
+    q: Any, k: Any, v: Any, mask: Any = None, *_: Any, **__: Any
+) -> tuple[Any, Any]:
+    """Scaled dot products as courses put them into a file of their own; 0 in a mask hides."""
+    scores = q @ k.swapaxes(-1, -2) / q.shape[-1] ** 0.5
+    if mask is not None:
+        scores = scores.masked_fill(mask == 0, -math.inf)
+    weights = scores.softmax(-1)
+    return weights @ v, weights
+
+
+def flash(q: Any, k: Any, v: Any, *_: Any, causal: bool = False, **__: Any) -> Any:
+    """flash_attn_func, on (B,T,H,D)."""
+    q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+    function = library_of(q).nn.functional.scaled_dot_product_attention
+    return function(q, k, v, is_causal=causal, enable_gqa=True).swapaxes(1, 2)
+
+
+def linear(width: int, out: int, bias: bool = True, **_: Any) -> Any:
+    return importlib.import_module("torch.nn").Linear(width, out, bias=bias)
+
+
+LENT: dict[str, Any] = {
+    "rearrange": rearrange,
+    "repeat": rearrange,
+    "einsum": named_einsum,
+    "parse_shape": parse_shape,
+    "softmax": softmax,
+    "ScaledDotProductAttention": lambda *_, **__: attend,
+    "ScaleDotProductAttention": lambda *_, **__: attend,
+    "Attention": lambda *_, **__: attend,
+    "scaled_dot_product_attention": attend,
+    "flash_attn_func": flash,
+    "ColumnParallelLinear": linear,
+    "RowParallelLinear": linear,
+    "get_model_parallel_world_size": lambda: 1,
+}
+
+
+def stand_in(name: str) -> Any:
+    """A module, or what a module has under that name; None for what nothing stands in for."""
+    nn = types.SimpleNamespace(softmax=softmax, relu=lambda x: np.maximum(x, 0))
+    jax = types.SimpleNamespace(numpy=np, nn=nn)
+    modules = {"jax.numpy": np, "jax.nn": nn, "jax": jax}
+    if name in ("einops", "fancy_einsum"):
+        return types.SimpleNamespace(**LENT)
+    return modules.get(name, LENT.get(name.rpartition(".")[2]))

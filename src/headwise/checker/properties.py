@@ -1,0 +1,190 @@
+"""Properties that code must have whatever it computes: each says which bug shows, what was checked, what was not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from headwise.checker.bugs import UncheckedError, in_one_line
+from headwise.checker.caches import cache_arguments, cache_bug
+from headwise.checker.contract import Attention, Target, pick, to_kind
+from headwise.checker.reading import parts_of
+from headwise.checker.search import close, stages_of
+from headwise.checker.source import ENCODINGS, laid_out
+
+if TYPE_CHECKING:
+    from headwise.checker.examine import Trial
+
+# of keys or values that are kept without their gradient, as code that only writes texts may do
+DETACHED = r"self\.\w*(cache|past)\w*.*=.*detach"
+
+
+def properties_of(trial: Trial, target: Target) -> None:
+    """Ask each property; what one cannot be asked is left out with its reason."""
+    trial.shown["properties"] = "asked"
+    attention = trial.attention
+    inputs, mask = trial.cases[0].inputs, trial.mask
+    base, again = attention(inputs, mask), attention(inputs, mask)
+    still = np.array_equal(base, again, equal_nan=True)
+    drops = target.scope.says("drop|bernoulli|binomial|rand")
+    if attention.seen.in_eval or (drops and not still):
+        trial.shown["dropout-in-eval"] = ""
+    has_weights = trial.parts.weights and hasattr(attention.module, "train")
+    # one key alone weighs 1, whatever the query
+    asked = {
+        _training: has_weights and attention.rank > 1,
+        _backward: still and callable(getattr(attention.module, "backward", None)),
+        _documents: still and attention.rank == inputs[0].ndim,
+        _steps: attention.module and len(attention.inputs) == 1 and attention.rank == 3,
+    }
+    for ask, applies in asked.items():
+        if applies:
+            try:
+                for bug, evidence in ask(trial, target, inputs, base):
+                    trial.shown[bug] = evidence
+            except UncheckedError as error:
+                trial.left.append((error.key, error.facts))
+
+
+def _training(
+    trial: Trial, target: Target, inputs: Any, base: Any
+) -> Iterator[tuple[str, str]]:
+    """In training, does a gradient reach every projection, does dropout fall on weights, and does it come back?"""
+    attention = trial.attention
+    drops = target.scope.says("drop|bernoulli|binomial|rand")
+    attention.module.train()
+    attention.learns = True
+    try:
+        attention(inputs, trial.mask)
+        weights = parts_of(attention.module, target.options.mapping).weights
+        for role, arrays in weights.items():
+            for weight in (array.holder for array in arrays):
+                if not weight.requires_grad:
+                    continue
+                if weight.grad is None or (weight.grad == 0).all(-1).any():
+                    if target.scope.says(DETACHED):
+                        raise UncheckedError("cached_gradients")
+                    yield (
+                        "no-gradient",
+                        target.say("unreached", name=f"W_{role.upper()}"),
+                    )
+        trial.checked.append("gradients")
+        if drops:
+            trial.checked.append("dropout")
+    except UncheckedError:
+        raise
+    except Exception as error:  # only these two checks are lost
+        trial.left.append(("no_gradients", {"failure": in_one_line(error)}))
+        if drops:
+            trial.left.append(("no_dropout", {}))
+    finally:
+        attention.learns = False
+        attention.module.eval()
+    if attention.seen.on_scores:
+        yield "dropout-on-scores", ""
+
+
+def _backward(
+    trial: Trial, target: Target, inputs: Any, base: Any
+) -> Iterator[tuple[str, str]]:
+    """Are the gradients of a `backward` written by hand those of its output?"""
+    try:
+        wrong = wrong_slopes(trial.attention, inputs[0])
+    except Exception as error:  # it may want other things than we pass
+        raise UncheckedError("no_gradients", failure=in_one_line(error)) from None
+    trial.checked.append("gradients_by_hand")
+    if wrong:
+        yield "backward-wrong", target.say("slope", names=", ".join(wrong))
+
+
+def _documents(
+    trial: Trial, target: Target, inputs: Any, base: Any
+) -> Iterator[tuple[str, str]]:
+    """With another first document, what comes out for the rest of the batch must stay."""
+    rng = np.random.default_rng(4)
+    others = [np.concatenate([rng.normal(size=x[:1].shape), x[1:]]) for x in inputs]
+    q, k, v = others[:1] * 3 if len(trial.attention.inputs) == 1 else others
+    trial.checked.append("batch")
+    if not close(trial.attention((q, k, v), trial.mask)[1:], base[1:]):
+        yield "batch-mixed", ""
+
+
+def _steps(
+    trial: Trial, target: Target, inputs: Any, base: Any
+) -> Iterator[tuple[str, str]]:
+    """Does a text that is read in pieces, through a cache, give what the whole text gives?"""
+    attention = trial.attention
+    steps = cache_bug(attention, inputs[0], base, target, _causal_mask(trial))
+    if steps is not None:
+        trial.checked.append("steps")
+        attention.passed.update(cache_arguments(attention))
+        yield from steps.items()
+
+
+def _causal_mask(trial: Trial) -> Any:
+    """What makes a causal mask for some queries, from `start` on: of a layer that is causal by its mask alone."""
+    explanation, name = trial.explanation, str(trial.attention.mask)
+    case = next((case for case in trial.cases if case.name == "mask"), None)
+    if trial.causal or not explanation or not case or trial.attention.is_lengths:
+        return None
+    stages = stages_of(explanation.reading, explanation.by_case.get("mask", {}), case)
+    if stages is None:
+        return None
+    fitting = [form for form, out in case.outputs.items() if close(out, stages.out)]
+    if not fitting:
+        return None
+    shape, _, meaning = fitting[0].partition(" ")
+
+    def mask(start: int, n: int) -> Any:
+        past = np.tril(np.ones((1, 1, n, start + n), bool), start)
+        form = laid_out(past, None, len(case.inputs[0]))[shape]
+        return {name: to_kind(ENCODINGS[meaning](form), trial.attention.kind)}
+
+    return mask
+
+
+def wrong_slopes(attention: Attention, x: Any) -> list[str]:
+    """Of what a `backward` written by hand gives a wrong gradient: x, or names of weights; empty where all are right.
+
+    That of the input is what it returns; that of a weight W is what the object then keeps as dW, d_W, grad_W or W_grad,
+    or as W in a dictionary. Each is held against the difference that a small step makes.
+    """
+    module = attention.module
+    x = np.array(x if attention.rank == x.ndim else x[0])
+    rng = np.random.default_rng(2)
+
+    def output() -> Any:
+        arguments = dict.fromkeys(attention.inputs, to_kind(x, attention.kind))
+        return pick(attention.result(arguments, x.shape[-2]), x.shape)
+
+    slope = rng.normal(size=output().shape)  # it may be narrower than the input
+    pairs = {"x": (x, pick(module.backward(to_kind(slope, attention.kind)), x.shape))}
+    kept = dict(vars(module))
+    for holder in vars(module).values():
+        kept.update(
+            {f"d{key}": x for key, x in holder.items()}
+            if isinstance(holder, dict)
+            else {}
+        )
+    for name, weight in vars(module).items():
+        for other in {f"d{name}", f"d_{name}", f"grad_{name}", f"{name}_grad"} & set(
+            kept
+        ):
+            pairs[name] = weight, kept[other]
+    wrong = []
+    for name, (place, gradient) in pairs.items():
+        # Of the step in each number. Roundings of float32, and the bend of the function, come to less than the 2 %.
+        step = 1e-3 * rng.normal(size=place.shape)
+        # in place, so that the learner's object itself computes with it; put back below
+        place += step
+        change = output()
+        place -= 2 * step
+        change = change - output()
+        place += step
+        gap = float((change * slope).sum()) - 2 * float((gradient * step).sum())
+        # A random step changes the sum by about |gradient| * 1e-3, on either side; that is the measure.
+        if abs(gap) > 2e-5 * float(np.linalg.norm(gradient)):
+            wrong.append(name)
+    return wrong
