@@ -396,13 +396,10 @@ class Examiner:
 
     def _ways_of_heads(self, built: Built) -> Iterator[Trial]:
         """Of a function of vectors that are projected already: heads joined where the code cuts them, or cut."""
-        split, ranks = built.sizes, self._ranks()
-        names = {4: ["bhtd", "bthd"], 3: ["htd"], 2: ["td"], 1: ["d"]}
-        forms = [(name, False) for rank in ranks for name in names[rank]]
+        split = built.sizes
+        forms = [(name, False) for name in ("bhtd", "bthd", "htd", "td", "d")]
         if split:
-            of_joined = {3: "btc", 2: "tc", 1: "c"}
-            cut = dict.fromkeys([*ranks, 3, 2])
-            forms = [(of_joined[rank], True) for rank in cut if rank < 4] + forms
+            forms = [(name, True) for name in ("btc", "tc", "c")] + forms
         for name, is_joined in forms:
             several = size.HEADS if name in ("bhtd", "bthd") else 1
             heads, groups, d = split or (several, several, size.HEAD_DIM)
@@ -434,23 +431,6 @@ class Examiner:
                         attention.fixed[part] = fitting[meaning_of(part)]
                 inputs = self._inputs(attention, *shapes)
                 yield Trial(attention, choices, inputs, is_joined=is_joined)
-
-    def _ranks(self) -> list[int]:
-        """How many axes an input has: as an unpacked shape says, or the documentation; else all are tried."""
-        text = self.scope.text
-        docs = "\n".join(re.findall(r'#.*$|"""(?:.|\n)*?"""', text, re.M))
-        found = (
-            re.search(SAYS["unpacked"], text, re.M),
-            re.search(SAYS["axes"], docs, re.M),
-        )
-        for match in found:
-            axes = 0 if match is None else match[1].count(",") + 1
-            if 2 <= axes <= 4:
-                # of 2 axes may be the keys alone, and the query a vector
-                return [2, 1] if axes == 2 else [axes]
-        # Code that exchanges the last two axes by their numbers from behind has others before them.
-        is_batched = self.scope.says(r"(transpose|swapaxes)\([^)]*-2|\.mt\b")
-        return [4, 3] if is_batched else [4, 3, 2, 1]
 
     def _inputs(
         self,

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from headwise.checker.bugs import UncheckedError, in_one_line
 from headwise.checker.caches import cache_arguments, cache_bug
-from headwise.checker.contract import Attention, Target, pick, to_kind
+from headwise.checker.contract import (
+    Attention,
+    Seen,
+    Target,
+    build,
+    call_of,
+    pick,
+    to_kind,
+)
 from headwise.checker.reading import parts_of
 from headwise.checker.search import close, stages_of
 from headwise.checker.source import ENCODINGS, laid_out
@@ -84,6 +94,15 @@ def _training(
         attention.module.eval()
     if attention.seen.on_scores:
         yield "dropout-on-scores", ""
+    if drops and not attention.seen.dropped and isinstance(target.thing, type):
+        # Would an object that was never in eval drop something?
+        with contextlib.suppress(Exception):
+            new = build(target, target.options.args)
+            new.train()
+            other = replace(attention, call=call_of(new), module=new, seen=Seen())
+            other(inputs, trial.mask)
+            if other.seen.dropped:
+                yield "dropout-lost", ""
 
 
 def _backward(
