@@ -41,8 +41,10 @@ class RoPE(_Brief):
             - "yarn": slow features as linear, fast ones untouched, a ramp between, and sharper scores (Peng et al.
               2023, arXiv 2309.00071, section 3; the ramp runs over the features, as in the authors' code and the
               checkpoints made with it)
+            - "llama3": as yarn, but the ramp runs over the turns within original_context, and scores are no sharper
+              (Llama 3.1; low_freq_factor is beta_slow, high_freq_factor is beta_fast)
         factor: how many times as long
-        original_context: length of the texts in training, for yarn
+        original_context: length of the texts in training, for yarn and llama3
         beta_fast: rotations within original_context above which a feature counts as fast
         beta_slow: and below which it counts as slow
         attention_factor: for yarn, on cosines and sines; None: 0.1 ln(factor) + 1, the sharper scores
@@ -67,11 +69,12 @@ class RoPE(_Brief):
                 )
         # Fields that would be ignored, with the setting that each needs. `factor` stands first, as the first that is
         # found is named in the error, and it asks for less: for any scaling.
-        needs = (
-            {} if self.scaling == "yarn" else dict.fromkeys(_OF_YARN, "scaling='yarn'")
-        )
+        ramps = self.scaling in ("yarn", "llama3")
+        needs = {} if ramps else dict.fromkeys(_OF_YARN, "scaling='yarn'")
+        if self.scaling == "llama3":
+            needs = {"attention_factor": "scaling='yarn'"}
         if self.scaling is None:
-            needs = {"factor": "scaling=; one of linear, ntk, yarn", **needs}
+            needs = {"factor": "scaling=; one of linear, ntk, yarn, llama3", **needs}
         for name, setting in needs.items():
             if getattr(self, name) != RoPE.__dataclass_fields__[name].default:
                 raise HeadwiseError(
@@ -85,19 +88,19 @@ class RoPE(_Brief):
             raise HeadwiseError(
                 f"rope dim={self.dim} must be even and positive: features turn in pairs"
             )
-        if self.scaling not in (None, "linear", "ntk", "yarn"):
+        if self.scaling not in (None, "linear", "ntk", "yarn", "llama3"):
             raise HeadwiseError(
-                f"rope scaling={self.scaling!r} is not known; one of linear, ntk, yarn"
+                f"rope scaling={self.scaling!r} is not known; one of linear, ntk, yarn, llama3"
             )
         if not self.factor >= 1:
             raise HeadwiseError(
                 f"rope factor={self.factor} is below 1; it says how many times longer the texts become"
             )
-        if self.scaling != "yarn":
+        if not ramps:
             return
         if self.original_context is None:
             raise HeadwiseError(
-                "rope scaling='yarn' needs original_context=, the length of the texts in training"
+                f"rope scaling={self.scaling!r} needs original_context=, the length of the texts in training"
             )
         if not self.original_context > 0:
             raise HeadwiseError(
@@ -135,6 +138,8 @@ class RoPE(_Brief):
         plain = [theta ** (-2 * m / dim) for m in range(dim // 2)]
         if self.scaling == "linear":
             return [f / self.factor for f in plain], 1.0
+        if self.scaling == "llama3":
+            return [self._llama3(frequency) for frequency in plain], 1.0
         if self.scaling != "yarn":
             return plain, 1.0
         # YaRN: pairs up to `low` are fast and stay, those from `high` on are slow and go by `factor`.
@@ -153,6 +158,14 @@ class RoPE(_Brief):
             return mixed, self.attention_factor
         # The paper's fit. As it multiplies queries and keys, scores grow by its square.
         return mixed, 0.1 * math.log(self.factor) + 1.0
+
+    def _llama3(self, frequency: float) -> float:
+        """A pair that turns beta_fast times within the original context stays, beta_slow times goes by factor."""
+        assert self.original_context is not None
+        turns = self.original_context * frequency / (2 * math.pi)
+        fastness = (turns - self.beta_slow) / (self.beta_fast - self.beta_slow)
+        fastness = min(1.0, max(0.0, fastness))
+        return frequency * fastness + frequency / self.factor * (1 - fastness)
 
     def _pair_that_turns(self, times: float, dim: int) -> float:
         """The (fractional) pair of features that turns `times` times within the original context.

@@ -22,6 +22,7 @@ SCALED = {
     "linear": hw.RoPE(scaling="linear", factor=7.0),
     "ntk": hw.RoPE(scaling="ntk", factor=7.0),
     "yarn": hw.RoPE(scaling="yarn", factor=7.0, original_context=53),
+    "llama3": hw.RoPE(scaling="llama3", factor=7.0, original_context=53, beta_fast=4.0, beta_slow=1.0),
     "yarn interleaved, in part": hw.RoPE(
         scaling="yarn", factor=3.0, original_context=101, dim=6, interleaved=True, beta_fast=5.0, beta_slow=2.0
     ),
@@ -49,6 +50,23 @@ def theirs(head_dim: int, **parameters: Any) -> tuple[list[float], float]:
     )  # fmt: skip
     frequencies, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, "cpu")
     return frequencies.tolist(), factor
+
+
+@every("low, high", [(1.0, 4.0), (2.0, 16.0)])
+@every("original, theta", [(8192, 500_000.0), (257, 10_000.0)])
+@every("factor", FACTORS)
+@pytest.mark.parametrize("dim", DIMS)
+def test_llama3(dim: int, factor: float, original: int, theta: float, low: float, high: float) -> None:
+    rope = hw.RoPE(
+        theta, scaling="llama3", factor=factor, original_context=original, beta_fast=high, beta_slow=low
+    )  # fmt: skip
+    expected, _ = theirs(
+        dim, rope_type="llama3", rope_theta=theta, factor=factor, low_freq_factor=low, high_freq_factor=high,
+        original_max_position_embeddings=original,
+    )  # fmt: skip
+    ours, attention_factor = rope.frequencies(dim)
+    # the ramp of transformers is a difference in float32, whose relative error is larger by what it cancels
+    assert ours == pytest.approx(expected, rel=64 * 2**-23) and attention_factor == 1
 
 
 @every("betas", [{}, {"beta_fast": 16.0, "beta_slow": 2.0}])
