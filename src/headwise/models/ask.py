@@ -605,6 +605,9 @@ def _forward(
     ids = ids.to(device_of(model))
     if isinstance(model, GPT):
         return SimpleNamespace(logits=model(ids, last_only=last))
+    adapter = adapter_of(model)
+    if adapter is not None:
+        return SimpleNamespace(logits=adapter.logits(model, ids))
     inputs: dict[str, Any] = {"input_ids": ids, **past}
     if _has_encoder(model):
         decoded = ids if start is None else torch.tensor([start]).expand(len(ids), -1)
