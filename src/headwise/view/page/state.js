@@ -10,7 +10,7 @@
 //
 // Heads and tokens are numbers: their places in `heads` and in the text.
 
-import { PHRASES, byId, bytesOf, element, emit, language, putWords, readData, say } from './base.js';
+import { PHRASES, byId, bytesOf, element, emit, language, putWords, readData, say, told } from './base.js';
 
 export const LEVELS = 65535; // a stored weight is a whole number of this many parts, in two bytes
 export const ROUNDS_TO_0 = 0.0005; // below it a weight of three decimals is written as 0.000
@@ -162,8 +162,8 @@ export function roleWords(head) { return (head.roles ?? []).map((role) => roleNa
 
 // The sign of a role, by its place in data.roles; the style sheet has ten kinds of colours, .r0 to .r9.
 export function badge(role) {
-  const { name, kind } = data.roles[role];
-  return element('span', `badge r${kind}`, roleName(name));
+  const { name, kind, meaning } = data.roles[role];
+  return Object.assign(element('span', `badge r${kind}`, roleName(name)), { title: told(meaning) });
 }
 
 export function columnName(column) { return sayOr(`column.${keyOf(column.key)}`, roleName(column.label)); }
