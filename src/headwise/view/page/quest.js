@@ -62,7 +62,7 @@ async function solve() {
   if (clean.length) return { kind: clean.length > 1 ? 'several' : 'alone', trials: clean.slice(0, SHOWN), all };
   if (alone.length) return { kind: 'mixed', trials: alone.slice(0, 1), all };
   const costly = all.map(({ names }) => names[0]), near = costly.slice(0, PAIRED);
-  const [pair] = await tried(near.flatMap((one, at) => near.slice(at + 1).map((two) => [one, two])));
+  const [pair] = await tried(near.flatMap((one, at) => near.slice(at + 1).map((two) => [one, two].sort())));
   if (pair && breaks(pair)) return { kind: 'pair', trials: [pair], all };
   for (let count = 3; ; count *= 2) {
     const [many] = await tried([costly.slice(0, count).sort()]);
