@@ -220,3 +220,42 @@ def test_messages_are_a_text() -> None:
     assert hw.patch(model, said, "abcdd", target=(1, 2)).clean == hw.patch(model, "abcde", "abcdd", target=(1, 2)).clean
     hw.open(model, tokenizer=Characters())
     refuses(lambda: hw.attention(model, said), "has no chat template; write the messages as one text")
+
+
+class Adapted(nn.Linear):
+    """As peft's LoRA on a projection."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__(base.in_features, base.out_features, bias=False)
+        self.weight, self.down = base.weight, nn.Linear(base.in_features, 2, bias=False)
+        self.up = nn.Linear(2, base.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows: Tensor = super().forward(x) + self.up(self.down(x))
+        return rows
+
+
+class Peft(nn.Module):
+    """As peft's models around one of transformers: `base_model`, whose `model` it is."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.base_model = model
+
+    def forward(self, input_ids: Any = None, attention_mask: Any = None, **more: Any) -> Any:
+        return self.base_model(input_ids=input_ids, attention_mask=attention_mask, **more)
+
+
+def test_an_adapted_model_is_asked_by_its_wrapper() -> None:
+    model = untrained("next", "predicting")
+    for layer in model.model.layers:
+        for name in ("q_proj", "v_proj"):
+            setattr(layer.self_attn, name, Adapted(getattr(layer.self_attn, name)))
+    ids, other = (torch.randint(3, 23, (T,), generator=torch.Generator().manual_seed(n)) for n in (3, 4))
+    wrapped = Peft(model)
+    expected, found = (hw.patch(each, ids, other, target=(7, 11)).by_pair for each in (model, wrapped))
+    for name, shares in expected.items():
+        assert found[name] == pytest.approx(shares, abs=1e-4)
+    heads = hw.attribute(model, ids, 7).heads
+    assert hw.attribute(wrapped, ids, 7).heads == pytest.approx(heads, abs=1e-5)
+    assert len(hw.why(wrapped, ids, other, 7, 11).heads) == len(expected)

@@ -274,14 +274,13 @@ def _metrics(model: nn.Module, target: Any, n: int) -> list[Metric | None]:
             f"target={target!r:.60} is not known; pass two token ids, or ({n}, 2) of them, two sets of tokens, or a "
             f"function of the logits"
         )
-    metrics: list[Metric | None] = []
-    for row in sides:
-        tokens = []
-        for side in row:
-            words = [side] if isinstance(side, str | int) else side
-            tokens.append(tuple(token_of(model, word) for word in words))
-        metrics.append(Compared(*tokens))
-    return metrics
+    return [Compared(*(_ids(model, side) for side in row)) for row in sides]
+
+
+def _ids(model: nn.Module, words: Any) -> tuple[int, ...]:
+    """The tokens of one side of a target: one word or id, or several."""
+    words = [words] if isinstance(words, str | int) else words
+    return tuple(token_of(model, word) for word in words)
 
 
 def _row_by_row(function: Callable[[Tensor], Any], logits: Tensor) -> Tensor:

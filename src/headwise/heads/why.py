@@ -345,11 +345,7 @@ def _heads(asked: _Asked, token: int) -> list[StoryHead]:
 
 def _without(asked: _Asked, names: Iterable[str], token: int) -> dict[str, float]:
     """The change of log p of the token, in nats, without each of these heads."""
-
-    def chance(logits: Tensor) -> Tensor:
-        return logits.cpu().double().log_softmax(-1)[..., token]
-
-    text = asked.text
+    text, chance = asked.text, Compared((token,))
     before = chance(text.answer)
     variants = {}
     for name in names:
