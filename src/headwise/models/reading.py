@@ -216,60 +216,57 @@ class Placed(Mask):
 
     def allowed(self, grid: Grid) -> Any:
         ahead = grid.pick(self.k_places, "bs") - grid.pick(self.q_places, "bt")
-        allowed = True
-        if self.left is not None:
-            allowed = ahead >= -self.left
-        return allowed if self.right is None else allowed & (ahead <= self.right)
+        low = -grid.S if self.left is None else -self.left
+        return (ahead >= low) & (
+            ahead <= (grid.S if self.right is None else self.right)
+        )
 
 
 def _flash_masks(asked: Asked, causal: bool) -> list[Mask]:
     """What flash attention reads: it lays real tokens side by side, the last query of a text beside its last key."""
     B, T, S = len(asked.q), asked.q.shape[2], asked.k.shape[2]
-    window = asked.keywords.get("sliding_window")
+    window, edges = asked.keywords.get("sliding_window"), _edges(asked)
     left = None if window is None else window - 1
     right = 0 if causal else left
+    # of queries and of keys: the text that each belongs to, and its place, counted back from the end of the text
+    texts: list[Tensor] = []
+    places: list[Tensor] = []
     if asked.mask is not None:
-        # A static cache has room behind the tokens that the mask knows.
+        # A static cache has room behind the tokens that the mask knows. A single query is real.
         real = asked.mask.bool()
-        queries = real[:, -T:] if T > 1 else real.new_ones(B, 1)
-        lacking = real.sum(1) - queries.sum(1)
-        real = F.pad(real, (0, S - real.shape[1]))
-        parts: list[Mask] = [Allowed(real[:, None, None])]
-        parts.append(Allowed(queries[:, None, :, None]))
-        places = [queries.cumsum(1) + lacking[:, None], real.cumsum(1)]
-    elif (edges := _edges(asked)) is not None:
-        texts, places = [], []
+        rows = real[:, -T:] if T > 1 else real.new_ones(B, 1)
+        keys = F.pad(real, (0, S - real.shape[1]))
+        for tokens, padding in ((rows, -1), (keys, -2)):
+            texts.append(~tokens * padding)
+            places.append(tokens.cumsum(1) - tokens.sum(1, keepdim=True))
+    elif edges is not None:
         for edge, n in zip(edges, (T, S), strict=True):
             number = torch.arange(B * n, device=edge.device)
             text = torch.bucketize(number, edge[1:-1], right=True)
             texts.append(text.view(B, n))
-            # counted back from the end of the text
             places.append((number - edge[text + 1]).view(B, n))
-        parts = [Segments(*texts)]
+    elif left is right is None:
+        return []
     else:
-        return [] if left is right is None else [Window(left, right)]
-    if left is right is None:
-        return parts
-    q_places, k_places = places
-    return [*parts, Placed(q_places, k_places, left, right)]
+        return [Window(left, right)]
+    return [Segments(*texts), Placed(places[0], places[1], left, right)]
 
 
-def _edges(asked: Asked) -> tuple[Tensor, Tensor] | None:
+def _edges(asked: Asked) -> list[Tensor] | None:
     """Where the texts of a row begin, and the last one ends, among its queries and keys; None where it is one text."""
     names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
-    told: list[Any] = [asked.keywords.get(name) for name in names]
-    if all(each is not None for each in told):
-        return told[0].long(), told[1].long()
-    positions, T = asked.keywords.get("position_ids"), asked.q.shape[2]
-    if positions is None or len(asked.q) > 1 or positions.shape[-1] == 1:
-        return None
+    told = [asked.keywords.get(name) for name in names]
+    edges = [
+        edge.long() for edge in told[:2] if edge is not None and None not in told[2:]
+    ]
+    positions = asked.keywords.get("position_ids")
+    if len(edges) == 2 or positions is None or len(asked.q) > 1:
+        return edges or None
     places = positions.flatten()
-    first = places.min()
-    if torch.equal(places, first + torch.arange(len(places), device=places.device)):
-        return None
-    begins = (places == first).nonzero()[:, 0]
-    edge = torch.cat([begins, begins.new_tensor([T])])
-    return edge, edge
+    begins = (places == places.min()).nonzero()[:, 0]
+    edge = torch.cat([begins, begins.new_tensor([len(places)])])
+    # positions that count on are those of one text, which may begin behind a cache
+    return None if bool((places.diff() == 1).all()) else [edge, edge]
 
 
 def probed_rows(T: int) -> list[int]:

@@ -301,11 +301,10 @@ class _Asked:
             ids[1], mask[1] = padding, 0
             ids[1, real], mask[1, real] = self.ids[1, :short], 1
             by_token = {"attention_mask": mask}
-            places = torch.arange(T, device=ids.device)[None]
-            # Does it take positions that count the tokens of a text from 0? (RoBERTa counts from another number.)
             whole = [(self.ids[:1], 0, ALL)]
-            counts = self.ask("", "", ids[:1], whole, position_ids=places)
-            if left and counts.status == "equal":
+            places = {"position_ids": torch.arange(T, device=ids.device)[None]}
+            # Does it take positions that count the tokens of a text from 0? (RoBERTa counts from another number.)
+            if left and self.ask("", "", ids[:1], whole, **places).status == "equal":
                 by_token["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
             unless = ""
             if steps >= T - SHORTER:
