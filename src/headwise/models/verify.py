@@ -302,7 +302,7 @@ class _Asked:
             ids[1, real], mask[1, real] = self.ids[1, :short], 1
             by_token = {"attention_mask": mask}
             whole = [(self.ids[:1], 0, ALL)]
-            places = {"position_ids": torch.arange(T, device=ids.device)[None]}
+            places: Any = {"position_ids": torch.arange(T, device=ids.device)[None]}
             # Does it take positions that count the tokens of a text from 0? (RoBERTa counts from another number.)
             if left and self.ask("", "", ids[:1], whole, **places).status == "equal":
                 by_token["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
