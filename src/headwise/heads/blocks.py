@@ -3,18 +3,19 @@
 The weights are made a block of queries at a time. A block is small enough to stay near the processor, and every number
 is taken from it before the next one is made: there the passes over a block cost little beside the dot products.
 
-         keys 0 to S-1                   a strip: up to ROWS queries, and the keys that one of them may see;
-        +-------------------------+      a causal bound or a window cuts off the rest
+         keys 0 to S-1                   a block: up to ROWS queries, the keys that one of them may see (causal bounds
+        +-------------------------+      and windows cut off the rest), and as many heads as fit into BLOCK weights
         |                         |      width: its keys in whole runs of RUN, FORBIDDEN where there is no key
-      t |  strip.keys  |          |      a block: as many heads of it as fit into BLOCK weights
+      t |  strip.keys  |          |      a strip: the queries of a block, or so many of them that one head fits
         |              |          |
         +-------------------------+      buffers[0]  (h,t,width)  scores, in bits; less the largest of the row; times e
         queries                          buffers[1]  (h,t,width)  e = 2^(score - the largest of the row)
 
-    e  ->  sums    (names,H,n)   total = sum e; shifted = sum e (score - largest); places = sum e (place of the key);
-                                 squares = sum e (its distance from the mean place)^2; "on" a marked set;
-                                 share = 1 / (total and the sink's): the weight is p = e share;
-                                 reach, which is no sum: see `_reach`
+    scores  ->  sums  (names,H,n)  largest: of the row, in bits. With only LARGEST statistics asked for that is all
+    e  ->  sums    (names,H,n)   total = sum e; share = 1 / (total and the sink's): the weight is p = e share; with only
+                                 OF_ROWS statistics asked for that is all. shifted = sum e (score - largest);
+                                 places = sum e (place of the key); squares = sum e (its distance from the mean
+                                 place)^2; "on" a marked set; reach, which is no sum: see `_reach`
        ->  near    (H,n,1+k)     e of the first key, and of the keys that stand at chosen distances
        ->  copies  (2,H,n)       sum e over earlier copies of the query's token, and over the keys right after those
        ->  argmax  (H,n)         the key with the largest weight
@@ -58,18 +59,20 @@ from headwise.models.sites import Site, loaded
 from headwise.records import Call
 from headwise.spec import Options, resolve_kv_index
 
-# weights; twice as many where threads of Python wait for each other's lock between two operations
+# weights of a block; twice as many where threads of Python wait for each other's lock between two operations
 BLOCK = 2**20
-THREADED = (
-    2**27
-)  # weights of a call; from here on each thread has its own blocks: see `run`
+# weights of a call; from here on each thread has its own blocks: see `run`
+THREADED = 2**27
 # queries of a product at most: far fewer, and packing the keys takes longer than multiplying them
 ROWS = 256
-RUN = 64  # neighbouring keys, which are summed up together: see `powers`
-THUMBNAIL = 32  # blocks of queries and of keys in a thumbnail, at most
+# neighbouring keys, which are summed up together: see `powers`
+RUN = 64
+# blocks of queries and of keys in a thumbnail, at most
+THUMBNAIL = 32
 # Pairs are few where there are so many times as many weights: picking them is then faster than a pass over the weights.
 FEW = 32
-LONG = 8192  # keys; from here on the product is faster where each feature's keys lie side by side
+# keys; from here on the product is faster where each feature's keys lie side by side
+LONG = 8192
 # scores are in bits: MKL's exp takes 100 times as long below -87, exp2 does not
 LOG2E = 1 / math.log(2)
 # The score of a key that may not be attended. It is finite, so that 0 * score is 0; and half of the least float32, so
@@ -81,7 +84,8 @@ LOWEST = -(2.0**126)
 LARGEST = frozenset({"score_max", "gate", "norm"})
 OF_ROWS = LARGEST | {"lse", "sink", "confidence"}
 FULL: frozenset[str] = frozenset()
-FAR = 0.01  # of the weight lies farther back than the reach of a head
+# of the weight lies farther back than the reach of a head
+FAR = 0.01
 # the reach is taken of each so manieth row, the last one among them: of all it takes a sixth of the time
 EVERY = 16
 
