@@ -6,12 +6,14 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from cases import rows
 from invoking import Invoke, assert_refused, contents, interrupted, start
 
@@ -57,9 +59,7 @@ def unverified(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "verify", lambda *arguments: "not verified")
 
 
-def test_share_writes_a_folder_that_stock_transformers_reads(
-    run: Path, text: Path, tmp_path: Path, invoke: Invoke
-) -> None:
+def test_share_writes_a_folder_that_transformers_reads(run: Path, text: Path, tmp_path: Path, invoke: Invoke) -> None:
     out = tmp_path / "shared"
     code, printed, err = invoke(
         "share", run, "--kv-heads", 2, "--text", text, "--groups", "best", "--out", out, "--json"
@@ -67,11 +67,11 @@ def test_share_writes_a_folder_that_stock_transformers_reads(
     assert code == 0, err
     document = json.loads(printed)
     assert sorted(path.name for path in out.iterdir()) == [
-        "config.json", "generation_config.json", "headwise.json", "model.safetensors", "tokenizer.json",
+        "README.md", "config.json", "generation_config.json", "headwise.json", "model.safetensors", "tokenizer.json",
         "tokenizer_config.json",
     ]  # fmt: skip
     assert list(tmp_path.iterdir()) == [out]
-    assert document["verified"].startswith("stock transformers, largest difference")
+    assert document["verified"].startswith(f"transformers {transformers.__version__}, largest difference")
     saved = json.loads((out / "headwise.json").read_text())
     assert {"schema": "headwise-reshaped-1", **saved} == document and saved["details"]["method"] == "aligned+norm"
     assert json.loads((out / "config.json").read_text())["num_key_value_heads"] == 2
@@ -192,7 +192,7 @@ def test_a_half_precision_mistral_is_shared_healed_and_read_back(
     outcome = invoke("share", source, *given)
     assert outcome.code == 0, outcome.err
     document = json.loads(outcome.out)
-    assert document["verified"].startswith("stock transformers")
+    assert document["verified"].startswith("transformers ")
     per_token = 2 * 2 * 4 * 6 * 2 * 6 / 19  # of a text of 19 tokens 6 are held beside the one that is read
     assert document["damage"]["cache_bytes"] == pytest.approx({"before": per_token, "after": per_token / 2})
     monkeypatch.undo()
@@ -201,3 +201,13 @@ def test_a_half_precision_mistral_is_shared_healed_and_read_back(
     assert (model.config.num_key_value_heads, model.config.sliding_window) == (2, 7)
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert contents(source) == before
+
+
+@pytest.mark.parametrize("words", [("share", "--kv-heads", "4"), ("prune", "--heads", "L9.H1")], ids=str)
+def test_what_config_json_rules_out_is_refused_without_torch(run: Path, words: tuple[str, ...]) -> None:
+    code = (
+        f"import sys\nfrom headwise import cli\nsys.argv = ['headwise', {words[0]!r}, {str(run)!r}, *{words[1:]!r}]\n"
+        "try:\n    cli.main()\nexcept SystemExit as stop:\n    print(stop.code, {'torch', 'numpy'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.stdout == "2 set()\n" and done.stderr.count("\n") == 1

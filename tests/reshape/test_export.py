@@ -3,9 +3,13 @@
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
+import headwise as hw
 from headwise import HeadwiseError
 from headwise.families import run_of
+from headwise.reshape import job
 from headwise.reshape.job import check_place, replaced
 
 
@@ -101,3 +105,39 @@ def test_links_files_and_folders_of_others_are_refused(source: Path, tmp_path: P
     }.items():
         with pytest.raises(HeadwiseError, match=words):
             check_place(source, tmp_path / name, force=True)
+
+
+def llama() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 88, "intermediate_size": 61, "num_attention_heads": 4, "num_hidden_layers": 3}
+    return LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=101, max_position_embeddings=37)).to(torch.bfloat16)
+
+
+IDS = torch.arange(900) * 7 % 101
+
+
+def test_a_child_keeps_the_files_of_its_parent_and_says_what_was_done(source: Path, tmp_path: Path) -> None:
+    llama().save_pretrained(source, max_shard_size=90_000)
+    for name in ("LICENSE.txt", "chat_template.jinja"):
+        (source / name).write_text(name)
+    child = hw.share(source, 2, text=IDS, out=tmp_path / "out", dtype="fp16")
+    assert names(tmp_path / "out") == sorted([*names(source), "README.md", "headwise.json"])
+    assert (tmp_path / "out" / "LICENSE.txt").read_text() == "LICENSE.txt"
+    again = LlamaForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
+    assert again.dtype == torch.float16 == next(child.model.parameters()).dtype
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert child.what in card and child.won in card and str(child.verified) in card
+    assert f"| parameters | {child.damage.parameters.before:,} | {child.damage.parameters.after:,} |" in card
+
+
+def test_a_processor_without_bfloat16_computes_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parent is afterwards what it was, and the child in its format."""
+    monkeypatch.setattr(job, "has_bfloat16", lambda: False)
+    model = llama().eval()
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    formats = set[torch.dtype]()
+    hook = model.lm_head.register_forward_hook(lambda module, args, out: formats.add(out.dtype))
+    child = hw.prune(model, ["L0.H1"], text=IDS).model
+    hook.remove()
+    assert formats == {torch.float32} and next(child.parameters()).dtype == torch.bfloat16
+    assert all(p.dtype == torch.bfloat16 and p.equal(before[name]) for name, p in model.named_parameters())

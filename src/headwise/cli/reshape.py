@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
@@ -16,10 +17,13 @@ from headwise.cli.app import (
     wants_json,
 )
 from headwise.errors import HeadwiseError
+from headwise.families import check_reshapable
+from headwise.models import located
 from headwise.table import Cell, Table
 from headwise.view import Progress, Screen, err, screen
 
 if TYPE_CHECKING:
+    from headwise.reshape.asked import Asked
     from headwise.reshape.heal import Damage, HealPoint, Pair
     from headwise.reshape.job import Change, Reshaped
 
@@ -28,13 +32,13 @@ if TYPE_CHECKING:
 def share(
     model: Model,
     kv_heads: Annotated[int, Option()],
-    method: str = "aligned+norm",
     groups: str = "adjacent",
     text: File = None,
     out: File = None,  # a folder, or none: then the damage is shown and nothing written
     heal: int | None = None,
     force: Annotated[bool, Option("--force")] = False,
     device: str = "cpu",
+    dtype: str | None = None,
 ) -> None:
     """Let query heads share key/value heads: a smaller cache.
 
@@ -44,21 +48,25 @@ def share(
 
     Args:
         kv_heads: Key/value heads of each layer: a divisor of today's number, and smaller.
-        method: mean, aligned or aligned+norm.
         groups: adjacent: neighbours share; best: heads that an estimate finds cheap to share.
 
     Example: headwise share runs/book --kv-heads 2 --text book.txt --groups best --heal 200 --out runs/book-2kv
     """
+    from headwise.reshape.asked import AskedToShare
+
+    asked = AskedToShare(kv_heads, groups=groups)
+    _check(model, asked, out, force, heal)
     with needs_torch():
         from headwise.reshape.share import Sharing
     _reshape(
         model,
-        Sharing(kv_heads, method, groups),
+        Sharing(**vars(asked)),
         text=text,
         out=out,
         heal=heal,
         force=force,
         device=device,
+        dtype=dtype,
     )
 
 
@@ -90,11 +98,15 @@ def prune(
 
     Example: headwise prune runs/book --keep 0.5 --uniform --text book.txt --heal 200 --out runs/less
     """
+    from headwise.reshape.asked import AskedToPrune
+
+    asked = AskedToPrune(heads, keep, by, uniform)
+    _check(model, asked, out, force, heal)
     with needs_torch():
         from headwise.reshape.prune import Pruning
     _reshape(
         model,
-        Pruning(heads, keep, by, uniform),
+        Pruning(**vars(asked)),
         text=text,
         out=out,
         heal=heal,
@@ -103,14 +115,25 @@ def prune(
     )
 
 
-def _reshape(model: Any, change: Change, **options: Any) -> None:
-    """Make the change; show the damage as soon as it is known, then the rest. The options are those of `reshape`."""
-    from headwise.reshape.job import Listener, reshape
+def _check(
+    model: Path, asked: Asked, out: Path | None, force: bool, heal: int | None
+) -> None:
+    """Refuse what names of files and config.json rule out, before torch is loaded."""
+    from headwise.reshape.asked import check_config, check_out
 
-    if options["heal"] is not None and options["out"] is None:
+    if heal is not None and out is None:
         raise HeadwiseError(
             "heal= makes a model to keep; pass out=, the folder to write it to"
         )
+    path = located(model)
+    check_reshapable(path)
+    check_out(path, out, force)
+    check_config(path, asked)
+
+
+def _reshape(model: Any, change: Change, **options: Any) -> None:
+    """Make the change; show the damage as soon as it is known, then the rest. The options are those of `reshape`."""
+    from headwise.reshape.job import Listener, reshape
 
     def point(evaluation: HealPoint, steps: int) -> None:  # of so many steps of healing
         line = f"distance {evaluation.distance:.4f}"

@@ -349,8 +349,11 @@ def has_bfloat16() -> bool:
     return mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def write_folder(folder: Path, model: nn.Module, source: Folder) -> None:
-    """Write a model, with the tokenizer of the folder that it comes from (`source`), to a folder that exists."""
+def write_folder(folder: Path, model: nn.Module, source: Folder, **sizes: Any) -> None:
+    """Write a model, with the tokenizer of the folder that it comes from (`source`), to a folder that exists.
+
+    sizes  max_shard_size= of `save_pretrained`
+    """
     if isinstance(model, GPT):
         assert isinstance(
             source.tokens, Tokens
@@ -358,7 +361,7 @@ def write_folder(folder: Path, model: nn.Module, source: Folder) -> None:
         save_model(folder, model, source.tokens)
         return
     foreign: Any = model  # a PreTrainedModel
-    foreign.save_pretrained(folder)
+    foreign.save_pretrained(folder, **sizes)
     for name in COPIED:
         if (source.path / name).is_file():
             shutil.copyfile(source.path / name, folder / name)

@@ -31,6 +31,7 @@ from headwise.models.weights import (
     layers_in_turn,
     write_layer,
 )
+from headwise.reshape.asked import Gone
 
 DECODE_CONTEXT = 2048  # tokens in the cache, at most, while speed is measured
 # of each model, in turn; odd, so that the median is one of them
@@ -214,10 +215,6 @@ def _run_speed(decode: Callable[[Tensor], Tensor], token: Tensor) -> float:
 
 
 # Healing.
-
-Gone = tuple[
-    tuple[int, ...], ...
-]  # for each layer the numbers of the query heads that go
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import json
 import os
-from abc import ABC, abstractmethod
+import shutil
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -32,16 +34,21 @@ from headwise.corpus.documents import BATCH, cut, encoded
 from headwise.corpus.sources import Sources, exists
 from headwise.corpus.tokens import require_tokens, unknown_note
 from headwise.corpus.training import HELD_OUT_SHARE
-from headwise.cost.config import check_sizes, shape_by_formula
 from headwise.errors import HeadwiseError
-from headwise.families import RECORD, check_reshapable, read_config, require_run, run_of
+from headwise.families import RECORD, check_reshapable, require_run, run_of
 from headwise.files import read_text, sync_folder, text_path, write_whole
 from headwise.gpt.checkpoint import load_model
 from headwise.gpt.presets import find_preset
 from headwise.gpt.run import read_run
-from headwise.models import located
+from headwise.models import computed_in, located
 from headwise.models.ask import answers, context_of, evaluating, predicts, vocabulary_of
-from headwise.models.open import Folder, described, open_folder, write_folder
+from headwise.models.open import (
+    Folder,
+    described,
+    has_bfloat16,
+    open_folder,
+    write_folder,
+)
 from headwise.models.sites import require_held
 from headwise.models.weights import (
     attentions,
@@ -51,9 +58,16 @@ from headwise.models.weights import (
     reads_as_stock,
 )
 from headwise.records import plain_data
+from headwise.reshape.asked import (
+    Asked,
+    Gone,
+    check_config,
+    check_out,
+    check_place,
+    check_tokens,
+)
 from headwise.reshape.heal import (
     Damage,
-    Gone,
     Healing,
     HealPoint,
     HealRecipe,
@@ -78,6 +92,8 @@ TOLERANCE = 1e-4  # largest difference of a logit in float32 that rounding in an
 PROBE_TOKENS = 256  # ids that both models read, at most
 # stands for the folder of a model that was not read from one
 IN_MEMORY = Path("the model in memory")
+# beside weights, config and tokenizer: what a child must be handed on with
+BESIDE = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
 OF_RUN = "the text of the run"  # what errors call it
 
 # One stream (N,), documents (B,T), or documents one by one.
@@ -98,6 +114,7 @@ class Options(TypedDict, total=False):
     seed: int
     force: bool
     device: str
+    dtype: str | None
 
 
 @dataclass(frozen=True)
@@ -111,16 +128,8 @@ class Changed:
     silent: Gone = ()  # heads that are zero and must stay so while the child heals
 
 
-class Change(ABC):
+class Change(Asked):
     """A way to reshape; its fields, with the text, determine the child."""
-
-    @abstractmethod
-    def check_config(self, folder: Path) -> None:
-        """Refuse the family of a model that lies in a folder, by its config alone."""
-
-    @abstractmethod
-    def check_sizes(self, n_layers: int, n_heads: int, n_kv_heads: int) -> None:
-        """Refuse what a model of these sizes cannot be asked: by its config alone, before its weights are read."""
 
     @abstractmethod
     def check(self, model: nn.Module) -> None:
@@ -215,6 +224,7 @@ def reshape(
     heal: int | None = None,
     force: bool = False,
     device: str = "cpu",
+    dtype: str | None = None,
     **healing: Any,
 ) -> Reshaped:
     """Change a model, or that of a folder, and do all that goes with it; `share` explains the options."""
@@ -222,15 +232,13 @@ def reshape(
     recipe = _recipe(heal, healing)
     # 1. What can be refused by names, files and config.json is refused before weights are read, which may take minutes.
     path = _path_of(model)
-    if out is not None:
-        out = Path(out)
-        check_place(path, out, force)
-    elif force:
-        raise HeadwiseError("force=True is about the folder that is written; pass out=")
+    out = None if out is None else Path(out)
+    check_out(path, out, force)
     if not isinstance(model, nn.Module):
-        _check_config(path, change, tokens)
+        check_config(path, change, tokens)
     name, text = read_user_text(text, path)
-    source, dtype = _opened(model, path, device)
+    source, stored = _opened(model, path, device)
+    written = getattr(torch, computed_in(dtype)) if dtype else stored
     with _left_alone(source.model):
         _check_model(source, writes=out is not None)
         change.check_sizes(
@@ -256,7 +264,7 @@ def reshape(
                 source.context,
                 listener.say,
             )
-            return measure(source.model, child, held_out, context, say, speed, dtype)
+            return measure(source.model, child, held_out, context, say, speed, written)
 
         damage = damage_of()
         notes = [*changed.notes]
@@ -274,7 +282,7 @@ def reshape(
             steps = {"steps_made": curve[-1].step, "best_step": course.best_step}
             details["healing"] = asdict(recipe) | steps
             healed = damage_of(damage.tokens_per_second)
-        child = cast(child, dtype).requires_grad_(True)
+        child = cast(child, written).requires_grad_(True)
         report = Reshaped(
             model=child,
             source=str(source.path),
@@ -342,26 +350,6 @@ def _path_of(model: nn.Module | str | Path) -> Path:
     return path
 
 
-def _check_config(path: Path, change: Change, tokens: int | None) -> None:
-    """Refuse what config.json rules out: the family, and sizes that the change cannot have."""
-    change.check_config(path)
-    config = read_config(path)
-    try:
-        shape = shape_by_formula(config)
-    except HeadwiseError:  # not every size is told; these may be
-        check_sizes(config)
-        names = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-        sizes = [config[name] for name in names if isinstance(config.get(name), int)]
-        if len(sizes) == len(names):
-            change.check_sizes(*sizes)
-        return
-    # the first layer has as many heads as any other
-    attention = shape.layers[0].attention
-    assert attention is not None
-    change.check_sizes(len(shape.layers), attention.n_heads, attention.n_kv_heads)
-    check_tokens(tokens, shape.positions if shape.generates else None)
-
-
 def _opened(
     model: nn.Module | str | Path, path: Path, device: str
 ) -> tuple[Folder, torch.dtype]:
@@ -410,15 +398,23 @@ def _run(source: Path, out: Path | None) -> str | None:
 
 @contextmanager
 def _left_alone(model: nn.Module) -> Iterator[None]:
-    # Inside this block a model is in eval mode and takes no gradients; afterwards it is as it was.
+    # Inside this block a model is in eval mode and takes no gradients; afterwards it is as it was. A processor without
+    # products of bfloat16 takes nine times as long for them as in float32, which holds each of their numbers.
+    first = next(model.parameters())
+    is_slow = first.dtype == torch.bfloat16 and first.device.type == "cpu"
+    is_slow &= not has_bfloat16()
     learning = [
         parameter for parameter in model.parameters() if parameter.requires_grad
     ]
     with evaluating(model):
         model.requires_grad_(False)
+        if is_slow:
+            cast(model, torch.float32)
         try:
             yield
         finally:
+            if is_slow:
+                cast(model, torch.bfloat16)
             for parameter in learning:
                 parameter.requires_grad_(True)
 
@@ -569,18 +565,6 @@ def calibrate(
     return Calibration(train, held_out, length, vocab_size, most, about, name)
 
 
-def check_tokens(tokens: int | None, context: int | None) -> None:
-    """Refuse documents of so many tokens for a model that takes `context` at a time; None: without a bound."""
-    if tokens is None:
-        return
-    if tokens < 2:
-        raise HeadwiseError(
-            f"tokens={tokens} must be at least 2: a token, and the one that follows it"
-        )
-    if context is not None and tokens > context:
-        raise HeadwiseError(f"tokens={tokens} exceeds the model's context of {context}")
-
-
 def _split(items: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
     """Documents or ids, the last tenth apart."""
     end = int(len(items) * (1 - HELD_OUT_SHARE))  # the same cut as in training
@@ -633,25 +617,6 @@ def n_tokens(batches: Iterable[Tensor]) -> int:
 # The folder, and its proof
 
 
-def check_place(source: Path, out: Path, force: bool) -> None:
-    """Raise HeadwiseError where no model may be written; a folder with a RECORD is one that `reshape` has written."""
-    here, there = source.resolve(), out.resolve()
-    holds_files = out.is_dir() and any(out.iterdir())
-    problem = ""
-    if here in (there, *there.parents) or there in here.parents:
-        problem = f" and the source {source}, which is never changed, lie in one another; pass another folder"
-    elif out.is_symlink() or (out.exists() and not out.is_dir()):
-        problem = " is a link or a file; pass a folder"
-    elif not there.parent.is_dir():
-        problem = f": the folder {out.parent} does not exist"
-    elif holds_files and not (out / RECORD).exists():
-        problem = f" exists already and has no {RECORD}: share or prune did not write it; pass another folder"
-    elif holds_files and not force:
-        problem = " exists already; pass force=True to replace it, or another folder"
-    if problem:
-        raise HeadwiseError(f"out={str(out)!r}{problem}")
-
-
 def export(
     report: Reshaped, source: Folder, out: Path, force: bool, say: Callable[[str], None]
 ) -> str:
@@ -662,14 +627,62 @@ def export(
     """
     with replaced(source.path, out, force) as fresh:
         say(f"writing {out}")
-        write_folder(fresh, report.model, source)
+        _write_child(fresh, report, source)
         say("reading it back")
         verified = verify(report.model, fresh, source.context)
-        document = {**report.document(), "verified": verified}
-        write_whole(
-            fresh / RECORD, json.dumps(document, indent=2, ensure_ascii=False) + "\n"
-        )
+        report = replace(report, verified=verified)
+        document = json.dumps(report.document(), indent=2, ensure_ascii=False)
+        write_whole(fresh / RECORD, document + "\n")
+        write_whole(fresh / "README.md", model_card(report))
     return verified
+
+
+def _write_child(fresh: Path, report: Reshaped, source: Folder) -> None:
+    """The weights, in files as large as those of the parent, and what belongs to the model besides: its licence."""
+    shards = [path.stat().st_size for path in source.path.glob("*.safetensors")]
+    sizes = {"max_shard_size": max(shards)} if len(shards) > 1 else {}
+    write_folder(fresh, report.model, source, **sizes)
+    for pattern in BESIDE:
+        for path in source.path.glob(pattern):
+            if path.is_file():
+                shutil.copyfile(path, fresh / path.name)
+
+
+def model_card(report: Reshaped) -> str:
+    """What the folder holds, what was done and what that cost, as the README.md that a hub shows."""
+    last = report.healed or report.damage
+    rows: list[tuple[str, object, object]] = []
+    if last.loss is not None:
+        rows.append(("loss, nats per token", last.loss.before, last.loss.after))
+    rows.append(
+        ("cache, bytes per token", last.cache_bytes.before, last.cache_bytes.after)
+    )
+    rows.append(("parameters", last.parameters.before, last.parameters.after))
+    if last.kl is not None:
+        rows.append(("KL to the parent, nats per token", "", last.kl))
+    name = Path(report.source).resolve().name
+    steps = (
+        f"healed for {report.curve[-1].step:,} steps" if report.curve else "no training"
+    )
+    # what has read the folder back
+    library = str(report.verified).split()[0].strip(",")
+    lines = [
+        f"---\nbase_model: {name}\nlibrary_name: {library}\ntags: [headwise]\n---",
+        f"# {Path(report.out or name).name}",
+        f"Made of {name} by headwise: {report.what}; {steps}. {report.won}.",
+        "| on held-out text | before | after |\n| --- | --- | --- |",
+    ]
+    for what, before, after in rows:
+        cells = [
+            f"{x:,.6g}" if isinstance(x, float | int) else str(x)
+            for x in (before, after)
+        ]
+        lines[-1] += f"\n| {what} | {' | '.join(cells)} |"
+    lines += [f"- {note}" for note in report.notes]
+    lines.append(
+        f"Read back and compared with the model in memory: {report.verified}. All figures: {RECORD}."
+    )
+    return "\n\n".join(lines) + "\n"
 
 
 @contextmanager
@@ -712,7 +725,8 @@ def verify(model: nn.Module, folder: Path, context: int | None) -> str:
     if reads_as_stock(model) and find_spec("transformers") is not None:
         from headwise.models.hf import load_folder  # imports transformers
 
-        reader, read = "stock transformers", load_folder(folder)
+        reader = f"transformers {version('transformers')}"
+        read = load_folder(folder)
     else:
         reader, read = "headwise", load_model(folder)[0]
     answered = answers(cast(read, torch.float32), ids).double().cpu()

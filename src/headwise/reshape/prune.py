@@ -19,7 +19,6 @@ from torch import nn
 
 from headwise.corpus.documents import text_of
 from headwise.errors import HeadwiseError
-from headwise.families import check_next
 from headwise.heads.ablate import ablation, importance
 from headwise.heads.survey import survey
 from headwise.models.ask import predicts
@@ -32,8 +31,9 @@ from headwise.models.weights import (
     layers_in_turn,
     with_layers,
 )
-from headwise.records import head_name, parse_head
-from headwise.reshape.heal import Gone, cache_bytes, silenced
+from headwise.records import head_name
+from headwise.reshape.asked import AskedToPrune, Gone, chosen_heads
+from headwise.reshape.heal import cache_bytes, silenced
 from headwise.reshape.job import (
     OF_RUN,
     Calibration,
@@ -45,9 +45,6 @@ from headwise.reshape.job import (
     n_tokens,
     reshape,
 )
-from headwise.words import unknown
-
-SCORES = ("importance", "ablation", "role")  # the first is the default
 
 
 def prune(
@@ -80,50 +77,8 @@ def prune(
 
 
 @dataclass(frozen=True)
-class Pruning(Change):
-    """The arguments of `prune` that say which heads go."""
-
-    heads: str | Sequence[str] | None = None
-    keep: float | None = None
-    by: str | None = None
-    uniform: bool = False
-
-    def __post_init__(self) -> None:
-        heads, keep, by = self.heads, self.keep, self.by
-        if (heads is None) == (keep is None):  # neither, or both
-            raise HeadwiseError(
-                "say which heads go: heads='L0.H1,L3.H5', or keep=0.75 with by=; one of the two"
-            )
-        if heads is not None and by is not None:
-            raise HeadwiseError(
-                f"by={by!r} chooses heads where keep= says how many stay; heads= names them"
-            )
-        if by not in (None, *SCORES):
-            raise unknown(f"by={by!r} is not known", by, SCORES)
-        if keep is None:
-            return
-        if keep == 1:
-            raise HeadwiseError(
-                f"keep={keep} keeps every head: nothing changes, nothing is written; 0.75 removes a quarter"
-            )
-        if not 0 < keep < 1:
-            raise HeadwiseError(
-                f"keep={keep} must lie between 0 and 1; 0.75 removes a quarter of the heads"
-            )
-        vars(self)["by"] = (
-            by or SCORES[0]
-        )  # a frozen record has no assignment to its fields
-
-    def check_config(self, folder: Path) -> None:
-        if self.by not in (
-            None,
-            "role",
-        ):  # the other scores need the loss of a next token
-            check_next(folder, "pass by='role', or heads=")
-
-    def check_sizes(self, n_layers: int, n_heads: int, n_kv_heads: int) -> None:
-        if self.heads is not None:
-            chosen_heads(self.heads, n_layers, n_heads)
+class Pruning(AskedToPrune, Change):
+    """What `prune` does."""
 
     def check(self, model: nn.Module) -> None:
         if self.by not in (None, "role") and predicts(model) != "next":
@@ -172,33 +127,6 @@ class Pruning(Change):
             )
         assert self.keep is not None  # one of the two is given
         return weakest(model, scores, self.keep, self.uniform)
-
-
-def chosen_heads(names: str | Sequence[str], n_layers: int, n_heads: int) -> Gone:
-    """For each layer the numbers of the heads named in a list, or in a text such as "L0.H1,L3.H5".
-
-    Raises HeadwiseError for what is no head of the model, for no name at all, and for a layer left without a head.
-    """
-    chosen: list[set[int]] = [set() for _ in range(n_layers)]
-    listed = names.split(",") if isinstance(names, str) else names
-    for name in filter(None, map(str.strip, listed)):
-        # `part`: a stack of a model with several, of which none is pruned
-        part, layer, head = parse_head(name)
-        if part or layer >= n_layers or head >= n_heads:
-            last = f"L{n_layers - 1}.H{n_heads - 1}"
-            raise HeadwiseError(
-                f"the model has no head {name}: {n_layers} layers of {n_heads} heads, L0.H0 to {last}"
-            )
-        chosen[layer].add(head)
-        if len(chosen[layer]) == n_heads:
-            raise HeadwiseError(
-                f"all {n_heads} heads of layer {layer} are to go; a layer needs one"
-            )
-    if not any(chosen):
-        raise HeadwiseError(
-            "no head is named; pass heads='L0.H1,L3.H5', or keep= with by="
-        )
-    return tuple(tuple(sorted(gone)) for gone in chosen)
 
 
 def head_scores(by: str, source: Folder, calibration: Calibration) -> dict[str, float]:

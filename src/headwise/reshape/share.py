@@ -34,7 +34,6 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.families import FAMILIES, read_config
 from headwise.models.open import Folder
 from headwise.models.weights import (
     AttentionWeights,
@@ -58,6 +57,7 @@ from headwise.reshape.align import (
     queries,
     unrotated,
 )
+from headwise.reshape.asked import AskedToShare
 from headwise.reshape.job import (
     Calibration,
     Change,
@@ -67,7 +67,6 @@ from headwise.reshape.job import (
     Reshaped,
     reshape,
 )
-from headwise.words import unknown
 
 Groups = tuple[tuple[int, ...], ...]
 # what is multiplied, such as queries and keys, one of each for every query head
@@ -118,6 +117,7 @@ def share(
         hidden: weight of the hidden states beside the answers, see `HealRecipe`
         seed: of the healing
         force: replace `out`, if share or prune wrote it
+        dtype: the number format that the child is written in, such as bf16; default: that of the parent
         device: where a folder is opened; heads themselves are folded on the processor, in float64 (weights of half
             precision in float32)
 
@@ -128,40 +128,8 @@ def share(
 
 
 @dataclass(frozen=True)
-class Sharing(Change):
-    """The arguments of `share` that say what is shared, and how."""
-
-    n_kv_heads: int  # of the child, in each layer
-    method: str  # of POOLS
-    groups: str  # adjacent, best
-
-    def __post_init__(self) -> None:
-        known = {"method": tuple(POOLS), "groups": GROUPS}
-        for name, values in known.items():
-            value = getattr(self, name)
-            if value not in values:
-                raise unknown(f"{name}={value!r} is not known", value, values)
-
-    def check_config(self, folder: Path) -> None:
-        # None: a model of pictures and text, whose language model is looked at when open
-        family = FAMILIES.get(str(read_config(folder).get("model_type")))
-        if family is not None and not family.grouped:
-            raise HeadwiseError(
-                f"{family.name}'s config has no num_key_value_heads, so what shares its heads' keys and values "
-                "cannot be written; share a Llama-type model, or remove heads with `headwise prune`"
-            )
-
-    def check_sizes(self, n_layers: int, n_heads: int, n_kv_heads: int) -> None:
-        divisors = [n for n in range(1, n_kv_heads) if n_kv_heads % n == 0]
-        if self.n_kv_heads in divisors:
-            return
-        remedy = ", the least there can be"
-        if divisors:
-            remedy = f"; sharing lowers their number to one of {', '.join(map(str, divisors))}"
-        raise HeadwiseError(
-            f"n_kv_heads={self.n_kv_heads}: the model has {n_kv_heads} key/value heads for its "
-            f"{n_heads} query heads{remedy}"
-        )
+class Sharing(AskedToShare, Change):
+    """What `share` does."""
 
     def check(self, model: nn.Module) -> None:
         if problem := cannot_carry(model, head_counts(model)[0], self.n_kv_heads):
@@ -458,4 +426,3 @@ POOLS: dict[str, Pool] = {
     "aligned": _aligned_mean,
     "aligned+norm": partial(_aligned_mean, with_norms=True),
 }
-GROUPS = ("adjacent", "best")
