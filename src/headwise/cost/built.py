@@ -106,6 +106,7 @@ class Run:
     seen: int  # keys before and in it
     flops: Counter[str]
     calls: int
+    bits: int  # of a number of the model
     name: str  # of the cache among the arguments of the model
     cache: Any
     kept: list[dict[str, Tensor]]  # of each layer
@@ -166,8 +167,16 @@ class Stack:
             raise HeadwiseError(
                 f"a {self.model.config.model_type} of this config does not run without data: {reason}"
             ) from None
-        seen, kept = tokens + (before.seen if before else 0), self.kept(cache)
-        return Run(tokens, seen, counting.flops, counting.calls, name, cache, kept)
+        return Run(
+            tokens=tokens,
+            seen=tokens + (before.seen if before else 0),
+            flops=counting.flops,
+            calls=counting.calls,
+            bits=8 * self.table.weight.element_size(),
+            name=name,
+            cache=cache,
+            kept=self.kept(cache),
+        )
 
     def kept(self, cache: Any) -> list[dict[str, Tensor]]:
         """What each layer keeps, by name, in a cache and in the model's modules; each tensor once."""
@@ -308,7 +317,6 @@ class Part:
     ) -> None:
         self.n, self.runs, self.site = n, runs, site
         self.config = stack.model.config.get_text_config(decoder=True)
-        self.bits = 8 * stack.table.weight.element_size()
         tops = stack.tops[n]
         self.modules = [module for top in tops for module in top.modules()]
         layers = getattr(_of_decoder(runs[0].cache), "layers", ())
@@ -342,7 +350,7 @@ class Part:
         for name, entry in self.entries.items():
             size, bits = entry.numel(), 8 * entry.element_size()
             # what has other bits than the model's has them whatever its format is
-            fixed = None if bits == self.bits else bits
+            fixed = None if bits == second.bits else bits
             law = Kept(values=0, heads=name in ROWS, bits=fixed)
             if law.heads and self.window is not None:
                 rows = self.window - 1

@@ -117,9 +117,9 @@ def share(
         hidden: weight of the hidden states beside the answers, see `HealRecipe`
         seed: of the healing
         force: replace `out`, if share or prune wrote it
-        dtype: the number format that the child is written in, such as bf16; default: that of the parent
         device: where a folder is opened; heads themselves are folded on the processor, in float64 (weights of half
             precision in float32)
+        dtype: the number format that the child is written in, such as bf16; default: that of the parent
 
     Raises:
         HeadwiseError: for what cannot be done, and for a request that would change nothing.
