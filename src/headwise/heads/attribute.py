@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -178,9 +178,8 @@ def added(
 
     Args:
         rows: what modules read and gave while the text was read
-        text: up to the position
+        text: up to the position, that of its last token
         answer: the token, or the token and the one that its logit is compared with
-        position: of the last token of that text
     """
     model = passes.model
     require_held(model, "what each part adds")
@@ -191,16 +190,7 @@ def added(
     ran = [layer for layer in passes.layers if layer.site.name in text.calls]
     direction, offset = _unembedding(model, answer)
     blocks = {layer.block: layer for layer in ran}
-    # Layers in the order in which they ran, with those that have no attention.
-    names = _stacked(passes)
-    chain = [module for module in rows if module in names]
-    for block in [*chain, *(layer.block for layer in ran)]:
-        row = rows.get(block)  # none of states with more axes than (B,T,C)
-        if row is None or {len(row.read), len(row.gave)} != {len(direction)}:
-            raise HeadwiseError(
-                f"{names.get(block, 'a layer')} of {kind} reads or gives something else than one residual stream of "
-                f"{len(direction)} numbers a token, such as several streams: what its parts add is not known"
-            )
+    chain = _chain(kind, rows, names := _stacked(passes), blocks, len(direction))
     last = rows[chain[-1]].gave  # (C,) the residual stream behind the last layer
     # The last norm is the module beside the layers that read what the last layer gave. A model may have none.
     norm = None
@@ -257,6 +247,25 @@ def added(
             f"what its layers add up is not known well enough"
         )
     return whole
+
+
+def _chain(
+    kind: str,
+    rows: Rows,
+    names: Mapping[nn.Module, str],
+    blocks: Iterable[nn.Module],
+    C: int,
+) -> list[nn.Module]:
+    """The layers in the order in which they ran, with those that have no attention; all of one stream of C numbers."""
+    chain = [module for module in rows if module in names]
+    for block in [*chain, *blocks]:
+        row = rows.get(block)  # none of states with more axes than (B,T,C)
+        if row is None or {len(row.read), len(row.gave)} != {C}:
+            raise HeadwiseError(
+                f"{names.get(block, 'a layer')} of {kind} reads or gives something else than one residual stream of "
+                f"{C} numbers a token, such as several streams: what its parts add is not known"
+            )
+    return chain
 
 
 def _unembedding(model: nn.Module, answer: tuple[int, ...]) -> tuple[Tensor, float]:

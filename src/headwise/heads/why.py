@@ -92,9 +92,9 @@ def why(
             text = passes.read(torch.tensor(question.ids))
         corrupted = None if twin is None else passes.read(torch.tensor(twin.ids))
         token, second = _compared(question, (answer, other), text, corrupted, notes)
-        rival = second
-        if rival is None:  # the likeliest other token
-            rival = next(i for i in text.answer.topk(2).indices.tolist() if i != token)
+        best = text.answer.topk(2).indices.tolist()
+        # the likeliest other token
+        rival = next(i for i in best if i != token) if second is None else second
         study = None
         if corrupted is not None:
             metric = Compared((token,), () if second is None else (second,))
@@ -104,12 +104,8 @@ def why(
         heads = _heads(asked, token)
         keys, paths = _read_by(asked, heads, notes)
     row = text.answer.cpu().double()  # some devices have no float64
-    chances, shown, difference = (
-        row.softmax(-1),
-        question.shown,
-        float(row[token] - row[rival]),
-    )
-    predicted = int(row.argmax())
+    chances, shown, predicted = row.softmax(-1), question.shown, int(row.argmax())
+    difference = float(row[token] - row[rival])
     return Story(
         model=folder_of(model).name,
         asks=way,
