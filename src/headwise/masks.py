@@ -179,8 +179,11 @@ class Mask:
         """Ids (B,T) of the packed documents that the queries belong to, where the mask knows."""
         return None
 
-    def rows(self, start: int, end: int, first: int) -> Mask:
-        """The mask of a whole text for a call of its queries `start` to `end`, with keys `first` to `end`."""
+    def rows(self, start: int, end: int, first: int, is_causal: bool) -> Mask:
+        """The mask of a whole text for a call of its queries `start` to `end`, with keys `first` to `end`.
+
+        is_causal  another mask forbids all later keys
+        """
         # what is aligned stands at the end of the keys by itself
         if not start or self.aligned():
             return self
@@ -666,9 +669,9 @@ class _OfArray(Mask):
                 f"(B,1,T,S) or (1,H,T,S)"
             )
 
-    def rows(self, start: int, end: int, first: int) -> Mask:
+    def rows(self, start: int, end: int, first: int, is_causal: bool) -> Mask:
         """Its own rows and columns, of an array that may be longer than the text so far."""
-        array = self.array
+        array, later = self.array, None
         for axis, cut in ((-2, slice(start, end)), (-1, slice(first, end))):
             shape = shape_of(array)
             if len(shape) < -axis or shape[axis] == 1:
@@ -678,8 +681,21 @@ class _OfArray(Mask):
                     f"the layer's {type(self).__name__} has shape {shape}, and with the cache the text has {end} "
                     f"tokens; make it as long as the longest text"
                 )
+            if axis == -1:
+                later = _taken(array, len(shape) - 1, slice(end, None))
             array = _taken(array, len(shape) + axis, cut)
+        if not is_causal and later is not None and self._allows_some(later):
+            raise HeadwiseError(
+                f"the layer's {type(self).__name__} lets tokens {start} to {end - 1} look at later ones, which the "
+                f"cache has not seen; pass all that look at one another in one call"
+            )
         return type(self)(array)
+
+    def _allows_some(self, array: Any) -> bool:
+        forbidden = False if isinstance(self, Allowed) else -math.inf
+        if hasattr(array, "any"):
+            return bool((array != forbidden).any())
+        return any(x != forbidden for x in flat(array))
 
     def counts_from_first(self) -> bool:
         return False

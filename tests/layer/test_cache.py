@@ -240,4 +240,7 @@ def test_a_mask_that_is_an_array_is_that_of_the_whole_text() -> None:
                  for part in mask.parts()]  # fmt: skip
         whole = noisy(mask=None)(x, mask=functools.reduce(operator.and_, short))
         assert_same(in_chunks(noisy(mask=mask), x, [0, 7, 8, T]), whole)
+    for array in (prefix, prefix.tolist()):
+        layer = noisy(mask=hw.Allowed(array))
+        refuses(lambda layer=layer: in_chunks(layer, x, [0, 3, T]), "lets tokens 0 to 2 look at later ones")
     refuses(lambda: in_chunks(noisy(mask=hw.Allowed(prefix[:7, :7])), x, [0, 7, T]), "the text has 11 tokens")

@@ -159,7 +159,7 @@ def _within(
         ):
             name = CAUSAL
         elif blocks and 2 * _block(*band)[1] <= last - first:
-            name = MASKED if runs_off(band, sizes) else BLOCKS
+            name = MASKED if runs_off(band, sizes.T, sizes.S) else BLOCKS
     return Path(name, first, last, band, rest)
 
 
@@ -318,9 +318,9 @@ def why_ungrouped(sizes: Sizes, options: Options) -> str | None:
     return None
 
 
-def runs_off(band: Band, sizes: Sizes) -> bool:
+def runs_off(band: Band, T: int, S: int) -> bool:
     """Does a row of the band lie wholly outside the keys, so that it may attend nothing?"""
     low, high = band
     # Query i sees keys i + low to i + high: no number at all, or query 0 all before the first key, or query T-1 all
     # after the last one.
-    return low > high or high < 0 or sizes.T - 1 + low > sizes.S - 1
+    return low > high or high < 0 or T - 1 + low > S - 1

@@ -56,16 +56,12 @@ def attend(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
     # Documents apart would make a graph for their lengths alone, and blocks an exported program for long texts alone.
     readable = None if torch.compiler.is_compiling() else grid
     path = paths.choose(sizes, options, readable, not torch.compiler.is_exporting())
-    if path.name == paths.APART:
-        out = _apart(call, path, q, *call.pick(k, v))
-    elif path.name == paths.BLOCKS:
-        out = call.in_band(path, q, *call.pick(k, v))
-    else:
-        out = _whole(call, path, grid, q, k, v)
+    way = _apart if path.name == paths.APART else _together
+    out = way(call, path, grid, q, k, v)
     return out if call.gate_h11 is None else out * call.gate_h11.to(out.dtype)
 
 
-def _whole(
+def _together(
     call: _Call,
     path: paths.Path,
     grid: BroadcastGrid | None,
@@ -74,6 +70,8 @@ def _whole(
     v: Tensor,
 ) -> Tensor:
     """One call of the kernel, with the tensor of all masks where there are some."""
+    if path.name == paths.BLOCKS:
+        return _in_blocks(call, path, q, *call.pick(k, v))
     k, v = k[:, :, path.keys], v[:, :, path.keys]
     causal = path.name == paths.CAUSAL
     # What the kernel's causal flag says no mask needs to say again.
@@ -89,7 +87,14 @@ def _whole(
     return out if seen.rows is None else torch.where(seen.rows, out, 0)
 
 
-def _apart(call: _Call, path: paths.Path, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _apart(
+    call: _Call,
+    path: paths.Path,
+    _: BroadcastGrid | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+) -> Tensor:
     """Each document over its own keys, cut out by `split`: the gradient of a slice would be as long as the whole."""
     outs = []
     counts = [group.n for group in path.documents]
@@ -107,13 +112,50 @@ def _apart(call: _Call, path: paths.Path, q: Tensor, k: Tensor, v: Tensor) -> Te
         for rows, q_p in zip(group.rows, q_parts, strict=True):
             if rows.path is None:
                 of_group.append(q_p.new_zeros(*q_p.shape[:3], v.shape[3]))
-            else:
-                first = rows.keys[0]
-                of_group.append(
-                    call.in_band(rows.path, q_p, keys[first], values[first])
-                )
+                continue
+            k_p, v_p = keys[rows.keys[0]], values[rows.keys[0]]
+            axes = group.n, q.shape[1], rows.n, k_p.shape[2]
+            grid = _grid(axes, q.device)
+            of_group.append(_together(call, rows.path, grid, q_p, k_p, v_p))
         outs.append(_joined(of_group, 1))
     return _joined(outs, 0)
+
+
+def _in_blocks(
+    call: _Call, path: paths.Path, q: Tensor, k: Tensor, v: Tensor
+) -> Tensor:
+    """Blocks of queries as the documents of one call, whose heads are those of all documents.
+
+    Block n reads `width` keys, from key n * block + low on; zeros stand before the first key and behind the last.
+    """
+    assert path.band is not None
+    k, v = k[:, :, path.keys], v[:, :, path.keys]
+    low, high = path.band[0] - path.first, path.band[1] - path.first
+    (B, H, T, _), S, (block, width) = q.shape, k.shape[2], path.block
+    n = -(-T // block)
+    padding = (0, 0, -low, (n - 1) * block + width + low - S)
+    k, v = (
+        F.pad(x, padding)
+        .unfold(2, width, block)  # (B,G,n,D,width), which copies nothing
+        .permute(2, 0, 1, 4, 3)
+        .flatten(1, 2)
+        for x in (k, v)
+    )
+    # padding by 0 would be a copy
+    q = q if n * block == T else F.pad(q, (0, 0, 0, n * block - T))
+    blocks = q.reshape(B, H, n, block, -1)
+    column = torch.arange(width, device=q.device)
+    row = torch.arange(block, device=q.device)[:, None]
+    key = torch.arange(n, device=q.device)[:, None, None] * block + low + column
+    inside = (column >= row) & (column - row <= high - low)
+    allowed = inside & (key >= 0) & (key < S)
+    # what was added behind the last query may see nothing, and the kernel would make NaN of that
+    allowed = allowed | ~allowed.any(-1, keepdim=True)
+    out = call.kernel(
+        blocks.permute(2, 0, 1, 3, 4).flatten(1, 2), k, v, allowed[:, None]
+    )
+    out = out.reshape(n, B, H, block, -1).permute(1, 2, 0, 3, 4)
+    return out.flatten(2, 3)[:, :, :T]
 
 
 def _joined(outs: list[Tensor], axis: int) -> Tensor:
@@ -194,59 +236,6 @@ class _Call:
             else (k[:, list(self.index)], v[:, list(self.index)])
         )
 
-    def in_band(self, path: paths.Path, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """The way of a call that has no mask beside a window; every query sees a key."""
-        k, v, band = k[:, :, path.keys], v[:, :, path.keys], path.band
-        if band is None or path.name == paths.CAUSAL:
-            return self.kernel(q, k, v, None, None, path.name == paths.CAUSAL)
-        low, high = band[0] - path.first, band[1] - path.first
-        if path.name == paths.BLOCKS:
-            return self._in_blocks(q, k, v, *path.block, low, high)
-        i = torch.arange(q.shape[2], device=q.device)[:, None]
-        distance = torch.arange(k.shape[2], device=q.device) - i
-        allowed = (distance >= low) & (distance <= high)
-        return self.kernel(q, k, v, allowed[None, None], None, False)
-
-    def _in_blocks(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        block: int,
-        width: int,
-        low: int,
-        high: int,
-    ) -> Tensor:
-        """Blocks of queries as the documents of one call, whose heads are those of all documents.
-
-        Block n reads `width` keys, from key n * block + low on; zeros stand before the first key and behind the last.
-        """
-        (B, H, T, _), S = q.shape, k.shape[2]
-        n = -(-T // block)
-        padding = (0, 0, -low, (n - 1) * block + width + low - S)
-        k, v = (
-            F.pad(x, padding)
-            .unfold(2, width, block)  # (B,G,n,D,width), which copies nothing
-            .permute(2, 0, 1, 4, 3)
-            .flatten(1, 2)
-            for x in (k, v)
-        )
-        # padding by 0 would be a copy
-        q = q if n * block == T else F.pad(q, (0, 0, 0, n * block - T))
-        blocks = q.reshape(B, H, n, block, -1)
-        column = torch.arange(width, device=q.device)
-        row = torch.arange(block, device=q.device)[:, None]
-        key = torch.arange(n, device=q.device)[:, None, None] * block + low + column
-        inside = (column >= row) & (column - row <= high - low)
-        allowed = inside & (key >= 0) & (key < S)
-        # what was added behind the last query may see nothing, and the kernel would make NaN of that
-        allowed = allowed | ~allowed.any(-1, keepdim=True)
-        out = self.kernel(
-            blocks.permute(2, 0, 1, 3, 4).flatten(1, 2), k, v, allowed[:, None]
-        )
-        out = out.reshape(n, B, H, block, -1).permute(1, 2, 0, 3, 4)
-        return out.flatten(2, 3)[:, :, :T]
-
     def kernel(
         self,
         q: Tensor,
@@ -321,18 +310,22 @@ class _Seen(NamedTuple):
         return torch.where(self.alive, k, 0), torch.where(self.alive, v, 0)
 
 
+def _grid(lengths: tuple[int, int, int, int], device: torch.device) -> BroadcastGrid:
+    return BroadcastGrid(
+        lengths,
+        array=lambda values: as_tensor(values, device),
+        arange=lambda n: torch.arange(n, device=device),
+        known=_readable,
+    )
+
+
 def checked_grid(
     mask: Mask | None, sizes: Sizes, device: torch.device
 ) -> BroadcastGrid | None:
     """The grid of a whole call, which its mask fits; None without a mask."""
     if mask is None:
         return None
-    grid = BroadcastGrid(
-        (sizes.B, sizes.H, sizes.T, sizes.S),
-        array=lambda values: as_tensor(values, device),
-        arange=lambda n: torch.arange(n, device=device),
-        known=_readable,
-    )
+    grid = _grid((sizes.B, sizes.H, sizes.T, sizes.S), device)
     mask.check(grid)
     return grid
 
@@ -348,7 +341,7 @@ def _dense(
     # len: the compiler knows no truth of a tuple of masks
     if grid is None or (band is None and len(rest) == 0):
         return _Seen()
-    grid, sizes, dtype = grid.of_keys(keys), call.sizes, call.dtype
+    grid, dtype = grid.of_keys(keys), call.dtype
     # `resolve` looks for -inf in the dtype of all steps, and returns the bias as the masks gave it.
     allowed, bias = resolve(rest, grid, torch.where, lambda bias: bias.to(dtype))
     bias = None if bias is None else _four_axes(bias).to(dtype)
@@ -364,7 +357,9 @@ def _dense(
         if allowed is None:
             allowed = inside
             every_key_is_read = low <= high
-            every_row_sees = every_key_is_read and not paths.runs_off(band, sizes)
+            every_row_sees = every_key_is_read and not paths.runs_off(
+                band, grid.T, grid.S
+            )
         else:
             allowed = allowed & inside
     allowed = _four_axes(allowed)
@@ -373,7 +368,7 @@ def _dense(
         allowed,
         bias,
         rows,
-        None if every_key_is_read else _alive(allowed, call.index, sizes),
+        None if every_key_is_read else _alive(allowed, call.index, call.sizes),
     )
 
 

@@ -87,10 +87,14 @@ class AttentionLayer(nn.Module):
         if of_layer is None or cache is None:
             return all_of((of_layer, mask))
         start, first = cache.length, cache.length - cache.kept
-        parts = (
-            part.rows(start, start + n_queries, first) for part in of_layer.parts()
+        end, parts = start + n_queries, of_layer.parts()
+        # whether a mask forbids what comes later, code that is traced cannot look up
+        highs = [(part.band(1, 1) or (None, None))[1] for part in parts]
+        is_causal = torch.compiler.is_compiling() or any(
+            high is not None and high <= 0 for high in highs
         )
-        return all_of((*parts, mask))
+        rows = (part.rows(start, end, first, is_causal) for part in parts)
+        return all_of((*rows, mask))
 
     @property
     def n_heads(self) -> int:
