@@ -59,7 +59,7 @@ def test_a_preset_s_shape_and_recipe_are_taken(book: Path, preset: str) -> None:
 
 
 def test_defaults_of_settings(settings: Any) -> None:
-    for preset, size in (("verbs", 1012), ("course", 361), ("microgpt", 361)):  # those for teaching learn the core
+    for preset, size in (("verbs", 1265), ("course", 361), ("microgpt", 361)):  # those for teaching learn the core
         corpus, config, _ = Settings(preset).resolve()
         assert corpus.name == "the verb corpus" and len(corpus.cells) == 36
         assert config.vocab_size == len(corpus.tokens) == size
