@@ -132,13 +132,16 @@ def rows(course: Course) -> Iterator[tuple[Thing, dict[str, str]]]:
 
 def cell(thing: Thing, language: str) -> str:
     if thing.kind == "claim":
-        return "[report](../studies/claims.md)" if language == "en" else "[informe](../studies/claims.md)"
+        return "[report](../studies/claims.md)" if language == "en" else "[informe](../studies/claims.md) (en inglés)"
     if thing.kind == "see":
         line = thing.line.replace(".en.", f".{language}.")
         translated = line.replace(".md", ".es.md")
+        in_english = ""
         if language == "es" and (ROOT / "docs" / translated).exists():
             line = translated
-        return f"[{line.rpartition('/')[2]}]({line})"
+        elif language == "es" and ".md" in line and not line.startswith("glossary"):
+            in_english = " (en inglés)"
+        return f"[{line.rpartition('/')[2]}]({line}){in_english}"
     return {"no": "-"}.get(thing.kind, f"`{thing.line}`")
 
 

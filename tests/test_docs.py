@@ -330,3 +330,13 @@ def test_the_architecture_names_files_that_exist() -> None:
     assert len(names) > 50 and missing == []
     packages = {path.parent.name for path in (ROOT / "src" / "headwise").glob("*/__init__.py")}
     assert packages <= {name.rstrip("/") for name in names}
+
+
+def test_the_page_that_needs_no_installation() -> None:
+    page = ROOT / "docs" / "try" / "index.html"
+    assert 10**5 < page.stat().st_size < 1.5e6
+    text = page.read_text(encoding="utf-8")
+    assert '"weights": "' in text or '"weights":"' in text  # the model is inside, and nothing from elsewhere
+    assert not re.search(r'(?:src|href)="https?:', text)
+    for name in ("README.md", "README.es.md"):
+        assert "docs/try/index." in "".join((ROOT / name).read_text(encoding="utf-8").splitlines()[:10])
