@@ -40,7 +40,7 @@ there. The row of that word lights up in every head's picture, and the words it 
 pointer on a head the line is seen through that head.
 
 **Three questions.** Each leads to a word and to a move: silence a head, read what stays and what changes. Guess,
-and the page answers, with its proof:
+and the page answers, with its words:
 
 {answers}
 

@@ -161,13 +161,12 @@ def sentences(kept: Iterable[Cell]) -> list[str]:
             nouns = _DATA["nouns"][cell.person]
             # each noun with each tense; // 2: in both kinds of line
             noun = nouns[(verb // 2 + 3 * tense) % len(nouns)].split(" / ")
-            if turn % 2 == 0:
+            if turn % 4 == 0:
                 lines.append(" = ".join(map(_sentence, halves, noun)))
-            elif turn % 4 == 1:
-                language = verb // 4 % 2
-                subject = noun[language] if verb // 8 % 2 else ""
-                lines.append(_sentence(longer[language], subject))
-        elif turn % 3 == 0:
+            elif turn % 8 == 1:
+                subjects = noun if verb // 8 % 2 else ["", ""]
+                lines += map(_sentence, longer, subjects)
+        elif turn % 6 == 0:
             lines.append(" = ".join(longer))
     return [line for line in lines if len(line.split()) <= LONGEST]
 
