@@ -177,14 +177,14 @@ class Layer:
         heads, experts = self.attention, self.experts
         total = self.mixer_parameters + self.feed_forward_parameters
         total += self.norm_parameters + (heads.parameters if heads else 0)
-        one, count, active = 0, 0, 0
+        size, count, active = 0, 0, 0
         if experts:
-            one, count, active = experts.parameters, experts.count, experts.active
+            size, count, active = experts.parameters, experts.count, experts.active
         vars(self).update(
             variant=heads.variant if heads else None,
             parameters=total,
-            common_parameters=total - count * one,
-            active_parameters=total - (count - active) * one,
+            common_parameters=total - count * size,
+            active_parameters=total - (count - active) * size,
         )
 
     def with_kv_heads(self, n: int, d_model: int) -> Layer:
