@@ -24,7 +24,7 @@ class Bug:
     """A bug that learners write, as an entry of `bugs.toml` has it."""
 
     id: str  # "scale-missing"
-    # Language -> name, wrong (what is wrong), symptom (what it does), fix.
+    # Language -> name, wrong (what is wrong), fix.
     texts: Mapping[str, Mapping[str, str]]
     # patterns of the source line in which it most likely stands, the likeliest first
     lines: Sequence[str]
@@ -61,7 +61,10 @@ def catalogue() -> dict[str, Bug]:
     names = read_toml("bugs.toml")["names"]
     for name, entry in read_toml("bugs.toml")["bug"].items():
         # `pop` takes it out of what `read_toml` keeps, too, and nobody else reads these entries.
-        texts = {lang: entry.pop(lang) for lang in LANGUAGES}
+        parts = ("name", "wrong", "fix")
+        texts = {
+            lang: dict(zip(parts, entry.pop(lang), strict=True)) for lang in LANGUAGES
+        }
         # Words in capitals, such as SCORES, stand for patterns of what courses call these things. None begins another.
         lines = [
             re.sub("|".join(names), lambda match: names[match[0]], line)

@@ -448,7 +448,16 @@ class Examiner:
         """Does a call come to an end? Where a mask is required, None or some form of one is passed."""
         attention = trial.attention
         name = str(attention.mask)
-        for mask in self._first_masks(trial) if attention.mask_required else [None]:
+        masks: list[Any] = [None]
+        if attention.mask_required:
+            # then masks of every form that forbid nothing but the future, or what is padded
+            B, T, S = len(trial.inputs[0]), *(x.shape[-2] for x in trial.inputs[:2])
+            past = np.tril(np.ones((1, 1, T, S), bool))
+            kinds = [None, np.arange(S)[None] < LENGTHS[:B, None]]
+            is_padding = re.search(SAYS["padding"], name, re.I)
+            for real in kinds[::-1] if is_padding else kinds:
+                masks += [mask for _, mask in self._forms(trial, past, real)]
+        for mask in masks:
             try:
                 if mask is None and attention.mask_required:
                     attention.fixed[name] = None
@@ -471,26 +480,17 @@ class Examiner:
             return True
         return False
 
-    def _first_masks(self, trial: Trial) -> list[Any]:
-        """None, and masks of every form that forbid nothing but the future, or what is padded."""
-        B, T, S = (
-            len(trial.inputs[0]),
-            trial.inputs[0].shape[-2],
-            trial.inputs[1].shape[-2],
-        )
-        name = str(trial.attention.mask)
-        if trial.attention.is_lengths:
-            return [None, LENGTHS[:B]]
-        past = np.tril(np.ones((1, 1, T, S), bool))
-        real = np.arange(S)[None] < LENGTHS[:B, None]
-        shapes = [*{**laid_out(past, None, B), **laid_out(past, real, B)}.values()]
-        if re.search(SAYS["padding"], name, re.I):
-            shapes.reverse()
-        meanings = meanings_of(self.scope, self.target.source, name)
-        masks = [None]
-        for meaning in (meanings[0], meanings[-1]):
-            masks += [ENCODINGS[meaning](shape) for shape in shapes]
-        return masks
+    def _forms(
+        self, trial: Trial, allowed: Any, real: Any
+    ) -> Iterator[tuple[str, Any]]:
+        """The forms in which the code may take a mask (B|1,1,T,S); `real` (B,S) where it is one of padding."""
+        attention, B = trial.attention, len(trial.inputs[0])
+        if attention.is_lengths:
+            yield "lengths", LENGTHS[:B]
+            return
+        for meaning in meanings_of(self.scope, self.target.source, str(attention.mask)):
+            for shape, mask in laid_out(allowed, real, B).items():
+                yield f"{shape} {meaning}", ENCODINGS[meaning](mask)
 
     # Judging.
 
@@ -597,8 +597,6 @@ class Examiner:
             attention.mask is None or attention.is_lengths or attention.is_told_causal
         )
         says = self.scope.says(r"tril|triu|is_causal|arange|\.tri\(")
-        if self.scope.says(rf"is_causal\s*=\s*[^,)]*\b{attention.mask}\b"):
-            says = self.scope.says("tril|triu")  # causal only where a mask is passed
         itself = bool(causal and (alone or self.options.causal or says))
         real = np.arange(T)[None] < LENGTHS[:B, None]  # (B,S)
         if not attention.mask_required:
@@ -641,7 +639,11 @@ class Examiner:
             cases = cases[1:]  # by its name it is for padding alone
         before: list[Any] = []
         for name, allowed, masks in cases:
-            outputs = self._masked(trial, allowed, masks.real)
+            outputs = {}
+            for form, mask in self._forms(trial, allowed, masks.real):
+                # a form of the mask that this code does not take
+                with contextlib.suppress(Exception):
+                    outputs[form] = attention(inputs, mask)
             # Where it gives the same as before, any mask makes it causal, whatever it says.
             new = [x for x in outputs.values() if not any(close(x, y) for y in before)]
             before += outputs.values()
@@ -660,21 +662,6 @@ class Examiner:
     ) -> Case:
         trial.checked.append(name)
         return Case(name, inputs, masks, outputs)
-
-    def _masked(self, trial: Trial, allowed: Any, real: Any) -> dict[str, Any]:
-        """Outputs with a mask, by the form in which it was passed; forms that the code refuses are left out."""
-        attention, inputs = trial.attention, trial.inputs
-        B = len(inputs[0])
-        if attention.is_lengths:
-            return {"lengths": attention(inputs, LENGTHS[:B])}
-        outputs = {}
-        for meaning in meanings_of(self.scope, self.target.source, str(attention.mask)):
-            for shape, mask in laid_out(allowed, real, B).items():
-                # a form of the mask that this code does not take
-                with contextlib.suppress(Exception):
-                    passed = ENCODINGS[meaning](mask)
-                    outputs[f"{shape} {meaning}"] = attention(inputs, passed)
-        return outputs
 
     # Words.
 

@@ -63,7 +63,6 @@ CORRECT: dict[str, Any] = {
     "turned": "",  # those of q, k, v, o that use their matrix transposed
     "group": "repeat",  # how key/value heads are spread over query heads: see `_spread`
     "grouped": "kv",  # those of k, v that are spread so; the other one is spread rightly
-    "batch": "apart",  # or "flat": all documents of a batch as one long one
     "rope": None,  # none; or (layout of the turn, layout of the table, base): see `rotate`
     "rope_k": None,  # the same of keys, where they are rotated in another way than queries
     "rope_sign": 1,  # or -1: turned the other way, which is as right
@@ -104,10 +103,7 @@ class Masks:
 
 @dataclass(frozen=True)
 class Stages:
-    """Scores and weights (B,h,T,S) of the layer, and what comes out (B,T,C).
-
-    Where a batch is "flat" scores and weights are those of the one long document: (1,h,B*T,B*S).
-    """
+    """Scores and weights (B,h,T,S) of the layer, and what comes out (B,T,C)."""
 
     scores: Any
     weights: Any
@@ -138,20 +134,7 @@ def compute(
             how = s["group"] if place in s["grouped"] else "repeat"
             vectors[place] = _spread(vectors[place], weights.n_heads, how)
     q, k, v = vectors.values()
-    if (
-        s["batch"] == "flat"
-    ):  # (B,h,S,d) -> (1,h,B*S,d): the documents stand one behind the other
-        B, H, T, _ = q.shape
-        real = None if masks.real is None else masks.real.reshape(1, -1)
-        q_, k_, v_ = (
-            x.swapaxes(0, 1).reshape(1, x.shape[1], -1, x.shape[3]) for x in (q, k, v)
-        )
-        scores, attention, heads = attend(
-            q_, k_, v_, Masks(masks.causal, real), s, weights.sink
-        )
-        heads = heads.reshape(H, B, T, -1).swapaxes(0, 1)
-    else:
-        scores, attention, heads = attend(q, k, v, masks, s, weights.sink)
+    scores, attention, heads = attend(q, k, v, masks, s, weights.sink)
     if weights.gate is not None and weights.gate[1] is not None:
         gate = x["q"] @ weights.gate[1] + weights.gate[0]
         opened = 1 / (1 + np.exp(-gate)) * (gate if s["gate"] == "silu" else 1.0)

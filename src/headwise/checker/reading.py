@@ -223,7 +223,8 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
                     for role, array in zip("qkvo", arrays.pop("o", []), strict=False)
                 }
             )
-    _add_unnamed(parts, _without_latent(parts, others))
+    left = _without_latent(parts, others)
+    parts.unread.extend(array.path for array in left if array.value.ndim > 1)
     return parts
 
 
@@ -256,32 +257,6 @@ LATENT = {
     "k": "w?(u|up)?k(up|u|b)?|w?upk",
     "v": "w?(u|up)?v(up|u|b)?|w?upv",
 }
-
-
-def _add_unnamed(parts: Parts, others: list[Array]) -> None:
-    """A single matrix without a role is W_QKV, or W_O, where its shape allows that and no other one has the role."""
-    weights = parts.weights
-    role = None
-    matrices = [array for array in others if array.value.ndim > 1]
-    if len(matrices) == 1 and matrices[0].value.ndim == 2:
-        small, large = sorted(matrices[0].value.shape)
-        if not {"q", "qkv"} & set(weights) and large == 3 * small:
-            role = "qkv"
-        elif "o" not in weights and len(weights.get("q", weights.get("qkv", ()))) == 1:
-            shapes = [
-                n
-                for array in (weights.get("q") or weights["qkv"])
-                for n in array.value.shape
-            ]
-            if small in shapes and large in (*shapes, max(shapes) // 3):
-                role = "o"
-    if role:
-        weights[role] = matrices
-        module = matrices[0].path.rpartition(".")[0]
-        if biases := [each for each in others if each.path == f"{module}.bias"]:
-            parts.biases[role] = biases
-    else:
-        parts.unread.extend(array.path for array in matrices)
 
 
 def still_norms(module: Any) -> bool:
@@ -340,11 +315,6 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
         # Round bounds: below lie sizes, such as a width of 64; above lie numbers that hide scores, such as 1e9.
         others = [n for n in target.source.numbers if 100 <= n < 1e7 and n != 10000.0]
         bases = [10000.0, *others[:3]]
-    modules = {**inside, **inside.get("_modules", {})}
-    if any(
-        re.search("rope|rotary", name) and not value for name, value in modules.items()
-    ):
-        bases = []  # they are off
     fractions = FRACTIONS if target.scope.says(ROTATES_PART) else (1,)
     scales: list[Settings] = [{}, {"scale": "none"}] if folded else [{}]
     residuals: list[Settings] = (

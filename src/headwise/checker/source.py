@@ -250,11 +250,6 @@ def candidates(source: Source) -> dict[str, str]:
     for name in called:  # classes of other names, which attend by themselves
         if name in attending and not set(source.reach(name)) & set(kinds):
             kinds[name] = "layer"
-    # A head of another kind, such as one that classifies, attends nowhere.
-    nowhere = {name for name in kinds if not attending.intersection(source.reach(name))}
-    for name in nowhere if nowhere < set(kinds) else ():
-        if kinds[name] == "layer" and not re.search("att|mha|mqa|gqa", name, re.I):
-            kinds.pop(name)
     kinds = kinds or dict.fromkeys(
         called, "layer"
     )  # a class of any name that can be called

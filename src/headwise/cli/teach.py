@@ -55,7 +55,7 @@ def check(
         args: Values for parameters whose names do not tell: 'd_in=48,n_blocks=2'.
         mapping: Where weights are: 'q=W_query,k=W_key,v=W_value,o=proj'.
         listed: Print the bugs that are known.
-        explain: Print what is known of one bug: what it is, its symptom, what shows it, the fix.
+        explain: Print what is known of one bug: what is wrong, and the fix.
 
     Example: headwise check attention.py:MultiHeadAttention --causal
     """
@@ -95,7 +95,7 @@ def _tell_catalogue(explain: str | None) -> None:
     else:
         (bug,), phrases = bugs, words(lang)
         screen.print(f"{bug.name(lang)} ({bug.id})")
-        screen.print(f"  {bug.text('wrong', lang)}\n  {bug.text('symptom', lang)}")
+        screen.print(f"  {bug.text('wrong', lang)}")
         screen.print(f"  {phrases['fix']}: {bug.text('fix', lang)}")
 
 
