@@ -59,7 +59,7 @@ TRAINED: dict[str, Any] = {
     "samples": list[str],
 }
 LINK = {"html": str | None}
-TEXTS = {"id": str, "name": str, "wrong": str, "symptom": str, "fix": str}
+TEXTS = {"id": str, "name": str, "wrong": str, "fix": str}
 MODEL = {"model": str, "d_model": int, "n_heads": int, "head_dim": int, "n_kv_heads": int, "variant": str}
 SIZES = ("n_layers", "n_heads", "n_kv_heads", "d_model", "context", "steps", "batch")
 PRESET = {"name": str, "about": str, "lines": bool} | dict.fromkeys(SIZES, int)

@@ -234,7 +234,7 @@ def _is_ours(name: str, default: Any) -> bool:
 
     At their defaults biases are often off and dropout 0, and None stands for as many key/value heads as heads.
     """
-    if re.search("bias|drop|causal|^p$", name):
+    if re.search("bias|drop|causal|^p$|soft_?cap|logit_?cap", name):
         return True
     if default is None:
         return re.search("kv|group|theta|max_seq", name) is not None

@@ -568,6 +568,7 @@ class Examiner:
             "output": w.matrices.get("o") is not None,
             "rope": "rope" in trial.readings[0].settings,
             "context": len(trial.attention.inputs) == 2,
+            "slopes": "slopes" in trial.readings[0].settings,
         }
         had = {what for what, is_so in has.items() if is_so}
         left = self.until - time.process_time()

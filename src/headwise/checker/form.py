@@ -70,6 +70,8 @@ CORRECT: dict[str, Any] = {
     "rope_part": 1,  # how much of a head's features is rotated, 0 to 1: the first ones
     "start": 0,  # position of the first query, where keys begin at 0; or "tokens", "-tokens": T, -T
     "residual": False,  # is the input of queries added to what comes out?
+    "slopes": None,  # (h,) of a bias that falls with the distance (ALiBi); "slope" is its sign
+    "slope": -1,
     "softcap": 0.0,  # scores are softcap * tanh(scores / softcap); 0: they are not capped
     "gate": "sigmoid",  # or "silu": what the gate goes through, where the weights have one
     "qk_norm": None,  # "rms" or "layer", with the gains of the weights
@@ -239,12 +241,20 @@ def attend(
         scores = scores * 0 + scores.sum(1)[:, None]
     if s["scale_at"] == "scores":
         scores = scores / size
+    if s["slopes"] is not None:
+        distance = np.abs(np.arange(S)[None] - np.arange(T)[:, None] - (S - T))
+        scores = scores + s["slope"] * np.reshape(s["slopes"], (-1, 1, 1)) * distance
     if s["softcap"]:
         scores = s["softcap"] * np.tanh(scores / s["softcap"])
     ok = allowed_by(masks, s, B, H, T, S)
     if ok is not None and s["mask_at"] == "scores":
-        # a raw one is divided like the scores
-        fill = s["fill"] / size if s["fill_at"] == "raw" else s["fill"]
+        fill = s["fill"]
+        if (
+            fill == "cap"
+        ):  # masked before the cap, which lifts -inf to its own lowest number
+            fill = -s["softcap"]
+        if s["fill_at"] == "raw":  # a raw one is divided like the scores
+            fill = fill / size
         scores = np.where(
             ok, scores, fill if s["fill_by"] == "replace" else scores + fill
         )

@@ -25,6 +25,7 @@ from headwise.checker.contract import (
     Target,
     arguments_of,
     meaning_of,
+    to_array,
 )
 from headwise.checker.form import Weights
 
@@ -212,6 +213,12 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
             raise UncheckedError(
                 "no_weight", wanted=wanted, name=name, names=", ".join(paths)
             )
+    if parts.same_head and [len(x) for x in parts.weights.values()] == [1]:
+        # one matrix stands in the places of all
+        parts.weights = {role: next(iter(parts.weights.values())) for role in "qkvo"}
+        parts.biases = {
+            role: next(iter(parts.biases.values())) for role in "qkvo" if parts.biases
+        }
     if len(parts.weights.get("o", ())) in (3, 4) and not {"q", "qkv"} & set(
         parts.weights
     ):
@@ -327,6 +334,10 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
             float(n) for n in numbers if type(n) in (int, float) and n > 1
         )
         extras += [{"softcap": cap} for cap in list(caps)[:6]]
+    for name, value in {**inside, **inside.get("_buffers", {})}.items():
+        slopes = to_array(value) if "slope" in name else None
+        if slopes is not None and slopes.size == counts[0][0]:
+            extras = [{**extra, "slopes": slopes.ravel()} for extra in extras]
     values = parts.weights.get("v", [])
     if (
         len(values) > 1
