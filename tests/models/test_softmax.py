@@ -251,6 +251,7 @@ def test_the_class_of_a_learner_is_watched(way: str) -> None:
         torch.testing.assert_close(silenced, model(X), rtol=0, atol=0)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:enable_nested_tensor is True")
 @pytest.mark.parametrize("layout", ["batch first", "time first"])
 @torch.no_grad()
 def test_torchs_own_encoder_and_decoder(layout: str) -> None:
@@ -258,7 +259,7 @@ def test_torchs_own_encoder_and_decoder(layout: str) -> None:
     layer, other = (
         kind(C, H, 37, batch_first=first) for kind in (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
     )
-    encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    encoder = nn.TransformerEncoder(layer, 2)
     decoder = nn.TransformerDecoder(other, 1)
     model = shaken(nn.Transformer(C, H, custom_encoder=encoder, custom_decoder=decoder, batch_first=first))
     x, y = (X, X[:, :7]) if first else (X.transpose(0, 1), X[:, :7].transpose(0, 1))

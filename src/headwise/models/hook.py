@@ -486,7 +486,6 @@ def _read(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
     takes: dict[nn.Module, tuple[Any, int]] = {}
     # Attentions inside of one another, too: the block asks which is the innermost that runs. Dicts, for their order.
     parts: dict[nn.Module, None] = {}
-    native: dict[nn.Module, None] = {}
     for module, tap in taps.items():
         if not tap.site.members:
             takes[module] = tap.attended, tap.site.n_heads
@@ -497,7 +496,6 @@ def _read(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
             for part in module.modules()
             if part in taps or is_attention(part)
         }
-        native |= dict.fromkeys(tap.site.native)
     block = softmax.Block(takes)
     with (
         hooked(
@@ -507,10 +505,6 @@ def _read(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
         hooked(
             [(part.register_forward_hook, block.leave) for part in parts],
             always_call=True,
-        ),
-        hooked(
-            softmax.as_native(native, lambda hook: isinstance(hook, Within)),
-            with_kwargs=True,
         ),
         softmax.opened(block),
     ):

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.families import FAMILIES, USUAL, Family
 from headwise.layer.layer import MultiHeadAttention
-from headwise.models.softmax import JOINS, NATIVE, attends, codes_of, uses_interface
+from headwise.models.softmax import JOINS, attends, codes_of, uses_interface
 from headwise.records import head_name
 
 # a part of a path that is a number: ".3" of "layers.3.attn"
@@ -76,8 +76,6 @@ class Site:
     # Of transformers: the module of W_O, whose input is what the heads give; None where it is not known.
     projection: nn.Module | None = None
     free: bool = False  # does it call functions of torch itself?
-    # of a free one: what in its model has a native path of torch
-    native: tuple[nn.Module, ...] = ()
     # of a free one: the modules of a list, each of which is one of its heads
     members: tuple[nn.Module, ...] = ()
 
@@ -283,7 +281,6 @@ def _free_sites(
         if not any(path != part and _within(part, path) for part in paths)
     ]
     names = _names(model, modules, innermost)
-    native = tuple(module for module in model.modules() if isinstance(module, NATIVE))
     for path in paths:
         # "whole": the model itself, whose path is ""
         name, module = names.get(path, f"{path or 'whole'}.L0"), modules[path]
@@ -292,7 +289,7 @@ def _free_sites(
         n_heads = counted or _told_count(module, getattr(module, "config", None)) or 0
         parts = _projections(modules, path, None, OWN_OUTPUTS)
         parts["packed"] = None  # in which order its rows lie is not known here
-        more = {"free": True, "native": native, "members": tuple(members)}
+        more = {"free": True, "members": tuple(members)}
         site = _site(name, module, n_heads, parts, _is_cross(modules, path), **more)
         if isinstance(module, nn.MultiheadAttention):
             site = replace(
