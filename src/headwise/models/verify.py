@@ -9,7 +9,6 @@ once more in a larger batch, and its projections take their sums in another orde
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -116,11 +115,7 @@ def verify(model: nn.Module, tokens: int | None = None) -> Verified:
     known = described(model)
     with torch.no_grad(), evaluating(model):
         asked = _Asked(model, tokens)
-        answers = (
-            *asked.about_cache(),
-            *asked.about_padding(),
-            *asked.about_documents(),
-        )
+        answers = tuple(asked.answers())
     name = type(model).__name__ if known is None else known.name
     return Verified(name, asked.T, answers)
 
@@ -142,15 +137,15 @@ class _Asked:
             raise HeadwiseError(
                 f"{kind} does not say its vocab_size; verify needs a model of token ids"
             )
-        if tokens is None:
-            window = getattr(self.model.config, "sliding_window", None) or 0
-            tokens = max(TOKENS, window + 8 if window <= LONGEST_WINDOW else 0)
-        self.T = T = min(tokens, context_of(model) or sys.maxsize)
-        if T < 2:
+        window = getattr(model.config, "sliding_window", None) or 0
+        usual = window + 8 if window <= LONGEST_WINDOW else 0
+        tokens = max(TOKENS, usual) if tokens is None else tokens
+        self.T = min(tokens, context_of(model) or tokens)
+        if self.T < 2:
             raise HeadwiseError(f"tokens={tokens} must be 2 or more")
         draw = torch.Generator().manual_seed(0)
         # ids from 3 on: the first ones are often special
-        ids = torch.randint(3, size, (3, T), generator=draw).to(device_of(model))
+        ids = torch.randint(3, size, (3, self.T), generator=draw).to(device_of(model))
         self.ids, self.answered = ids[:2], ids[2:, :ANSWER]
         linears = [part for part in model.modules() if _is_linear(part)]
         with hooked((part.register_forward_hook, _reordered) for part in linears):
@@ -162,6 +157,135 @@ class _Asked:
             self.allowed[name] = max(rounding, floor)
             if not math.isfinite(rounding + floor):
                 raise HeadwiseError(f"{name} of {kind} gives NaN or inf by itself")
+
+    def answers(self) -> Iterator[Answer]:
+        """Of each way that is asked."""
+        T, both, first, second = self.T, self.ids, self.ids[:1], self.ids[1:]
+        half, short = T // 2, max(1, T - SHORTER)
+        chunk, prefix = (T - half + 1) // 2, [half, *[1] * (T - half)]
+        for way, lengths in {
+            "token by token": [1] * T,
+            "a prefix, then token by token": prefix,
+            "in chunks": [half, chunk, T - half - chunk],
+            "static": prefix,
+        }.items():
+            yield self.ask("cache", way, first, [(first, 0, ALL)], lengths)
+
+        # Some models read places out of the ids: there padding must be the id that the config names.
+        padding = getattr(self.model.config, "pad_token_id", None) or 0
+        places: Any = {"position_ids": torch.arange(T, device=both.device)[None]}
+        # Does it take positions that count the tokens of a text from 0? (RoBERTa counts from another number.)
+        counted = self.ask("", "", first, [(first, 0, ALL)], [T], **places)
+        unless = "" if self.sites else "it has no attention"  # but a state
+        if STEPS >= T - SHORTER:
+            unless = f"{T} tokens leave no shorter text beside it"
+        for way, real, steps in (
+            ("right", slice(short), 0),
+            ("left", slice(T - short, T), 0),
+            ("left, then token by token", slice(T - short, T), STEPS),
+        ):
+            ids, mask = both.clone(), torch.ones_like(both)
+            ids[1], mask[1] = padding, 0
+            ids[1, real], mask[1, real] = second[0, :short], 1
+            by_token = {"attention_mask": mask}
+            if real.start and counted.status == "equal":
+                by_token["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
+            parts = [(first, 0, ALL), (second[:, :short], 1, real)]
+            if steps and unless:
+                yield Answer("padding", way, "not asked", reason=unless)
+                continue
+            lengths = [T - steps, *[1] * steps]
+            yield self.ask("padding", way, ids, parts, lengths, **by_token)
+
+        parts = [(first, 0, ALL), (second, 1, ALL)]
+        yield self.ask("documents", "side by side", both, parts, [T])
+        places["position_ids"] = places["position_ids"].repeat(1, 2)
+        parts = [(first, 0, slice(T)), (second, 0, slice(T, None))]
+        row, way = both.reshape(1, -1), "packed into one row"
+        answer = self.ask("documents", way, row, parts, [2 * T], **places)
+        # As transformers packs texts; what keeps none of them apart does not offer it.
+        if answer.layer == next(iter(self.allowed)):
+            reason = "texts packed by their positions see one another in it: pad them"
+            answer = Answer("documents", way, "not asked", reason=reason)
+        yield answer
+
+    def ask(
+        self,
+        question: str,
+        way: str,
+        ids: Tensor,
+        parts: Sequence[Part],
+        lengths: Sequence[int],
+        **by_token: Tensor,
+    ) -> Answer:
+        """The first attention and token of a way that differ, or the largest difference of all.
+
+        lengths   of the pieces in which it is read
+        by_token  attention_mask and position_ids, (B,T)
+        """
+        answer = partial(Answer, question, way)
+        try:
+            got = self.read(ids, lengths, way == "static", by_token)
+            expected = [self.run(text) for text, _, _ in parts]
+        except Exception as error:  # the library lets through whatever its parts raise
+            kind = f"{type(error).__name__}: "
+            if isinstance(error, HeadwiseError):
+                kind = ""
+            return answer("not asked", reason=kind + " ".join(str(error).split())[:200])
+        largest = (0.0, 0.0)
+        for states, (_, row, places) in zip(expected, parts, strict=True):
+            for name in [name for name in states if name in got]:
+                ours = got[name][row : row + 1]
+                # what a decoder beside an encoder gives has no padding
+                ours = ours[:, places] if ours.shape[1] == ids.shape[1] else ours
+                far, bound = _distances(ours, states[name]), self.allowed[name]
+                if max(far) > bound:
+                    place = [distance > bound for distance in far].index(True)
+                    return answer("differs", max(far), bound, name, place)
+                largest = max(largest, (max(far), bound))
+        return answer("equal", *largest)
+
+    def read(
+        self,
+        ids: Tensor,
+        lengths: Sequence[int],
+        static: bool,
+        by_token: dict[str, Tensor],
+    ) -> States:
+        """The states of ids (B,T) that are read in pieces, each behind the cache of those before."""
+        needed, in_pieces = [*by_token], len(lengths) > 1
+        if in_pieces:
+            needed += [self.cache_name] if self.own else [self.cache_name, "use_cache"]
+            if predicts(self.model) != "next":
+                raise HeadwiseError("it does not predict the next token of this text")
+        for name in needed:
+            if name not in self.takes:
+                raise HeadwiseError(f"its forward takes no {name}")
+        cache = self.model.new_caches() if self.own else None
+        if static and self.own:
+            raise HeadwiseError("a GPT of headwise has one kind of cache")
+        if static:
+            # here: a model of ours needs no transformers
+            from headwise.models.hf import static_cache
+
+            cache = static_cache(self.model, self.T + 1)
+        pieces: list[States] = []
+        end = 0
+        for n in lengths:
+            start, end = end, end + n
+            inputs = {name: values[:, start:end] for name, values in by_token.items()}
+            if "attention_mask" in inputs:  # is one of the tokens in the cache, too
+                inputs["attention_mask"] = by_token["attention_mask"][:, :end]
+            if in_pieces:
+                inputs[self.cache_name] = cache
+            states, cache = self.run(ids[:, start:end], **inputs), self.cache
+            pieces.append(states)
+            if in_pieces and cache is None:
+                raise HeadwiseError("it gives no cache back")
+            has_state = not all(hasattr(x, "keys") for x in getattr(cache, "layers", ()))
+            if has_state and max(lengths[1:], default=1) > 1:
+                raise HeadwiseError("layers with a state go on by one token at a time")
+        return {name: torch.cat([x[name] for x in pieces], 1) for name in pieces[0]}
 
     def run(self, ids: Tensor, **inputs: Any) -> States:
         """What each attention and the model give for ids (B,T), which may be a piece of a text."""
@@ -187,149 +311,6 @@ class _Asked:
             output = getattr(output, name, output)
         states[WHOLE] = output[0] if isinstance(output, tuple) else output
         return states
-
-    def read(
-        self,
-        ids: Tensor,
-        lengths: Sequence[int],
-        cache: Any,
-        by_token: dict[str, Tensor],
-    ) -> States:
-        """The states of ids (B,T) that are read in pieces, each behind the cache of those before."""
-        needed, in_pieces = [*by_token], len(lengths) > 1
-        if in_pieces:
-            needed += [self.cache_name] if self.own else [self.cache_name, "use_cache"]
-            if predicts(self.model) != "next":
-                raise HeadwiseError("it does not predict the next token of this text")
-        for name in needed:
-            if name not in self.takes:
-                raise HeadwiseError(f"its forward takes no {name}")
-        pieces: list[States] = []
-        end = 0
-        for n in lengths:
-            start, end = end, end + n
-            inputs: dict[str, Any] = {}
-            for name, values in by_token.items():
-                # a mask is one of the tokens in the cache, too
-                first = 0 if name == "attention_mask" else start
-                inputs[name] = values[:, first:end]
-            if in_pieces:
-                inputs[self.cache_name] = cache
-            pieces.append(self.run(ids[:, start:end], **inputs))
-            cache = self.cache
-            if in_pieces and cache is None:
-                raise HeadwiseError("it gives no cache back")
-            kinds = {hasattr(layer, "keys") for layer in getattr(cache, "layers", ())}
-            if False in kinds and max(lengths[1:], default=1) > 1:
-                raise HeadwiseError("layers with a state go on by one token at a time")
-        names = pieces[0]
-        return {name: torch.cat([each[name] for each in pieces], 1) for name in names}
-
-    def new_cache(self, static: bool) -> Any:
-        """A cache to begin with; None: the model makes one."""
-        if static and self.own:
-            raise HeadwiseError("a GPT of headwise has one kind of cache")
-        if static:
-            # here: a model of ours needs no transformers
-            from headwise.models.hf import static_cache
-
-            return static_cache(self.model, self.T + 1)
-        return self.model.new_caches() if self.own else None
-
-    def ask(
-        self,
-        question: str,
-        way: str,
-        ids: Tensor,
-        parts: Sequence[Part],
-        lengths: Sequence[int] = (),
-        unless: str = "",
-        **by_token: Tensor,
-    ) -> Answer:
-        """The first attention and token of a way that differ, or the largest difference of all.
-
-        unless    why it is not asked
-        by_token  attention_mask and position_ids, (B,T)
-        """
-        answer, T = partial(Answer, question, way), ids.shape[1]
-        try:
-            if unless:
-                raise HeadwiseError(unless)
-            cache = self.new_cache(way == "static")
-            got = self.read(ids, lengths or [T], cache, by_token)
-            expected = [self.run(text) for text, _, _ in parts]
-        except Exception as error:  # the library lets through whatever its parts raise
-            kind = (
-                "" if isinstance(error, HeadwiseError) else f"{type(error).__name__}: "
-            )
-            return answer("not asked", reason=kind + " ".join(str(error).split())[:200])
-        largest = (0.0, 0.0)
-        for states, (_, row, places) in zip(expected, parts, strict=True):
-            for name in [name for name in states if name in got]:
-                ours = got[name][row : row + 1]
-                # what a decoder beside an encoder gives has no padding
-                ours = ours[:, places] if ours.shape[1] == T else ours
-                far, bound = _distances(ours, states[name]), self.allowed[name]
-                if max(far) > bound:
-                    place = [distance > bound for distance in far].index(True)
-                    return answer("differs", max(far), bound, name, place)
-                largest = max(largest, (max(far), bound))
-        return answer("equal", *largest)
-
-    def about_cache(self) -> list[Answer]:
-        """The first text in pieces, each behind the cache of those before."""
-        T, half = self.T, self.T // 2
-        chunk, prefix = (T - half + 1) // 2, [half, *[1] * (T - half)]
-        ways = {"token by token": [1] * T, "a prefix, then token by token": prefix}
-        ways |= {"in chunks": [half, chunk, T - half - chunk], "static": prefix}
-        first = self.ids[:1]
-        parts = [(first, 0, ALL)]
-        return [self.ask("cache", way, first, parts, ways[way]) for way in ways]
-
-    def about_padding(self) -> Iterator[Answer]:
-        """The first text beside a shorter one, padded; and then its last tokens one by one."""
-        T, short = self.T, max(1, self.T - SHORTER)
-        # Some models read places out of the ids: there padding must be the id that the config names.
-        padding = getattr(self.model.config, "pad_token_id", None) or 0
-        for way, left, steps in (
-            ("right", False, 0),
-            ("left", True, 0),
-            ("left, then token by token", True, STEPS),
-        ):
-            real = slice(T - short, T) if left else slice(short)
-            ids, mask = self.ids.clone(), torch.ones_like(self.ids)
-            ids[1], mask[1] = padding, 0
-            ids[1, real], mask[1, real] = self.ids[1, :short], 1
-            by_token = {"attention_mask": mask}
-            whole = [(self.ids[:1], 0, ALL)]
-            places: Any = {"position_ids": torch.arange(T, device=ids.device)[None]}
-            # Does it take positions that count the tokens of a text from 0? (RoBERTa counts from another number.)
-            if left and self.ask("", "", ids[:1], whole, **places).status == "equal":
-                by_token["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
-            unless = ""
-            if steps >= T - SHORTER:
-                unless = f"{T} tokens leave no shorter text beside it"
-            elif steps and not self.sites:
-                # a state has read the padding, and takes no mask any more
-                unless = "it has no attention"
-            parts = [*whole, (self.ids[1:, :short], 1, real)]
-            lengths = [T - steps, *[1] * steps]
-            yield self.ask("padding", way, ids, parts, lengths, unless, **by_token)
-
-    def about_documents(self) -> Iterator[Answer]:
-        """Both texts beside one another; and in one row, told apart by positions that begin again."""
-        T, first, second = self.T, self.ids[:1], self.ids[1:]
-        parts = [(first, 0, ALL), (second, 1, ALL)]
-        yield self.ask("documents", "side by side", self.ids, parts)
-        places = torch.arange(T, device=self.ids.device).repeat(2)[None]
-        parts = [(first, 0, slice(T)), (second, 0, slice(T, None))]
-        row, way = self.ids.reshape(1, -1), "packed into one row"
-        answer = self.ask("documents", way, row, parts, position_ids=places)
-        # As transformers packs texts; what keeps none of them apart does not offer it.
-        if answer.layer == next(iter(self.allowed)):
-            reason = "texts packed by their positions see one another in it: pad them"
-            answer = Answer("documents", way, "not asked", reason=reason)
-        yield answer
 
 
 def _is_linear(module: nn.Module) -> bool:
