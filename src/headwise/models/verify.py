@@ -282,7 +282,9 @@ class _Asked:
             pieces.append(states)
             if in_pieces and cache is None:
                 raise HeadwiseError("it gives no cache back")
-            has_state = not all(hasattr(x, "keys") for x in getattr(cache, "layers", ()))
+            has_state = not all(
+                hasattr(x, "keys") for x in getattr(cache, "layers", ())
+            )
             if has_state and max(lengths[1:], default=1) > 1:
                 raise HeadwiseError("layers with a state go on by one token at a time")
         return {name: torch.cat([x[name] for x in pieces], 1) for name in pieces[0]}
