@@ -233,9 +233,11 @@ class Tap:
         for child in module.children():
             if "norm" in type(child).__name__.lower():
                 hooks.append((child.register_forward_pre_hook, self.at_norm))
-        if projection is None:
-            return [*hooks, (module.register_forward_hook, self.at_output)]
-        return [*hooks, (projection.register_forward_pre_hook, self.at_w_o)]
+        if projection is not None:
+            hooks.append((projection.register_forward_pre_hook, self.at_w_o))
+        else:
+            hooks.append((module.register_forward_hook, self.at_output))
+        return hooks
 
     def at_interface(self, asked: Asked, out: Tensor) -> Tensor | None:
         """The attention function of transformers has given `out` (B,H,T,E); give what takes its place, None: nothing.
@@ -332,19 +334,17 @@ class Tap:
         if rows is None:  # what W_O reads are not the heads of the calls that wait
             return self.end()
         calls, self.waiting = self.waiting, []
-        note = "" if self.projection is not None else NO_W_O
+        at_w_o = self.projection is not None
+        note = "" if at_w_o else NO_W_O
         if self.mixed:
             note = f"{self.mixed} norms several heads at once before W_O: what one gives hangs on all"
-        counts = [
-            len(call.out) * call.n_queries for call in calls
-        ]  # rows of each call: B*T
+        counts = [_n_rows(call) for call in calls]
         parts = [*torch.split(rows.reshape(-1, rows.shape[-1]), counts)]
         changed = False
         for place, (call, part) in enumerate(zip(calls, parts, strict=True)):
             B, H, T, _ = call.out.shape
             out = part.view(B, T, H, -1).transpose(1, 2)
             before = None if self.normed or self.site.free else call.out
-            at_w_o = self.projection is not None
             result = self.hand(call, note, out=out, at_w_o=at_w_o, before_gate=before)
             if result is not None:
                 changed = True
@@ -369,11 +369,12 @@ class Tap:
 
         Calls of one document each stand below one another, as chunks of a text; of several the order is not known.
         """
-        is_ordered = len(self.waiting) == 1 or all(
-            len(call.out) == 1 for call in self.waiting
-        )
-        n_rows = sum(len(call.out) * call.n_queries for call in self.waiting)
-        return joined if is_ordered and joined.shape[:-1].numel() == n_rows else None
+        most = max(len(call.out) for call in self.waiting)
+        if len(self.waiting) > 1 < most or joined.shape[:-1].numel() != sum(
+            map(_n_rows, self.waiting)
+        ):
+            return None
+        return joined
 
     def compared(self, joined: Tensor) -> Tensor | None:
         """What W_O reads, documents first, where that is what the heads gave; they may also lie as (T,B,C).
@@ -385,15 +386,13 @@ class Tap:
         if self.waiting[1:] or before.numel() != out.numel():
             return None
         B, H, T, E = out.shape
-        layouts = [(joined, before)]
-        if joined.ndim == 3:
-            layouts.append((joined.transpose(0, 1), before.transpose(0, 1)))
-        for rows, rows_before in layouts:
-            heads = rows_before.detach().reshape(B, T, H, E).transpose(1, 2)
+        for _ in range(2 if joined.ndim == 3 else 1):
+            heads = before.detach().reshape(B, T, H, E).transpose(1, 2)
             # The very bits; torch.equal takes NaN for another number than NaN.
             gave = out.detach().to(heads.dtype)
             if torch.allclose(heads, gave, rtol=0, atol=0, equal_nan=True):
-                return rows
+                return joined
+            joined, before = joined.transpose(0, 1), before.transpose(0, 1)
         return None
 
     def end(self, *args: Any) -> None:
@@ -451,27 +450,32 @@ class Tap:
         return None
 
 
+def _n_rows(call: Call) -> int:
+    """Rows of what W_O reads of a call, B*T."""
+    return len(call.out) * call.n_queries
+
+
 def _side_by_side(module: nn.Module, calls: Sequence[Call]) -> Call | str:
     """The calls of one head each as a call of all of them; or why they are none."""
     first, kinds, masks = calls[0], set(), []
     for call in calls:
-        mask, options = call.options.mask, call.options
+        mask, scale = call.options.mask, call.options.scale
         masks.append(() if mask is None else mask.parts())
-        kinds.add((call.q.shape, call.v.shape, options.scale, *map(type, masks[-1])))
+        kinds.add((call.q.shape, call.v.shape, scale, *map(type, masks[-1])))
     if len(kinds) > 1:
         return f"the modules of its list, {type(first.layer).__name__}, have lengths, scales or masks of their own"
     joined: dict[str, Any] = {"layer": module}
     for name in ("q", "k", "v", "out", "weights"):
         if getattr(first, name) is not None:
             joined[name] = torch.cat([getattr(call, name) for call in calls], 1)
-    mask = all_of([_of_heads(parts) for parts in zip(*masks, strict=True)])
-    return first._replace(options=first.options._replace(mask=mask), **joined)
-
-
-def _of_heads(parts: Sequence[Any]) -> Any:
-    """The same part of the masks of several heads as one: arrays of one head each, or a flag that all have alike."""
-    arrays = [part.array for part in parts if hasattr(part, "array")]
-    return type(parts[0])(torch.cat(arrays, 1)) if arrays else parts[0]
+    merged = []
+    for parts in zip(*masks, strict=True):
+        # arrays of one head each, or a flag that all have alike
+        part: Any = parts[0]
+        if hasattr(part, "array"):
+            part = type(part)(torch.cat([each.array for each in parts], 1))
+        merged.append(part)
+    return first._replace(options=first.options._replace(mask=all_of(merged)), **joined)
 
 
 # What a block made W_O read -> what W_O was to read before any block changed it.
@@ -491,11 +495,9 @@ def _read(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
             takes[module] = tap.attended, tap.site.n_heads
         for number, head in enumerate(tap.site.members):
             takes[head] = partial(tap.of_list, number), 1
-        parts |= {
-            part: None
-            for part in module.modules()
-            if part in taps or is_attention(part)
-        }
+        for part in module.modules():
+            if part in taps or is_attention(part):
+                parts[part] = None
     block = softmax.Block(takes)
     with (
         hooked(
@@ -588,30 +590,25 @@ def _listened(function: Any, name: str) -> Any:
         tapped = [
             taps[module] for here, taps in [*_blocks] if module in taps and here()
         ]
-        asked = module, query, key, value, attention_mask
+        arguments = module, query, key, value, attention_mask
         if not tapped or name in ("eager", "sdpa"):
-            result = function(*asked, **keywords)
+            result = function(*arguments, **keywords)
         else:
             # what the function compiles by itself, as flex attention, runs as it does without us
-            torch.compiler.set_stance("default")
-            try:
-                result = function(*asked, **keywords)
-            finally:
-                torch.compiler.set_stance("force_eager")
+            with torch.compiler.set_stance("default"):
+                result = function(*arguments, **keywords)
         if not tapped:
             return result
         # result[0] is (B,T,H,E); what follows it, as weights, stays as it is.
         gave = result[0].transpose(1, 2)
-        out, replaced = gave, False
+        asked = Asked(*arguments, keywords, name, function, gave)
+        out: Tensor | None = None
         for tap in tapped:
-            changed = tap.at_interface(
-                Asked(*asked, keywords, name, function, gave), out
-            )
-            if (
-                changed is not None
-            ):  # it may be `gave` itself, by which a gradient is to pass
-                out, replaced = changed, True
-        return (out.transpose(1, 2).contiguous(), *result[1:]) if replaced else result
+            changed = tap.at_interface(asked, gave if out is None else out)
+            out = out if changed is None else changed
+        if out is None:
+            return result
+        return (out.transpose(1, 2).contiguous(), *result[1:])
 
     listening.headwise = True  # type: ignore[attr-defined]
     return listening

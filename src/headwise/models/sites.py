@@ -16,7 +16,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -143,10 +143,9 @@ def _check_whole(model: nn.Module, modules: Modules) -> None:
         return
     # Modules whose weights torch's `fully_shard` gathers while they run: every process has all of their heads then.
     gathered: set[nn.Module] = set()
-    for module in modules.values():
-        if any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__):
-            gathered.update(module.modules())
     for path, module in modules.items():
+        if "FSDPModule" in [kind.__name__ for kind in type(module).__mro__]:
+            gathered.update(module.modules())
         if module in gathered or not is_attention(module):
             continue
         if any(hasattr(weights, "placements") for weights in module.parameters()):
@@ -172,13 +171,11 @@ def is_watchable(module: nn.Module) -> bool:
 
 def _own_site(name: str, module: Any) -> Site:
     """The site of a layer of ours, or of a module that answers `records.Watchable`."""
-    weights: Callable[[str], Tensor | None]
     if isinstance(module, MultiHeadAttention):
-        n_heads, weights = module.spec.n_heads, partial(_own_weights, module)
-    else:
-        n_heads, w_o, w_v = module.watched()
-        weights = {"v": w_v, "o": w_o}.get
-    return Site(name, module, n_heads, weights, cross=False)
+        weights = partial(_own_weights, module)
+        return Site(name, module, module.spec.n_heads, weights, cross=False)
+    n_heads, w_o, w_v = module.watched()
+    return Site(name, module, n_heads, {"v": w_v, "o": w_o}.get, cross=False)
 
 
 # W_Q to W_O of a layer of ours, by the name "q" to "o".
@@ -193,35 +190,31 @@ def is_hf(module: nn.Module) -> bool:
     )
 
 
-def _owner(modules: Modules, path: str) -> nn.Module:
-    """The innermost model of transformers around a module; itself, where a model of one's own has taken it over."""
-    return next(
-        (modules[above] for above in _upwards(path) if is_hf(modules[above])),
-        modules[path],
-    )
+def _config_around(modules: Modules, path: str) -> Any:
+    """Of the innermost model of transformers around a module; its own, where a model of one's own has taken it over."""
+    around = [modules[above] for above in _upwards(path)]
+    owner = next(filter(is_hf, around), modules[path])
+    return getattr(owner, "config", None)
 
 
 def _counts(modules: Modules) -> dict[str, int]:
     """The path of each attention that goes through the interface, and its heads; 0 where it does not say how many."""
-    return {
-        path: _count(module, _owner(modules, path))
-        for path, module in modules.items()
-        if uses_interface(module)
-    }
+    counts: dict[str, int] = {}
+    for path, module in modules.items():
+        if uses_interface(module):
+            counts[path] = _count(module, _config_around(modules, path))
+    return counts
 
 
 def _foreign_sites(model: nn.Module, modules: Modules) -> Iterator[Site]:
     """The attentions of a transformers model that go through its attention interface, in the order of its modules."""
     counts = _counts(modules)
     for path, name in _names(model, modules, list(counts)).items():
-        n_heads = counts[path]
-        if not n_heads:
-            continue
-        kind = getattr(
-            getattr(_owner(modules, path), "config", None), "model_type", None
-        )
-        parts = _projections(modules, path, FAMILIES.get(str(kind)))
-        yield _site(name, modules[path], n_heads, parts, _is_cross(modules, path))
+        if counts[path]:
+            kind = getattr(_config_around(modules, path), "model_type", None)
+            parts = _projections(modules, path, FAMILIES.get(str(kind)))
+            cross = _is_cross(modules, path)
+            yield _site(name, modules[path], counts[path], parts, cross)
 
 
 def _site(
@@ -387,15 +380,31 @@ def missing(model: nn.Module) -> list[str]:
     if any(map(is_hf, modules.values())):
         counted = [path for path, n_heads in _counts(modules).items() if n_heads]
         covered = set(counted)  # the paths of modules of which something is said
-        for place in dict.fromkeys(_stack(modules, path)[0] for path in counted):
-            lines += _layers_without(model, modules, place, counted, covered)
+        for stack in dict.fromkeys(
+            (_stack(modules, path)[0], False) for path in counted
+        ):
+            prefix = _stack_names(model, [stack])[stack]
+            without = _layers_without(modules, stack[0], counted)
+            for kind, (first, *others) in without.items():
+                more = f" and {len(others)} more" if others else ""
+                lines.append(f"{prefix}L{first}{more}: {kind}, no map")
+                covered.update(f"{stack[0]}.{number}" for number in (first, *others))
         covered.update(path for path, module in modules.items() if attends(module))
-        lines += _attentions_outside(modules, covered)
-    native = [
-        path
-        for path, module in modules.items()
-        if isinstance(module, nn.MultiheadAttention)
-    ]
+        # Modules with weights whose class calls itself an attention, and of which nothing is read or told yet.
+        told = set()
+        for path, module in modules.items():
+            kind = type(module).__name__
+            if "attention" not in kind.lower() or not [*module.parameters()]:
+                continue
+            if any(_within(path, x) or _within(x, path) for x in covered):
+                continue
+            covered.add(path)
+            if kind not in told:
+                lines.append(
+                    f"{path} and its kin: {kind} is no attention that headwise reads, no map"
+                )
+            told.add(kind)
+    native = [x for x in modules if isinstance(modules[x], nn.MultiheadAttention)]
     if native and not model.training:  # in training torch does not take it
         lines.append(
             f"{native[0]} and its kin leave torch's native fast path here: in evaluation answers may differ from it "
@@ -405,58 +414,25 @@ def missing(model: nn.Module) -> list[str]:
 
 
 def _layers_without(
-    model: nn.Module,
-    modules: Modules,
-    place: str,
-    attentions: Sequence[str],
-    covered: set[str],
-) -> list[str]:
-    """Layers of a stack that have no heads, by their first module of a kind that those with heads do not have."""
-    layers = [
-        path for path in modules if re.fullmatch(re.escape(place) + r"\.\d+", path)
-    ]
-    without = [
-        path for path in layers if not any(_within(other, path) for other in attentions)
-    ]
+    modules: Modules, place: str, attentions: Sequence[str]
+) -> dict[str, list[str]]:
+    """Numbers of the layers of a stack that have no heads, by the first kind of module that those with heads lack."""
     usual: set[type] = set()
-    for path in set(layers) - set(without):
-        usual.update(map(type, modules[path].modules()))
-    numbers: dict[str, list[str]] = {}
-    for path in without:
-        # What stands in the place of the attention: not the layer itself, and no norm or feed-forward that all have.
-        _, *parts = modules[path].modules()
-        unusual = (type(part).__name__ for part in parts if type(part) not in usual)
-        kind = next(unusual, "no attention")
-        numbers.setdefault(kind, []).append(path.rpartition(".")[2])
-    covered.update(without)
-    stack = place, False
-    prefix = _stack_names(model, [stack])[stack]
-    lines = []
-    for kind, (first, *others) in numbers.items():
-        more = f" and {len(others)} more" if others else ""
-        lines.append(f"{prefix}L{first}{more}: {kind}, no map")
-    return lines
-
-
-def _attentions_outside(modules: Modules, covered: set[str]) -> list[str]:
-    """Modules with weights whose class calls itself an attention, and of which nothing is read or told yet."""
-    lines: dict[str, str] = {}  # by class
+    without: dict[str, nn.Module] = {}
     for path, module in modules.items():
-        kind = type(module).__name__
-        is_covered = any(
-            _within(path, other) or _within(other, path) for other in covered
-        )
-        if (
-            "attention" in kind.lower()
-            and any(True for _ in module.parameters())
-            and not is_covered
-        ):
-            covered.add(path)
-            lines.setdefault(
-                kind,
-                f"{path} and its kin: {kind} is no attention that headwise reads, no map",
-            )
-    return list(lines.values())
+        parent, _, number = path.rpartition(".")
+        if parent == place and number.isdigit() and place:
+            if any(_within(other, path) for other in attentions):
+                usual.update(map(type, module.modules()))
+            else:
+                without[number] = module
+    numbers: dict[str, list[str]] = {}
+    for number, module in without.items():
+        # What stands in the place of the attention: not the layer itself, and no norm or feed-forward that all have.
+        _, *parts = map(type, module.modules())
+        unusual = (kind.__name__ for kind in parts if kind not in usual)
+        numbers.setdefault(next(unusual, "no attention"), []).append(number)
+    return numbers
 
 
 def _names(model: nn.Module, modules: Modules, paths: Sequence[str]) -> dict[str, str]:
@@ -472,7 +448,12 @@ def _names(model: nn.Module, modules: Modules, paths: Sequence[str]) -> dict[str
         names[path] = prefixes[stack] + layers[path]
         orders[stack] += 1
     for name in _several_times(names):
-        parts_of = {path: _parts(path) for path in paths if names[path] == name}
+        parts_of: dict[str, list[str]] = {}
+        for path in paths:
+            if names[path] == name:
+                # its parts with their numbers, without that of the layer: "layers.3.attn.1" is layers, attn1
+                without_layer = NUMBER.sub("", path, count=1)
+                parts_of[path] = NUMBER.sub(r"\1", without_layer).strip(".").split(".")
         # what all of them have tells none from another
         shared = set.intersection(*map(set, parts_of.values()))
         for path, parts in parts_of.items():
@@ -482,10 +463,10 @@ def _names(model: nn.Module, modules: Modules, paths: Sequence[str]) -> dict[str
             before = [prefix] if prefix and prefix not in telling else []
             names[path] = ".".join([*before, *telling, layers[path]])
     twice = _several_times(names)  # still: then the whole path is a part of the name
-    return {
-        path: f"{path}.{layers[path]}" if name in twice else name
-        for path, name in names.items()
-    }
+    for path in paths:
+        if names[path] in twice:
+            names[path] = f"{path}.{layers[path]}"
+    return names
 
 
 # The names that several paths have.
@@ -493,19 +474,12 @@ def _several_times(names: Mapping[str, str]) -> list[str]:
     return [name for name, times in Counter(names.values()).items() if times > 1]
 
 
-def _parts(path: str) -> list[str]:
-    """The parts of a path with their numbers, without that of the layer: "layers.3.attn.1" is layers, attn1."""
-    without_layer = NUMBER.sub("", path, count=1)
-    return NUMBER.sub(r"\1", without_layer).strip(".").split(".")
-
-
 def _is_cross(modules: Modules, path: str) -> bool:
     """Is it cross attention, as its path tells? In a decoder layer of torch that is called multihead_attn."""
     parent, _, name = path.rpartition(".")
-    is_torchs = isinstance(modules.get(parent), nn.TransformerDecoderLayer)
-    return not CROSS.isdisjoint(path.lower().split(".")) or (
-        is_torchs and name == "multihead_attn"
-    )
+    if isinstance(modules.get(parent), nn.TransformerDecoderLayer):
+        return name == "multihead_attn"
+    return not CROSS.isdisjoint(path.lower().split("."))
 
 
 def _stack(modules: Modules, path: str) -> Stack:
@@ -524,9 +498,7 @@ def _stack_names(model: nn.Module, stacks: Sequence[Stack]) -> dict[Stack, str]:
     names = {}
     for place, cross in stacks:
         parts = place.split(".")
-        elsewhere = {
-            part for other in of_self if other != place for part in other.split(".")
-        }
+        elsewhere = ".".join(other for other in of_self if other != place).split(".")
         telling = [part for part in parts if part not in elsewhere]
         side = [part for part in parts if part in ("encoder", "decoder")]
         # The part of its path that no other stack has, else its side, else the first part.
@@ -558,16 +530,13 @@ def _told_count(*holders: Any) -> int | None:
 
 
 # How many heads a module of transformers has, by itself, its config, that of its model, or W_Q; 0 where none says it.
-def _count(module: Any, owner: nn.Module) -> int:
-    told = _told_count(
-        module, getattr(module, "config", None), getattr(owner, "config", None)
-    )
+def _count(module: Any, around: Any) -> int:
+    told = _told_count(module, getattr(module, "config", None), around)
     width = getattr(module, "head_dim", 0)
     rows = getattr(getattr(module, "q_proj", None), "weight", None)
     if told is None and rows is not None and width:
-        return len(rows) // int(
-            width
-        )  # a call with another number is refused (`Tap.at_interface`)
+        # a call with another number is refused (`Tap.at_interface`)
+        return len(rows) // int(width)
     return told or 0
 
 
@@ -657,19 +626,13 @@ def _first_matrix(
 @contextmanager
 def loaded(*modules: nn.Module) -> Iterator[None]:
     """A block in which modules have their weights, where accelerate brings them from the disk for each call alone."""
-    parts: list[tuple[nn.Module, Any]] = []
-    for part in itertools.chain(*(module.modules() for module in modules)):
-        if hasattr(part, "_hf_hook") and any(
-            weights.is_meta for weights in part.parameters(recurse=False)
-        ):
-            parts.append((part, part._hf_hook))
-    for part, hook in parts:
-        hook.pre_forward(part)
-    try:
+    with ExitStack() as stack:
+        for part in itertools.chain(*(module.modules() for module in modules)):
+            hook: Any = getattr(part, "_hf_hook", None)
+            if hook and any(x.is_meta for x in part.parameters(recurse=False)):
+                hook.pre_forward(part)
+                stack.callback(hook.post_forward, part, None)
         yield
-    finally:
-        for part, hook in parts:
-            hook.post_forward(part, None)
 
 
 def require_held(model: nn.Module, what: str) -> None:

@@ -52,9 +52,9 @@ SPELLED_OUT = types.FunctionType(
 SIGNATURE = inspect.signature(
     PACKED
 )  # gives its arguments their names, however they are passed
-SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
-# Functions are told by their names, which those of torch and of Tensor share. The last one adds to its first argument
-# the product of the others.
+# Functions are told by their names, which those of torch and of Tensor share.
+SOFTMAX = {"softmax", "special_softmax"}
+# The last one adds to its first argument the product of the others.
 PRODUCTS = {"matmul", "bmm", "mm", "einsum", "baddbmm"}
 # After these a row of weights still sums to 1, though it may lie along another axis. `x.T` and `x.mT` are `__get__`.
 KEEPS_ROWS = {
@@ -98,10 +98,8 @@ def attends(module: nn.Module) -> bool:
     Its softmax may be a module, nn.Softmax, which the code of the class does not name.
     """
     _, fused, product, softmax = _names_in(type(module))  # type: ignore[arg-type]
-    softmax = softmax or any(
-        isinstance(child, nn.Softmax) for child in module.children()
-    )
-    return fused or (product and softmax)
+    children = map(type, module.children())
+    return fused or (product and (softmax or nn.Softmax in children))
 
 
 def uses_interface(module: nn.Module) -> bool:
@@ -118,16 +116,12 @@ def _names_in(kind: type[nn.Module]) -> tuple[bool, bool, bool, bool]:
     uses = False
     names: set[str] = set()
     read = set()
-    waiting: list[
-        Any
-    ] = []  # functions, and other things, None too, which the loop passes by
-    homes = (
-        set()
-    )  # torch's own attentions (nn.TransformerEncoderLayer) are read like a user's
+    # functions, and other things, None too, which the loop passes by
+    waiting: list[Any] = []
     for base in kind.__mro__:
         waiting += [vars(base).get("forward"), vars(base).get("__init__")]
-        if base.__module__.startswith("torch.nn"):
-            homes.add(base.__module__)
+    # torch's own attentions (nn.TransformerEncoderLayer) are read like a user's
+    homes = {base.__module__ for base in kind.__mro__}
     while waiting:
         function = inspect.unwrap(waiting.pop())
         if not isinstance(function, types.FunctionType) or function in read:
@@ -152,35 +146,27 @@ def _names_in(kind: type[nn.Module]) -> tuple[bool, bool, bool, bool]:
             # Bytecode is pairs of bytes, operation and argument: 0, 2, 4, ... are operations, 1, 3, 5, ... arguments.
             # What CPython keeps room for behind an instruction takes whole pairs, too, so none is read askew.
             if MATMULS & set(zip(code.co_code[::2], code.co_code[1::2], strict=True)):
-                names.add("@")
+                names.add("matmul")
             # What a name stands for: a global of the function's file, a method, or a function of a module named here.
-            named = [function.__globals__.get(name) for name in code.co_names]
-            places = [
-                kind,
-                *(place for place in named if isinstance(place, types.ModuleType)),
-            ]
-            waiting += named
             # Any name that the code mentions may be that of a method or of a module's function: all are tried.
-            waiting += [
-                getattr(place, name, None) for place in places for name in code.co_names
-            ]
-    fused = not names.isdisjoint(
-        {"scaled_dot_product_attention", "multi_head_attention_forward"}
-    )
-    product = not names.isdisjoint(PRODUCTS | {"@"}) or any(
-        "matmul" in name for name in names
-    )
+            named = [function.__globals__.get(name) for name in code.co_names]
+            waiting += named
+            for place in (kind, *named):
+                if place is kind or isinstance(place, types.ModuleType):
+                    waiting += [getattr(place, name, None) for name in code.co_names]
+    fused = not names.isdisjoint({FUSED.__name__, PACKED.__name__})
+    product = any(name in PRODUCTS or "matmul" in name for name in names)
     return uses, fused, product, any(name.lower().endswith("softmax") for name in names)
 
 
 def codes_of(function: Any) -> list[types.CodeType]:
     """The code of a function, and that of the functions and comprehensions inside of it."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    codes = [] if code is None else [code]
-    for code in codes:  # the list grows in the loop
-        codes += [
-            inner for inner in code.co_consts if isinstance(inner, types.CodeType)
-        ]
+    parts = [getattr(inspect.unwrap(function), "__code__", None)]
+    codes: list[types.CodeType] = []
+    for part in parts:  # the list grows in the loop
+        if isinstance(part, types.CodeType):
+            codes.append(part)
+            parts += part.co_consts
     return codes
 
 
@@ -328,16 +314,15 @@ class Block:
         self.ran.add(module)
         names = inspect.signature(module.forward).parameters
         inputs = dict(zip(names, args, strict=False)) | keywords
-        others = {
-            name: x
-            for name, x in inputs.items()
-            if isinstance(x, Tensor) and x.is_floating_point()
-        }
-        if not others:
+        first: Any = None  # by custom the sequence of the queries, or the queries
+        others: dict[str, Tensor] = {}
+        for name, x in inputs.items():
+            if isinstance(x, Tensor) and x.is_floating_point():
+                first = x if first is None else first
+                if x is not first:
+                    others[name] = x
+        if first is None:
             return
-        # by custom the sequence of the queries, or the queries
-        first = next(iter(others.values()))
-        others = {name: x for name, x in others.items() if x is not first}
         running.cross = not CONTEXT.isdisjoint(others)
         # An argument called `key` alone tells it: DETR passes x + positions as query and key, and x as value, which is
         # another tensor and no other sequence.
@@ -420,7 +405,7 @@ class Listener(TorchFunctionMode):
         trail = self._trail(source)
         if source is None or trail is None:
             return
-        if func in SOFTMAX:
+        if name in SOFTMAX:
             trail = Trail(True, joined=trail.joined)
         elif name in JOINS:
             # One more column of scores, of a sink, leaves them those of one product.

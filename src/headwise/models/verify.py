@@ -273,7 +273,9 @@ class _Asked:
         end = 0
         for n in lengths:
             start, end = end, end + n
-            inputs = {name: values[:, start:end] for name, values in by_token.items()}
+            inputs: dict[str, Any] = {}
+            for name, values in by_token.items():
+                inputs[name] = values[:, start:end]
             if "attention_mask" in inputs:  # is one of the tokens in the cache, too
                 inputs["attention_mask"] = by_token["attention_mask"][:, :end]
             if in_pieces:
