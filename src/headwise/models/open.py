@@ -204,12 +204,8 @@ def row_of(model: nn.Module, text: Any) -> Tensor:
     except (TypeError, ValueError, RuntimeError):
         raise HeadwiseError(f"{text!r:.60} is neither a text nor its ids") from None
     # Only the last axis may be longer than 1: (T,) or (1,T).
-    if (
-        not ids.ndim
-        or ids.numel() != ids.shape[-1]
-        or not ids.numel()
-        or ids.is_floating_point()
-    ):
+    is_row = ids.shape[-1:].numel() == ids.numel() > 0 < ids.ndim
+    if not is_row or ids.is_floating_point():
         raise HeadwiseError(
             f"the ids are {tuple(ids.shape)} of {ids.dtype}; pass those of one text, (T,) whole numbers, one or more"
         )
@@ -220,8 +216,9 @@ def texts_of(model: nn.Module, texts: Any) -> list[Tensor]:
     """The ids (T,) of one text, or of each in a list of them; a list of messages is one text."""
     several = getattr(texts, "ndim", 1) > 1  # a tensor or an array (N,T)
     if isinstance(texts, list | tuple) and texts:
-        first = texts[0]
-        several = isinstance(first, str | list | tuple) or getattr(first, "ndim", 0) > 0
+        several = isinstance(texts[0], str | list | tuple) or getattr(
+            texts[0], "ndim", 0
+        )
     return [row_of(model, text)[0] for text in (texts if several else [texts])]
 
 
@@ -310,10 +307,8 @@ def open_folder(
 def _require_room(path: Path, device: torch.device) -> None:
     """Refuse weights that leave too little of the free memory, of the machine or of the device."""
     # A repository may have the weights twice: consolidated.safetensors, beside those of Mistral, is not read.
-    needed, free = (
-        sum(file.stat().st_size for file in path.glob("model*.safetensors")),
-        free_memory(),
-    )
+    free = free_memory()
+    needed = sum(file.stat().st_size for file in path.glob("model*.safetensors"))
     # not every kind of device keeps account; one may share the memory of the machine
     with suppress(RuntimeError):
         if device.type != "cpu":
@@ -330,9 +325,8 @@ def device_named(name: str | torch.device) -> torch.device:
     names = ["cpu"]  # then "cuda:0", "cuda:1", ...
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is not None:
-        names += [
-            f"{accelerator.type}:{n}" for n in range(torch.accelerator.device_count())
-        ]
+        for number in range(torch.accelerator.device_count()):
+            names.append(f"{accelerator.type}:{number}")
     with suppress(RuntimeError, TypeError):  # a word that is no device to torch
         device = torch.device(name)
         # A name without a number, such as "cuda", is the first device of its kind; "cpu" may be called "cpu:0", too.
@@ -449,31 +443,24 @@ def prompt_ids(model: nn.Module, text: str) -> list[int]:
     """Ids of a text that the model is to continue; of an empty one, what a text begins with."""
     tokens = tokens_of(model)
     ids = list(tokens.prompt(text))
-    if ids:
-        return ids
-    # Of a model of transformers, the token that begins a text (bos), the lowest id where it names several.
-    if isinstance(tokens, Tokens):
+    if not ids and isinstance(tokens, Tokens):
         return tokens.opening()
-    return sorted(_special(model, "bos_token_id"))[:1]
+    # Of a model of transformers, the token that begins a text (bos), the lowest id where it names several.
+    return ids or sorted(_special(model, "bos_token_id"))[:1]
 
 
 def end_ids(model: nn.Module) -> set[int]:
     """The tokens that end a text, as far as the model's folder names them."""
     tokens = folder_of(model).tokens
-    # of ours the boundary alone, where there is one
-    return (
-        set(tokens.specials)
-        if isinstance(tokens, Tokens)
-        else _special(model, "eos_token_id")
-    )
+    if isinstance(tokens, Tokens):  # the boundary alone, where there is one
+        return set(tokens.specials)
+    return _special(model, "eos_token_id")
 
 
 def _special(model: nn.Module, name: str) -> set[int]:
     """Ids that a model of transformers names, one or a list, where its own `generate` looks for them."""
     value = getattr(getattr(model, "generation_config", None), name, None)
-    if value is None:
-        return set()
-    return set(value) if isinstance(value, list) else {value}
+    return set(value if isinstance(value, list) else [value]) - {None}
 
 
 def train(

@@ -109,9 +109,8 @@ def family_of(model: nn.Module) -> Family:
             )
         return family_for(OURS)
     # A model without a config is refused by the name of its class.
-    return family_for(
-        str(getattr(getattr(model, "config", None), "model_type", type(model).__name__))
-    )
+    config = getattr(model, "config", None)
+    return family_for(str(getattr(config, "model_type", type(model).__name__)))
 
 
 def body_of(model: nn.Module) -> Any:
@@ -142,15 +141,11 @@ def head_counts(model: nn.Module) -> tuple[int, int, int]:
         spec = model.config.attention
         return spec.n_heads, spec.n_kv_heads, spec.head_dim
     config: Any = model.config
-    n_heads = int(
-        config.num_attention_heads
-    )  # GPT-2 calls it n_head and answers to this name too
-    n_kv_heads = int(getattr(config, "num_key_value_heads", None) or n_heads)
-    return (
-        n_heads,
-        n_kv_heads,
-        int(getattr(config, "head_dim", None) or config.hidden_size // n_heads),
-    )
+    # GPT-2 calls it n_head and answers to this name too
+    n_heads = int(config.num_attention_heads)
+    n_kv_heads = getattr(config, "num_key_value_heads", None) or n_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // n_heads
+    return n_heads, int(n_kv_heads), int(head_dim)
 
 
 def read_layers(model: nn.Module) -> list[AttentionWeights]:
@@ -247,9 +242,8 @@ def _rebuilt(model: nn.Module, n_heads: int, n_kv_heads: int) -> nn.Module:
     kind: Any = type(model)
     config: Any = copy.deepcopy(model.config)
     parameter = next(model.parameters())
-    head_dim = head_counts(model)[
-        2
-    ]  # stated, for the default is the width by the number of heads
+    # stated, for the default is the width by the number of heads
+    head_dim = head_counts(model)[2]
     # first weights are drawn: torch's random state stays as it was
     with torch.random.fork_rng(devices=[]):
         if isinstance(model, GPT):
@@ -261,11 +255,10 @@ def _rebuilt(model: nn.Module, n_heads: int, n_kv_heads: int) -> nn.Module:
             # transformers notes the dtype in the config, too; a GPT of ours gets it by `cast`.
             new = kind._from_config(config, dtype=parameter.dtype)
     new = cast(new.to(parameter.device), parameter.dtype)
-    shapes = {name: x.shape for name, x in new.state_dict().items()}
-    alike = {
-        name: x for name, x in model.state_dict().items() if shapes.get(name) == x.shape
-    }
-    new.load_state_dict(alike, strict=False)
+    drawn = new.state_dict()
+    for name, x in model.state_dict().items():
+        if name in drawn and drawn[name].shape == x.shape:
+            drawn[name].copy_(x)
     return new.train(model.training)
 
 
@@ -301,15 +294,13 @@ def _views(model: nn.Module, module: nn.Module) -> dict[str, Tensor]:
             views["wo"] = rows.view(len(rows), n_heads, -1)
             continue
         for field, x in ((f"w{name}", rows), (f"b{name}", linear.bias)):
-            if (
-                x is not None and family.packed
-            ):  # all of q first, then all of k, then all of v
-                width = len(x) // sum(counts.values())
-                x = x.split([width * count for count in counts.values()])[
-                    "qkv".index(name)
-                ]
-            if x is not None:
-                views[field] = x.view(counts[name], -1, *x.shape[1:])
+            if x is None:
+                continue
+            n = sum(counts.values()) if family.packed else counts[name]
+            x = x.view(n, -1, *x.shape[1:])
+            if family.packed:  # all of q first, then all of k, then all of v
+                x = x.split([*counts.values()])["qkv".index(name)]
+            views[field] = x
     for name, path in (("q_gain", family.q_norm), ("k_gain", family.k_norm)):
         norm = family.read(core, path)
         if norm is not None:
@@ -327,9 +318,7 @@ def _pairs(model: nn.Module, head_dim: int) -> tuple[tuple[int, int], ...]:
     elif family_of(model).rope:
         # RoPE rotates twice as many features as it has frequencies, one a pair. (The config's partial_rotary_factor
         # does not tell it: not every family heeds that.) Gemma 3 has a list for each type of layer, of one length.
-        buffers = body_of(model).rotary_emb.named_buffers()
-        rope = RoPE(
-            dim=2
-            * next(len(values) for name, values in buffers if name.endswith("inv_freq"))
-        )
+        for name, values in body_of(model).rotary_emb.named_buffers():
+            if name.endswith("inv_freq"):
+                rope = RoPE(dim=2 * len(values))
     return () if rope is None else rope.pairs(head_dim)
