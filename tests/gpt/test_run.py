@@ -11,9 +11,10 @@ from invoking import contents
 from small_models import prose, quiet, stop
 
 from headwise import HeadwiseError
+from headwise.corpus.tokens import Tokens
 from headwise.gpt.checkpoint import load_model
 from headwise.gpt.presets import PRESETS
-from headwise.gpt.run import Run, Settings, load_run, read_run, run_training
+from headwise.gpt.run import Run, Settings, held_out_documents, load_run, read_run, run_training
 from headwise.gpt.train import STATE, Stopped
 
 SHAPE = {"n_layers": 1, "n_heads": 2, "n_kv_heads": 1, "d_model": 20, "context": 11}
@@ -127,6 +128,9 @@ def test_a_finished_run(tmp_path: Path, settings: Any) -> None:
     assert len(summary.samples) == 5
     assert summary.facts["Hugging Face form"] == "llama"
     assert summary.facts["steps"] == "23, each of 16 pieces"
+    others = Tokens.characters("ab", boundary=True)  # such as those of a corpus before it changed
+    refuses(lambda: held_out_documents(folder, others, 9), r"knows 3 tokens and what it was trained on has \d+ others")
+    assert len(held_out_documents(folder, tokens, 9)[0]) > 1
     before = contents(folder)
     refuses(lambda: go_on(folder, settings()), "is finished; there is nothing to resume")
     assert contents(folder) == before

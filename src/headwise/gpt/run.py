@@ -24,7 +24,7 @@ import torch
 
 from headwise.corpus.sources import Progress as Reading
 from headwise.corpus.sources import Sources
-from headwise.corpus.tokens import Tokens
+from headwise.corpus.tokens import TextTokens, Tokens
 from headwise.corpus.training import Corpus, Documents, text_corpus, verb_corpus
 from headwise.errors import HeadwiseError
 from headwise.families import RUN
@@ -265,10 +265,11 @@ def example_of(folder: Path | None) -> str:
     return (run and run.example) or "emma"
 
 
-def held_out_documents(folder: Path, limit: int) -> list[list[int]]:
+def held_out_documents(folder: Path, tokens: TextTokens, limit: int) -> list[list[int]]:
     """What the run in `folder` held out, as ids of documents, about `limit` tokens.
 
-    Raises HeadwiseError when there is no run, or its text is no longer there or has another size.
+    `tokens` is the tokenizer of the model that is to read them. Raises HeadwiseError when there is no run, or its text
+    is no longer there, has another size or, as a corpus of an older headwise, other tokens.
     """
     run = read_run(folder)
     if run is None:
@@ -279,6 +280,12 @@ def held_out_documents(folder: Path, limit: int) -> list[list[int]]:
     if run.settings.text_size != run.text_size:
         raise HeadwiseError(
             f"the text that {folder} was trained on has changed; pass text="
+        )
+    names = (each.shown(range(len(each))) for each in (tokens, corpus.tokens))
+    if len({*names}) > 1:
+        raise HeadwiseError(
+            f"the model of {folder} knows {len(tokens):,} tokens and what it was trained on has {len(corpus.tokens):,} "
+            f"others in this version of headwise; pass text=, or train anew"
         )
     return corpus.data.held_out_documents(limit)
 

@@ -42,8 +42,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from headwise.backends.torch_ import as_tensor
-from headwise.heads.documents import Document
+from headwise.backends.torch_ import as_tensor, trace
+from headwise.heads.documents import Document, part_of
 from headwise.heads.statistics import (
     GATE,
     IDS,
@@ -69,8 +69,6 @@ ROWS = 256
 RUN = 64
 # blocks of queries and of keys in a thumbnail, at most
 THUMBNAIL = 32
-# Pairs are few where there are so many times as many weights: picking them is then faster than a pass over the weights.
-FEW = 32
 # keys; from here on the product is faster where each feature's keys lie side by side
 LONG = 8192
 # scores are in bits: MKL's exp takes 100 times as long below -87, exp2 does not
@@ -83,7 +81,6 @@ LOWEST = -(2.0**126)
 # Statistics that need less than all of a block: the largest score of each row, or also the sum of its weights.
 LARGEST = frozenset({"score_max", "gate", "norm"})
 OF_ROWS = LARGEST | {"lse", "sink", "confidence"}
-FULL: frozenset[str] = frozenset()
 # of the weight lies farther back than the reach of a head
 FAR = 0.01
 # the reach is taken of each so manieth row, the last one among them: of all it takes a sixth of the time
@@ -112,11 +109,12 @@ class Strip(NamedTuple):
     # (n,) query * width + key, a place in the block of a head
     pairs: Tensor
     pair_rows: Tensor  # (n,) the query; plus t where the key is one right after
-    # where they are many there are no pairs, but both kinds as 1 and 0, (t,width) each
-    dense: tuple[Tensor, ...]
     marks: Tensor  # (m,width) 1 where a key is in a marked set
     blocks: slice  # those of the thumbnail in which a query lies, b of them
-    member: Tensor  # (b,t) 1 where a query is in such a block
+
+    @property
+    def n_keys(self) -> int:
+        return self.keys.stop - self.keys.start
 
 
 class Pass:
@@ -139,98 +137,106 @@ class Pass:
         self.H, self.T = call.q.shape[1:3]
         self.S = call.n_keys
         self.device = call.q.device
-        # In float32 at least: sums of many weights in half precision would lose their digits.
-        self.dtype = torch.promote_types(
-            (call.q if call.weights is None else call.weights).dtype, torch.float32
-        )
-        options: Options = call.options
-        width = max(1, call.q.shape[3])  # of queries without features every score is 0
-        self.scale = (
-            1 / math.sqrt(width) if options.scale is None else float(options.scale)
-        )
-        self.sink = None
-        if options.sink is not None:
-            # what a sink of +inf becomes: times LOG2E it is still finite
-            most = torch.finfo(self.dtype).max / 2
-            self.sink = (
-                as_tensor(options.sink, self.device).to(self.dtype).clamp(max=most)
-                * LOG2E
-            )
-        # the key/value head of each head
-        self.index = resolve_kv_index(self.H, call.k.shape[1], options.kv_index)
-        self.masks = () if options.mask is None else options.mask.parts()
-        self.w_o = None if w_o is None else w_o.to(self.dtype)
         self.top = top
-        self.marks = {
-            name: mark.to(self.device, self.dtype)
-            for name, mark in (document.marks or {}).items()
-        }
-        has_ids = document.q_ids is not None and document.k_ids is not None
-        facts = (
-            (POSITIONS, document.start is not None),
-            (IDS, has_ids),
-            (W_O, w_o is not None),
-            (TOP, top),
-            (SCORES, call.weights is None),
-            (SINK, self.sink is not None),
-            (GATE, call.before_gate is not None or options.gate is not None),
-        )
-        known = [fact for fact, is_known in facts if is_known]
-        self.formulas = formulas(known, offsets, self.marks)
-        if only:
-            self.formulas = {
-                name: self.formulas[name] for name in only if name in self.formulas
-            }
-        # "next", "self", "previous"
-        self.offsets = [] if document.start is None else sorted({-1, 0, 1, *offsets})
-        # What is not real, padding or rows that were not drawn, is never read: NaN may stand there.
-        # (n,) the queries that are measured
-        self.picked = _places(document.real_rows, self.T, self.device)
+        # In float32 at least: sums of many weights in half precision would lose their digits.
+        numbers = call.q if call.weights is None else call.weights
+        self.dtype = torch.promote_types(numbers.dtype, torch.float32)
+        self.w_o = None if w_o is None else w_o.to(self.dtype)
+        self._read_options(call)
+        self._place(document, offsets)
+        self._ask(offsets, only)
         n = len(self.picked)
-        # (n,) that of the thumbnail in which each of them is
-        self.row_block = _even_blocks(self.picked)
-        self.real_keys = _places(document.real_keys, self.S, self.device)
-        self.first = document.first  # the key of the first token; None where it is gone
-        if document.first == -1:  # the first real key
-            self.first = int(self.real_keys[0]) if len(self.real_keys) else 0
-        # How much of a block is asked for; and the names of its sums. Marked sets come first: `_measure` writes them
-        # into the first rows, in one product.
-        self.level, self.names = FULL, [f"on {name}" for name in self.marks]
-        self.names += ["largest", "total", "share", "shifted"]
-        if only and self.formulas.keys() <= OF_ROWS:
-            self.level, self.names = OF_ROWS, ["largest", "total", "share"]
-            if self.formulas.keys() <= LARGEST:
-                self.level, self.names = LARGEST, ["largest"]
-        elif document.start is not None:
-            self.names += ["places", "squares", *(["reach"] if top else [])]
-        # (G,S,D), each head's keys one after another, since every block reads them: a projection leaves the heads of a
-        # token side by side.
-        keys = call.k[b].to(self.dtype)
-        self.keys = keys.mT.contiguous().mT if self.S > LONG else keys.contiguous()
-        if "same_token" in self.formulas and document.k_ids is not None:
-            # Places 0 to S by the token before them, then by place: so the places after the copies of one token lie
-            # side by side. Both are one number, token * (S + 1) + place, so that no two tokens mix.
-            before = F.pad(
-                document.k_ids.to(self.device), (1, 0), value=document.before
-            )
-            numbers = torch.arange(self.S + 1, device=self.device)
-            self.followers = (before * (self.S + 1) + numbers).sort()
-        # (k,RUN) 1, the distance of a key from the middle of its run, and its square: times e and summed over a run
-        # they give its weight and its first two moments.
-        steps = torch.arange(RUN, dtype=self.dtype, device=self.device)
-        exponents = (0, 1, 2) if "places" in self.names else (0,)
-        self.powers = torch.stack([(steps - (RUN - 1) / 2) ** k for k in exponents])
         zeros = partial(torch.zeros, dtype=self.dtype, device=self.device)
         # (m,S)
-        self.marked = (
-            torch.stack([*self.marks.values()]) if self.marks else zeros(0, self.S)
-        )
+        self.marked = zeros(len(self.marks), self.S)
+        for row, mark in zip(self.marked, self.marks.values(), strict=True):
+            row.copy_(mark)
         # What the blocks fill in.
         self.at = zeros(n)
         self.sums = zeros(len(self.names), self.H, n)
         self.near = zeros(self.H, n, 1 + len(self.offsets))
         self.copies = zeros(2, self.H, n)
         self.argmax = torch.zeros(self.H, n, dtype=torch.long, device=self.device)
+
+    def _read_options(self, call: Call) -> None:
+        """What the scores are made of: keys, scale, sink and masks."""
+        options: Options = call.options
+        width = max(1, call.q.shape[3])  # of queries without features every score is 0
+        self.scale = 1 / math.sqrt(width) if options.scale is None else options.scale
+        self.sink = None
+        if options.sink is not None:
+            # what a sink of +inf becomes: times LOG2E it is still finite
+            most = torch.finfo(self.dtype).max / 2
+            sink = as_tensor(options.sink, self.device).to(self.dtype)
+            self.sink = sink.clamp(max=most) * LOG2E
+        # the key/value head of each head
+        self.index = resolve_kv_index(self.H, call.k.shape[1], options.kv_index)
+        self.masks = () if options.mask is None else options.mask.parts()
+        # (G,S,D), each head's keys one after another, since every block reads them: a projection leaves the heads of a
+        # token side by side.
+        keys = call.k[self.b].to(self.dtype)
+        self.keys = keys.mT.contiguous().mT if self.S > LONG else keys.contiguous()
+
+    def _place(self, document: Document, offsets: Sequence[int]) -> None:
+        """Where the queries and the keys stand in their text, and what is known of them."""
+        # "next", "self", "previous"
+        self.offsets = [] if document.start is None else sorted({-1, 0, 1, *offsets})
+        # What is not real, padding or rows that were not drawn, is never read: NaN may stand there.
+        # (n,) the queries that are measured
+        self.picked = _places(document.real_rows, self.T, self.device)
+        # (n,) the block of the thumbnail in which each of them is, and (b,n) 1 where it is
+        self.row_block = _even_blocks(self.picked)
+        blocks = torch.arange(min(THUMBNAIL, len(self.picked)), device=self.device)
+        self.member = (self.row_block == blocks[:, None]).to(self.dtype)
+        self.real_keys = _places(document.real_keys, self.S, self.device)
+        self.first = document.first  # the key of the first token; None where it is gone
+        if document.first == -1:  # the first real key
+            self.first = int(self.real_keys[0]) if len(self.real_keys) else 0
+        self.marks = {}
+        for name, mark in (document.marks or {}).items():
+            self.marks[name] = mark.to(self.device, self.dtype)
+
+    def _ask(self, offsets: Sequence[int], only: Collection[str]) -> None:
+        """What is asked for: the formulas, and the names of the sums that they read."""
+        call, document = self.call, self.document
+        has_ids = document.q_ids is not None and document.k_ids is not None
+        facts = {
+            POSITIONS: document.start is not None,
+            IDS: has_ids,
+            W_O: self.w_o is not None,
+            TOP: self.top,
+            SCORES: call.weights is None,
+            SINK: self.sink is not None,
+            GATE: call.before_gate is not None or call.options.gate is not None,
+        }
+        known = [fact for fact, is_known in facts.items() if is_known]
+        self.formulas = formulas(known, offsets, self.marks)
+        if only:
+            asked = [name for name in only if name in self.formulas]
+            self.formulas = {name: self.formulas[name] for name in asked}
+        self.is_whole = not only or not self.formulas.keys() <= OF_ROWS
+        self.names = ["largest", "total", "share"]
+        if only and self.formulas.keys() <= LARGEST:
+            self.names = ["largest"]
+        elif self.is_whole:
+            # Marked sets come first: `_measure` writes them into the first rows, in one product.
+            self.names = [f"on {name}" for name in self.marks] + self.names
+            self.names.append("shifted")
+            if document.start is not None:
+                self.names += ["places", "squares", *(["reach"] if self.top else [])]
+        # (k,RUN) 1, the distance of a key from the middle of its run, and its square: times e and summed over a run
+        # they give its weight and its first two moments.
+        steps = torch.arange(RUN, dtype=self.dtype, device=self.device)
+        exponents = (0, 1, 2) if "places" in self.names else (0,)
+        self.powers = torch.stack([(steps - (RUN - 1) / 2) ** k for k in exponents])
+        self.followers = None
+        if "same_token" in self.formulas and document.k_ids is not None:
+            # Places 0 to S by the token before them, then by place: so the places after the copies of one token lie
+            # side by side. Both are one number, token * (S + 1) + place, so that no two tokens mix.
+            k_ids = document.k_ids.to(self.device)
+            before = F.pad(k_ids, (1, 0), value=document.before)
+            places = torch.arange(self.S + 1, device=self.device)
+            self.followers = (before * (self.S + 1) + places).sort()
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
@@ -286,28 +292,6 @@ class Pass:
         )
         return sums @ inside / area, first_key
 
-    def weights(self, rows: slice) -> tuple[slice, Tensor]:
-        """The keys that some queries may see, and their weights (H,t,s); by a softmax, with no buffer and no sums."""
-        if self.call.weights is not None:
-            weights = self.call.weights[self.b, :, self.picked[rows]]
-            return slice(0, self.S), weights.to(self.dtype).nan_to_num(0)
-        keys, masked_from = self._keys(rows)
-        width = _whole_runs(keys.stop - keys.start)
-        q, everyone = self._q(rows), slice(0, self.H)
-        strip = self._strip(rows, keys, masked_from)
-        buffer = self.empty(*q.shape[:2], width)
-        scores = self._scores(everyone, rows, keys, q, buffer)
-        self._mask(scores, everyone, strip)
-        logits = scores
-        if self.sink is not None:  # one more logit, whose weight is then cut off
-            sink = self.sink[:, None, None].expand(*scores.shape[:2], 1)
-            logits = torch.cat([scores, sink], -1)
-        n_keys = keys.stop - keys.start
-        weights = (logits / LOG2E).softmax(-1)[..., :n_keys]
-        # the softmax of a row where all are would be even, not 0
-        is_forbidden = scores[..., :n_keys] <= FORBIDDEN
-        return keys, weights.masked_fill(is_forbidden, 0)
-
     def _block(
         self, rows: slice, buffers: tuple[Tensor, Tensor], totals: Tensor
     ) -> None:
@@ -344,20 +328,21 @@ class Pass:
         waits for all blocks: see `finish`.
         """
         h, t, width = scores.shape
-        self._mask(scores, heads, strip)
+        if strip.bias is not None:
+            # of all keys: a mask that adds something has no band
+            scores[..., : strip.n_keys].add_(strip.bias[heads])
+        if strip.forbidden is not None:
+            hidden = scores[..., strip.masked_from : strip.n_keys]
+            hidden.masked_fill_(strip.forbidden[heads], FORBIDDEN)
         e = buffer[: scores.numel()].view(scores.shape)
         sums = self.empty(len(self.names), h * t)
         into = dict(zip(self.names, sums.unbind(), strict=True))
         flat = e.view(-1, width)
         top_run, peak = self._sum(strip, heads, scores.view(-1, width), flat, into)
-        if self.level is FULL:
+        if self.is_whole:
             torch.mm(strip.marks, flat.mT, out=sums[: len(strip.marks)])
             near = e.gather(2, strip.near.expand(h, -1, -1))
             self.near[heads, strip.rows] = near.mul_(strip.has_near)
-            # the scores are used up: their buffer takes the products
-            for i, is_copy in enumerate(strip.dense):
-                products = torch.mul(e, is_copy, out=scores)
-                self.copies[i, heads, strip.rows] = products.sum(-1)
             if len(strip.pairs):
                 both = torch.zeros(h, 2 * t, dtype=self.dtype, device=self.device)
                 copied = e.view(h, -1).index_select(1, strip.pairs)
@@ -368,10 +353,10 @@ class Pass:
                 place += top_run * RUN + strip.keys.start
                 self.argmax[heads, strip.rows] = place.view(h, t)
             # what each key receives from each block of the thumbnail's queries; weights are e * share
-            received = strip.member * into["share"].view(h, 1, t)
-            n_keys = strip.keys.stop - strip.keys.start
-            given = torch.bmm(received, e[..., :n_keys])
-            totals[heads, strip.blocks, strip.keys] += given
+            member = self.member[strip.blocks, strip.rows]
+            received = member * into["share"].view(h, 1, t)
+            of_keys = torch.bmm(received, e[..., : strip.n_keys])
+            totals[heads, strip.blocks, strip.keys] += of_keys
         self.sums[:, heads, strip.rows] = sums.view(-1, h, t)
 
     def _sum(
@@ -391,7 +376,7 @@ class Pass:
         # First of each run, then of the runs: a maximum with its place over all keys takes as long as two products.
         largest, top_run = runs.amax(-1).max(-1)
         into["largest"].copy_(largest)
-        if self.level is LARGEST:
+        if len(self.names) == 1:
             return top_run, largest
         if self.call.weights is None:
             torch.exp2(scores.sub_(largest[:, None]), out=e)
@@ -422,7 +407,7 @@ class Pass:
             nothing = largest <= FORBIDDEN
             into["share"].masked_fill_(nothing, 0)
             total.masked_fill_(nothing, 0)
-        if self.level is not FULL:
+        if not self.is_whole:
             return top_run, largest
         torch.sum(scores.mul_(e), -1, out=into["shifted"])
         # of each row, among all runs
@@ -500,8 +485,7 @@ class Pass:
         near = torch.cat([first_key, at[:, None] - at.new_tensor(self.offsets)], 1)
         has_near = (near >= 0) & (near < n_keys)
         blocks = self.row_block[rows]
-        numbers = torch.arange(int(blocks[0]), int(blocks[-1]) + 1, device=self.device)
-        pairs, pair_rows, dense = self._copies(queries, at, keys, width)
+        pairs, pair_rows = self._copies(queries, at, keys, width)
         return Strip(
             rows=rows,
             keys=keys,
@@ -514,10 +498,8 @@ class Pass:
             has_near=has_near.to(self.dtype),
             pairs=pairs,
             pair_rows=pair_rows,
-            dense=dense,
             marks=F.pad(self.marked[:, keys], (0, width - n_keys)),
             blocks=slice(int(blocks[0]), int(blocks[-1]) + 1),
-            member=(blocks == numbers[:, None]).to(self.dtype),
         )
 
     def _keys(self, rows: slice) -> tuple[slice, int]:
@@ -560,7 +542,7 @@ class Pass:
     def _scores(
         self, heads: slice, rows: slice, keys: slice, q: Tensor, buffer: Tensor
     ) -> Tensor:
-        """Fill the buffer (h,t,width) with scores in bits, FORBIDDEN behind the keys; `_mask` is still to come.
+        """Fill the buffer (h,t,width) with scores in bits, FORBIDDEN behind the keys; masks are still to come.
 
         Of a call that has its weights, these; a model's own softmax may give NaN to a query that may attend nothing.
         """
@@ -589,26 +571,15 @@ class Pass:
             scores.div_(cap).tanh_().mul_(cap)
         return buffer
 
-    def _mask(self, scores: Tensor, heads: slice, strip: Strip) -> None:
-        """Add the bias to scores (h,t,width), and put FORBIDDEN where a query may not look."""
-        n_keys = strip.keys.stop - strip.keys.start
-        if strip.bias is not None:
-            # of all keys: a mask that adds something has no band
-            scores[..., :n_keys].add_(strip.bias[heads])
-        if strip.forbidden is not None:
-            hidden = scores[..., strip.masked_from : n_keys]
-            hidden.masked_fill_(strip.forbidden[heads], FORBIDDEN)
-
     def _copies(
         self, queries: Tensor, at: Tensor, keys: slice, width: int
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        """`Strip.pairs`, `pair_rows` and `dense`: where there are copies of the queries' tokens."""
-        nothing = at.new_empty(0)
-        if "same_token" not in self.formulas or self.document.q_ids is None:
-            return nothing, nothing, ()
-        values, order = (
-            self.followers
-        )  # token and place as one number, sorted; the place of each
+    ) -> tuple[Tensor, Tensor]:
+        """`Strip.pairs` and `pair_rows`: where there are copies of the queries' tokens."""
+        if self.followers is None or self.document.q_ids is None:
+            nothing = at.new_empty(0)
+            return nothing, nothing
+        # token and place as one number, sorted; the place of each
+        values, order = self.followers
         tokens = self.document.q_ids.to(self.device)[queries] * (self.S + 1)
         # Of the query's token the places right after its copies, up to the query's own: what they follow is earlier.
         first = torch.searchsorted(values, tokens)
@@ -620,23 +591,11 @@ class Pass:
         offset = first - (count.cumsum(0) - count)
         place = torch.arange(len(row), device=self.device) + offset[row]
         after = order[place] - keys.start  # the keys right after the copies
-        t, s = len(tokens), keys.stop - keys.start
         # the copy, and the key right after
-        row, key = torch.stack([row, row], 1), torch.stack([after - 1, after], 1)
-        inside = (key >= 0) & (key < s)
-        places = row * width + key
-        if len(row) * FEW < t * width:
-            return (
-                places[inside],
-                (row + t * torch.arange(2, device=self.device))[inside],
-                (),
-            )
-        zeros = torch.zeros(t * width, dtype=self.dtype, device=self.device)
-        dense = []
-        for kind in range(2):  # the copies, and the keys right after them
-            chosen = places[:, kind][inside[:, kind]]
-            dense.append(zeros.index_fill(0, chosen, 1).view(t, width))
-        return nothing, nothing, tuple(dense)
+        key = torch.stack([after - 1, after], 1)
+        row = torch.stack([row, row + len(tokens)], 1)
+        inside = (key >= 0) & (key < keys.stop - keys.start)
+        return (row % len(tokens) * width + key)[inside], row[inside]
 
     # What the formulas read when all blocks are done, for all rows at once: (H,n) each.
 
@@ -823,7 +782,7 @@ def measure(
         # of no rows it is 0
         mean_out = out_hne.mean(1) if len(places) else out_hne.sum(1)
         pictures = (by_block[..., :0],) * 3
-        if work.level is FULL:
+        if work.is_whole:
             pictures = by_block.sum(1), *work.thumbnail(by_block)
         return Measured(rows, places, work.argmax[:, seen], *pictures, mean_out)
 
@@ -839,16 +798,16 @@ def top_keys(call: Call, b: int, rows: Sequence[int], k: int) -> tuple[Tensor, T
 
 @torch.no_grad()
 def row_weights(call: Call, b: int, rows: Sequence[int]) -> Tensor:
-    """The weights of chosen queries over all keys, (H,n,S): for a few rows of a long text."""
-    # what is known of a document changes no weight
-    chosen, S, parts = Pass(call, b, Document()), call.n_keys, []
-    chosen.picked = torch.tensor([*rows], device=chosen.device)
-    chosen.row_block = torch.zeros_like(chosen.picked)
+    """The weights of chosen queries over all keys, (H,n,S), in float32 or wider: for a few rows of a long text."""
+    part = part_of(call, b, rows)
+    if part.weights is not None:
+        wide = torch.promote_types(part.weights.dtype, torch.float32)
+        return part.weights[0].to(wide).nan_to_num(0)
     with torch.autocast(call.q.device.type, enabled=False):
-        for start in range(0, len(rows), ROWS):
-            keys, weights = chosen.weights(slice(start, start + ROWS))
-            parts.append(F.pad(weights, (keys.start, S - keys.stop)))
-    return torch.cat(parts, 1)
+        # the values change no weight
+        return trace(part.q, part.k, part.k, part.options._replace(gate=None)).weights[
+            0
+        ]
 
 
 def uniform(call: Call) -> Call:

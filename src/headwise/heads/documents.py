@@ -112,36 +112,49 @@ def some_rows(document: Document, T: int, share: float | None, seed: int) -> Doc
     return replace(document, real_rows=rows)
 
 
-def unpacked(call: Call, b: int, document: Document) -> Iterator[tuple[Call, Document]]:
-    """The documents that are packed in row b, each as a call of its own; a document that is alone, as it is."""
+def part_of(call: Call, b: int, rows: Sequence[int], keys: slice = slice(None)) -> Call:
+    """The call of document b alone, with these of its queries and keys."""
+    S, mask = call.n_keys, call.options.mask
+    if mask is not None and call.weights is None:
+        some = Part(mask, "t", rows, call.n_queries)
+        resolved = _resolved(call, some, b, len(rows))
+        parts = []
+        for kind, x in zip((Allowed, Bias), resolved, strict=True):
+            if x is not None:
+                parts.append(kind(x.expand(*x.shape[:3], S)[..., keys]))
+        mask = all_of(parts)
+    document, queries = slice(b, b + 1), list(rows)
+    if isinstance(rows, range) and len(rows):
+        queries = slice(rows[0], rows[-1] + 1)  # a view, and no copy
+    q, out, before = (
+        None if x is None else x[document, :, queries]
+        for x in (call.q, call.out, call.before_gate)
+    )
+    weights = call.weights
+    if weights is not None:
+        weights = weights[document, :, queries, keys]
+    k, v = call.k[document, :, keys], call.v[document, :, keys]
+    options = call.options._replace(mask=mask)
+    return call._replace(
+        q=q, k=k, v=v, options=options, out=out, weights=weights, before_gate=before
+    )
+
+
+def unpacked(
+    call: Call, b: int, document: Document
+) -> Iterator[tuple[Call, int, Document]]:
+    """The documents that are packed in row b, each as a call of its own, its place there, and what is known of it."""
     if len(document.starts) == 1:
-        yield call, document
+        yield call, b, document
         return
-    T = call.n_queries
-    for start, end in itertools.pairwise((*document.starts, T)):
-        rows = slice(start, end)
-        mask = call.options.mask
-        if mask is not None:
-            resolved = _resolved(
-                call, Part(mask, "t", range(start, end), T), b, end - start
-            )
-            parts = []
-            for kind, x in zip((Allowed, Bias), resolved, strict=True):
-                if x is not None:
-                    parts.append(kind(x.expand(*x.shape[:3], T)[..., rows]))
-            mask = all_of(parts)
-        q, k, v, out = (x[:, :, rows] for x in (call.q, call.k, call.v, call.out))
-        weights = None if call.weights is None else call.weights[:, :, rows, rows]
-        options = call.options._replace(mask=mask)
-        part = call._replace(q=q, k=k, v=v, out=out, options=options, weights=weights)
-        if call.before_gate is not None:
-            part = part._replace(before_gate=call.before_gate[:, :, rows])
-        q_ids, k_ids = (
-            None if ids is None else ids[rows]
-            for ids in (document.q_ids, document.k_ids)
-        )
-        marks = {name: keys[rows] for name, keys in (document.marks or {}).items()}
-        yield part, Document(q_ids=q_ids, k_ids=k_ids, marks=marks or None)
+    for start, end in itertools.pairwise((*document.starts, call.n_queries)):
+        keys = slice(start, end)
+        marks = {name: mark[keys] for name, mark in (document.marks or {}).items()}
+        q_ids = k_ids = None
+        if document.q_ids is not None and document.k_ids is not None:
+            q_ids, k_ids = document.q_ids[keys], document.k_ids[keys]
+        of_part = Document(q_ids=q_ids, k_ids=k_ids, marks=marks or None)
+        yield part_of(call, b, range(start, end), keys), 0, of_part
 
 
 @contextmanager
@@ -672,7 +685,11 @@ def _resolved(
         documents=slice(b, b + 1),
     )
     # A bias is read as it is: no backend computes with it here.
-    return resolve(mask.parts(), grid, torch.where, lambda bias: bias)
+    allowed, bias = resolve(mask.parts(), grid, torch.where, lambda bias: bias)
+    # axes in front until there are four
+    return tuple(
+        None if x is None else x[(None,) * (4 - x.ndim)] for x in (allowed, bias)
+    )
 
 
 def _row(values: Tensor | None, b: int) -> Tensor | None:

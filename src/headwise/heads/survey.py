@@ -206,7 +206,7 @@ def _held_out(folder: Folder, documents: int | None) -> Text:
     record = read_run(origin)
     assert record is not None  # `require_run` has found it
     tokens = require_tokens(folder)
-    ids = held_out_documents(origin, HELD_OUT)[:documents]
+    ids = held_out_documents(origin, tokens, HELD_OUT)[:documents]
     text = text_of(folder, ids, [Note.of("source.held_out")])
     if record.example:
         before, after = tokens.frame

@@ -413,12 +413,12 @@ def watch(
             else [row % T for row in maps or () if -T <= row < T]
         )
         for b, document in enumerate(documents):
-            for part, of_part in unpacked(call, b, document):
+            for part, place, of_part in unpacked(call, b, document):
                 some = some_rows(of_part, part.n_queries, rows, seed)
                 needs_w_o = not wanted or "norm" in wanted
                 w_o = factors.of(site, part) if needs_w_o else None
                 # top=False: the strongest key, which no statistic shown here needs, is not looked for.
-                measured = measure(part, b, some, offsets, w_o, False, wanted)
+                measured = measure(part, place, some, offsets, w_o, False, wanted)
                 seen.add(site, measured, some)
             if kept:
                 seen.add_maps(site, _maps(call, b, kept), document)
