@@ -341,32 +341,22 @@ def path_starts(scores_knm: Maps) -> NDArray[np.int64]:
     A step goes one row down, one column on, or both; the sum of scores on the way is the largest.
     """
     K, N, M = scores_knm.shape
-    scores = scores_knm.astype(np.float64)
-    # best[k, j]: the largest sum of a path to column j of the row so far; the first row begins at its first cell.
-    best = scores[:, 0].cumsum(1)
-    entries = np.zeros(
-        (N, K, M), np.int32
-    )  # the column where the best path to a cell enters its row
-    came = np.zeros(
-        (N, K, M), bool
-    )  # does it enter that column from the one before, in the row above?
-    for i in range(1, N):
-        diagonal = np.pad(best[:, :-1], ((0, 0), (1, 0)), constant_values=-np.inf)
-        came[i] = diagonal >= best
-        # Entered at column c a path has the sum so far, and then the row's scores from c on.
-        sums = scores[:, i].cumsum(1)
-        gains = np.maximum(diagonal, best) - sums + scores[:, i]
-        best_gains = np.maximum.accumulate(gains, axis=1)
-        entries[i] = np.maximum.accumulate(
-            np.where(gains == best_gains, np.arange(M), 0), axis=1
-        )
-        best = best_gains + sums
-    # from the last cell back
+    # best[i, k, j]: the largest sum of a path through the first i rows and j columns; a row and a column lie before all
+    best = np.full((N + 1, K, M + 1), -np.inf)
+    best[0, :, 0] = 0
+    for i in range(N):
+        scores = scores_knm[:, i].astype(np.float64)
+        # A path enters the row at some column from above, straight or at a slant; then it has the scores from there on.
+        entered = np.maximum(best[i, :, :-1], best[i, :, 1:])
+        sums = scores.cumsum(1)
+        best[i + 1, :, 1:] = sums + np.maximum.accumulate(entered - sums + scores, 1)
     starts = np.zeros((K, N), np.int64)
-    k, j = np.arange(K), np.full(K, M - 1)
-    for i in range(N - 1, 0, -1):
-        starts[:, i] = entries[i, k, j]
-        j = starts[:, i] - came[i, k, starts[:, i]]
+    for k in range(K):  # back from the last cell
+        i, j = N, M
+        while i:
+            starts[k, i - 1] = j - 1  # the last to be written is the first of the row
+            steps = (i - 1, j - 1), (i - 1, j), (i, j - 1)
+            i, j = max(steps, key=lambda cell: best[cell[0], k, cell[1]])
     return starts
 
 
