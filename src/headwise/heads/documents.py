@@ -114,29 +114,25 @@ def some_rows(document: Document, T: int, share: float | None, seed: int) -> Doc
 
 def part_of(call: Call, b: int, rows: Sequence[int], keys: slice = slice(None)) -> Call:
     """The call of document b alone, with these of its queries and keys."""
-    S, mask = call.n_keys, call.options.mask
-    if mask is not None and call.weights is None:
+    mask, document, queries = call.options.mask, slice(b, b + 1), list(rows)
+    if mask is not None:
         some = Part(mask, "t", rows, call.n_queries)
-        resolved = _resolved(call, some, b, len(rows))
         parts = []
+        resolved = _resolved(call, some, b, len(rows))
         for kind, x in zip((Allowed, Bias), resolved, strict=True):
             if x is not None:
-                parts.append(kind(x.expand(*x.shape[:3], S)[..., keys]))
+                of_keys = x.expand(*x.shape[:3], call.n_keys)[..., keys]
+                parts.append(kind(of_keys))
         mask = all_of(parts)
-    document, queries = slice(b, b + 1), list(rows)
-    if isinstance(rows, range) and len(rows):
-        queries = slice(rows[0], rows[-1] + 1)  # a view, and no copy
-    q, out, before = (
-        None if x is None else x[document, :, queries]
-        for x in (call.q, call.out, call.before_gate)
-    )
-    weights = call.weights
-    if weights is not None:
-        weights = weights[document, :, queries, keys]
-    k, v = call.k[document, :, keys], call.v[document, :, keys]
-    options = call.options._replace(mask=mask)
+    before, weights = call.before_gate, call.weights
     return call._replace(
-        q=q, k=k, v=v, options=options, out=out, weights=weights, before_gate=before
+        q=call.q[document, :, queries],
+        k=call.k[document, :, keys],
+        v=call.v[document, :, keys],
+        out=call.out[document, :, queries],
+        options=call.options._replace(mask=mask),
+        weights=None if weights is None else weights[document, :, queries][..., keys],
+        before_gate=None if before is None else before[document, :, queries],
     )
 
 
@@ -149,11 +145,11 @@ def unpacked(
         return
     for start, end in itertools.pairwise((*document.starts, call.n_queries)):
         keys = slice(start, end)
+        ids = document.q_ids
         marks = {name: mark[keys] for name, mark in (document.marks or {}).items()}
-        q_ids = k_ids = None
-        if document.q_ids is not None and document.k_ids is not None:
-            q_ids, k_ids = document.q_ids[keys], document.k_ids[keys]
-        of_part = Document(q_ids=q_ids, k_ids=k_ids, marks=marks or None)
+        if ids is not None:  # queries and keys are one sequence here
+            ids = ids[keys]
+        of_part = Document(q_ids=ids, k_ids=ids, marks=marks or None)
         yield part_of(call, b, range(start, end), keys), 0, of_part
 
 
@@ -169,7 +165,7 @@ def listening(
     What the listener returns replaces the call's `out`; None leaves it. `marker` names sets of keys by their tokens.
     """
     sites = sites_of(model) if sites is None else sites
-    readers, batch = _Readers(), _Batch()
+    readers = _Readers()
     # a site whose number of heads is only seen in its first call -> the same with it
     counted: dict[Site, Site] = {}
 
@@ -181,7 +177,7 @@ def listening(
         # An empty `out`: the call could not be read. In code that calls functions of torch itself (`free`) a batch of
         # another size than the model was given is one of windows or chunks of its texts. As in cross attention, there
         # are no distances.
-        if site.free and len(call.out) and len(call.out) not in batch.sizes:
+        if site.free and len(call.out) and len(call.out) not in readers.sizes:
             call, reader = _noted(call, site, PIECES)._replace(cross=True), _Reader()
         cross = call.cross or site.cross
         documents = [
@@ -191,12 +187,7 @@ def listening(
             call = _noted(call, site, UNPLACED)
         return listener(site, call, documents)
 
-    hooks = readers.hooks(model)
-    free = {site.module for site in sites if site.free}
-    for module in model.modules():
-        # a caller may run any module around such an attention
-        if free and not free.isdisjoint(module.modules()):
-            hooks += batch.hooks(module)
+    hooks = readers.hooks(model, {site.module for site in sites if site.free})
     with (
         hooked(hooks, with_kwargs=True),
         attach({site: partial(watcher, site) for site in sites}),
@@ -247,40 +238,6 @@ def run_documents(
             progress(done, total)
 
 
-class _Batch:
-    """How many documents the model is given, as far as its inputs tell: one of `sizes`.
-
-    Of a torch module that people wrote it is not known which axis of an input is the batch, the first or the second.
-    """
-
-    def __init__(self) -> None:
-        self.sizes: set[int] = set()
-        self.depth = (
-            0  # of the modules with a hook that are in a call: one within the other
-        )
-
-    def hooks(self, module: nn.Module) -> list[Hook]:
-        leave = partial(module.register_forward_hook, always_call=True)
-        return [(module.register_forward_pre_hook, self.enter), (leave, self.leave)]
-
-    def enter(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        self.depth += 1
-        if self.depth > 1:  # what is inside may be given pieces of the texts
-            return
-        self.sizes = set()
-        for x in tree_leaves((args, kwargs)):
-            if isinstance(x, Tensor) and x.ndim:
-                # Of four axes, an image's, only the first can be the batch; else it may be the second, after T.
-                self.sizes |= {*x.shape[: 1 if x.ndim > 3 else 2]}
-                # (T,) or (T,C): one text without an axis for a batch
-                self.sizes |= {1} if x.ndim < 3 else set()
-
-    def leave(self, *_: Any) -> None:
-        self.depth -= 1
-
-
 class _Readers:
     """What the models inside a model are given while they run, the innermost last.
 
@@ -291,39 +248,60 @@ class _Readers:
 
     def __init__(self) -> None:
         self.running: list[_Reader] = []
+        self.depth = 0  # of the modules that are in a call, one within the other
+        # How many documents the outermost of them is given, as far as its inputs tell: one of these. Of a torch module
+        # that people wrote it is not known which axis of an input is the batch, the first or the second.
+        self.sizes: set[int] = set()
 
-    def hooks(self, model: nn.Module) -> list[Hook]:
+    def hooks(self, model: nn.Module, free: set[nn.Module]) -> list[Hook]:
         hooks: list[Hook] = []
         for module in model.modules():
             names = _inputs(module)
             reads = {"ids", "input_ids", "inputs_embeds"} & set(names)
+            reader = None
             if reads and not LAYER_INPUTS & set(names[:1]):
                 reader = _Reader(module, names)
             elif OTHERS & set(names):
                 reader = _Reader()  # one that knows nothing
-            else:
+            # a caller may run any module around an attention that is free
+            elif not free or free.isdisjoint(module.modules()):
                 continue
-            leave = partial(module.register_forward_hook, always_call=True)
-            hooks.append(
-                (module.register_forward_pre_hook, partial(self._enter, module, reader))
+            enter, leave = (
+                partial(step, module, reader) for step in (self._enter, self._leave)
             )
-            hooks.append((leave, partial(self._leave, module, reader)))
+            hooks.append((module.register_forward_pre_hook, enter))
+            hooks.append(
+                (partial(module.register_forward_hook, always_call=True), leave)
+            )
         return hooks
 
     def _enter(
-        self, owner: nn.Module, reader: _Reader, module: nn.Module, *call: Any
+        self, owner: nn.Module, reader: _Reader | None, module: nn.Module, *call: Any
     ) -> None:
-        if module is owner:  # and no copy of it, which has its hooks as well
+        if module is not owner:  # a copy, which has its hooks as well
+            return
+        if not self.depth:  # what is inside may be given pieces of the texts
+            self.sizes = set()
+            for x in tree_leaves(call):
+                if isinstance(x, Tensor) and x.ndim:
+                    # Of four axes, an image's, only the first can be the batch; else it may be the second, after T.
+                    self.sizes |= {*x.shape[: 1 if x.ndim > 3 else 2]}
+                    # (T,) or (T,C): one text without an axis for a batch
+                    self.sizes |= {1} if x.ndim < 3 else set()
+        self.depth += 1
+        if reader is not None:
             args, kwargs = call
             reader.read(args, kwargs, self.running[-1] if self.running else None)
             self.running.append(reader)
 
     def _leave(
-        self, owner: nn.Module, reader: _Reader, module: nn.Module, *call: Any
+        self, owner: nn.Module, reader: _Reader | None, module: nn.Module, *call: Any
     ) -> None:
-        if module is owner and reader in self.running:
-            self.running.remove(reader)
-            reader.remember(*call)
+        if module is owner:
+            self.depth -= 1
+            if reader in self.running:
+                self.running.remove(reader)
+                reader.remember(*call)
 
 
 @dataclass(eq=False)  # each is itself alone
