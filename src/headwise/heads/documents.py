@@ -664,10 +664,11 @@ def _resolved(
     )
     # A bias is read as it is: no backend computes with it here.
     allowed, bias = resolve(mask.parts(), grid, torch.where, lambda bias: bias)
-    # axes in front until there are four
-    return tuple(
-        None if x is None else x[(None,) * (4 - x.ndim)] for x in (allowed, bias)
-    )
+    return _four_axes(allowed), _four_axes(bias)
+
+
+def _four_axes(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x[(None,) * (4 - x.ndim)]  # new ones in front
 
 
 def _row(values: Tensor | None, b: int) -> Tensor | None:
