@@ -103,7 +103,9 @@ def main(count: int) -> None:
     for version in styles[:25]:
         right = numbers(version)
         for mutant, line in mutants(version, count // 25, rng):
-            counts[outcome(right, mutant, line)] += 1
+            name = outcome(right, mutant, line)
+            counts[name] += 1
+            print(f"{mutant.style}:{line} {name}", file=sys.stderr, flush=True)
     for name, number in counts.most_common():
         print(f"{number:4} {name}")
 

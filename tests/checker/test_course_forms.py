@@ -48,6 +48,13 @@ def test_a_bug_in_a_form_is_named(tmp_path: Path) -> None:
         ("images", "/ self.scale", "", "scale-missing"),
         ("llama_cache", "math.sqrt(self.head_dim)", "self.head_dim", "scale-no-root"),
         ("keyword_only", "dim=1", "dim=0", "softmax-axis"),
+        ("alibi", "* ahead\n", "* -ahead\n", "alibi-sign"),
+        (
+            "softcapped",
+            "torch.tanh(s",
+            "torch.tanh(s.masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf)",
+            "mask-weak-fill",
+        ),
     ):
         path = tmp_path / f"{name}_wrong.py"
         assert FORMS[name].count(old) == 1

@@ -598,6 +598,8 @@ class Examiner:
             attention.mask is None or attention.is_lengths or attention.is_told_causal
         )
         says = self.scope.says(r"tril|triu|is_causal|arange|\.tri\(")
+        if self.scope.says(rf"is_causal\s*=\s*[^,)]*\b{attention.mask}\b"):
+            says = self.scope.says("tril|triu")  # causal only where a mask is passed
         itself = bool(causal and (alone or self.options.causal or says))
         real = np.arange(T)[None] < LENGTHS[:B, None]  # (B,S)
         if not attention.mask_required:
@@ -762,7 +764,8 @@ class Examiner:
             name in source.uses(other) for other in source.definitions if other != name
         )
         is_around = outside or re.search("bert", name, re.I) or self.scope.says(loop)
-        return not is_around and len(trial.parts.weights.get("q", ())) <= 1
+        several = len(trial.parts.weights.get("q", ())) > 1 or trial.parts.unread
+        return not (is_around or several)
 
     def _may_accuse(self, trial: Trial) -> bool:
         """Is everything known, so that a difference which no bug explains is the learner's?

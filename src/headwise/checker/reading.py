@@ -230,8 +230,7 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
                     for role, array in zip("qkvo", arrays.pop("o", []), strict=False)
                 }
             )
-    left = _without_latent(parts, others)
-    parts.unread.extend(array.path for array in left if array.value.ndim > 1)
+    _add_unnamed(parts, _without_latent(parts, others))
     return parts
 
 
@@ -264,6 +263,32 @@ LATENT = {
     "k": "w?(u|up)?k(up|u|b)?|w?upk",
     "v": "w?(u|up)?v(up|u|b)?|w?upv",
 }
+
+
+def _add_unnamed(parts: Parts, others: list[Array]) -> None:
+    """A single matrix without a role is W_QKV, or W_O, where its shape allows that and no other one has the role."""
+    weights = parts.weights
+    role = None
+    matrices = [array for array in others if array.value.ndim > 1]
+    if len(matrices) == 1 and matrices[0].value.ndim == 2:
+        small, large = sorted(matrices[0].value.shape)
+        if not {"q", "qkv"} & set(weights) and large == 3 * small:
+            role = "qkv"
+        elif "o" not in weights and len(weights.get("q", weights.get("qkv", ()))) == 1:
+            shapes = [
+                n
+                for array in (weights.get("q") or weights["qkv"])
+                for n in array.value.shape
+            ]
+            if small in shapes and large in (*shapes, max(shapes) // 3):
+                role = "o"
+    if role:
+        weights[role] = matrices
+        module = matrices[0].path.rpartition(".")[0]
+        if biases := [each for each in others if each.path == f"{module}.bias"]:
+            parts.biases[role] = biases
+    else:
+        parts.unread.extend(array.path for array in matrices)
 
 
 def still_norms(module: Any) -> bool:

@@ -250,6 +250,11 @@ def candidates(source: Source) -> dict[str, str]:
     for name in called:  # classes of other names, which attend by themselves
         if name in attending and not set(source.reach(name)) & set(kinds):
             kinds[name] = "layer"
+    # A head of another kind, such as one that classifies, attends nowhere.
+    for name in [*kinds]:
+        told = kinds[name] != "layer" or re.search("att|mha|mqa|gqa", name, re.I)
+        if not told and attending and not attending.intersection(source.reach(name)):
+            kinds.pop(name)
     kinds = kinds or dict.fromkeys(
         called, "layer"
     )  # a class of any name that can be called
