@@ -15,6 +15,8 @@ from headwise.checker.verdict import judged, read_request, read_targets, request
 
 TEXT = Path(__file__).with_name("forms.txt").read_text(encoding="utf-8")
 FORMS = dict(part.split("\n", 1) for part in re.split(r"^=== ", TEXT, flags=re.M)[1:])
+CAPPED = "s = torch.tanh(s / self.softcap) * self.softcap"
+MASKED = "s = s.masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf)"
 UNCHECKED = {"differential"}  # two maps a head, of which the form here knows nothing
 
 
@@ -49,12 +51,7 @@ def test_a_bug_in_a_form_is_named(tmp_path: Path) -> None:
         ("llama_cache", "math.sqrt(self.head_dim)", "self.head_dim", "scale-no-root"),
         ("keyword_only", "dim=1", "dim=0", "softmax-axis"),
         ("alibi", "* ahead\n", "* -ahead\n", "alibi-sign"),
-        (
-            "softcapped",
-            "torch.tanh(s",
-            "torch.tanh(s.masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf)",
-            "mask-weak-fill",
-        ),
+        ("softcapped", f"{CAPPED}\n        {MASKED}", f"{MASKED}\n        {CAPPED}", "mask-weak-fill"),
     ):
         path = tmp_path / f"{name}_wrong.py"
         assert FORMS[name].count(old) == 1
