@@ -156,27 +156,6 @@ class Attention(nn.Module):
         return self.c_proj(y.transpose(1, 2).contiguous().view(batch, length, C))
 
 
-class Head(nn.Module):
-    """One head as a module of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.query, self.key, self.value = (nn.Linear(C, C // H) for _ in range(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        weights = (self.query(x) @ self.key(x).transpose(-2, -1)).softmax(dim=-1)
-        return weights @ self.value(x)
-
-
-class Heads(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.heads, self.proj = nn.ModuleList([Head() for _ in range(H)]), nn.Linear(C, C)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.proj(torch.cat([head(x) for head in self.heads], -1))
-
-
 class Router(nn.Module):
     """A mixture of three experts: its softmax is times what they give, and is no attention."""
 
@@ -290,27 +269,24 @@ def test_torchs_own_encoder_and_decoder(layout: str) -> None:
 
 
 @torch.no_grad()
-def test_heads_that_are_modules_axes_of_another_order_and_folded_ones() -> None:
-    model = shaken(nn.Sequential(Heads(), Einsum(), Folded(told=True)))
-    with pytest.raises(hw.HeadwiseError, match=r"^how many heads L1 has, a Einsum, is known after it has ru"):
-        hw.ablate(model, ["L1.H0"]).__enter__()
+def test_axes_of_another_order_and_folded_ones() -> None:
+    model = shaken(nn.Sequential(Einsum(), Folded(told=True)))
+    with pytest.raises(hw.HeadwiseError, match=r"^how many heads L0 has, a Einsum, is known after it has ru"):
+        hw.ablate(model, ["L0.H0"]).__enter__()
     plain = model(X)
     with hw.watch(model, maps=True) as seen:
         assert torch.equal(model(X), plain)
-    assert [name for name in seen if "H0" in name] == ["L0.H0", "L1.H0", "L2.H0"] and "L0.H3" in seen
-    head = model[0].heads[1]
-    expected = (head.query(X) @ head.key(X).mT).softmax(-1)
-    torch.testing.assert_close(torch.tensor(seen["L0.H1"].map), expected[-1], rtol=0, atol=1e-6)
-    inner = model[0](X)
-    q = model[1].q(inner).view(B, 11, H, -1)
-    shared = torch.einsum("bihd,bjd->bhij", q, model[1].kv(inner).chunk(2, -1)[0]).softmax(-1)
-    torch.testing.assert_close(torch.tensor(seen["L1.H2"].map), shared[-1, 2], rtol=0, atol=1e-6)
-    for name, w_o, h in (("L0.H1", model[0].proj, 1), ("L1.H2", model[1].o, 2), ("L2.H3", model[2].out_proj, 3)):
+    assert list(seen) == [f"L{n}.H{h}" for n in range(2) for h in range(H)]
+    q, (k, _) = model[0].q(X).view(B, 11, H, -1), model[0].kv(X).chunk(2, -1)
+    shared = torch.einsum("bihd,bjd->bhij", q, k).softmax(-1)
+    torch.testing.assert_close(torch.tensor(seen["L0.H2"].map), shared[-1, 2], rtol=0, atol=1e-6)
+    for name, w_o, h in (("L0.H2", model[0].o, 2), ("L1.H3", model[1].out_proj, 3)):
         with hw.ablate(model, [name]):
             silenced = model(X)
         with zeroed(w_o, h, H):
             torch.testing.assert_close(silenced, model(X), rtol=0, atol=1e-6)
-    assert softmax.attends(torch.fx.symbolic_trace(head))
+    head = CausalHead("softmax")
+    assert softmax.attends(torch.fx.symbolic_trace(acting(lambda self, x: (x @ x.mT).softmax(-1) @ x)))
     vars(head)["forward"] = lambda x, y: (x @ F.linear(input=y, weight=torch.eye(C)).mT).softmax(-1) @ y
     assert "distance" not in watch_call(head, X, X[:, :7])["L0.H0"].means
 
@@ -342,111 +318,78 @@ class CausalHeads(nn.Module):
     def __init__(self, way: str, projects: bool) -> None:
         super().__init__()
         self.heads = nn.ModuleList([CausalHead(way) for _ in range(3)])
-        self.linear = nn.Linear(21, C)
         self.out_proj = nn.Linear(21, C) if projects else None
 
     def forward(self, x: Tensor) -> Tensor:
         joined = torch.cat([head(x) for head in self.heads], dim=-1)
-        return joined if self.out_proj is None else self.out_proj(joined)
-
-
-class Blocks(nn.Module):
-    def __init__(self, way: str, projects: bool) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([CausalHeads(way, projects) for _ in range(2)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = x + (block(x) if block.out_proj is not None else block.linear(block(x)))
-        return x
+        return joined if self.out_proj is None else x + self.out_proj(joined)
 
 
 @pytest.mark.parametrize("projects", [False, True])
 @pytest.mark.parametrize("way", ["flag", "mask", "softmax"])
 @torch.no_grad()
 def test_modules_of_a_list_are_heads_of_one_layer(way: str, projects: bool) -> None:
-    model = shaken(Blocks(way, projects))
+    first, second = CausalHeads(way, projects), CausalHeads(way, projects)
+    model = shaken(nn.Sequential(first, nn.Identity() if projects else nn.Linear(21, C), second))
     plain = model(X)
     with hw.watch(model, maps=True) as seen:
         assert torch.equal(model(X), plain)
-    assert list(seen) == [f"L{n}.H{h}" for n in range(2) for h in range(3)]
-    inputs = [X, model(X)]
-    model.blocks[1].register_forward_pre_hook(lambda module, args: inputs.__setitem__(1, args[0]))
-    model(X)
-    for n, x in enumerate(inputs):
-        for h, head in enumerate(model.blocks[n].heads):
+    assert list(seen) == [f"L{n}.H{h}" for n in (0, 2) for h in range(3)]
+    for n, x in ((0, X), (2, model[:2](X))):
+        for h, head in enumerate(model[n].heads):
             with hw.watch(head, maps=True) as alone:
                 head(x)
             of_all = seen[f"L{n}.H{h}"]
             torch.testing.assert_close(torch.tensor(of_all.map), torch.tensor(alone["L0.H0"].map), rtol=0, atol=1e-6)
             assert all(of_all[name] == pytest.approx(mean, abs=1e-5) for name, mean in alone["L0.H0"].means.items())
-    half = model.blocks[1].heads[2].W_value.weight
+    half = second.heads[2].W_value.weight
     half *= 0.5
     expected = model(X)
     half *= 2
-    with hw.steer(model, {"L1.H2": 0.5}), hw.watch(model):
+    with hw.steer(model, {"L2.H2": 0.5}), hw.watch(model):
         torch.testing.assert_close(model(X), expected)
     half *= 0
-    with hw.ablate(model, ["L1.H1"]):
+    with hw.ablate(model, ["L2.H1"]):
         without = model(X)
-    model.blocks[1].heads[1].W_value.weight.zero_()
+    second.heads[1].W_value.weight.zero_()
     torch.testing.assert_close(without, model(X))
+
+
+def acting(forward: Any) -> nn.Module:
+    """A module that does no more than this."""
+    module = type("Acting", (nn.Module,), {"forward": forward})()
+    module.out_proj = nn.Linear(C, C)
+    return module
+
+
+def in_pieces(self: nn.Module, x: Tensor) -> Tensor:
+    """One map is whole; the other one lies in two pieces, and to read the first alone is half of the truth."""
+    near, far = x[:, :5], x[:, 5:]
+    weights = torch.cat([x @ near.mT, x @ far.mT], -1).softmax(-1)
+    whole = (x @ x.mT).softmax(-1) @ x
+    return self.out_proj(whole + weights[..., :5] @ near + weights[..., 5:] @ far)  # type: ignore[operator]
 
 
 @torch.no_grad()
 def test_what_is_no_attention_is_refused_by_name() -> None:
-    class Codebook(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.codes = nn.Parameter(torch.randn(7, C))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return (x @ self.codes.T).softmax(-1) @ self.codes
-
-    class Linear(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.softmax(-1) @ (x.softmax(1).mT @ x)
-
-    class OtherAxis(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return (x @ x.mT).softmax(1) @ x
-
-    class Doubled(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return (2 * (x @ x.mT).softmax(-1)) @ x
-
-    class Pieces(nn.Module):
-        """One map is whole; the other one lies in two pieces, and to read the first alone is half of the truth."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.out_proj = nn.Linear(C, C)
-
-        def forward(self, x: Tensor) -> Tensor:
-            whole = (x @ x.mT).softmax(-1) @ x
-            near, far = x[:, :5], x[:, 5:]
-            weights = torch.cat([x @ near.mT, x @ far.mT], -1).softmax(-1)
-            return self.out_proj(whole + weights[..., :5] @ near + weights[..., 5:] @ far)
-
+    codes = nn.Parameter(X[0, :7])
     landmarks = tf.NystromformerConfig(**WIDE, num_landmarks=4, segment_means_seq_len=24)
     chunks = tf.LongformerConfig(**WIDE, attention_window=4)
-    refused: list[tuple[nn.Module, Tensor, str]] = [
-        (Router(), X, "^L0: Router ran, and no softmax over keys was seen"),
-        (Codebook(), X, "^L0: Codebook ran, and no softmax over keys was seen"),
-        (Linear(), X, "^L0: Linear ran, and no softmax over keys was seen"),
-        (
-            OtherAxis(),
-            0.3 * X,
-            "^L0: what OtherAxis multiplies with values is no distribution over keys: a row of 11 w",
-        ),
-        (Doubled(), X, "^L0: what Doubled multiplies with values is no distribution over keys: a row of 11 weights "),
-        (Folded(told=False), X, r"^L0: Folded makes maps of \(8, 11, 11\), and says that it has no number of heads"),
-        (tf.NystromformerModel(landmarks), torch.cat([IDS, IDS[:, :1]], 1), "^L0: multiplies the weights of one soft"),
-        (tf.LongformerModel(chunks), IDS, "^L0: LongformerSelfAttention says that it has 4 heads, and its .* chunks"),
-        (Pieces(), X, "^L0: joins the scores of several products before its softmax"),
-        (nn.Linear(C, C), X, "^Linear has no attention that headwise can read"),
+    none, rows = "ran, and no softmax over keys was seen", "no distribution over keys: a row of 11 weights sums to"
+    refused: list[tuple[nn.Module, str]] = [
+        (Router(), f"^L0: Router {none}"),
+        (acting(lambda self, x: (x @ codes.T).softmax(-1) @ codes), none),
+        (acting(lambda self, x: x.softmax(-1) @ (x.softmax(1).mT @ x)), none),
+        (acting(lambda self, x: (0.1 * x @ x.mT).softmax(1) @ x), rows),
+        (acting(lambda self, x: (2 * (x @ x.mT).softmax(-1)) @ x), rows),
+        (acting(in_pieces), "^L0: joins the scores of several products before its softmax"),
+        (Folded(told=False), r"^L0: Folded makes maps of \(8, 11, 11\), and says that it has no number of heads"),
+        (tf.NystromformerModel(landmarks), "^L0: multiplies the weights of one softmax with those of another"),
+        (tf.LongformerModel(chunks), "^L0: LongformerSelfAttention says that it has 4 heads, and its .* chunks"),
+        (nn.Linear(C, C), "^Linear has no attention that headwise can read"),
     ]
-    for model, inputs, why in refused:
+    for model, why in refused:
+        inputs = torch.cat([IDS, IDS[:, :1]], 1) if hasattr(model, "config") else X
         with pytest.raises(hw.HeadwiseError, match=why), hw.watch(model.eval()) as seen:
             model(inputs)
         assert not softmax._thread.listener.blocks

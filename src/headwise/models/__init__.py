@@ -128,26 +128,25 @@ def _from_hub(name: str, config_alone: bool = False) -> Path:
         # The library hands out what the cache has, if that is the config alone (after `shape_of`) or some shards
         # (after a broken download). Here this raises, so that the rest is downloaded below.
         (read_config if config_alone else check_folder)(folder)
-        index = folder / "model.safetensors.index.json"
-        if (
-            not config_alone
-            and index.exists()
-            and not (folder / "model.safetensors").exists()
-        ):
-            for name in read_json(index)["weight_map"].values():
-                (folder / name).stat()
+        whole, index = folder / "model.safetensors", "model.safetensors.index.json"
+        if not config_alone and not whole.exists():
+            for shard in read_json(folder / index)["weight_map"].values():
+                (folder / shard).stat()
         return folder
     try:
         # The library asks first which version is the newest: so many seconds at most, for there may be no network.
         return Path(hub.snapshot_download(**options, etag_timeout=5))
     # no network, no such name, no right to read it: the library lets through what it meets
     except Exception as error:
-        # The first line of its message, or the name of its class where it has none.
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise HeadwiseError(
-            f"{name} is no folder here, and not in the hub's cache; it could not be downloaded ({reason[:80]}): "
-            f"run `hf download {name}` where there is a network, or pass a folder"
+            f"{name} is no folder here, and not in the hub's cache; it could not be downloaded "
+            f"({first_line(error)[:80]}): run `hf download {name}` where there is a network, or pass a folder"
         ) from None
+
+
+def first_line(error: Exception) -> str:
+    """Of its message, or the name of its class where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _is_gguf(path: Path) -> bool:

@@ -21,6 +21,7 @@ from headwise.corpus.tokens import BOUNDARY, tokenising
 from headwise.errors import HeadwiseError
 from headwise.families import check_folder
 from headwise.files import read_json
+from headwise.models import first_line
 from headwise.words import unknown
 
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -41,23 +42,16 @@ def load_folder(
         config = getattr(kind, "config_class", transformers.AutoConfig).from_pretrained(
             folder, **LOCAL
         )
-        parts = [
-            getattr(config, name, None) for name in getattr(config, "sub_configs", ())
-        ]
-        for part in filter(None, [config, *parts]):
-            # the library's own choice; a name may lead to a kernel on the hub
-            part._attn_implementation = None
-            if hasattr(part, "auto_map"):
-                del part.auto_map
+        for name in ("", *getattr(config, "sub_configs", ())):
+            part = getattr(config, name, None) if name else config
+            if part is not None:
+                # the library's own choice; a name may lead to a kernel on the hub
+                part._attn_implementation = None
+                vars(part).pop("auto_map", None)
         # `loading` tells which weights were found and which were not.
-        options = {
-            **LOCAL,
-            **(placing or {}),
-            "use_safetensors": True,
-            "output_loading_info": True,
-        }
+        options = {**LOCAL, **(placing or {}), "output_loading_info": True}
         model, loading = kind.from_pretrained(
-            folder, config=config, dtype=dtype, **options
+            folder, config=config, dtype=dtype, use_safetensors=True, **options
         )
     if lacking := sorted(loading["missing_keys"])[
         :3
@@ -135,10 +129,8 @@ def meta_model(fields: Mapping[str, Any]) -> tuple[Any, str | None]:
                 )
         named = fields.get("architectures") or [""]
         model_class = getattr(transformers, str(named[0]), None)
-        for mapping in (
-            transformers.MODEL_FOR_CAUSAL_LM_MAPPING,
-            transformers.MODEL_MAPPING,
-        ):
+        causal = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+        for mapping in (causal, transformers.MODEL_MAPPING):
             if model_class is None and type(config) in mapping:
                 model_class = mapping[type(config)]
         if isinstance(model_class, tuple):
@@ -152,8 +144,8 @@ def meta_model(fields: Mapping[str, Any]) -> tuple[Any, str | None]:
             part: str | None = "the decoder of text alone"
             if text is config:
                 text, part = _filled(config), None
-            elif type(text) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
-                model_class = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(text)]
+            elif type(text) in causal:
+                model_class = causal[type(text)]
             with suppress(Exception):
                 return _on_meta(model_class, text), part
             raise
@@ -231,8 +223,7 @@ def _loading(config: Path, failure: str, remedy: str = "") -> Iterator[None]:
         with quiet():
             yield
     except Exception as error:  # the library lets through whatever its parts raise
-        # The first line of its message, or the name of its class where it has none.
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        first = first_line(error)
         with suppress(OSError, ValueError, TypeError):
             if "auto_map" in read_json(config):
                 first = f"transformers has no class for it{FOREIGN_CODE}"
@@ -257,14 +248,8 @@ def _architecture(folder: Path, config: Mapping[str, Any]) -> Any:
 
 def has_tokenizer(folder: Path) -> bool:
     """Is there a tokenizer file?"""
-    names = (
-        "tokenizer.json",
-        "tokenizer.model",
-        "vocab.txt",
-        "vocab.json",
-        "spiece.model",
-    )
-    return any((folder / name).exists() for name in names)
+    names = "tokenizer.json tokenizer.model vocab.txt vocab.json spiece.model"
+    return any((folder / name).exists() for name in names.split())
 
 
 class FolderTokens:
@@ -339,9 +324,8 @@ class FolderTokens:
                 list(messages), tokenize=False, add_generation_prompt=True
             )
         except Exception as error:  # no template, or one that refuses the messages
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise HeadwiseError(
-                f"the messages do not become a text: {first}; write them as one text"
+                f"the messages do not become a text: {first_line(error)}; write them as one text"
             ) from None
         return str(text)
 

@@ -128,14 +128,10 @@ def for_documents(B: int, *tensors: Tensor) -> Iterator[Tensor]:
 @cache
 def _parameters(function: Any) -> set[str]:
     """Names of what a function is given beside module, query, key, value and mask."""
-    kinds = inspect.signature(function).parameters.values()
-    further = list(kinds)[5:]
+    further = [*inspect.signature(function).parameters.values()][5:]
     # Without *args and **kwargs, which take what the function does not name.
-    return {
-        kind.name
-        for kind in further
-        if kind.kind not in (kind.VAR_KEYWORD, kind.VAR_POSITIONAL)
-    }
+    rest = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL
+    return {kind.name for kind in further if kind.kind not in rest}
 
 
 def options_of(asked: Asked) -> Options:
@@ -197,10 +193,8 @@ class OfFunction(Mask):
     alike: bool
 
     def allowed(self, grid: Grid) -> Any:
-        b, h = (
-            grid.pick(torch.arange(n, device=grid.j.device), axis)
-            for n, axis in ((grid.B, "b"), (grid.H, "h"))
-        )
+        b = grid.pick(torch.arange(grid.B, device=grid.j.device), "b")
+        h = grid.pick(torch.arange(grid.H, device=grid.j.device), "h")
         return self.function(b, h, grid.i, grid.j)
 
 
@@ -216,10 +210,9 @@ class Placed(Mask):
 
     def allowed(self, grid: Grid) -> Any:
         ahead = grid.pick(self.k_places, "bs") - grid.pick(self.q_places, "bt")
-        low = -grid.S if self.left is None else -self.left
-        return (ahead >= low) & (
-            ahead <= (grid.S if self.right is None else self.right)
-        )
+        left = grid.S if self.left is None else self.left
+        right = grid.S if self.right is None else self.right
+        return (ahead >= -left) & (ahead <= right)
 
 
 def _flash_masks(asked: Asked, causal: bool) -> list[Mask]:
@@ -256,12 +249,11 @@ def _edges(asked: Asked) -> list[Tensor] | None:
     """Where the texts of a row begin, and the last one ends, among its queries and keys; None where it is one text."""
     names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
     told = [asked.keywords.get(name) for name in names]
-    edges = [
-        edge.long() for edge in told[:2] if edge is not None and None not in told[2:]
-    ]
+    if all(edge is not None for edge in told):
+        return [edge.long() for edge in told[:2]]
     positions = asked.keywords.get("position_ids")
-    if len(edges) == 2 or positions is None or len(asked.q) > 1:
-        return edges or None
+    if positions is None or len(asked.q) > 1:
+        return None
     places = positions.flatten()
     begins = (places == places.min()).nonzero()[:, 0]
     edge = torch.cat([begins, begins.new_tensor([len(places)])])
@@ -286,17 +278,11 @@ def check(call: Call, eager: bool) -> None:
     """
     rows = probed_rows(call.n_queries)
     # The mask of these rows alone, which keep their places among all queries.
-    mask = (
-        None
-        if call.options.mask is None
-        else Part(call.options.mask, "t", rows, call.n_queries)
-    )
-    steps = trace(
-        call.q[:, :, rows],
-        call.k,
-        call.v,
-        call.options._replace(mask=mask, dropout=0.0),
-    )
+    options = call.options._replace(dropout=0.0)
+    if options.mask is not None:
+        part = Part(options.mask, "t", rows, call.n_queries)
+        options = options._replace(mask=part)
+    steps = trace(call.q[:, :, rows], call.k, call.v, options)
     theirs = call.out[:, :, rows].to(steps.weights.dtype)
     # (B,H,rows) each: is the row compared, and the largest difference of its features. Where a padded value has turned
     # to NaN, rows that do not see it have NaN, too, by 0 x NaN: they are not compared.
@@ -309,29 +295,21 @@ def check(call: Call, eager: bool) -> None:
     if multiplied == torch.float32 and torch.is_autocast_enabled(device):
         multiplied = torch.get_autocast_dtype(device)
     # flash attention casts float32 to the dtype of the weights
-    digits = max(torch.finfo(dtype).eps for dtype in (multiplied, call.out.dtype))
+    formats = [multiplied, call.out.dtype]
     if eager:  # transformers computes that softmax in float32, in a float64 model too
-        digits = max(digits, torch.finfo(torch.float32).eps)
+        formats.append(torch.float32)
+    digits = max(torch.finfo(dtype).eps for dtype in formats)
     if call.q.is_cuda and torch.backends.cuda.matmul.allow_tf32:
         # torch may multiply in TF32, which keeps 10 bits of each factor
         digits = max(digits, 2**-10)
-    values = torch.stack(
-        call.v.aminmax()
-    ).abs()  # one pass over all of v, without a copy
-    if (
-        not values.isfinite().all()
-    ):  # a document that is nothing but padding may have turned to NaN
-        values = call.v.nan_to_num(0, 0, 0).abs()
+    # a document that is nothing but padding may have turned to NaN
+    sizes = [
+        steps.scores.nan_to_num().abs().max(),
+        call.v.nan_to_num(0, 0, 0).abs().max(),
+    ]
     # In one tensor, so that a device is waited for once; `any_sees` is 1.0 or 0.0 then.
-    sizes = torch.stack(
-        [
-            steps.scores.nan_to_num().abs().max(),
-            values.max(),
-            difference.max(),
-            sees_some.any(),
-        ]
-    )
-    score, value, largest, any_sees = sizes.tolist()
+    sizes += [difference.max(), sees_some.any()]
+    score, value, largest, any_sees = torch.stack(sizes).tolist()
     # Sums of large terms may cancel and leave more of their rounding. In half precision `digits` are larger than that.
     sums = 4 if multiplied.itemsize >= 4 else 1
     # `score` roundings for the scores, which the softmax makes a factor, and 8 as room for the softmax and the output.
@@ -342,9 +320,7 @@ def check(call: Call, eager: bool) -> None:
     if largest <= bound and (any_sees or not theirs.nan_to_num().any()):
         return
     # The message names the row that differs most, and of it the feature that does.
-    b, h, t = (
-        int(i) for i in torch.unravel_index(difference.argmax(), difference.shape)
-    )
+    b, h, t = map(int, torch.unravel_index(difference.argmax(), difference.shape))
     gave, read = theirs[b, h, t], steps.out[b, h, t]  # (E,)
     place = (read.to(gave.dtype) - gave).abs().argmax()
     raise HeadwiseError(
