@@ -248,7 +248,7 @@ def _flash_masks(asked: Asked, causal: bool) -> list[Mask]:
 def _edges(asked: Asked) -> list[Tensor] | None:
     """Where the texts of a row begin, and the last one ends, among its queries and keys; None where it is one text."""
     names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
-    told = [asked.keywords.get(name) for name in names]
+    told: list[Any] = [asked.keywords.get(name) for name in names]
     if all(edge is not None for edge in told):
         return [edge.long() for edge in told[:2]]
     positions = asked.keywords.get("position_ids")
