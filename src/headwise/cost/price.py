@@ -31,6 +31,7 @@ from headwise.cost.shape import (
     Kept,
     Layer,
     ModelShape,
+    Piece,
     bytes_of,
     bytes_per_token,
     whole_bytes,
@@ -116,6 +117,9 @@ def shape_of(config: Any) -> tuple[str, ModelShape]:
         if inner is not config:
             fields["architectures"] = [name]
         return name, shape_of_fields(fields)
+    is_foreign = not type(inner).__module__.startswith("headwise.")
+    if is_foreign and hasattr(config, "named_modules"):
+        return name, _modules_shape(config)
     # a GPTConfig; is_dataclass is also true of a class
     is_ours = is_dataclass(inner) and hasattr(inner, "d_model")
     if is_ours and not isinstance(inner, type):
@@ -168,6 +172,79 @@ def _spec_shape(spec: AttentionSpec) -> ModelShape:
         pieces=(),
         positions=None,
     )
+
+
+def _modules_shape(model: Any) -> ModelShape:
+    """A model of one's own with layers of ours: those by their specs, all else by its modules.
+
+    A module counts to the layer in whose block it stands: what holds one attention, and no other.
+    """
+    modules = dict(model.named_modules())
+    paths = []
+    for path, module in modules.items():
+        if isinstance(getattr(module, "spec", None), AttentionSpec):
+            paths.append(path)
+    if not paths:
+        raise HeadwiseError(
+            f"a {type(model).__name__} has no layer of headwise; pass the config of its family"
+        )
+    layers = []
+    for n, path in enumerate(paths):
+        layers.append(layer_of(f"L{n}", modules[path].spec))
+    pieces: list[Piece] = []
+    counted: set[Any] = set()
+    for path, module in modules.items():
+        if any(f"{path}.".startswith(f"{layer}.") for layer in paths):
+            continue
+        weights = set(module.parameters(recurse=False))
+        size = sum(p.numel() for p in weights - counted)
+        matrix = borrowed = 0
+        is_table = hasattr(module, "num_embeddings")
+        if hasattr(module, "in_features"):
+            matrix = module.weight.numel()
+            borrowed = matrix if module.weight in counted else 0
+        elif not is_table and any(p.ndim > 1 for p in weights):
+            raise HeadwiseError(
+                f"{path or type(model).__name__} has a matrix and is no Linear or Embedding, so that what a token "
+                f"costs there is not known; price the model with Linears in their place"
+            )
+        counted |= weights
+        block = _block_of(path, paths)
+        if block is None:
+            part = "embeddings" if is_table else "head" if matrix else "norms"
+            row = module.embedding_dim if is_table else None
+            flops = 2 * matrix
+            piece = Piece(
+                part=part, parameters=size, row=row, flops=flops, borrowed=borrowed
+            )
+            pieces.append(piece)
+        else:
+            layers[block] = layers[block].beside(size, matrix)
+    first = modules[paths[0]].spec
+    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
+    context = importlib.import_module("headwise.models.ask").context_of(model)
+    return ModelShape(
+        family="own",
+        d_model=first.d_model,
+        layers=tuple(layers),
+        pieces=tuple(pieces),
+        positions=context,
+        generates=first.causal,
+        dtype=dtype,
+        way="built",
+    )
+
+
+def _block_of(path: str, layers: Sequence[str]) -> int | None:
+    """The layer in whose block a module stands; None outside of them."""
+    while path:
+        path = path.rpartition(".")[0]
+        inside = [
+            n for n, each in enumerate(layers) if path and each.startswith(f"{path}.")
+        ]
+        if inside:
+            return inside[0] if len(inside) == 1 else None
+    return None
 
 
 def shape_of_fields(config: dict[str, Any]) -> ModelShape:

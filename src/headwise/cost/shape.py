@@ -187,6 +187,14 @@ class Layer:
             active_parameters=total - (count - active) * size,
         )
 
+    def beside(self, parameters: int, matrix: int) -> Layer:
+        """The layer with a module more: so many parameters, and of them entries of a matrix that each token meets."""
+        part = "feed_forward_parameters" if matrix else "norm_parameters"
+        changes: dict[str, Any] = {part: getattr(self, part) + parameters}
+        for name in ("reading", "writing", "expanding"):
+            changes[name] = getattr(self, name).plus(2 * matrix)
+        return replace(self, **changes)
+
     def with_kv_heads(self, n: int, d_model: int) -> Layer:
         """The layer with so many key/value heads, in the place of those it has, or of a latent."""
         heads = self.attention

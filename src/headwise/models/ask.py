@@ -121,8 +121,15 @@ def declare(
 
 def stands_for(copy: nn.Module, model: nn.Module) -> None:
     """A copy of a model is asked as the model is."""
-    if model in _adapters:
-        _adapters[copy] = _adapters[model]
+    adapter = _adapters.get(model)
+    if adapter is None:
+        return
+    places = {module: path for path, module in model.named_modules()}
+    parts: dict[str, Any] = {}
+    for name in ("embed", "unembed"):
+        module = getattr(adapter, name)
+        parts[name] = module and copy.get_submodule(places[module])
+    _adapters[copy] = replace(adapter, **parts)
 
 
 def _first_logits(model: Any, ids: Tensor) -> Tensor:

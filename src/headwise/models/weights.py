@@ -22,8 +22,10 @@ from headwise.errors import HeadwiseError
 from headwise.families import OURS, Family, family_for
 from headwise.gpt.checkpoint import hf_form
 from headwise.gpt.gpt import GPT, GPTConfig
-from headwise.models.sites import as_rows
+from headwise.layer.layer import MultiHeadAttention
+from headwise.models.sites import as_rows, attention_layers, is_hf
 from headwise.positions import RoPE
+from headwise.spec import LatentSpec, is_adjacent
 
 
 @dataclass(frozen=True)
@@ -108,9 +110,16 @@ def family_of(model: nn.Module) -> Family:
                 f"its attention is {model.config.own_attention}, whose weights headwise does not know"
             )
         return family_for(OURS)
+    if own_layers(model):
+        return family_for(OURS)
     # A model without a config is refused by the name of its class.
     config = getattr(model, "config", None)
     return family_for(str(getattr(config, "model_type", type(model).__name__)))
+
+
+def own_layers(model: nn.Module) -> list[MultiHeadAttention]:
+    """The layers of ours in a model of one's own; none of a GPT, or of a model of transformers."""
+    return [] if isinstance(model, GPT) or is_hf(model) else attention_layers(model)
 
 
 def body_of(model: nn.Module) -> Any:
@@ -119,14 +128,27 @@ def body_of(model: nn.Module) -> Any:
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """The layers of the model, from the first to the last."""
+    """The layers of the model, from the first to the last; of a model of one's own what is around each attention."""
+    if own := own_layers(model):
+        return [_around(layer, model) for layer in own]
     return list(body_of(model).get_submodule(family_of(model).layers))
 
 
 def attentions(model: nn.Module) -> list[nn.Module]:
     """The attention module of each layer, from the first to the last."""
+    if own := own_layers(model):
+        return list(own)
     name = family_of(model).attention
     return [block.get_submodule(name) for block in blocks(model)]
+
+
+def _around(layer: nn.Module, model: nn.Module) -> nn.Module:
+    """The largest module inside the model that runs, and holds no other attention than this layer."""
+    for module in model.modules():
+        runs = module is not model and not isinstance(module, nn.ModuleList)
+        if runs and attention_layers(module) == [layer]:
+            return module
+    return layer
 
 
 def input_projection(model: nn.Module, layer: int) -> nn.Module:
@@ -140,12 +162,34 @@ def head_counts(model: nn.Module) -> tuple[int, int, int]:
     if isinstance(model, GPT):
         spec = model.config.attention
         return spec.n_heads, spec.n_kv_heads, spec.head_dim
+    if own := own_layers(model):
+        return _own_counts(own)
     config: Any = model.config
     # GPT-2 calls it n_head and answers to this name too
     n_heads = int(config.num_attention_heads)
     n_kv_heads = getattr(config, "num_key_value_heads", None) or n_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // n_heads
     return n_heads, int(n_kv_heads), int(head_dim)
+
+
+def _own_counts(layers: Sequence[MultiHeadAttention]) -> tuple[int, int, int]:
+    """The counts that all layers share. Raises HeadwiseError where they differ, or weights are more than a record's."""
+    counts = []
+    for n, layer in enumerate(layers):
+        spec = layer.spec
+        counts.append((spec.n_heads, spec.n_kv_heads, spec.head_dim))
+        if isinstance(spec, LatentSpec) or layer.o_proj is None:
+            what = f"layer {n} has latents, or no W_O"
+        elif not is_adjacent(spec.kv_index, spec.n_heads, spec.n_kv_heads):
+            what = f"layer {n} has kv_index={spec.kv_index}: no equal, adjacent groups"
+        elif counts[n] != counts[0]:
+            what = f"layer {n} has {counts[n]} query heads, key/value heads and width, layer 0 {counts[0]}"
+        else:
+            continue
+        raise HeadwiseError(
+            f"{what}; change such layers one by one, as with layer.without([0])"
+        )
+    return counts[0]
 
 
 def read_layers(model: nn.Module) -> list[AttentionWeights]:
@@ -197,6 +241,14 @@ def write_layer(model: nn.Module, layer: int, weights: AttentionWeights) -> None
 def cannot_carry(model: nn.Module, n_heads: int, n_kv_heads: int) -> str | None:
     """Why the model's config cannot have these numbers of heads, naming the field; None where it can."""
     old_heads, old_kv_heads, head_dim = head_counts(model)
+    if own := own_layers(model):
+        for layer in own:
+            mask = layer.spec.mask
+            parts = () if mask is None else mask.parts()
+            differ = layer.spec.sink or not all(part.alike for part in parts)
+            if n_heads != old_heads and differ:
+                return "a sink or a mask of the layers differs between heads"
+        return None
     config: Any = model.config
     # The architecture of transformers that must still read the model. One of ours that none reads may have any numbers.
     form = stock_form(config) if isinstance(model, GPT) else config.model_type
@@ -240,7 +292,7 @@ def _rebuilt(model: nn.Module, n_heads: int, n_kv_heads: int) -> nn.Module:
     Weights of the same name and shape are copied; others are newly drawn, and the caller writes them.
     """
     kind: Any = type(model)
-    config: Any = copy.deepcopy(model.config)
+    config: Any = copy.deepcopy(getattr(model, "config", None))
     parameter = next(model.parameters())
     # stated, for the default is the width by the number of heads
     head_dim = head_counts(model)[2]
@@ -249,6 +301,8 @@ def _rebuilt(model: nn.Module, n_heads: int, n_kv_heads: int) -> nn.Module:
         if isinstance(model, GPT):
             sizes = {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "head_dim": head_dim}
             new: nn.Module = GPT(dataclasses.replace(config, **sizes))
+        elif own_layers(model):
+            new = _with_heads(model, n_heads, n_kv_heads)
         else:
             config.num_attention_heads, config.num_key_value_heads = n_heads, n_kv_heads
             config.head_dim = head_dim
@@ -260,6 +314,21 @@ def _rebuilt(model: nn.Module, n_heads: int, n_kv_heads: int) -> nn.Module:
         if name in drawn and drawn[name].shape == x.shape:
             drawn[name].copy_(x)
     return new.train(model.training)
+
+
+def _with_heads(model: nn.Module, n_heads: int, n_kv_heads: int) -> nn.Module:
+    """A copy of a model of one's own, each of whose layers is drawn anew with so many heads."""
+    new = copy.deepcopy(model)
+    drawn: dict[nn.Module, nn.Module] = {}
+    for path, layer in [*new.named_modules(remove_duplicate=False)]:
+        if isinstance(layer, MultiHeadAttention):
+            sizes = {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "kv_index": None}
+            fresh = drawn.get(layer) or type(layer).from_spec(
+                layer.spec.replace(**sizes)
+            )
+            drawn[layer] = fresh
+            new.set_submodule(path, fresh)
+    return new
 
 
 def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
@@ -315,6 +384,8 @@ def _pairs(model: nn.Module, head_dim: int) -> tuple[tuple[int, int], ...]:
     rope = None
     if isinstance(model, GPT):
         rope = model.config.attention.rope
+    elif own := own_layers(model):
+        rope = own[0].spec.rope
     elif family_of(model).rope:
         # RoPE rotates twice as many features as it has frequencies, one a pair. (The config's partial_rotary_factor
         # does not tell it: not every family heeds that.) Gemma 3 has a list for each type of layer, of one length.

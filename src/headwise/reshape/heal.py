@@ -29,6 +29,7 @@ from headwise.models.weights import (
     AttentionWeights,
     attentions,
     layers_in_turn,
+    own_layers,
     write_layer,
 )
 from headwise.reshape.asked import Gone
@@ -148,7 +149,9 @@ def measure(
     length = max(0, min(tokens, DECODE_CONTEXT) - NEW_TOKENS)
     # else two timings differ by chance alone
     smaller = caches.after != caches.before or sizes.after != sizes.before
-    if speed is None and smaller and before is not None and length > 0:
+    # a model of one's own reads the whole text at each step: its cache is its caller's
+    generates = before is not None and not own_layers(parent)
+    if speed is None and smaller and generates and length > 0:
         say("measuring decoding speed")
         speed = decode_speed(parent, child, held_out[0][:1], length)
     ends_in_logits = predicts(parent) is not None
@@ -176,7 +179,8 @@ def cache_bytes(
     """Bytes of cache a token, of a text of that many; 0 where none is kept. dtype: None takes that of the weights."""
     dtype = dtype or next(model.parameters()).dtype
     name = str(dtype).removeprefix("torch.")
-    bill = price(config_fields(model), context=tokens, dtype=name)
+    config = model if own_layers(model) else config_fields(model)
+    bill = price(config, context=tokens, dtype=name)
     return bill.cache.text_bytes / tokens
 
 

@@ -41,7 +41,14 @@ from headwise.gpt.checkpoint import load_model
 from headwise.gpt.presets import find_preset
 from headwise.gpt.run import read_run
 from headwise.models import computed_in, located
-from headwise.models.ask import answers, context_of, evaluating, predicts, vocabulary_of
+from headwise.models.ask import (
+    answers,
+    context_of,
+    evaluating,
+    predicts,
+    stands_for,
+    vocabulary_of,
+)
 from headwise.models.open import (
     Folder,
     described,
@@ -55,6 +62,7 @@ from headwise.models.weights import (
     cast,
     family_of,
     head_counts,
+    own_layers,
     reads_as_stock,
 )
 from headwise.records import plain_data
@@ -257,6 +265,7 @@ def reshape(
         )
         changed = change.apply(source, calibration)
         child = changed.model
+        stands_for(child, source.model)
 
         def damage_of(speed: Pair | None = None) -> Damage:
             held_out, context, say = (
@@ -381,6 +390,11 @@ def _check_model(source: Folder, writes: bool) -> None:
             f"those; save the model without that head, or with its language-model head"
         )
     cache_bytes(model)  # raises for a config without the sizes of the cache
+    if writes and own_layers(model):
+        raise HeadwiseError(
+            f"{name} is a model of your own, for which there is no folder; leave out= away, and keep "
+            f"result.model.state_dict()"
+        )
     if writes and source.tokens is None and source.family == "headwise":
         raise HeadwiseError(
             "the model has no tokenizer, and a folder of headwise needs one; open the model from a folder "
