@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import refuses
 from helpers import NATIVE, Sizes, draw
 
 import headwise as hw
@@ -65,3 +66,11 @@ def test_one_head_goes_without_its_axes() -> None:
         torch.testing.assert_close(torch.as_tensor(steps.weights), expected.weights[0, 0])
         out = torch.as_tensor(hw.attend(wrap(q), wrap(k), wrap(v), hw.Causal()))
         torch.testing.assert_close(out, expected.out[0, 0])
+
+
+def test_arguments_of_torchs_function_are_named_as_they_are_here() -> None:
+    q = [[[[0.5]]]]
+    for function in (hw.attend, hw.trace):
+        refuses(lambda: function(q, q, q, is_causal=True, dropout_p=0.1), "is_causal= is here mask=hw.Causal")
+        with pytest.raises(TypeError, match="colour"):
+            function(q, q, q, colour=1)  # type: ignore[call-overload, call-arg]

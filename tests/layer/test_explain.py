@@ -256,7 +256,7 @@ def test_it_reads_well_and_without_exponents() -> None:
         "  not fused: one query, folded over its group, reads K and V once a group\n"
         "  not fused causal: nothing is masked\n"
         "  not fused masked: nothing is masked\n"
-        "  not fused blocks: no window that is narrow beside the keys, at most a third of them\n"
+        "  not fused blocks: no window that is narrow beside the keys, at most two fifths of them\n"
         "  not fused apart: no mask tells documents apart"
     )
     assert str(hw.explain(make(softcap=0.9), draw(5))).startswith("explicit: 5 queries of 6 heads read ")

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from headwise.errors import HeadwiseError
+from headwise.errors import HeadwiseError, refuses_foreign
 from headwise.masks import Mask, bare_mask_error
 from headwise.records import AnyArray, Trace
 from headwise.shapes import shape_of
@@ -23,7 +23,20 @@ TITLES = {
     "torch_": "torch",
 }  # by the name of the module
 
+# What those type who come from torch's function or from kernels, and what it is called here.
+ELSEWHERE = {
+    "attn_mask": "mask=hw.Allowed(attn_mask), or of numbers mask=hw.Bias(attn_mask)",
+    "is_causal": "mask=hw.Causal(offset=0); without offset= queries stand at the end of the keys",
+    "causal": "mask=hw.Causal()",
+    "window_size": "mask=hw.Window(left, right)",
+    "dropout_p": "dropout=",
+    "softmax_scale": "scale=",
+    "enable_gqa": "left out: k and v may have fewer heads than q",
+    "key_padding_mask": "mask=hw.Allowed(~key_padding_mask[:, None, None]), where True is padding",
+}
 
+
+@refuses_foreign(ELSEWHERE)
 def attend(
     q: AnyArray,
     k: AnyArray,
@@ -70,6 +83,7 @@ def attend(
     return out
 
 
+@refuses_foreign(ELSEWHERE)
 def trace(
     q: AnyArray,
     k: AnyArray,

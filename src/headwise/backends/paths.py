@@ -164,10 +164,10 @@ def _within(
 
 
 def _block(low: int, high: int) -> tuple[int, int]:
-    """Half a window of queries, 32 to 512, reads one and a half windows of keys: fewer queries waste fewer pairs, but
-    the kernel is slower on a few.
+    """A quarter of a window of queries, 32 to 512, reads one and a quarter windows of keys: fewer queries waste fewer
+    pairs, but the kernel is slower on a few.
     """
-    queries = 32 * max(1, min(16, (high - low + 32) // 64))
+    queries = 32 * max(1, min(16, (high - low + 64) // 128))
     return queries, queries + high - low
 
 
@@ -260,7 +260,7 @@ def refusals(path: Path, sizes: Sizes, options: Options) -> dict[str, str]:
         no_flag = f"scale={options.scale}: the flag hides keys by -inf before it scales, and that makes NaN"
     else:
         no_flag = "a window, or queries that begin after the first key: what is allowed is no triangle of a square"
-    no_window = "no window that is narrow beside the keys, at most a third of them"
+    no_window = "no window that is narrow beside the keys, at most two fifths of them"
     grouped = (
         "one query, folded over its group with its mask, reads K and V once a group"
     )

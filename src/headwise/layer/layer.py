@@ -3,41 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from headwise.backends.cache import KVCache
 from headwise.backends.torch_ import Rotation, attend
-from headwise.errors import HeadwiseError
+from headwise.errors import HeadwiseError, refuses_foreign
 from headwise.layer.head import Heads, permuted, without
 from headwise.layer.projections import ELSEWHERE, AttentionLayer, check_rolling
 from headwise.masks import Mask
 from headwise.positions import RoPE
 from headwise.records import Call
 from headwise.spec import AttentionSpec
-
-MethodT = TypeVar("MethodT", bound=Callable[..., Any])
-
-
-def _refuses_foreign(words: Mapping[str, str]) -> Callable[[MethodT], MethodT]:
-    """A method that refuses these `words` of other libraries as keywords, and says what each is called here."""
-
-    def around(method: MethodT) -> MethodT:
-        @functools.wraps(method)
-        def checked(*args: Any, **keywords: Any) -> Any:
-            foreign = [name for name in keywords if name in words]
-            if foreign:
-                raise HeadwiseError(
-                    "; ".join(f"{name}= is here {words[name]}" for name in foreign)
-                )
-            return method(*args, **keywords)
-
-        return cast(MethodT, checked)
-
-    return around
 
 
 class MultiHeadAttention(AttentionLayer):
@@ -55,7 +34,7 @@ class MultiHeadAttention(AttentionLayer):
         y = layer(next_token, cache=cache)                      # with cache = KVCache()
     """
 
-    @_refuses_foreign(ELSEWHERE["built"])
+    @refuses_foreign(ELSEWHERE["built"])
     def __init__(
         self,
         d_model: int,
@@ -119,7 +98,7 @@ class MultiHeadAttention(AttentionLayer):
     without = without
     permuted = permuted
 
-    @_refuses_foreign(ELSEWHERE["called"])
+    @refuses_foreign(ELSEWHERE["called"])
     def forward(
         self,
         x: Tensor,
