@@ -1,6 +1,7 @@
 """The face of the backends: what `attend` and `trace` take, and how a trace shows itself."""
 
 import re
+from functools import partial
 from typing import Any
 
 import pytest
@@ -70,7 +71,8 @@ def test_one_head_goes_without_its_axes() -> None:
 
 def test_arguments_of_torchs_function_are_named_as_they_are_here() -> None:
     q = [[[[0.5]]]]
+    function: Any
     for function in (hw.attend, hw.trace):
-        refuses(lambda: function(q, q, q, is_causal=True, dropout_p=0.1), "is_causal= is here mask=hw.Causal")
+        refuses(partial(function, q, q, q, is_causal=True, dropout_p=0.1), "is_causal= is here mask=hw.Causal")
         with pytest.raises(TypeError, match="colour"):
-            function(q, q, q, colour=1)  # type: ignore[call-overload, call-arg]
+            function(q, q, q, colour=1)
