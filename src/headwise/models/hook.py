@@ -266,15 +266,10 @@ class Tap:
         self.heard = True
         if isinstance(call, str):
             return self.refuse(call)
-        site, kind, n_heads = (
-            self.site,
-            type(self.site.module).__name__,
-            call.out.shape[1],
-        )
-        if site.n_heads not in (
-            0,
-            n_heads,
-        ):  # 0: the module does not say how many it has
+        site, n_heads = self.site, call.out.shape[1]
+        kind = type(site.module).__name__
+        # 0: the module does not say how many it has
+        if site.n_heads not in (0, n_heads):
             return self.refuse(
                 f"{kind} says that it has {site.n_heads} heads, and its attention gives {n_heads}: chunks or windows, "
                 f"or heads that cannot be told apart"
@@ -410,17 +405,15 @@ class Tap:
             again = (
                 "; that is known now: do the same again, and they are replaced before"
             )
+        note = "what enters W_O is not its heads side by side"
         for call in calls:
             if not sure:
                 self.refuse(
                     f"{kind} has heads and texts in one axis, and its W_O does not read them side by side"
                 )
                 continue
-            note = "what enters W_O is not its heads side by side"
-            if (
-                self.hand(call, f"{note}; they are read before, no norm", at_w_o=False)
-                is not None
-            ):
+            told = f"{note}; they are read before, no norm"
+            if self.hand(call, told, at_w_o=False) is not None:
                 raise HeadwiseError(
                     f"{site.name}: {note}, so they cannot be replaced there{again}"
                 )

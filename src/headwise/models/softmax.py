@@ -455,12 +455,8 @@ class Listener(TorchFunctionMode):
                 return result
             # Weights by distance, shifted after the softmax, times embeddings of distances (Shaw et al. 2018): no
             # attention to tokens. These are told by this, that all documents and heads share them.
-            same_values = all(n == 1 for n in product.v.shape[:-2])
-            if (
-                same_values
-                and any(n > 1 for n in product.out.shape[:-2])
-                and not trail.whole
-            ):
+            n_values, n_maps = (x.shape[:-2].numel() for x in (product.v, product.out))
+            if n_values == 1 < n_maps and not trail.whole:
                 return result
         if why or product is None:
             return self._hand(partial(_refused, why), result)
@@ -506,11 +502,8 @@ class Listener(TorchFunctionMode):
             if product is None:
                 return gave.reshape(result.shape).to(result.dtype)
             # A plain product is contiguous, so that the model may call `.view` on it; what `back` turned is not.
-            return (
-                product.back(gave.reshape(product.out.shape))
-                .to(result.dtype)
-                .contiguous()
-            )
+            back = product.back(gave.reshape(product.out.shape))
+            return back.to(result.dtype).contiguous()
 
     @contextmanager
     def silence(self) -> Iterator[None]:
