@@ -180,15 +180,15 @@ def test_effects_over_pairs_are_shares_of_the_means() -> None:
     assert of_paths["L0.H2"].mean == pytest.approx(brought / sum(size), abs=1e-4)
     refuses(
         lambda: patch(model, clean[:1], corrupted[:1], target=(7, 7)),
-        "^pair 0, counted from 0: both texts are answered with token 7",
+        "^pair 0, counted from 0: token 7 is the answer and what it is compared with",
     )
     target[1] = 9
     refuses(
         lambda: patch(model, clean, corrupted, target=target),
-        "^pair 1, counted from 0: both texts are answered with token 9",
+        "^pair 1, counted from 0: token 9 is the answer and",
     )
     corrupted[2] = clean[2]
-    refuses(lambda: patch(model, clean, corrupted), "^pair 2, counted from 0: both texts are answered with token")
+    refuses(lambda: patch(model, clean, corrupted), "^pair 2, counted from 0: token .* is the answer and")
 
 
 @pytest.mark.parametrize("name", ["llama", "ours"])

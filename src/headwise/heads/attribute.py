@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.heads.blocks import row_weights
-from headwise.heads.patch import SHOWN, Passes, Reading
-from headwise.heads.table import Row, frame
+from headwise.heads.patch import SHOWN, Compared, Passes, Reading, frame_by, largest
+from headwise.heads.table import Row
 from headwise.models.ask import ROWS, evaluating, output_matrix, require_next
 from headwise.models.hook import hooked
 from headwise.models.open import row_of, token_of
@@ -32,7 +32,6 @@ from headwise.models.sites import Layer, as_rows, require_held
 from headwise.records import Call
 from headwise.spec import resolve_kv_index
 from headwise.table import Table, head_figure
-from headwise.words import unknown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,9 +48,8 @@ CLOSE = 1e-4
 class Attribution:
     """What each part of a model adds to the logit of a token, or to the difference of two logits, at one position."""
 
-    target: tuple[
-        int, ...
-    ]  # the token, or the token and the one that its logit is compared with
+    # the token, or the token and the one that its logit is compared with
+    target: tuple[int, ...]
     position: int  # of the token whose next one is predicted
     heads: dict[str, float]  # what each adds to the logit
     feed_forwards: dict[str, float]  # by layer, "L0"
@@ -77,7 +75,7 @@ class Attribution:
 
     def strongest(self, n: int = 5) -> list[str]:
         """The heads that add or take most, the strongest first."""
-        return sorted(self.heads, key=lambda name: -abs(self.heads[name]))[:n]
+        return largest(self.heads, n)
 
     def to_frame(self, by: str = "part") -> DataFrame:
         """The parts as a pandas DataFrame.
@@ -85,19 +83,12 @@ class Attribution:
         by  "part": a row for each head, feed-forward and other part; "token": a row for each head and token, with
             what the head adds by looking there, and its weight
         """
-        rows: list[Row] = []
-        if by == "token":
-            for name, adds in self.tokens.items():
-                for t, (add, weight) in enumerate(
-                    zip(adds, self.weights[name], strict=True)
-                ):
-                    rows.append({"head": name, "position": t, "adds": add})
-                    rows[-1]["weight"] = weight
-        elif by == "part":
-            rows = self._rows()
-        else:
-            raise unknown(f"by={by!r} is no row", by, ("part", "token"))
-        return frame(rows)
+        tokens: list[Row] = []
+        for name, adds in self.tokens.items():
+            for t, weight in enumerate(self.weights[name]):
+                row = {"head": name, "position": t, "adds": adds[t], "weight": weight}
+                tokens.append(row)
+        return frame_by(by, {"part": self._rows(), "token": tokens})
 
     def _rows(self) -> list[Row]:
         return [
@@ -154,11 +145,6 @@ def attribute(
     if len(answer) not in (1, 2):
         raise HeadwiseError(
             f"target has {len(answer)} tokens; pass one, or two whose logits are compared"
-        )
-    if len(answer) == 2 and answer[0] == answer[1]:
-        raise HeadwiseError(
-            f"{words[0]!r} is the answer and what it is compared with, so there is no difference to explain; "
-            "pass another token"
         )
     passes = Passes(model)
     with evaluating(model), recorded(passes) as rows:
@@ -271,11 +257,7 @@ def _chain(
 def _unembedding(model: nn.Module, answer: tuple[int, ...]) -> tuple[Tensor, float]:
     """The row of W_U (C,) and the bias of a token; of two the differences."""
     matrix, bias = output_matrix(model)
-    for token in answer:
-        if not 0 <= token < len(matrix):
-            raise HeadwiseError(
-                f"target {token} is outside the vocabulary of {len(matrix)} tokens"
-            )
+    Compared(answer[:1], answer[1:]).check(len(matrix))
     signs = torch.tensor([1.0, -1.0][: len(answer)], dtype=torch.float64)
     tokens = list(answer)
     offset = 0.0 if bias is None else float(signs @ bias[tokens].cpu().double())

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -39,7 +39,7 @@ from headwise.models.hook import attach, hooked
 from headwise.models.open import texts_of, token_of
 from headwise.models.sites import Site, layers_of
 from headwise.records import Call, head_name
-from headwise.spec import resolve_kv_index
+from headwise.spec import Options, resolve_kv_index
 from headwise.table import Table, head_figure
 from headwise.words import unknown
 
@@ -68,6 +68,19 @@ def no_progress(done: int, total: int) -> None:
     """Nobody is told."""
 
 
+def frame_by(by: str, rows: Mapping[str, Iterable[Row]]) -> DataFrame:
+    """The rows of this kind as a pandas DataFrame."""
+    if by not in rows:
+        raise unknown(f"by={by!r} is no row", by, list(rows))
+    return frame(list(rows[by]))
+
+
+def largest(numbers: Mapping[str, Any], n: int) -> list[str]:
+    """The heads with the largest numbers, or means of intervals, above 0 or below."""
+    sizes = {name: -abs(getattr(x, "mean", x)) for name, x in numbers.items()}
+    return sorted(sizes, key=sizes.__getitem__)[:n]
+
+
 @dataclass(frozen=True)
 class Patching:
     """What each head brings back of the clean answer, with its interval over pairs of texts.
@@ -84,13 +97,13 @@ class Patching:
     corrupted: Interval  # the same of the corrupted ones
     ends: NDArray[np.float64]  # (N,2) both of each pair
     # (T,), where positions="each"
-    by_position: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    by_position: dict[str, NDArray[np.float64]]
     # (N,) share of each pair's own difference
-    by_pair: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    by_pair: dict[str, NDArray[np.float64]]
 
     def strongest(self, n: int = 5) -> list[str]:
         """The heads with the largest effects, the largest first."""
-        return sorted(self.effects, key=lambda name: -abs(self.effects[name].mean))[:n]
+        return largest(self.effects, n)
 
     def to_frame(self, by: str = "head") -> DataFrame:
         """The effects as a pandas DataFrame.
@@ -99,21 +112,17 @@ class Patching:
             "pair": a row for each pair and head, with what is compared in both texts; "token": a row for each head
             and position, of positions="each"
         """
-        rows: list[Row] = []
-        if by == "pair":
-            for name, shares in self.by_pair.items():
-                for n, (share, ends) in enumerate(zip(shares, self.ends, strict=True)):
-                    row: Row = {"head": name, "pair": n, "share": share}
-                    rows.append(row | {"clean": ends[0], "corrupted": ends[1]})
-        elif by == "token":
-            for name, shares in self.by_position.items():
-                for t, share in enumerate(shares):
-                    rows.append({"head": name, "position": t, "share": share})
-        elif by == "head":
-            rows = [self._row(name) for name in self.effects]
-        else:
-            raise unknown(f"by={by!r} is no row", by, ("head", "pair", "token"))
-        return frame(rows)
+        pairs: list[Row] = []
+        tokens: list[Row] = []
+        for name, shares in self.by_pair.items():
+            for n, share in enumerate(shares):
+                good, bad = self.ends[n]
+                row = {"head": name, "pair": n, "share": share, "clean": good}
+                pairs.append(row | {"corrupted": bad})
+            for t, share in enumerate(self.by_position.get(name, ())):
+                tokens.append({"head": name, "position": t, "share": share})
+        heads = map(self._row, self.effects)
+        return frame_by(by, {"head": heads, "pair": pairs, "token": tokens})
 
     def _row(self, name: str) -> Row:
         effect, shares = self.effects[name], self.by_pair[name]
@@ -164,46 +173,46 @@ def patch(
         heads: names, default all
         positions: at which tokens: a list, default all; "each" tries every token alone and fills `by_position`
         target: the answer to the clean text and the one to the corrupted text: two token ids, or words such as
-            " Mary"; two sets of them, whose mean logits are compared; a row of two for each pair; or a function of
-            the logits (V,), float64, that gives a number. Default: what the model likes best after each
+            " Mary"; two sets of them, whose mean logits are compared, ({7, 13}, {11}) or [[7], [11]]; (N,2), a row
+            of two for each pair, so that [[7, 11], [13, 17]] is one where there are two pairs; or a function of the
+            logits (V,), float64, that gives a number. Default: what the model likes best after each
         together: patch all `heads` at once; the one effect is named "together"
         progress: is called with the number of pairs of texts done, and of all
     """
-    require_next(model)
     if at not in PLACES:
         raise unknown(f"at={at!r} is no place of a head", at, PLACES)
     pairs = _pairs(model, clean, corrupted)
     lengths = {len(good) for good, _ in pairs}
-    if positions == "each" and len(lengths) > 1:
+    T, is_each = min(lengths), positions == "each"
+    if is_each and len(lengths) > 1:
         raise HeadwiseError(
-            f"positions='each' needs texts of one length, and they have {min(lengths)} to {max(lengths)} tokens; pass "
+            f"positions='each' needs texts of one length, and they have {T} to {max(lengths)} tokens; pass "
             f"positions=[-1], or texts of one length"
         )
-    T, tokens = min(lengths), _tokens(positions, min(lengths))
-    effects: dict[Any, list[float]] = defaultdict(list)  # of heads, or heads and tokens
-    ends = []
-    for study in _studies(model, pairs, _metrics(model, target, len(pairs))):
+    tokens = _tokens(positions, T)
+
+    def tried(study: Study) -> dict[tuple[str, int | None], float]:
         names = _chosen(study.text.names(at), heads)
-        ends.append((study.clean, study.corrupted))
-        sets: dict[Any, list[str]] = {name: [name] for name in names}
-        if together:
-            sets = {"together": names}
-        table = study.effects(at, sets, tokens)
-        for t in range(T if positions == "each" else 0):
-            at_t = {(key, t): of_set for key, of_set in sets.items()}
-            table |= study.effects(at, at_t, [t])
-        for key, effect in table.items():
-            effects[key].append(effect)
-        progress(len(ends), len(pairs))
-    shares = _shares(effects, ends)
-    by_position: dict[str, NDArray[np.float64]] = {}
-    if positions == "each":
-        for name in sets:
-            by_position[name] = np.array([shares.pop((name, t)).mean for t in range(T)])
-    by_pair = {name: np.array(effects[name]) for name in shares}
-    table_of = np.array(ends)
-    good, bad = (interval_of(values) for values in table_of.T.tolist())
-    return Patching(at, shares, good, bad, table_of, by_position, by_pair)
+        sets = {"together": names} if together else {name: [name] for name in names}
+        variants: dict[Any, Variant] = {}
+        for key, of_set in sets.items():
+            variants[key, None] = study.variant(at, of_set, tokens)
+            for t in range(T if is_each else 0):
+                variants[key, t] = study.variant(at, of_set, [t])
+        return study.ask(variants)
+
+    effects, ends = _of_pairs(model, pairs, target, tried, progress)
+    shares: dict[str, Interval] = {}
+    by_token: dict[str, list[float]] = defaultdict(list)
+    for (name, t), share in _shares(effects, ends).items():
+        if t is None:
+            shares[name] = share
+        else:
+            by_token[name].append(share.mean)
+    good, bad = (interval_of(values) for values in ends.T.tolist())
+    by_position = {name: np.array(row) for name, row in by_token.items()}
+    by_pair = {name: np.array(effects[name, None]) for name in shares}
+    return Patching(at, shares, good, bad, ends, by_position, by_pair)
 
 
 @torch.no_grad()
@@ -227,22 +236,22 @@ def path_effects(
     everything after runs freely (Wang et al. 2022, section 3.1 and appendix B; Goldowsky-Dill et al. 2023,
     arXiv 2304.05969).
     """
-    require_next(model)
     if at not in READ:
         raise unknown(f"at={at!r} is nothing that a head reads from another", at, READ)
-    effects, ends = defaultdict(list), []
-    pairs = _pairs(model, clean, corrupted)
-    for study in _studies(model, pairs, _metrics(model, target, len(pairs))):
-        ends.append((study.clean, study.corrupted))
+
+    def tried(study: Study) -> dict[str, float]:
         # raises for a receiver that is not there
         _chosen(study.text.names(at), receiver.split("+"))
-        for (_, name), effect in study.paths([(at, receiver)], senders).items():
-            effects[name].append(effect)
-    return _shares(effects, ends)
+        paths = study.paths([(at, receiver)], senders)
+        return {sender: effect for (_, sender), effect in paths.items()}
+
+    pairs = _pairs(model, clean, corrupted)
+    return _shares(*_of_pairs(model, pairs, target, tried))
 
 
 def _pairs(model: nn.Module, clean: Any, corrupted: Any) -> list[tuple[Tensor, Tensor]]:
     """Both texts (T,) of each pair."""
+    require_next(model)
     good, bad = texts_of(model, clean), texts_of(model, corrupted)
     if len(good) != len(bad):
         raise HeadwiseError(
@@ -258,29 +267,55 @@ def _pairs(model: nn.Module, clean: Any, corrupted: Any) -> list[tuple[Tensor, T
     return pairs
 
 
+def _of_pairs(
+    model: nn.Module,
+    pairs: Sequence[tuple[Tensor, Tensor]],
+    target: Any,
+    tried: Callable[[Study], dict[Key, float]],
+    progress: Progress = no_progress,
+) -> tuple[dict[Key, list[float]], NDArray[np.float64]]:
+    """By name the effects that `tried` finds in each pair, and what is compared in both texts of each, (N,2)."""
+    metrics = _metrics(model, target, len(pairs))
+    effects: dict[Key, list[float]] = defaultdict(list)
+    ends = []
+    with evaluating(model):
+        passes = Passes(model)
+        for number, (pair, metric) in enumerate(zip(pairs, metrics, strict=True)):
+            good, bad = map(passes.read, pair)
+            best = [(int(text.answer.argmax()),) for text in (good, bad)]
+            try:
+                study = Study(passes, good, bad, metric or Compared(*best))
+            except HeadwiseError as error:
+                raise HeadwiseError(f"pair {number}, counted from 0: {error}") from None
+            ends.append((study.clean, study.corrupted))
+            for key, effect in tried(study).items():
+                effects[key].append(effect)
+            progress(len(ends), len(pairs))
+    return effects, np.array(ends)
+
+
 def _metrics(model: nn.Module, target: Any, n: int) -> list[Metric | None]:
     """What is compared in each of n pairs; None: what the model likes best after each text."""
     if target is None or callable(target):
         return [None if target is None else partial(_row_by_row, target)] * n
-    rows = target.tolist() if hasattr(target, "tolist") else list(target)
-    nested = [not isinstance(row, str) and isinstance(row, Iterable) for row in rows]
-    is_row = all(nested) and not any(isinstance(row, set) for row in rows)
-    if len(rows) == n and is_row and all(len(row) == 2 for row in rows):
-        sides = rows
-    elif len(rows) == 2 and (all(nested) or not any(nested)):
-        sides = [rows] * n
+    sides = target.tolist() if hasattr(target, "tolist") else list(target)
+    several = [isinstance(side, list | tuple | set | frozenset) for side in sides]
+    is_each = all(several) and not any(isinstance(side, set) for side in sides)
+    if len(sides) == n and is_each and all(len(row) == 2 for row in sides):
+        rows = sides
+    elif len(sides) == 2 and several[0] == several[1]:
+        rows = [sides] * n
     else:
         raise HeadwiseError(
             f"target={target!r:.60} is not known; pass two token ids, or ({n}, 2) of them, two sets of tokens, or a "
             f"function of the logits"
         )
-    return [Compared(*(_ids(model, side) for side in row)) for row in sides]
-
-
-def _ids(model: nn.Module, words: Any) -> tuple[int, ...]:
-    """The tokens of one side of a target: one word or id, or several."""
-    words = [words] if isinstance(words, str | int) else words
-    return tuple(token_of(model, word) for word in words)
+    metrics: list[Metric | None] = []
+    for row in rows:
+        both = [[side] if isinstance(side, str | int) else side for side in row]
+        tokens = [tuple(token_of(model, word) for word in side) for side in both]
+        metrics.append(Compared(*tokens))
+    return metrics
 
 
 def _row_by_row(function: Callable[[Tensor], Any], logits: Tensor) -> Tensor:
@@ -302,28 +337,24 @@ class Compared:
     other: tuple[int, ...] = ()
 
     def __call__(self, logits: Tensor) -> Tensor:
-        if not self.other:
-            chances = logits.cpu().double().log_softmax(-1)
-            return chances[..., list(self.answer)].mean(-1)
-        first, second = (
-            logits[..., list(side)].cpu().double().mean(-1)
-            for side in (self.answer, self.other)
-        )
-        return first - second
+        first, second = list(self.answer), list(self.other)
+        if not second:
+            return logits.cpu().double().log_softmax(-1)[..., first].mean(-1)
+        means = [logits[..., side].cpu().double().mean(-1) for side in (first, second)]
+        return means[0] - means[1]
 
-    def check(self, n: int) -> Compared:
-        """Itself, for a vocabulary of n tokens."""
+    def check(self, n: int) -> None:
+        """Refuse what a vocabulary of n tokens does not have, and a comparison of a token with itself."""
         for token in (*self.answer, *self.other):
             if not 0 <= token < n:
                 raise HeadwiseError(
                     f"target {token} is outside the vocabulary of {n} tokens"
                 )
-        for token in set(self.answer) & set(self.other):
-            raise HeadwiseError(
-                f"both texts are answered with token {token}, so there is no difference to bring back; pass "
-                f"target=(answer, other), or texts that the model answers differently"
-            )
-        return self
+            if token in self.answer and token in self.other:
+                raise HeadwiseError(
+                    f"token {token} is the answer and what it is compared with, so there is no difference to "
+                    f"explain; pass two tokens, or texts that the model answers differently"
+                )
 
 
 def _tokens(positions: Sequence[int] | str | None, T: int) -> Tokens:
@@ -341,29 +372,11 @@ def _tokens(positions: Sequence[int] | str | None, T: int) -> Tokens:
     return list(positions)
 
 
-def _studies(
-    model: nn.Module,
-    pairs: Sequence[tuple[Tensor, Tensor]],
-    metrics: Sequence[Metric | None],
-) -> Iterator[Study]:
-    """The study of each pair; an error names the pair."""
-    with evaluating(model):
-        passes = Passes(model)
-        for number, (pair, metric) in enumerate(zip(pairs, metrics, strict=True)):
-            good, bad = (passes.read(text) for text in pair)
-            best = [(int(text.answer.argmax()),) for text in (good, bad)]
-            try:
-                study = Study(passes, good, bad, metric or Compared(*best))
-            except HeadwiseError as error:
-                raise HeadwiseError(f"pair {number}, counted from 0: {error}") from None
-            yield study
-
-
 def _shares(
-    effects: Mapping[Key, Sequence[float]], ends: Sequence[tuple[float, float]]
+    effects: Mapping[Key, Sequence[float]], ends: NDArray[np.float64]
 ) -> dict[Key, Interval]:
-    """Of each head the share of the means, from its share in each pair; `ends` are both differences of each pair."""
-    size = np.subtract(*np.transpose(ends))  # (pairs,) what there is to bring back
+    """Of each head the share of the means, from its share in each pair; `ends` (N,2) are both ends of each pair."""
+    size = ends[:, 0] - ends[:, 1]  # (N,) what there is to bring back
     if size.mean() == 0:
         raise HeadwiseError(
             f"over the {len(ends)} pairs clean and corrupted texts differ by 0 on average"
@@ -393,30 +406,49 @@ class Edit(NamedTuple):
 Variant = Mapping[str, Edit]
 
 
-def write_edit(call: Call, edit: Edit, out: Tensor) -> None:
-    """Write into `out` (H,T,E), what the heads of a call of one text gave, what they give with an edit."""
-    at, parts, rows = edit
+def write_edit(call: Call, row: int, edit: Edit, options: Options, out: Tensor) -> None:
+    """Write into `out` (n,H,T,E), what the heads of a call of n texts gave, what those of one give with an edit.
+
+    options  of a call of one text
+    """
+    at, parts, tokens = edit
     if at == "out":
         for h, part in parts.items():
-            out[h, rows] = part[rows].to(out)
+            out[row, h, tokens] = part[tokens].to(out)
         return
-    heads = list(parts)
-    if at == "weights":  # the options, among them the mask, stay
-        clean = next(iter(parts.values()))
-        call = call._replace(q=clean.q, k=clean.k, weights=clean.weights)
-    else:
-        whole = getattr(call, at).clone()
-        for n, part in parts.items():
-            whole[0, n, rows] = part[rows]
-        call = call._replace(**{at: whole})
-    if at in SHARED:  # other keys and values change every token that looks at them
-        heads, rows = [h for h, g in enumerate(_index(call)) if g in parts], ALL
-    if call.weights is None:
-        made = attend(call.q, call.k, call.v, call.options)[0]
-    else:  # the module made them itself: they are not known to hang on q and k
-        made = (call.weights.to(call.v.dtype) @ call.v[:, _index(call)])[0]
-    for h in heads:
-        out[h, rows] = made[h, rows].to(out)
+    # other keys and values change every token that looks at them
+    changed = ALL if at in SHARED else tokens
+    for h, g in enumerate(_index(call)):
+        n = g if at in SHARED else h
+        if n not in parts:
+            continue
+        # what one head reads
+        x = {"q": call.q[row, h], "k": call.k[row, g], "v": call.v[row, g]}
+        weights = None if call.weights is None else call.weights[row, h]
+        if at == "weights":  # the options, among them the mask, stay
+            clean = parts[n]
+            x |= {"q": clean.q[0, h], "k": clean.k[0, g]}
+            weights = None if clean.weights is None else clean.weights[0, h]
+        else:
+            x[at] = x[at].clone()
+            x[at][tokens] = parts[n][tokens]
+        if weights is None:
+            q, k, v = (part[None, None] for part in x.values())
+            made = attend(q, k, v, _of_head(options, h, call.q.shape[1]))[0, 0]
+        else:  # the module made them itself: they are not known to hang on q and k
+            made = weights.to(x["v"].dtype) @ x["v"]
+        out[row, h, changed] = made[changed].to(out)
+
+
+def _of_head(options: Options, h: int, n_heads: int) -> Options:
+    """The options of a call of one of `n_heads` heads alone."""
+    mask, sink, gate = options.mask, options.sink, options.gate
+    return options._replace(
+        mask=None if mask is None else mask.for_heads([h], n_heads),
+        sink=None if sink is None else torch.as_tensor(sink)[[h]],
+        gate=None if gate is None else torch.as_tensor(gate)[[h]],
+        kv_index=None,
+    )
 
 
 def _index(call: Call) -> list[int]:
@@ -500,12 +532,12 @@ class Passes:
         variants: Mapping[Key, Variant],
         metric: Metric,
         progress: Progress = no_progress,
-        on_call: Callable[[Key, str, Call], None] | None = None,
+        on_call: Callable[[Key, str, Call, int], None] | None = None,
         until: str = "",
     ) -> dict[Key, float]:
         """What a metric makes of the answer to each variant of a text.
 
-        on_call  is called with each variant, and the call of each site that changes in it
+        on_call  is called with each variant, the call of each site that changes in it, and its row there
         until    the site behind which nothing is asked: passes end there, without an answer
         """
         order = list(text.outputs)
@@ -529,19 +561,14 @@ class Passes:
                         f"{site.name} of {type(call.layer).__name__} attends twice in a pass; pass at='out'"
                     )
                 ran.add(site)
-                out, read = call.out.clone(), text.calls[site.name]
+                out, options = call.out.clone(), text.calls[site.name].options
                 for row, key in enumerate(batch):
-                    if site.name not in variants[key]:
+                    edit = variants[key].get(site.name)
+                    if edit is None:
                         continue
-                    # The mask and other options are those of the one text.
-                    parts: dict[str, Any] = {}
-                    for part in ("q", "k", "v", "out", "weights"):
-                        x = getattr(call, part)
-                        parts[part] = None if x is None else x[row : row + 1]
-                    alone = read._replace(**parts)
                     if on_call is not None:
-                        on_call(key, site.name, alone)
-                    write_edit(alone, variants[key][site.name], out[row])
+                        on_call(key, site.name, call, row)
+                    write_edit(call, row, edit, options, out)
                 if site.name == until:
                     raise _ReachedError
                 return out
@@ -607,9 +634,9 @@ class Study:
         self, passes: Passes, clean: Reading, text: Reading, metric: Metric
     ) -> None:
         self.passes, self.clean_text, self.text = passes, clean, text
-        if isinstance(metric, Compared):
-            metric = metric.check(len(text.answer))
         self.metric = metric
+        if isinstance(metric, Compared):
+            metric.check(len(text.answer))
         # what is compared in each text
         self.clean, self.corrupted = map(
             float, metric(torch.stack([clean.answer, text.answer]))
@@ -631,18 +658,9 @@ class Study:
 
         return self.passes.ask(self.text, variants, share, progress)
 
-    def effects(
-        self,
-        at: str,
-        sets: Mapping[Key, Iterable[str]],
-        tokens: Tokens = ALL,
-        progress: Progress = no_progress,
-    ) -> dict[Key, float]:
-        """The effect of each of these sets of heads, patched together."""
-        variants = {key: self.variant(at, names, tokens) for key, names in sets.items()}
-        return self.ask(variants, progress)
-
-    def variant(self, at: str, names: Iterable[str], tokens: Tokens = ALL) -> Variant:
+    def variant(
+        self, at: str, names: Iterable[str], tokens: Tokens = ALL
+    ) -> dict[str, Edit]:
         """The corrupted text in which heads have this part of the clean run at these tokens."""
         parts: dict[str, dict[int, Any]] = defaultdict(dict)
         for name in names:
@@ -668,32 +686,35 @@ class Study:
         kept. Then each receiver has it, from one sender after another.
         """
         order = list(self.text.calls)  # from the first layer up
-        parts_of = {  # of each receiver the sites and numbers of its heads
-            receiver: [place_of(name) for name in receiver[1].split("+")]
+        # of each receiver the sites and numbers of its heads
+        places = {
+            receiver: list(map(place_of, receiver[1].split("+")))
             for receiver in receivers
         }
-        last = max(order.index(site) for of in parts_of.values() for site, _ in of)
+        last = max(
+            order.index(site) for of_one in places.values() for site, _ in of_one
+        )
         received: dict[tuple[Receiver, str], dict[str, Edit]] = defaultdict(dict)
 
-        def keep(sender: str, site: str, call: Call) -> None:
-            for receiver, places in parts_of.items():
+        def keep(sender: str, site: str, call: Call, row: int) -> None:
+            if site == place_of(sender)[0]:
+                return
+            for receiver, of_one in places.items():
                 at = receiver[0]
-                parts = {
-                    n: getattr(call, at)[0, n] for place, n in places if place == site
-                }
-                if parts and site != place_of(sender)[0]:
+                there = [n for place, n in of_one if place == site]
+                if there:
+                    parts = {n: getattr(call, at)[row, n] for n in there}
                     received[receiver, sender][site] = Edit(at, parts)
 
         heads = self.text.names("out")
         below = [head for head in heads if place_of(head)[0] in order[:last]]
-        variants = {}
+        variants: dict[Any, Variant] = {}
         for sender in _chosen(below, senders) if below else []:
-            above = order[order.index(place_of(sender)[0]) + 1 : last + 1]
-            frozen = {
-                site: Edit("out", dict(enumerate(self.text.calls[site].out[0])))
-                for site in above
-            }
-            variants[sender] = {**self.variant("out", [sender]), **frozen}
+            variant = self.variant("out", [sender])
+            for site in order[order.index(place_of(sender)[0]) + 1 : last + 1]:
+                frozen = dict(enumerate(self.text.calls[site].out[0]))
+                variant[site] = Edit("out", frozen)
+            variants[sender] = variant
         self.passes.ask(
             self.text, variants, self.metric, on_call=keep, until=order[last]
         )

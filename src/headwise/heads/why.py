@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cache, partial
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -183,6 +183,16 @@ class _Question:
             )
         return self.ids.index(mask)
 
+    @property
+    def end(self) -> int | None:
+        """Where the answer stands; None of one that a decoder begins with, which stands nowhere in the text."""
+        # % makes of -1 the last token's position
+        return None if self.way == "first" else self.position % len(self.ids)
+
+    def is_word(self, t: int) -> bool:
+        """Is a token none of the special ones, on which attention rests?"""
+        return self.tokens is None or self.ids[t] not in self.tokens.specials
+
     def shown(self, ids: Sequence[int]) -> tuple[str, ...]:
         return tuple(map(str, ids)) if self.tokens is None else self.tokens.shown(ids)
 
@@ -203,9 +213,9 @@ def _check_twin(question: _Question, twin: _Question) -> None:
             "exchange a word for one of as many tokens"
         )
     if twin.position != question.position:
-        places = f"token {question.position} of the prompt and token {twin.position} of the corrupted one"
         raise HeadwiseError(
-            f"the masked word is {places}; it must be the same, since heads are compared place by place"
+            f"the masked word is token {question.position} of the prompt and token {twin.position} of the corrupted "
+            f"one; it must be the same, since heads are compared place by place"
         )
     if twin.ids == question.ids:
         raise HeadwiseError(
@@ -227,11 +237,7 @@ def _compared(
     )
     if token is None:
         token = int(text.answer.argmax())
-    if second == token:
-        raise HeadwiseError(
-            f"{words[1]!r} is the answer and what it is compared with, so there is no difference to "
-            "explain; pass another token"
-        )
+    Compared((token,), () if second is None else (second,)).check(len(text.answer))
     if second is None and corrupted is not None:
         second = int(corrupted.answer.argmax())
     return token, None if second == token else second
@@ -240,10 +246,6 @@ def _compared(
 def _token(question: _Question, word: str | int, row: Tensor, notes: list[str]) -> int:
     """The id of an answer, which is an id or a word; of the tokens that a word can be the likeliest by logits (V,)."""
     if not isinstance(word, str):
-        if not 0 <= word < len(row):
-            raise HeadwiseError(
-                f"the token {word} is outside the vocabulary of {len(row)} tokens"
-            )
         return word
     assert (
         question.tokens is not None
@@ -281,15 +283,13 @@ def _parts(
     notes: list[str],
 ) -> Attribution | None:
     """What each part adds to the logit; None, and a note, where it is not known."""
+    unknown = {
+        "masked": f"{type(passes.model).__name__} turns the last hidden state into logits in more than one step",
+        "first": "what an encoder adds reaches the logits through the decoder alone",
+    }
     try:
-        if question.way == "masked":
-            raise HeadwiseError(
-                f"{type(passes.model).__name__} turns the last hidden state into logits in more than one step"
-            )
-        if question.way == "first":
-            raise HeadwiseError(
-                "what an encoder adds reaches the logits through the decoder alone"
-            )
+        if question.way in unknown:
+            raise HeadwiseError(unknown[question.way])
         return added(passes, rows, text, target, len(question.ids) - 1)
     except HeadwiseError as error:
         notes.append(Note.of("why.no_parts", reason=str(error)))
@@ -306,61 +306,55 @@ class _Asked:
     study: Study | None  # with the corrupted text
     parts: Attribution | None  # what each part adds to the logit
     progress: Progress
+    looks: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+
+    def weights(self, site: str, t: int) -> Tensor:
+        """The weights (H,S) of the heads of a site at a position."""
+        if (site, t) not in self.looks:
+            looks = row_weights(self.text.calls[site], 0, [t])[:, 0]
+            self.looks[site, t] = looks
+        return self.looks[site, t]
 
 
 def _heads(asked: _Asked, token: int) -> list[StoryHead]:
     """All heads, those first that carry most, or that add most, or without which most changes."""
-    names = asked.text.names("out")
-    brings, adds = dict[str, float](), dict[str, float]()
-    if asked.study is not None:
-        progress = partial(asked.progress, "patching heads")
-        brings = asked.study.effects(
-            "out", {name: [name] for name in names}, progress=progress
-        )
-    if asked.parts is not None:
-        adds = asked.parts.heads
+    text, study, names = asked.text, asked.study, asked.text.names("out")
+    brings = dict[str, float]()
+    adds = {} if asked.parts is None else asked.parts.heads
+    if study is not None:
+        variants = {name: study.variant("out", [name]) for name in names}
+        brings = study.ask(variants, partial(asked.progress, "patching heads"))
     size = brings or adds
     ranked = sorted(names, key=lambda name: -abs(size.get(name, 0.0)))
     # The heads that are asked about: all of them, where nothing else ranks them.
     first = ranked[: Story.MOST] if size else names
-    without = _without(asked, first, token)
+    # The change of log p of the token, in nats, without each of these heads.
+    chance, silent = Compared((token,)), {}
+    for name in first:
+        site, h = place_of(name)
+        none = torch.zeros_like(text.calls[site].out[0, h])
+        silent[name] = {site: Edit("out", {h: none})}
+    progress = partial(asked.progress, "silencing heads")
+    before = chance(text.answer)
+    without = asked.passes.ask(
+        text, silent, lambda row: chance(row) - before, progress=progress
+    )
     if not size:
         ranked.sort(key=lambda name: -abs(without[name]))
-    places = _places(asked, first)
-    heads = []
-    weights = cache(lambda site, t: row_weights(asked.text.calls[site], 0, [t])[:, 0])
+    places, heads = _places(asked, first), []
     for name in ranked:
-        at, looks = _looks(asked, name, places.get(name, {}), weights)
-        heads.append(
-            StoryHead(
-                name, adds.get(name), at, looks, without.get(name), brings.get(name)
-            )
-        )
+        at, looks = _looks(asked, name, places[name])
+        effects = without.get(name), brings.get(name)
+        heads.append(StoryHead(name, adds.get(name), at, looks, *effects))
     return heads
-
-
-def _without(asked: _Asked, names: Iterable[str], token: int) -> dict[str, float]:
-    """The change of log p of the token, in nats, without each of these heads."""
-    text, chance = asked.text, Compared((token,))
-    before = chance(text.answer)
-    variants = {}
-    for name in names:
-        site, h = place_of(name)
-        variants[name] = {
-            site: Edit("out", {h: torch.zeros_like(text.calls[site].out[0, h])})
-        }
-    progress = partial(asked.progress, "silencing heads")
-    return asked.passes.ask(
-        text, variants, lambda row: chance(row) - before, progress=progress
-    )
 
 
 def _places(asked: _Asked, names: Iterable[str]) -> dict[str, dict[int, float]]:
     """What each head carries alone at those PLACES positions where what it gives differs most."""
-    study = asked.study
+    study, variants = asked.study, {}
+    places: dict[str, dict[int, float]] = defaultdict(dict)
     if study is None:
-        return {}
-    variants = {}
+        return places
     for name in names:
         site, h = place_of(name)
         if asked.question.way == "first" and not site.startswith("encoder."):
@@ -373,36 +367,28 @@ def _places(asked: _Asked, names: Iterable[str]) -> dict[str, dict[int, float]]:
             if distance[t] > 0:
                 variants[name, t] = study.variant("out", [name], [t])
     progress = partial(asked.progress, "patching positions")
-    places: dict[str, dict[int, float]] = defaultdict(dict)
-    for (name, t), effect in study.ask(variants, progress=progress).items():
+    for (name, t), effect in study.ask(variants, progress).items():
         places[name][t] = effect
     return places
 
 
 def _looks(
-    asked: _Asked,
-    name: str,
-    places: Mapping[int, float],
-    weights: Callable[[str, int], Tensor],
+    asked: _Asked, name: str, places: Mapping[int, float]
 ) -> tuple[int | None, tuple[tuple[int, float], ...]]:
     """Where a head acts, and the three places that it looks at most from there, with their weights.
 
     It acts where it carries most alone, or else where the answer stands; None where that is in another text.
     """
     question = asked.question
-    # An answer that a decoder begins with stands nowhere in the text. Else % makes of -1 the last token's position.
-    end = None if question.way == "first" else question.position % len(question.ids)
-    at = max(places, key=lambda t: abs(places[t]), default=end)
+    at = max(places, key=lambda t: abs(places[t]), default=question.end)
     site, h = place_of(name)
     call = asked.text.calls[site]
     # Without a place only a cross attention is shown: its last query looks at the text from the decoder.
     if at is None and not call.cross:
         return None, ()
-    looks = weights(site, call.n_queries - 1 if at is None else at)[h]
-    # Special tokens, on which attention rests, have no place.
-    specials = frozenset() if question.tokens is None else question.tokens.specials
+    looks = asked.weights(site, call.n_queries - 1 if at is None else at)[h]
     order = looks.argsort(descending=True, stable=True).tolist()
-    words = [t for t in order if question.ids[t] not in specials]
+    words = [t for t in order if question.is_word(t)]
     return at, tuple((t, float(looks[t])) for t in words[:3])
 
 
@@ -416,18 +402,16 @@ def _read_by(
     # The queries, keys and values of heads that carry something -> the strongest of the heads that use them. A key
     # or a value belongs to all heads of its group: ("k", "L3.KV1") -> "L3.H5".
     readers: dict[Receiver, str] = {}
+    clear = [x.head for x in heads[: Story.MOST] if _is_clear(x.brings)]
     # Heads that look at the same token can do each other's work: their keys and values are tried as one, too.
     groups = _looking_alike(asked)
     for at in READ:
-        for head in heads[: Story.MOST]:
-            if abs(head.brings or 0.0) >= Story.CLEAR:
-                readers.setdefault((at, study.text.read_by(head.head, at)), head.head)
+        for name in clear:
+            readers.setdefault((at, study.text.read_by(name, at)), name)
         for names in groups if at != "q" else ():
-            read = "+".join(
-                dict.fromkeys(study.text.read_by(name, at) for name in names)
-            )
-            if "+" in read:
-                readers.setdefault((at, read), names[0])
+            read = dict.fromkeys(study.text.read_by(name, at) for name in names)
+            if len(read) > 1:
+                readers.setdefault((at, "+".join(read)), names[0])
     try:
         variants = {
             (at, name): study.variant(at, name.split("+")) for at, name in readers
@@ -442,20 +426,19 @@ def _read_by(
         if ("k", name) in readers:
             keys.append(StoryKeys(name, effects["k", name], effects["v", name]))
     # Where all that arrives there together changes little, no single path is followed.
-    receivers = [
-        receiver for receiver in readers if abs(effects[receiver]) >= Story.CLEAR
-    ]
+    receivers = [receiver for receiver in readers if _is_clear(effects[receiver])]
     paths = []
     if receivers:
-        effects_of = study.paths(
-            receivers, progress=partial(progress, "following paths")
-        )
-        for ((at, receiver), sender), effect in effects_of.items():
-            if abs(effect) >= Story.CLEAR:
-                paths.append(
-                    StoryPath(sender, receiver, readers[at, receiver], at, effect)
-                )
+        followed = study.paths(receivers, progress=partial(progress, "following paths"))
+        for ((at, name), sender), effect in followed.items():
+            if _is_clear(effect):
+                path = StoryPath(sender, name, readers[at, name], at, effect)
+                paths.append(path)
     return keys, sorted(paths, key=lambda path: -abs(path.effect))
+
+
+def _is_clear(effect: float | None) -> bool:
+    return abs(effect or 0.0) >= Story.CLEAR
 
 
 def _looking_alike(asked: _Asked) -> list[list[str]]:
@@ -463,21 +446,13 @@ def _looking_alike(asked: _Asked) -> list[list[str]]:
 
     The first token, special ones and the token itself do not count: there heads rest.
     """
-    question = asked.question
-    if question.way == "first":  # a decoder has written nothing yet
+    at, looking = asked.question.end, defaultdict(list)
+    if at is None:  # a decoder has written nothing yet
         return []
-    at = question.position % len(question.ids)
-    specials = frozenset() if question.tokens is None else question.tokens.specials
-    looking: dict[int, list[tuple[float, str]]] = defaultdict(list)
     for site, call in asked.text.calls.items():
-        if call.cross:
-            continue
-        for h, row in enumerate(row_weights(call, 0, [at])[:, 0]):
+        for h, row in enumerate(() if call.cross else asked.weights(site, at)):
             weight, t = row.max(-1)
-            if weight >= HARD and t not in (0, at) and question.ids[t] not in specials:
+            if weight >= HARD and t not in (0, at) and asked.question.is_word(int(t)):
                 looking[int(t)].append((float(weight), head_name(site, h)))
-    return [
-        [name for _, name in sorted(heads, reverse=True)]
-        for heads in looking.values()
-        if len(heads) > 1
-    ]
+    groups = [sorted(heads, reverse=True) for heads in looking.values()]
+    return [[name for _, name in heads] for heads in groups if len(heads) > 1]
