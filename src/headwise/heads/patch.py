@@ -5,7 +5,7 @@ answer comes back is the effect of that part (Meng et al. 2022, arXiv 2202.05262
 Heimersheim & Nanda 2024, arXiv 2404.15255). Effects are shares of the difference between the two answers: 0
 changes nothing, 1 restores the clean answer.
 
-Variants of a text are rows of one batch. A hook at each attention changes its rows (`write_edit`).
+Variants of a text are rows of one batch. A hook at each attention changes its rows (`write_edits`).
 """
 
 from __future__ import annotations
@@ -406,38 +406,45 @@ class Edit(NamedTuple):
 Variant = Mapping[str, Edit]
 
 
-def write_edit(call: Call, row: int, edit: Edit, options: Options, out: Tensor) -> None:
-    """Write into `out` (n,H,T,E), what the heads of a call of n texts gave, what those of one give with an edit.
+def write_edits(
+    call: Call, edits: Mapping[int, Edit], options: Options, out: Tensor
+) -> None:
+    """Write into `out` (n,H,T,E), what the heads of a call of n texts gave, what they give with edits, by text.
 
     options  of a call of one text
     """
-    at, parts, tokens = edit
-    if at == "out":
-        for h, part in parts.items():
-            out[row, h, tokens] = part[tokens].to(out)
-        return
-    # other keys and values change every token that looks at them
-    changed = ALL if at in SHARED else tokens
-    for h, g in enumerate(_index(call)):
-        n = g if at in SHARED else h
-        if n not in parts:
+    # head -> its text, the tokens at which it changes, and what it reads, of each edit
+    anew: dict[int, list[tuple[int, Tokens, dict[str, Tensor]]]] = defaultdict(list)
+    for row, (at, parts, tokens) in edits.items():
+        if at == "out":
+            for h, part in parts.items():
+                out[row, h, tokens] = part[tokens].to(out)
             continue
-        # what one head reads
-        x = {"q": call.q[row, h], "k": call.k[row, g], "v": call.v[row, g]}
-        weights = None if call.weights is None else call.weights[row, h]
-        if at == "weights":  # the options, among them the mask, stay
-            clean = parts[n]
-            x |= {"q": clean.q[0, h], "k": clean.k[0, g]}
-            weights = None if clean.weights is None else clean.weights[0, h]
-        else:
-            x[at] = x[at].clone()
-            x[at][tokens] = parts[n][tokens]
-        if weights is None:
-            q, k, v = (part[None, None] for part in x.values())
-            made = attend(q, k, v, _of_head(options, h, call.q.shape[1]))[0, 0]
-        else:  # the module made them itself: they are not known to hang on q and k
-            made = weights.to(x["v"].dtype) @ x["v"]
-        out[row, h, changed] = made[changed].to(out)
+        # other keys and values change every token that looks at them
+        changed = ALL if at in SHARED else tokens
+        for h, g in enumerate(_index(call)):
+            n = g if at in SHARED else h
+            if n not in parts:
+                continue
+            x = {"q": call.q[row, h], "k": call.k[row, g], "v": call.v[row, g]}
+            weights = None if call.weights is None else call.weights[row, h]
+            if at == "weights":  # the options, among them the mask, stay
+                clean = parts[n]
+                x |= {"q": clean.q[0, h], "k": clean.k[0, g]}
+                weights = None if clean.weights is None else clean.weights[0, h]
+            else:
+                x[at] = x[at].clone()
+                x[at][tokens] = parts[n][tokens]
+            if weights is None:
+                anew[h].append((row, changed, x))
+            else:  # the module made them itself: they are not known to hang on q and k
+                made = weights.to(x["v"].dtype) @ x["v"]
+                out[row, h, changed] = made[changed].to(out)
+    for h, of_head in anew.items():
+        q, k, v = (torch.stack([x[at] for *_, x in of_head])[:, None] for at in READ)
+        outs = attend(q, k, v, _of_head(options, h, call.q.shape[1]))[:, 0]
+        for (row, changed, _), made in zip(of_head, outs, strict=True):
+            out[row, h, changed] = made[changed].to(out)
 
 
 def _of_head(options: Options, h: int, n_heads: int) -> Options:
@@ -561,14 +568,14 @@ class Passes:
                         f"{site.name} of {type(call.layer).__name__} attends twice in a pass; pass at='out'"
                     )
                 ran.add(site)
-                out, options = call.out.clone(), text.calls[site.name].options
+                edits = {}
                 for row, key in enumerate(batch):
-                    edit = variants[key].get(site.name)
-                    if edit is None:
-                        continue
-                    if on_call is not None:
-                        on_call(key, site.name, call, row)
-                    write_edit(call, row, edit, options, out)
+                    if site.name in variants[key]:
+                        edits[row] = variants[key][site.name]
+                        if on_call is not None:
+                            on_call(key, site.name, call, row)
+                out = call.out.clone()
+                write_edits(call, edits, text.calls[site.name].options, out)
                 if site.name == until:
                     raise _ReachedError
                 return out
@@ -708,7 +715,7 @@ class Study:
 
         heads = self.text.names("out")
         below = [head for head in heads if place_of(head)[0] in order[:last]]
-        variants: dict[Any, Variant] = {}
+        variants = {}
         for sender in _chosen(below, senders) if below else []:
             variant = self.variant("out", [sender])
             for site in order[order.index(place_of(sender)[0]) + 1 : last + 1]:
