@@ -36,16 +36,14 @@ it, and your page says which.
 ![The report opens with a sentence](report-sentence{end}.png)
 
 **Choose a word.** The page opens with `{text}`, and looks at the last word but one: the next word is predicted from
-there. The row of that word lights up in every head's picture, and the words it looks at are coloured. With the
-pointer on a head the line is seen through that head.
+there. The row of that word lights up in every head's picture, and the words it looks at are coloured.
 
 **Three questions.** Each leads to a word and to a move: silence a head, read what stays and what changes. Guess,
 and the page answers, with its words:
 
 {answers}
 
-Where two heads share the work, or none is needed, that is the answer. A badge below a picture says where a head
-looks; what it does, its silence says.
+A badge below a picture says where a head looks; what it does, its silence says.
 
 ![The head that reads the tense is silenced](report-silenced{end}.png)
 
@@ -62,8 +60,7 @@ grows.
 
 **Look closer.** The name below a picture enlarges it, and another head can stand beside it. `#{head}/5` behind the
 address opens that head at that word, so that you can send a link. A slider there multiplies what the head gives by
--1 to 2, and the prediction follows; a link leads to the walk through the head, step by step, and back. The page is
-in English or Spanish, as the browser or the reader chooses.
+-1 to 2, and the prediction follows; a link leads to the walk through the head, step by step, and back.
 
 Which head reads the tense differs from seed to seed; [the picture book](heads.md) has three.
 """,
@@ -80,16 +77,14 @@ hacerlo otras cabezas, y tu página dice cuáles.
 ![El informe abre con una frase](report-sentence{end}.png)
 
 **Elige una palabra.** La página abre con `{text}` y mira la penúltima palabra: desde allí se predice la siguiente.
-Su fila se ilumina en la imagen de cada cabeza, y se colorean las palabras que mira. Con el puntero sobre una
-cabeza, la frase se ve a través de ella.
+Su fila se ilumina en la imagen de cada cabeza, y se colorean las palabras que mira.
 
 **Tres preguntas.** Cada una lleva a una palabra y a una jugada: silencia una cabeza y lee qué se mantiene y qué
 cambia. Da tu respuesta, y la página contesta con su prueba:
 
 {answers}
 
-Donde dos cabezas comparten el trabajo, o no hace falta ninguna, esa es la respuesta. La etiqueta bajo una imagen
-dice adónde mira la cabeza; lo que hace lo dice su silencio.
+La etiqueta bajo una imagen dice adónde mira la cabeza; lo que hace lo dice su silencio.
 
 ![La cabeza que lee el tiempo verbal, silenciada](report-silenced{end}.png)
 
@@ -105,8 +100,7 @@ junto a la predicción.
 
 **De cerca.** El nombre bajo una imagen la amplía, y otra cabeza puede ponerse al lado. `#{head}/5` tras la
 dirección abre esa cabeza en esa palabra, para enviar un enlace. Un control multiplica por -1 a 2 lo que aporta la
-cabeza, y la predicción lo sigue; un enlace lleva al recorrido por la cabeza, paso a paso, y de vuelta. La página
-está en inglés o español, según el navegador o quien lee.
+cabeza, y la predicción lo sigue; un enlace lleva al recorrido por la cabeza, paso a paso, y de vuelta.
 
 Qué cabeza lee el tiempo verbal cambia con la semilla; [el libro de imágenes](heads.md) (en inglés) muestra tres.
 """,

@@ -62,12 +62,11 @@ def heads_table(survey: hw.Survey) -> str:
             for name, score in scores
         ]
         assert head.ablation is not None
-        rows.append([head.name, *cells, f"{head.previous.mean:.2f}", f"{head.ablation.mean:+.2f}"])
+        rows.append([head.name, *cells, f"{head.ablation.mean:+.2f}"])
     first = survey.profiles[0]
-    keys = [*verbs.RELATIONS, "previous"]
-    rows.append(["even look", *[f"{first.uniform[key]:.2f}" for key in keys], ""])
-    rows.append(["best untrained", *[f"{(survey.untrained or {})[key]:.2f}" for key in keys], ""])
-    return table(["head", *verbs.RELATIONS, "token before", "silenced"], rows)
+    rows.append(["even look", *[f"{first.uniform[key]:.2f}" for key in verbs.RELATIONS], ""])
+    rows.append(["best untrained", *[f"{(survey.untrained or {})[key]:.2f}" for key in verbs.RELATIONS], ""])
+    return table(["head", *verbs.RELATIONS, "silenced"], rows)
 
 
 def seeds_table(surveys: Sequence[hw.Survey]) -> str:
@@ -91,23 +90,17 @@ def seeds_table(surveys: Sequence[hw.Survey]) -> str:
 def page(surveys: Sequence[hw.Survey]) -> str:
     first = surveys[0]
     always = [name for name in verbs.RELATIONS if all(any(name in h.roles for h in s.profiles) for s in surveys)]
+    tense = max(first.profiles, key=lambda profile: profile.relations["tense"].mass.mean)
     meanings = "\n".join(f"- **{name}**: {meaning}." for name, meaning in verbs.RELATIONS.items())
-    sentences = table(["head", "in words"], [[head.name, head_sentence(first, head)] for head in first.profiles])
     return f"""# What the heads of the verb model look at
 
 Written by `python examples/verb_heads.py`, which trains the default model with the seeds {SEEDS} and measures. The
-numbers are of one machine; another may differ in the last digits. `headwise heads RUN` and the report of a run have the
-same numbers, with their intervals.
+numbers are of one machine; on another, other heads can do it. `headwise heads RUN` has the same numbers with their
+intervals, and each head in a sentence: of {tense.name}, "{head_sentence(first, tense)}"
 
 ![The maps of all heads on the line "{PICTURED}"](heads.png)
 
 Row: the token that looks. Column: the token looked at. This is the model of seed 0.
-
-## Each head in a sentence
-
-{sentences}
-
-In the text a head may look harder at a pair than it does on average; both numbers are given.
 
 ## The roles
 
@@ -118,9 +111,8 @@ the position that predicts, to the word that decides:
 
 The lines are the 36 unseen cells and 120 conjugations. Bold: the head has the role. Its weight is then at least 0.4,
 and the whole 95 % interval lies above three controls: an even look, the best head of the untrained model, and, in
-brackets, the same head at the same distances from other words. "Token before" is the weight on the word right before,
-over the cells. The last column is what silencing the head adds to the loss of the Spanish half of the unseen cells, in
-nats per token.
+brackets, the same head at the same distances from other words. "Silenced" is what its silence adds to the loss of the
+Spanish half of the unseen cells, in nats per token.
 
 {heads_table(first)}
 
@@ -131,10 +123,9 @@ nats per token.
 ## What this shows, and what not
 
 With every seed some head has these roles: {", ".join(always) or "none"}. Which
-head plays a role differs by seed: nothing in training names the heads. A large weight is not a cause: compare it with
-what silencing costs. A head can be silenced at little cost because others do the same, and one with no role on this
-list can be costly. These are two layers and a corpus whose rules are known; nothing here says that the heads of a large
-model divide their work like this.
+head it is differs by seed: nothing in training names the heads. A large weight is not a cause: compare it with
+what silencing costs, little where others do the same. Nothing here says that the heads of a large model divide their
+work like this.
 """
 
 

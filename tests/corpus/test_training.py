@@ -96,15 +96,15 @@ def test_batches_of_lines() -> None:
 def test_each_draw_of_a_line_takes_one_of_its_ways() -> None:
     lines = ["aa , bb bb , cc", "dd = ee ff gg hh"]
     tokens = Tokens.words(lines)
-    data = Documents(tokens, lines, lines[:1], 31, ways=verbs.clause_orders)
+    data = Documents(tokens, lines, lines[:1], 31, None, verbs.clause_orders, lambda line: line != lines[0])
     drawn = Counter[str]()
     for seed in range(600):
-        inputs, targets = data.batch(generator(seed), 2)
-        assert inputs.shape == (2, 7) and torch.equal(
+        inputs, targets = data.batch(generator(seed), 3)
+        assert inputs.shape == (3, 7) and torch.equal(
             inputs[:, 1:][targets[:, 1:] >= 0], targets[:, :-1][targets[:, 1:] >= 0]
         )
         drawn.update(tokens.decode(row[row >= 0].tolist()) for row in targets)
-    assert drawn.pop("dd = ee ff gg hh") == 600
+    assert drawn.pop("dd = ee ff gg hh") == 1200  # twice as often
     assert len(drawn) == 6 and min(drawn.values()) > 60  # of 100 expected; 60 lies 4 deviations below
     assert drawn.keys() == set(verbs.clause_orders(lines[0]))
     assert data.held_out_documents(99) == [tokens.document(lines[0])[:-1]]  # what is looked at stays as it is
@@ -118,6 +118,11 @@ def test_marks() -> None:
         first = int((targets[0] != IGNORED).nonzero()[0])
         assert inputs[0, first] == Tokens.words([*LINES]).encode("=")[0]
     assert scored == [3, 3]  # the words behind the mark, and the boundary
+    data = documents(["aa bb", "w1 w2 = x1"], ["w1 w2 = x1"], scored_after="=")
+    inputs, targets = data.batch(generator(), 2)
+    tokens = Tokens.words(["aa bb", "w1 w2 = x1"])
+    learned = {tokens.decode(line[line >= 0].tolist()) for line in targets}
+    assert learned == {"aa bb", "= x1"} and (targets >= 0).sum() == 3 + 3  # with the boundaries behind
     data = documents(["aa bb cc dd ee ff gg hh"], ["aa bb cc dd ee ff gg hh"], context=5)
     assert data.batch(generator(), 1)[0].shape == (1, 5)
     with pytest.raises(HeadwiseError, match=r"this tokenizer has no .* to put between documents"):

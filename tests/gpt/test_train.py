@@ -49,6 +49,9 @@ def test_the_schedule_warms_up_holds_and_decays() -> None:
     for warmup, steps in ((0, 1), (0, 101), (103, 7), (7, 7)):
         recipe = Recipe(steps=steps, batch=1, lr=1.0, warmup=warmup, final_lr=0.0)
         assert all(0 < recipe.rate(step) <= 1 for step in range(steps))
+    recipe = Recipe(steps=110, batch=1, lr=1.0, warmup=10, decay=0.2)
+    wanted = {0: 0.1, 9: 1.0, 50: 1.0, 88: 1.0, 99: 0.5, 109: 1 / 22}
+    assert {step: recipe.rate(step) for step in wanted} == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("name", PRESETS)

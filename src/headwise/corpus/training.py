@@ -87,8 +87,10 @@ class Documents:
     """Lines between boundaries; a batch is a set of different lines, each cut after context + 1 tokens, padded.
 
     train, held_out  lines to learn from, and to be tested on
-    scored_after     a mark, such as "=": of a held-out line only what follows the first of it counts; None counts all
+    scored_after     a mark, such as "=": of a held-out line only what follows the first of it counts; of a line to
+                     learn from the mark counts, too: what stands before cannot be told, and is noise. None counts all
     ways             gives the ways to write a line to learn from; a draw takes one of them
+    twice            is a line to learn from drawn twice as often as others?
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Documents:
         context: int,
         scored_after: str | None = None,
         ways: Callable[[str], Sequence[str]] = lambda line: (line,),
+        twice: Callable[[str], bool] = lambda line: False,
     ) -> None:
         if not train or not held_out:
             raise HeadwiseError(
@@ -113,6 +116,8 @@ class Documents:
         self._train = [list(map(ids, ways(line))) for line in train]
         self._held_out = list(map(ids, held_out))
         self._n_ways = max(map(len, self._train))
+        drawn_again = [n for n, line in enumerate(train) if twice(line)]
+        self._drawn = [*range(len(train)), *drawn_again]
         self._mark = None if mark is None else tokens.encode(mark)[0]
         # [:-1]: a token has to follow the mark, for there to be one that counts.
         if mark is not None and any(
@@ -124,17 +129,18 @@ class Documents:
 
     def batch(self, generator: torch.Generator, size: int) -> Batch:
         # different ones; all where size is more
-        chosen = torch.randperm(len(self._train), generator=generator)[:size]
+        chosen = torch.randperm(len(self._drawn), generator=generator)[:size]
         ways = torch.zeros_like(chosen)
         if self._n_ways > 1:
             ways = torch.randint(self._n_ways, chosen.shape, generator=generator)
-        lines = [self._train[line] for line in chosen.tolist()]
+        lines = [self._train[self._drawn[n]] for n in chosen.tolist()]
         # A line with fewer ways repeats them.
         return self._padded(
             [
                 line[way % len(line)]
                 for line, way in zip(lines, ways.tolist(), strict=True)
-            ]
+            ],
+            with_mark=True,
         )
 
     def held_out_batches(
@@ -142,12 +148,7 @@ class Documents:
     ) -> Iterator[Batch]:
         scored = _some(self._held_out, limit)
         for start in range(0, len(scored), size):
-            lines = scored[start : start + size]
-            inputs, targets = self._padded(lines)
-            for row, ids in enumerate(lines):
-                # - 1: the first token of a line is no target
-                targets[row, : self._unscored(ids) - 1] = IGNORED
-            yield inputs, targets
+            yield self._padded(scored[start : start + size])
 
     def held_out_documents(self, limit: int) -> list[list[int]]:
         """Held-out lines as ids, with the boundary before and without the one after; about `limit` tokens of them."""
@@ -180,15 +181,16 @@ class Documents:
 
     def _unscored(self, ids: list[int]) -> int:
         """How many tokens do not count: the first boundary, or all up to the first mark."""
-        return 1 if self._mark is None else ids.index(self._mark) + 1
+        return ids.index(self._mark) + 1 if self._mark in ids else 1
 
-    def _padded(self, lines: Sequence[list[int]]) -> Batch:
-        widest = max(map(len, lines))
-        more = [widest - len(ids) for ids in lines]
-        inputs = [
-            ids[:-1] + [self.boundary] * n for ids, n in zip(lines, more, strict=True)
-        ]
-        targets = [ids[1:] + [IGNORED] * n for ids, n in zip(lines, more, strict=True)]
+    def _padded(self, lines: Sequence[list[int]], with_mark: bool = False) -> Batch:
+        widest, inputs, targets = max(map(len, lines)), [], []
+        for ids in lines:
+            more = widest - len(ids)
+            # the first token of a line is no target
+            start = max(1, self._unscored(ids) - with_mark)
+            inputs.append(ids[:-1] + [self.boundary] * more)
+            targets.append([IGNORED] * (start - 1) + ids[start:] + [IGNORED] * more)
         return torch.tensor(inputs), torch.tensor(targets)
 
 
@@ -220,7 +222,8 @@ def verb_corpus(seed: int, context: int, core: bool = False) -> Corpus:
     Of these only the Spanish half counts, which the English half determines.
 
     The persons of a conjugation line come in a new order each time. In one fixed order no other form ever follows the
-    third one, so a model learns to write it and hardly to read it (LOG.md has the figures).
+    third one, so a model learns to write it and hardly to read it (LOG.md has the figures). English conjugations are
+    drawn half as often as the rest: held-out cells need the Spanish forms.
     """
     corpus = verbs.corpus(seed, core=core)
     tokens = Tokens.words(corpus.train_lines)
@@ -230,7 +233,8 @@ def verb_corpus(seed: int, context: int, core: bool = False) -> Corpus:
         corpus.held_out_lines,
         context,
         "=",
-        ways=verbs.clause_orders,
+        verbs.clause_orders,
+        verbs.has_spanish,
     )
     # In a conditional `would` decides a tense that neither pronoun nor verb tells: heads have most to show there. Of
     # those one with "he", as in the pages that explain a line; of equals `max` takes the first.

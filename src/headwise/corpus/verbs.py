@@ -114,11 +114,7 @@ class VerbCorpus:
 
 def cells(core: bool = False) -> tuple[Cell, ...]:
     """All 1,680 cells, or with `core` its 360: verb by verb, in each verb tense by tense, in each tense I, you ..."""
-    return _cells(*_tables(core))
-
-
-def _cells(*tables: Sequence[str]) -> tuple[Cell, ...]:
-    return tuple(starmap(Cell, product(*tables)))
+    return tuple(starmap(Cell, product(*_tables(core))))
 
 
 def _tables(core: bool) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
@@ -147,7 +143,7 @@ def sentences(kept: Iterable[Cell]) -> list[str]:
     `Ella cantaba la canción .`, `I sing the song = yo canto la canción`; of the habit, `he used to sing = él cantaba`.
     """
     lines = []
-    for cell in [*kept, *_cells(VERBS, [HABIT], PERSONS)]:
+    for cell in [*kept, *starmap(Cell, product(VERBS, [HABIT], PERSONS))]:
         verb, tense = VERBS.index(cell.verb), [*TENSES, HABIT].index(cell.tense)
         turn = verb + tense + PERSONS.index(cell.person)
         halves = cell.english, cell.spanish
@@ -206,6 +202,11 @@ def told() -> dict[str, Any]:
 def clause_orders(line: str) -> tuple[str, ...]:
     """The line with what stands between its commas in every order: 6 of a conjugation line, 1 of a bilingual one."""
     return tuple(" , ".join(clauses) for clauses in permutations(line.split(" , ")))
+
+
+def has_spanish(line: str) -> bool:
+    """Is it a bilingual or a Spanish line?"""
+    return "=" in line or line.split()[0] not in PERSONS
 
 
 def related(line: str) -> dict[str, list[tuple[int, int]]]:

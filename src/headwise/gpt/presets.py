@@ -29,11 +29,16 @@ class Recipe:
     weight_decay: float = 0.1  # of matrices; see `make_optimizers`
     warmup: int = 100  # steps in which the rate rises
     final_lr: float = 0.1  # the cosine ends at this fraction of the peak
+    # the rate stays at its peak, then falls to 0 in a line over this last part of the steps; None: the cosine
+    decay: float | None = None
     clip: float = 1.0  # largest norm of all gradients together
 
     def rate(self, step: int) -> float:
         """The fraction of the peak learning rate at a step."""
-        return warm_cosine(step, self.steps, self.warmup, self.final_lr)
+        if self.decay is None:
+            return warm_cosine(step, self.steps, self.warmup, self.final_lr)
+        fall = (self.steps - step) / (self.decay * self.steps)
+        return min(1, (step + 1) / max(1, self.warmup), fall)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -368,7 +368,7 @@ def _results(
             ngram_right += tokens.decode(list(by_ngram)) == cell.spanish
         cells = right, ngram_right, len(corpus.cells)
         facts |= {
-            "held out": f"the Spanish half of {cells[2]} unseen cells; the training loss counts whole lines",
+            "held out": f"the Spanish half of {cells[2]} unseen cells; the training loss counts conjugations, too",
             "held-out cells right": f"{right} of {cells[2]}; {order}-gram {ngram_right}",
         }
     samples = []
