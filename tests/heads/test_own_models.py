@@ -259,3 +259,6 @@ def test_an_adapted_model_is_asked_by_its_wrapper() -> None:
     heads = hw.attribute(model, ids, 7).heads
     assert hw.attribute(wrapped, ids, 7).heads == pytest.approx(heads, abs=1e-5)
     assert len(hw.why(wrapped, ids, other, 7, 11).heads) == len(expected)
+    for layer in model.model.layers:
+        layer.self_attn.o_proj = Adapted(layer.self_attn.o_proj)
+    refuses(lambda: hw.attribute(wrapped, ids, 7), "well enough; merge the adapter of its output projections first")

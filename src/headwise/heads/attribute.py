@@ -228,9 +228,13 @@ def added(
     rounding = 2 * close * float(torch.cat(rounded).norm())
     # The 1.0 is for a logit near 0, which is a difference of large parts.
     if abs(whole.total - logit) > CLOSE * max(abs(logit), 1.0) + rounding:
+        adapted = [layer for layer in ran if list(layer.projection.children())]
+        remedy = (
+            "; merge the adapter of its output projections first" if adapted else ""
+        )
         raise HeadwiseError(
             f"{kind}: the parts sum to {whole.total:.6g}, the logit is {logit:.6g}: "
-            f"what its layers add up is not known well enough"
+            f"what its layers add up is not known well enough{remedy}"
         )
     return whole
 
