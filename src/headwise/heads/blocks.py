@@ -302,7 +302,7 @@ class Pass:
         keys, masked_from = self._keys(rows)
         t, width = rows.stop - rows.start, _whole_runs(keys.stop - keys.start)
         block, q = len(buffers[1]), self._q(rows)
-        n_heads = _whole_groups(max(1, min(self.H, block // (t * width))), self.index)
+        n_heads = max(1, min(self.H, block // (t * width)))
         step, strips = max(1, block // width), []
         for first in range(rows.start, rows.stop, step):
             some = slice(first, min(first + step, rows.stop))
@@ -549,8 +549,7 @@ class Pass:
         n_keys = keys.stop - keys.start
         scores = buffer[..., :n_keys]
         if self.call.weights is not None:
-            queries = self.picked[rows]
-            scores.copy_(self.call.weights[self.b, heads, queries, keys])
+            scores.copy_(self.call.weights[self.b, heads, self.picked[rows], keys])
             buffer[..., n_keys:] = 0
             return buffer.nan_to_num_(0)
         h, _, D = q[heads].shape
@@ -852,8 +851,8 @@ class Factors:
     """`output_factors` of each site, computed anew only when its W_O has changed."""
 
     def __init__(self) -> None:
-        # Of each site the factors, behind the state that its W_O had when they were computed.
-        self._factors: dict[Site, tuple[tuple[int, int], Tensor]] = {}
+        # (site, the state of its W_O) -> factors
+        self._known: dict[Site, tuple[object, Tensor]] = {}
 
     def of(self, site: Site, call: Call) -> Tensor | None:
         w_o = site.w_o
@@ -861,15 +860,13 @@ class Factors:
         if w_o is None or not call.at_w_o or w_o.shape[1] % site.n_heads:
             return None
         # Where it lies, and how often it has changed: torch counts that, but not of a tensor made for inference.
-        state = w_o.data_ptr(), 0 if w_o.is_inference() else w_o._version
-        known, factors = self._factors.get(site, (None, None))
-        if known != state:
+        state = w_o.data_ptr(), w_o.is_inference() or w_o._version
+        if site not in self._known or self._known[site][0] != state:
             with loaded(*filter(None, [site.module, site.projection])):
                 here = site.w_o
                 assert here is not None
-                factors = output_factors(here, site.n_heads)
-            self._factors[site] = state, factors
-        return factors
+                self._known[site] = state, output_factors(here, site.n_heads)
+        return self._known[site][1]
 
 
 def _places(is_real: Tensor | None, length: int, device: torch.device) -> Tensor:
@@ -890,11 +887,3 @@ def _even_blocks(places: Tensor) -> Tensor:
 def _whole_runs(keys: int) -> int:
     """So many keys, and as many more as fill the last run: rounded up to a multiple of RUN."""
     return -(-keys // RUN) * RUN
-
-
-def _whole_groups(heads: int, index: Sequence[int]) -> int:
-    """At most that many heads, in whole groups of heads that read the same keys where such a group fits."""
-    size = 1  # of the first group, as of all where they are equal
-    while size < len(index) and index[size] == index[0]:
-        size += 1
-    return heads // size * size if heads >= size else heads

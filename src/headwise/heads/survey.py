@@ -305,16 +305,17 @@ class Tally:
         if number == 0:
             keys, weights = top_keys(call, b, range(min(PASSAGE, call.n_queries)), TOP)
             # cut to as many keys as `keys` has queries
-            received = measured.received[:, : keys.shape[1]] / max(
-                1, len(measured.places)
-            )
-            self.first[site.name] = {
-                "thumbnail": measured.thumbnail.float().cpu().numpy(),
-                "first_key": measured.first_key.float().cpu().numpy(),
-                "received": received.float().cpu().numpy(),
-                "top_keys": keys.cpu().numpy(),
-                "top_weights": weights.float().cpu().numpy(),
+            received = measured.received[:, : keys.shape[1]]
+            pictures = {
+                "thumbnail": measured.thumbnail,
+                "first_key": measured.first_key,
+                "received": received / max(1, len(measured.places)),
+                "top_weights": weights,
             }
+            self.first[site.name] = {
+                name: picture.float().cpu().numpy()
+                for name, picture in pictures.items()
+            } | {"top_keys": keys.cpu().numpy()}
 
     def take_repeated(
         self, number: int, site: Site, call: Call, b: int, document: Document
@@ -326,19 +327,17 @@ class Tally:
         document = replace(
             document, real_rows=torch.arange(call.n_queries) >= self.second_half
         )
-        kinds = {"scores": _means(measure(call, b, document, top=False))}
+        self._add_repeated(
+            "scores", site, _means(measure(call, b, document, top=False))
+        )
         if not self.is_control:
-            kinds["uniform"] = self._even(f"repeated {number}", site, call, b, document)
-        names = {
-            item.repeated: key
-            for key, item in all_statistics().items()
-            if item.repeated
-        }
-        for kind, means in kinds.items():
-            repeated = {
-                names[name]: values for name, values in means.items() if name in names
-            }
-            self._add(kind, site, repeated)
+            even = self._even(f"repeated {number}", site, call, b, document)
+            self._add_repeated("uniform", site, even)
+
+    def _add_repeated(self, kind: str, site: Site, means: Means) -> None:
+        for key, item in all_statistics().items():
+            if item.repeated in means:
+                self.running[kind, site.name][key].add(means[item.repeated])
 
     def _add_examples(
         self, number: int, site: Site, measured: Measured, start: int
@@ -346,13 +345,8 @@ class Tally:
         """Of each head the row with the largest weight on another token than the first and itself."""
         rows, argmax = (measured.places + start).cpu(), measured.argmax.cpu()
         is_trivial = (argmax == 0) | (argmax == rows)  # there most heads rest
-        weights, at = (
-            measured.rows["confidence"]
-            .cpu()
-            .double()
-            .masked_fill(is_trivial, -1)
-            .max(1)
-        )
+        weights = measured.rows["confidence"].cpu().double()
+        weights, at = weights.masked_fill(is_trivial, -1).max(1)
         keys = argmax.gather(1, at[:, None])[:, 0]
         of_heads = zip(weights.tolist(), rows[at].tolist(), keys.tolist(), strict=True)
         for head, (weight, row, key) in zip(site.heads, of_heads, strict=True):
@@ -369,14 +363,13 @@ class Tally:
         band, which is the least and the largest distance from query to key, None without such a bound.
         """
         T, S = call.n_queries, call.n_keys
+        mask = call.options.mask
         # A mask that is no band answers None.
-        band = (
-            (None, None) if call.options.mask is None else call.options.mask.band(T, S)
-        )
-        key: object = text, parse_head(site.head(0))[0], T, S, band, document.start
+        band = (None, None) if mask is None else mask.band(T, S)
         # what another layer may attend is not known to be the same
         if band is None or call.weights is not None:
-            key = object()  # equal to no other key
+            return _means(measure(uniform(call), b, document))
+        key = text, parse_head(site.head(0))[0], T, S, band, document.start
         if key not in self.evens:
             self.evens[key] = _means(measure(uniform(call), b, document))
         return self.evens[key]

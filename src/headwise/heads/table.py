@@ -368,18 +368,19 @@ class Survey(HeadTable[HeadProfile]):
             }
             row["roles"] = "; ".join(profile.roles)
             for key in self.statistics:
-                row |= _mean_and_bounds(key, profile.scores.get(key))
-                row[f"{key}_uniform"] = _finite(profile.uniform.get(key))
+                row |= _bounds(key, profile.scores.get(key))
+                row[f"{key}_uniform"] = profile.uniform.get(key)
             for relation in self.relations:
-                score, key = profile.relations.get(relation.name), relation.name
-                row[f"{key}_accuracy"] = (
-                    None if score is None else _finite(score.accuracy.mean)
-                )
-                row[f"{key}_elsewhere"] = (
-                    None if score is None else _finite(score.elsewhere)
-                )
-            row["importance"] = _finite(profile.importance)
-            rows.append(row | _mean_and_bounds("ablation", profile.ablation))
+                key, score = relation.name, profile.relations.get(relation.name)
+                row[f"{key}_accuracy"] = None if score is None else score.accuracy.mean
+                row[f"{key}_elsewhere"] = None if score is None else score.elsewhere
+            row["importance"] = profile.importance
+            row |= _bounds("ablation", profile.ablation)
+            for key, value in row.items():
+                # The bounds of a single document are infinite, for which JSON has no number.
+                if isinstance(value, float) and not math.isfinite(value):
+                    row[key] = None
+            rows.append(row)
         return rows
 
     def __repr__(self) -> str:
@@ -399,20 +400,9 @@ class Survey(HeadTable[HeadProfile]):
         }
 
 
-def _mean_and_bounds(key: str, value: Interval | None) -> Row:
-    mean, low, high = (
-        (None, None, None) if value is None else (value.mean, value.low, value.high)
-    )
-    return {
-        key: _finite(mean),
-        f"{key}_low": _finite(low),
-        f"{key}_high": _finite(high),
-    }
-
-
-def _finite(value: float | None) -> float | None:
-    # The bounds of a single document are infinite, for which JSON has no number.
-    return value if value is not None and math.isfinite(value) else None
+def _bounds(key: str, value: Interval | None) -> Row:
+    names = {"mean": key, "low": f"{key}_low", "high": f"{key}_high"}
+    return {name: getattr(value, bound, None) for bound, name in names.items()}
 
 
 # The story of one prediction: which heads bring the answer, which work against it, and by which paths. `why`
@@ -518,45 +508,24 @@ class Story:
 
     def opening(self, lang: str = "en") -> list[str]:
         """What is predicted, what it is compared with, and which heads bring it and which work against it."""
-        values = self._words() | {
-            "text": _plain(self.prompt),
-            "chance": f"{self.probability:.3f}",
-        }
-        lines = [phrase(f"why.predicts_{self.asks}", lang, **values)]
+        lines = [self._line(f"why.predicts_{self.asks}", lang)]
         if self.predicted != self.answer:
             chance = f"{self.predicted_probability:.3f}"
+            predicted = _bare(self.predicted)
             lines.append(
-                phrase(
-                    "why.rather", lang, predicted=_bare(self.predicted), chance=chance
-                )
+                self._line("why.rather", lang, predicted=predicted, chance=chance)
             )
         if self.corrupted_value is None:
-            lines.append(phrase("why.compared", lang, **values))
+            lines.append(self._line("why.compared", lang))
         else:
-            clean, corrupted = (
-                number(value, 2) for value in (self.clean_value, self.corrupted_value)
-            )
-            values |= {
-                "text": _plain(self.corrupt or ""),
-                "clean": clean,
-                "corrupted": corrupted,
-            }
-            lines.append(phrase(f"why.corrupted_{self.counts}", lang, **values))
-        return [*lines, *self._sides(lang)]
-
-    def _sides(self, lang: str) -> list[str]:
-        """The heads on either side, the strongest first, in a line each."""
-        lines = []
-        for key, sign in (
-            ("why.bring", 1),
-            ("why.against", -1),
-        ):  # moves above 0, and below
+            text = _plain(self.corrupt or "")
+            lines.append(self._line(f"why.corrupted_{self.counts}", lang, text=text))
+        # the heads on either side, the strongest first, in a line each: moves above 0, and below
+        for key, sign in (("why.bring", 1), ("why.against", -1)):
             heads = [part for part in self.told if sign * self.moves(part) > 0]
             names = ", ".join(f"*{part.head}* ({self._amount(part)})" for part in heads)
             if heads:
-                lines.append(
-                    phrase(key, lang, heads=names, count=len(heads), **self._words())
-                )
+                lines.append(self._line(key, lang, heads=names, count=len(heads)))
         return lines
 
     def _amount(self, part: StoryHead) -> str:
@@ -568,32 +537,28 @@ class Story:
 
     def sentence(self, part: StoryHead, lang: str = "en") -> str:
         """A head in words: what it carries or adds, where it looks, and what happens without it."""
-        values = self._words() | {"head": part.head}
         words = []
         if part.brings is not None:
             key = "why.carries" if part.brings >= 0 else "why.opposes"
-            words.append(phrase(key, lang, share=_percent(abs(part.brings)), **values))
+            share = _percent(abs(part.brings))
+            words.append(self._line(key, lang, head=part.head, share=share))
         elif part.adds is not None:
             key = "why.adds" if part.adds >= 0 else "why.takes"
-            words.append(phrase(key, lang, adds=f"{abs(part.adds):.2f}", **values))
+            adds = f"{abs(part.adds):.2f}"
+            words.append(self._line(key, lang, head=part.head, adds=adds))
         if part.looks:
             t, weight = part.looks[0]  # the strongest
+            facts = {"at": self.word(t), "weight": f"{weight:.2f}"}
             # Without a place it is a cross attention: its query is what the decoder writes, its keys are these tokens.
-            key, here = (
-                ("why.looks", "")
-                if part.at is None
-                else ("why.looks_from", self.word(part.at))
-            )
-            words.append(
-                phrase(key, lang, here=here, at=self.word(t), weight=f"{weight:.2f}")
-            )
+            key = "why.looks"
+            if part.at is not None:
+                key, facts["here"] = "why.looks_from", self.word(part.at)
+            words.append(self._line(key, lang, **facts))
         if part.without is not None:
             # `without` is a change of the logarithm, so it multiplies the chance.
-            chances = (self.probability, self.probability * math.exp(part.without))
-            before, after = (f"{chance:.3f}" for chance in chances)
-            words.append(
-                phrase("why.without", lang, before=before, after=after, **values)
-            )
+            after = f"{self.probability * math.exp(part.without):.3f}"
+            facts = {"head": part.head, "before": f"{self.probability:.3f}"}
+            words.append(self._line("why.without", lang, after=after, **facts))
         return " ".join(words)
 
     def word(self, t: int) -> str:
@@ -620,31 +585,22 @@ class Story:
         """What the numbers mean, key/value heads and paths, and what a reader must know."""
         lines = []
         if self.embedding is not None and self.bias is not None:
-            adds = math.fsum(
-                part.adds or 0.0 for part in self.heads
-            )  # all heads together
-            values = {
-                "logit": f"{self.logit:.2f}",
-                "heads": f"{adds:+.2f}",
-                "embedding": f"{self.embedding:+.2f}",
+            adds = math.fsum(part.adds or 0.0 for part in self.heads)
+            feed = math.fsum(self.feed_forwards.values())
+            parts = {"heads": adds, "embedding": self.embedding, "feed": feed}
+            facts = {
+                name: f"{x:+.2f}" for name, x in (parts | {"bias": self.bias}).items()
             }
-            values |= {
-                "bias": f"{self.bias:+.2f}",
-                "feed": f"{math.fsum(self.feed_forwards.values()):+.2f}",
-            }
-            lines.append(phrase("why.sum", lang, **values))
+            lines.append(phrase("why.sum", lang, logit=f"{self.logit:.2f}", **facts))
         lines.append(phrase("why.columns", lang))
         for carried in self.keys:
             if max(abs(carried.k), abs(carried.v)) >= self.CLEAR:
                 k, v = _percent(carried.k), _percent(carried.v)
                 lines.append(phrase("why.keys", lang, head=carried.head, k=k, v=v))
         for path in self.paths:  # only clear ones were kept
-            values = {
-                "sender": path.sender,
-                "receiver": path.receiver,
-                "share": _percent(path.effect),
-            }
-            lines.append(phrase(f"why.path_{path.at}", lang, **values))
+            ends = {"sender": path.sender, "receiver": path.receiver}
+            share = _percent(path.effect)
+            lines.append(phrase(f"why.path_{path.at}", lang, share=share, **ends))
         return [*lines, *(said(note, lang) for note in self.notes)]
 
     def print(self, console: Console) -> None:
@@ -697,9 +653,17 @@ class Story:
         parts = ", ".join(f"{part.head} {self._amount(part)}" for part in self.told[:4])
         return f"Story({self.prompt!r} -> {self.answer!r}: {parts})"
 
-    # Facts that most phrases here have.
-    def _words(self) -> dict[str, str]:
-        return {"answer": _bare(self.answer), "other": _bare(self.other)}
+    def _line(self, key: str, lang: str, **facts: Any) -> str:
+        """A phrase with the facts that most of them have, and others."""
+        values = {
+            "answer": _bare(self.answer),
+            "other": _bare(self.other),
+            "text": _plain(self.prompt),
+            "chance": f"{self.probability:.3f}",
+            "clean": number(self.clean_value, 2),
+            "corrupted": number(self.corrupted_value, 2),
+        }
+        return phrase(key, lang, **values | facts)
 
 
 def _bare(token: str) -> str:

@@ -77,12 +77,10 @@ class _SeenSite:
         self.thumbnail = as_numpy(
             measured.thumbnail
         )  # (H,b,b), b blocks of queries and of keys
-        ids = (
-            _real(document.q_ids, document.real_rows),
-            _real(document.k_ids, document.real_keys),
-        )
         # of the queries and the keys, where the text is short
-        self.ids = ids if all(map(len, ids)) else None
+        q_ids = _real(document.q_ids, document.real_rows)
+        k_ids = _real(document.k_ids, document.real_keys)
+        self.ids = (q_ids, k_ids) if q_ids and k_ids else None
 
     def rows(self, name: str) -> Array:
         """(H,N), N rows of all documents."""
