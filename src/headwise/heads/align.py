@@ -15,6 +15,7 @@ Texts come from a file of JSON, a text a line:
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 import wave
@@ -363,41 +364,6 @@ def path_starts(scores_knm: Maps) -> NDArray[np.int64]:
 # The texts of a file
 
 
-def _features(folder: Folder, path: Path) -> tuple[Tensor, float, int]:
-    """What a model hears of a sound, (1,M,F); the seconds of a key, and how many keys hold sound.
-
-    M are frequency bands, F moments. A key of the encoder stands for several of these.
-    """
-    from headwise.models.hf import feature_extractor
-
-    model: Any = folder.model
-    options = getattr(model, "generation_config", None)
-    if getattr(options, "no_timestamps_token_id", None) is None or not hasattr(
-        model.config, "max_source_positions"
-    ):
-        raise HeadwiseError(
-            f"{folder.name} ({folder.family}) hears no speech as Whisper does; pass other texts"
-        )
-    samples = read_wav(path)
-    extractor = feature_extractor(folder.path)
-    seconds = float(extractor.chunk_length)  # what is shorter is filled with silence
-    if len(samples) > seconds * RATE:  # the rest would be cut off without a word
-        raise HeadwiseError(
-            f"{path.name} has {len(samples) / RATE:.1f} s, and the model hears {seconds:g}"
-        )
-    # Without a rate the extractor warns. Its own is that of our samples: Whisper knows no other than 16,000.
-    features = extractor(
-        samples, sampling_rate=extractor.sampling_rate, return_tensors="pt"
-    ).input_features
-    seconds_per_key = seconds / model.config.max_source_positions
-    # Rounded up: the last key may be full in part.
-    n_keys = min(
-        model.config.max_source_positions,
-        -(-len(samples) // round(seconds_per_key * RATE)),
-    )
-    return features.to(model.dtype), seconds_per_key, n_keys
-
-
 def halves(texts: Sequence[Known]) -> tuple[list[Known], list[Known]]:
     """Texts to choose by, and as many or one fewer to judge on, drawn at random."""
     drawn = list(texts)
@@ -422,14 +388,7 @@ def read_aligned(folder: Folder, path: Path) -> list[Known]:
         try:
             texts.append(_text(folder, folder.tokens, json.loads(line), path.parent))
         # A line may be no JSON, or have other types and indices than a text has.
-        except (
-            HeadwiseError,
-            ValueError,
-            TypeError,
-            KeyError,
-            IndexError,
-            AttributeError,
-        ) as error:
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
             raise HeadwiseError(f"line {number} of {path}: {error}") from None
     if not texts:
         raise HeadwiseError(
@@ -478,9 +437,31 @@ def _spoken(
 
     A row is a token of the decoder's input, and predicts the one after it.
     """
+    from headwise.models.hf import feature_extractor
+
     model: Any = folder.model
-    features, seconds_per_key, n_keys = _features(folder, near / record["audio"])
-    options, begin = model.generation_config, [model.config.decoder_start_token_id]
+    options = getattr(model, "generation_config", None)
+    n_frames = getattr(model.config, "max_source_positions", None)
+    if getattr(options, "no_timestamps_token_id", None) is None or n_frames is None:
+        raise HeadwiseError(
+            f"{folder.name} ({folder.family}) hears no speech as Whisper does; pass other texts"
+        )
+    path = near / record["audio"]
+    samples, extractor = read_wav(path), feature_extractor(folder.path)
+    seconds = float(extractor.chunk_length)  # what is shorter is filled with silence
+    if len(samples) > seconds * RATE:  # the rest would be cut off without a word
+        raise HeadwiseError(
+            f"{path.name} has {len(samples) / RATE:.1f} s, and the model hears {seconds:g}"
+        )
+    # Without a rate the extractor warns. Its own is that of our samples: Whisper knows no other than 16,000.
+    rate = extractor.sampling_rate
+    sound = extractor(samples, sampling_rate=rate, return_tensors="pt")
+    # A key of the encoder stands for several frames of what is heard, (1,M,F), M frequency bands.
+    features = sound.input_features.to(model.dtype)
+    seconds_per_key = seconds / n_frames
+    # The first keys hold the sound, the last of them in part.
+    n_keys = min(n_frames, math.ceil(len(samples) / round(seconds_per_key * RATE)))
+    begin = [model.config.decoder_start_token_id]
     # then a transcript begins with its language and the task
     if getattr(options, "is_multilingual", False):
         language = record.get("language", "en")
@@ -494,9 +475,8 @@ def _spoken(
     first = len(ids) - 1  # the row that predicts the first token of the first word
     starts = []
     for word, _ in record["words"]:
-        starts.append(
-            len(ids) - 1 - first
-        )  # the last row so far predicts the word's first token
+        # the last row so far predicts the word's first token
+        starts.append(len(ids) - 1 - first)
         ids += tokens.encode(f" {word}")
     rows = tuple(range(first, len(ids)))  # the last one predicts the end
     inputs = {"input_features": features, "decoder_input_ids": torch.tensor([ids])}
@@ -531,12 +511,8 @@ def read_wav(path: Path) -> NDArray[np.float32]:
         raise HeadwiseError(f"{path} is no file")
     try:
         with wave.open(str(path)) as file:
-            width, channels, rate = (
-                file.getsampwidth(),
-                file.getnchannels(),
-                file.getframerate(),
-            )
-            content = file.readframes(file.getnframes())
+            channels, width, rate, n_frames, *_ = file.getparams()
+            content = file.readframes(n_frames)
     except (OSError, EOFError, wave.Error) as error:
         raise HeadwiseError(
             f"{path} is no WAV file that can be read: {error}"

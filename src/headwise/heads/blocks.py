@@ -229,14 +229,11 @@ class Pass:
         steps = torch.arange(RUN, dtype=self.dtype, device=self.device)
         exponents = (0, 1, 2) if "places" in self.names else (0,)
         self.powers = torch.stack([(steps - (RUN - 1) / 2) ** k for k in exponents])
-        self.followers = None
+        # (S+1,) the token right before each key, and the last one
+        self.before = None
         if "same_token" in self.formulas and document.k_ids is not None:
-            # Places 0 to S by the token before them, then by place: so the places after the copies of one token lie
-            # side by side. Both are one number, token * (S + 1) + place, so that no two tokens mix.
-            k_ids = document.k_ids.to(self.device)
-            before = F.pad(k_ids, (1, 0), value=document.before)
-            places = torch.arange(self.S + 1, device=self.device)
-            self.followers = (before * (self.S + 1) + places).sort()
+            k_ids = document.k_ids.to(self.device, torch.int32)
+            self.before = F.pad(k_ids, (1, 0), value=document.before)
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
@@ -574,27 +571,23 @@ class Pass:
         self, queries: Tensor, at: Tensor, keys: slice, width: int
     ) -> tuple[Tensor, Tensor]:
         """`Strip.pairs` and `pair_rows`: where there are copies of the queries' tokens."""
-        if self.followers is None or self.document.q_ids is None:
+        q_ids = self.document.q_ids
+        if self.before is None or q_ids is None:
             nothing = at.new_empty(0)
             return nothing, nothing
-        # token and place as one number, sorted; the place of each
-        values, order = self.followers
-        tokens = self.document.q_ids.to(self.device)[queries] * (self.S + 1)
-        # Of the query's token the places right after its copies, up to the query's own: what they follow is earlier.
-        first = torch.searchsorted(values, tokens)
-        count = torch.searchsorted(values, tokens + at + keys.start, right=True) - first
-        count = count.clamp(min=0)  # a query may stand before all keys of a window
-        row = torch.arange(len(tokens), device=self.device).repeat_interleave(count)
-        # `row` is the query of each pair. Its pairs lie side by side among the sorted tokens, from `first` on; among
-        # all pairs they begin behind those of the queries before it.
-        offset = first - (count.cumsum(0) - count)
-        place = torch.arange(len(row), device=self.device) + offset[row]
-        after = order[place] - keys.start  # the keys right after the copies
+        tokens = q_ids.to(self.device, torch.int32)[queries]
+        n_keys = keys.stop - keys.start
+        # A key is right after a copy where the token before it is the query's, and it is the query's own place or an
+        # earlier one. The place behind all keys counts as well: the copy is the last key.
+        places = torch.arange(n_keys + 1, dtype=torch.int32, device=self.device)
+        follows = tokens[:, None] == self.before[keys.start : keys.stop + 1]
+        follows &= places <= at.to(torch.int32)[:, None]
+        row, after = follows.nonzero(as_tuple=True)
         # the copy, and the key right after
         key = torch.stack([after - 1, after], 1)
-        row = torch.stack([row, row + len(tokens)], 1)
-        inside = (key >= 0) & (key < keys.stop - keys.start)
-        return (row % len(tokens) * width + key)[inside], row[inside]
+        inside = (key >= 0) & (key < n_keys)
+        kind = torch.stack([row, row + len(tokens)], 1)
+        return (row[:, None] * width + key)[inside], kind[inside]
 
     # What the formulas read when all blocks are done, for all rows at once: (H,n) each.
 
