@@ -94,19 +94,15 @@ def some_rows(document: Document, T: int, share: float | None, seed: int) -> Doc
     """
     if share is None:
         return document
-    is_real = (
-        torch.ones(T, dtype=torch.bool)
-        if document.real_rows is None
-        else document.real_rows.cpu()
-    )
-    real = is_real.nonzero()[:, 0]
+    real = torch.arange(T)
+    if document.real_rows is not None:
+        real = document.real_rows.cpu().nonzero()[:, 0]
     count = math.ceil(len(real) * share)
     # Stretch i is real[edges[i]] to real[edges[i + 1] - 1]. A document of padding alone has none: count is 0.
     edges = torch.arange(count + 1) * len(real) // max(1, count)
     # place in its stretch
-    drawn = (
-        torch.rand(count, generator=torch.Generator().manual_seed(seed)) * edges.diff()
-    )
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.rand(count, generator=generator) * edges.diff()
     rows = torch.zeros(T, dtype=torch.bool)
     rows[real[edges[:-1] + drawn.long()]] = True
     return replace(document, real_rows=rows)
@@ -386,11 +382,9 @@ class _Reader:
         """The entry of `held` for the layer of an attention; None where there is no cache, or it does not say."""
         # by it an attention of transformers finds its keys in the cache
         number = getattr(layer, "layer_idx", None)
-        return (
-            self.held[number]
-            if isinstance(number, int) and number < len(self.held)
-            else None
-        )
+        if isinstance(number, int) and number < len(self.held):
+            return self.held[number]
+        return None
 
     def places(self, call: Call) -> bool:
         """Is it known where the keys of a call of self attention stand in the text of its queries?"""
@@ -489,12 +483,10 @@ def _held(arguments: Mapping[str, Any], T: int) -> list[tuple[int, int] | None]:
 
     It says how many keys the call has, and how many earlier tokens have left the layer's window.
     """
-    sizes = []
-    for layer in _layers(cache_in(arguments)):
-        sizes.append(
-            layer.get_mask_sizes(T) if hasattr(layer, "get_mask_sizes") else None
-        )
-    return sizes
+    sizes = [
+        getattr(layer, "get_mask_sizes", None) for layer in _layers(cache_in(arguments))
+    ]
+    return [None if size is None else size(T) for size in sizes]
 
 
 def _layers(cache: Any) -> Sequence[Any]:
@@ -635,19 +627,21 @@ def _attended(call: Call, b: int) -> Tensor | None:
     """Keys (S,) of document b that some query may attend: the others are padding. None where all are real."""
     # without a query, as of x[:, :0], no key is seen at all
     seen = _seen(call, b, range(call.n_queries)) if call.n_queries else None
+    if seen is None:
+        return None
     # one column stands for all where they are alike
-    real = None if seen is None else seen.any(0).any(0).expand(call.n_keys)
-    return None if real is None or real.all() else real
+    real = seen.any(0).any(0).expand(call.n_keys)
+    return None if real.all() else real
 
 
 def _seen(call: Call, b: int, rows: Sequence[int]) -> Tensor | None:
     """What these rows of document b may attend, (1 or H, 1 or rows, 1 or S) bool; None: everything."""
-    T, mask = call.n_queries, call.options.mask
     if call.weights is not None:
-        return (call.weights[b] if len(rows) == T else call.weights[b][:, rows]) > 0
-    if mask is None:
+        weights = call.weights[b]  # all of them are not copied
+        return (weights if isinstance(rows, range) else weights[:, rows]) > 0
+    if call.options.mask is None:
         return None
-    some = mask if len(rows) == T else Part(mask, "t", rows, T)
+    some = Part(call.options.mask, "t", rows, call.n_queries)
     allowed, _ = _resolved(call, some, b, len(rows))
     return None if allowed is None else allowed[0]
 

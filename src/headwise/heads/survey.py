@@ -608,9 +608,7 @@ def _profiles(
                     [text.documents[document][place] for place in (row, key)]
                 )
                 examples.append(Example(document, row, key, looks, at, -minus))
-            pictures = {
-                key: of_site[head] for key, of_site in tally.first[site.name].items()
-            }
+            pictures = tally.first[site.name].items()
             profile = HeadProfile(
                 name=name,
                 part=part,
@@ -623,7 +621,7 @@ def _profiles(
                 ablation=changes.get(name),
                 relations=relations,
                 examples=tuple(examples),
-                **pictures,
+                **{key: of_heads[head] for key, of_heads in pictures},
             )
             profiles.append(profile)
     return profiles
@@ -736,28 +734,21 @@ def copying(site: Site, vocabulary: Tensor | None) -> list[float] | None:
     )  # beside a decoder
     if vocabulary is None or w_o is None or w_v is None or not writes_logits:
         return None
-    C = len(vocabulary)
-    if (
-        w_o.shape[0] != C or w_v.shape[1] != C or w_o.shape[1] % H
-    ):  # (C,H*E) and (G*E,C)
-        return None
-    E = w_o.shape[1] // H
-    G = w_v.shape[0] // E
-    if w_v.shape[0] % E or H % G:
+    C, E = len(vocabulary), max(1, w_o.shape[1] // H)
+    G = max(1, w_v.shape[0] // E)
+    if w_o.shape != (C, H * E) or w_v.shape != (G * E, C) or H % G:
         return None
     # (H,E,C)
-    read = (
-        (w_v.to(vocabulary) @ vocabulary).reshape(G, E, C).repeat_interleave(H // G, 0)
-    )
+    read = (w_v.to(vocabulary) @ vocabulary).reshape(G, E, C)
+    read = read.repeat_interleave(H // G, 0)
     through = read @ w_o.to(vocabulary).reshape(C, H, E).transpose(0, 1)  # (H,E,E)
     # in matrices as small as these threads wait for each other: two take ten times as long
     with one_thread():
         values = torch.linalg.eigvals(through)
     # a silent head, whose eigenvalues are all 0, gets 0 / tiny
     tiny = torch.finfo(values.real.dtype).tiny
-    ratios: list[float] = (
-        values.sum(-1).real / values.abs().sum(-1).clamp(min=tiny)
-    ).tolist()
+    moduli = values.abs().sum(-1).clamp(min=tiny)
+    ratios: list[float] = (values.sum(-1).real / moduli).tolist()
     return ratios
 
 
