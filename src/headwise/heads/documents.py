@@ -179,7 +179,7 @@ def listening(
         documents = [
             _document(call, b, cross, reader, marker) for b in range(call.q.shape[0])
         ]
-        if not cross and len(call.out) and not reader.places(call):
+        if not cross and len(call.out) and documents[0].start is None:
             call = _noted(call, site, UNPLACED)
         return listener(site, call, documents)
 
@@ -523,20 +523,15 @@ def _document(
     ids = _row(reader.ids, b)
     if cross:  # queries of one sequence, keys of another
         context = _row(reader.context_padding, b)
-        # Of weights that the model made itself; a mask is not asked here, and keys that it hides count as real.
-        looked_at = None if call.weights is None else _attended(call, b)
         if padding is not None and not reader.past and len(padding) != T:
             # It is that of the keys: here the places of an image look at a text (BridgeTower).
             context, padding = padding, None
-        return Document(
-            real_rows=None
-            if padding is None
-            else _longer(padding, reader.past + T)[-T:],
-            real_keys=context
-            if context is not None and len(context) == S
-            else looked_at,
-            start=None,
-        )
+        if context is None or len(context) != S:
+            # Of weights that the model made itself; a mask is not asked here, and keys that it hides count as real.
+            context = None if call.weights is None else _attended(call, b)
+        if padding is not None:
+            padding = _longer(padding, reader.past + T)[-T:]
+        return Document(padding, context, start=None)
     past = reader.past if call.past is None else call.past
     # Is the padding that of no model around, of another sequence than these queries, or of one that the model added
     # to, or has pooled?
@@ -554,10 +549,8 @@ def _document(
     length = past + T
     gone = max(0, length - S)  # tokens that have left a window
     rows = keys = q_ids = k_ids = None  # as the fields of `Document` have them
-    first, before = (
-        0,
-        -1,
-    )  # the number of the first real token among all so far; and see `Document`
+    # the number of the first real token among all so far; and see `Document`
+    first, before = 0, -1
     if padding is not None:
         real = _longer(padding, length)
         rows, keys = real[-T:], _fit(real, S, False)
@@ -566,15 +559,11 @@ def _document(
     elif T == S and call.options.mask is not None:
         n_real = call.options.mask.real_length(b)
         rows = keys = None if n_real is None else torch.arange(T) < n_real
+    start: int | None = past - gone
     # where the keys stand is not known: S tells nothing, but the cache may tell `gone`
     if not reader.places(call):
         _, gone = reader.held_by(call.layer) or (0, 0)
-        return Document(
-            rows,
-            _attended(call, b),
-            start=None,
-            first=first - gone if first >= gone else None,
-        )
+        keys, start, ids = _attended(call, b), None, None
     if ids is not None and len(ids) == length:
         q_ids, k_ids = ids[-T:], _fit(ids, S, -1)
         before = int(ids[gone - 1]) if gone else -1
@@ -584,18 +573,19 @@ def _document(
             marks[name] = _fit(span[b], S, False)
         if marker is not None:
             marks |= marker(k_ids)
+    starts: tuple[int, ...] = (0,)
+    if start == 0 and not past and T == S and (rows is None or rows.all()):
+        starts = _starts(call, b, reader)
     return Document(
         real_rows=rows,
         real_keys=keys,
-        start=past - gone,
+        start=start,
         q_ids=q_ids,
         k_ids=k_ids,
         marks=marks or None,
         before=before,
         first=first - gone if first >= gone else None,
-        starts=_starts(call, b, reader)
-        if T == S and not past and (rows is None or rows.all())
-        else (0,),
+        starts=starts,
     )
 
 
