@@ -300,6 +300,9 @@ class Pass:
         t, width = rows.stop - rows.start, _whole_runs(keys.stop - keys.start)
         block, q = len(buffers[1]), self._q(rows)
         n_heads = max(1, min(self.H, block // (t * width)))
+        # whole groups of heads that read the same keys, where such a group fits
+        group = self.index.count(self.index[0])
+        n_heads = n_heads // group * group or n_heads
         step, strips = max(1, block // width), []
         for first in range(rows.start, rows.stop, step):
             some = slice(first, min(first + step, rows.stop))
