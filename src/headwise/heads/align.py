@@ -440,7 +440,7 @@ def _spoken(
     from headwise.models.hf import feature_extractor
 
     model: Any = folder.model
-    options = getattr(model, "generation_config", None)
+    options: Any = getattr(model, "generation_config", None)
     n_frames = getattr(model.config, "max_source_positions", None)
     if getattr(options, "no_timestamps_token_id", None) is None or n_frames is None:
         raise HeadwiseError(
