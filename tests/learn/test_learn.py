@@ -199,6 +199,24 @@ def test_words_for_those_who_know_no_types(in_process: None) -> None:
         matrix, written(matrix, code), "es").evidence)  # fmt: skip
 
 
+def test_errors_of_numpy_are_told_in_plain_words_and_of_the_right_function(in_process: None) -> None:
+    for number, right, wrong, said in (
+        (4, "matmul(x, w_q[h]),", "x @ w_q[h],", "@ multiplies arrays, and these are plain lists"),
+        (5, "n_heads, width // n_heads)", "n_heads, width / n_heads)", "a size must be a whole number: divide with //"),
+        (6, "w_o[h * d : (h + 1) * d]", "w_o[:5]", "row of the first has 2 numbers, and the second has 5 rows"),
+    ):
+        exercise = find_exercise(number)
+        verdict = mark(exercise, written(exercise, exercise.code().replace(right, wrong)), "en")
+        assert verdict.status == "failed" and said in verdict.evidence and "gufunc" not in verdict.evidence, verdict
+    exercise = find_exercise(5)
+    slices = "[x[:, h * width // n_heads : (h + 1) * width // n_heads] for h in range(n_heads)]"
+    code = exercise.code().replace("x.reshape(T, n_heads, width // n_heads).transpose(1, 0, 2)", slices)
+    verdict = mark(exercise, written(exercise, code), "en")
+    assert verdict.function == "split" and verdict.fix.startswith("split must return an array"), verdict
+    verdict = mark(exercise, exercise.source("en", True, "[[0, 1], [4, 5]]"), "en")  # code that is right, no letter
+    assert "type b" in verdict.evidence and len(told(exercise, verdict, "en", 3, "f", "c")) == 2  # and no hint
+
+
 @pytest.mark.slow
 def test_what_does_not_run_or_nobody_explains(in_process: None, tmp_path: Path) -> None:
     exercise = find_exercise(1)

@@ -98,6 +98,24 @@ def speaker(lang: str) -> Say:
     return lambda key, /, **facts: phrases[key].format(**facts)
 
 
+# What tells an error better than its kind: the key of a phrase -> what Python or NumPy writes.
+ERRORS = {
+    "error_whole": r"interpreted as an integer|indices must be integers",
+    "error_matmul": r"gufunc signature.*size (?P<rows>\d+) is different from (?P<columns>\d+)",
+    "error_lists": r"operand type\(s\) for @: 'list'",
+}
+
+
+def plainly(error: str, lang: str) -> str:
+    """An error of Python in plain words where there are some for it, and as Python writes it, unless that is jargon."""
+    for key, pattern in ERRORS.items():
+        if match := re.search(pattern, error):
+            text = speaker(lang)(key, **match.groupdict())
+            return text if match.groupdict() else f"{text} ({error})"
+    text = words(lang).get(f"error_{error.split(':')[0]}", "")
+    return f"{text} ({error})" if text else error
+
+
 def in_one_line(error: BaseException) -> str:
     """An error with its class, and its text on one line: "ValueError: not enough values"."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

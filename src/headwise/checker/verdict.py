@@ -42,6 +42,7 @@ from headwise.checker.bugs import (
     UncheckedError,
     Verdict,
     in_one_line,
+    plainly,
     speaker,
 )
 from headwise.checker.caches import examine_part
@@ -222,7 +223,8 @@ def explained(error: BaseException, source: Source, lang: str) -> str:
         return error.text(lang)
     # of a whole file: a loop is taken out of what could be read
     if isinstance(error, SyntaxError) and error.lineno:
-        return f"SyntaxError: {error.msg} ({say('line')} {error.lineno}: {(error.text or '').strip()})"
+        place = f"{say('line')} {error.lineno}: {(error.text or '').strip()}"
+        return f"{plainly(f'{type(error).__name__}: {error.msg}', lang)}. {place}"
     text = say("exits") if isinstance(error, SystemExit) else in_one_line(error)
     if re.search("CUDA|cuda|NVIDIA", text):
         text = f"{say('gpu')} ({text})"

@@ -208,6 +208,8 @@ def told(
     if verdict.line and verdict.quoted:
         key = "likely_line" if verdict.status == "wrong" else "error_line"
         lines.append(say(key, line=verdict.line, quoted=verdict.quoted))
+    if verdict.status == "open" and not verdict.line:
+        due = 0  # only the question is open, on which there are no hints
     if due:
         hint = exercise.hint(language, due, verdict.function)
         lines.append(say("hint", step=due, steps=HINTS, hint=hint))

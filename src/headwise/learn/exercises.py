@@ -27,7 +27,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from headwise.checker.bugs import speaker, words
+from headwise.checker.bugs import plainly, speaker, words
 from headwise.checker.sandbox import alone, run_apart
 from headwise.checker.search import close
 from headwise.errors import HeadwiseError
@@ -206,7 +206,7 @@ def mark(exercise: Exercise, source: str, language: str) -> Mark:
     except SyntaxError as error:
         # a null byte is an error without a line
         quoted = source.splitlines()[(error.lineno or 1) - 1].strip()
-        evidence = explained(f"{type(error).__name__}: {error.msg}", language)
+        evidence = plainly(f"{type(error).__name__}: {error.msg}", language)
         return Mark("failed", None, error.lineno, quoted, evidence=evidence)
     guess = choice(answer)
     blanks = [
@@ -264,7 +264,7 @@ def judge(
         status, evidence = "passed" if is_right else "wrong", difference
         line, place = likely_line(exercise, source, variant), None
     else:
-        status, evidence = "failed", explained(str(error), language)
+        status, evidence = "failed", plainly(str(error), language)
         line = place = learner.get("line")
         wrong_call = learner.get("call", "")
         if wrong_call:
@@ -292,12 +292,6 @@ def answer_of(source: str) -> str:
         ):
             return str(node.value.value) if isinstance(node.value, ast.Constant) else ""
     return ""
-
-
-def explained(error: str, language: str) -> str:
-    """An error of Python in plain words where there are some for its kind, and as Python writes it."""
-    plainly = words(language).get(f"error_{error.split(':')[0]}")
-    return f"{plainly} ({error})" if plainly else error
 
 
 def choice(value: object) -> str | None:
