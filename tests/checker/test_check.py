@@ -164,7 +164,7 @@ def test_a_loop_is_checked_as_it_is_pasted_and_inside_its_function(invoke: Invok
     record = json.loads(outcome.out)
     assert (outcome.code, record["bugs"][0]["bug"], record["bugs"][0]["line"]) == (1, "heads-overlap", 3), outcome
     assert record["not_checked"] == ["what stands around the loop over heads"]
-    assert "SyntaxError" in invoke("check", f"{pasted}:gpt").out  # it has no such function
+    assert "IndentationError" in invoke("check", f"{pasted}:gpt").out  # it has no such function
     for target in (whole, f"{whole}:gpt"):
         assert invoke("check", target).code == 0
     pasted.write_text(TEXTS["side by side"])
