@@ -397,6 +397,41 @@ def test_arguments_reach_a_file_as_they_are_written(invoke: Invoke, tmp_path: Pa
     assert "step by step" in str(hw.check(f"{path}:Attention", args={"zork": 3}).checked)
 
 
+def test_what_was_to_be_done_before_a_call_is_no_bug(tmp_path: Path) -> None:
+    """A name of a file that is not here, a method to be called first, a switch whose name ends in `mask`."""
+    right = correct_code("nano")
+    inner = "B, T, self.n_head"
+    for code in (
+        "from constants import *\n" + right.replace(inner, "B, T, N_HEAD"),
+        right.replace("    def forward", "    def begin(self):\n        self.began = 1\n\n    def forward", 1).replace(
+            "B, T, C =", "self.began + 1; B, T, C =", 1
+        ),
+    ):
+        (tmp_path / "mine.py").write_text(code)
+        verdict = hw.check(tmp_path / "mine.py")
+        assert verdict.right is None and "Error" in str(verdict.not_checked), verdict
+    # without a reason to be elsewhere, the same name is the learner's
+    (tmp_path / "mine.py").write_text(right.replace(inner, "B, T, N_HEAD"))
+    assert [finding.bug for finding in hw.check(tmp_path / "mine.py").findings] == ["raises"]
+    assert hw.check(SwitchedMask).right and hw.check(SwitchedMask, causal=True).right
+
+
+class SwitchedMask(torch.nn.Module):
+    def __init__(self, vit_n_heads: int, vit_hidden_dim: int) -> None:
+        super().__init__()
+        self.n_heads = vit_n_heads
+        self.qkv = torch.nn.Linear(vit_hidden_dim, 3 * vit_hidden_dim)
+        self.out = torch.nn.Linear(vit_hidden_dim, vit_hidden_dim)
+
+    def forward(self, x: torch.Tensor, causal_mask: bool = False) -> torch.Tensor:
+        B, T, C = x.shape
+        q, k, v = (y.view(B, T, self.n_heads, -1).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        weights = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+        if causal_mask:
+            weights = weights.masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), -torch.inf)
+        return self.out((weights.softmax(-1) @ v).transpose(1, 2).reshape(B, T, C))
+
+
 OPTIONAL = correct_code("cached_layer")
 
 

@@ -162,7 +162,9 @@ def meaning_of(name: str) -> Any:
     for entry in NAMES["arguments"]:
         if re.fullmatch("|".join(entry["names"]), plain):
             return entry["value"]
-    return None
+    # `vit_n_heads` is the `n_heads` of one of several parts
+    _, _, rest = plain.partition("_")
+    return meaning_of(rest) if len(rest) > 4 else None
 
 
 class Config:
@@ -690,7 +692,14 @@ def _bound(target: Target, call: Callable[..., Any], module: Any) -> Attention:
     """A call with its inputs and its mask told apart, and with values for whatever else it wants."""
     names, required = list(arguments_of(call)), required_of(call)
     lengths = [name for name in required if CALL["lengths"].fullmatch(name)]
-    mask = next(iter([*filter(MASK.search, names), *lengths]), None)
+    parameters = arguments_of(call)
+    # `causal_mask=False` is a switch, whatever its name says.
+    masks = [
+        name
+        for name in filter(MASK.search, names)
+        if not isinstance(parameters[name].default, bool)
+    ]
+    mask = next(iter([*masks, *lengths]), None)
     output = next((name for name in required if CALL["output"].fullmatch(name)), "")
     rest = [name for name in names if name not in (mask, output)]
     # The first name like a query's, the first like a key's, the first like a value's.

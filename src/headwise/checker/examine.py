@@ -827,7 +827,14 @@ class Examiner:
         missing = re.search(r"name '(\w+)' is not", str(error))
         elsewhere = missing and missing[1] in names_of([source.tree], ast.Store)
         is_name = isinstance(error, NameError) and not elsewhere
-        if not (is_name or re.search(rf"'({owners})' object has no attr", str(error))):
+        attribute = re.search(
+            rf"'({owners})' object has no attribute '(\w+)'", str(error)
+        )
+        if is_name and source.says(r"import \*"):
+            raise error  # it may be a name of a file that is not here
+        if attribute and source.says(rf"self\.{attribute[2].lower()} = "):
+            raise error  # another method sets it, which was to be called first
+        if not (is_name or attribute):
             # A size that its __init__ refuses, and axes that cannot be unpacked, are ours.
             is_built = frames[-1].name == "__init__" and not isinstance(
                 error, AttributeError

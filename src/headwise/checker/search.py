@@ -106,8 +106,9 @@ class Search:
         ]
         # so low that its softmax is 0
         self.strong = [fill for fill in fills if fill <= -1e4] or [-1e9]
-        # Processor time, so that a busy machine judges alike.
+        # Processor time, so that a busy machine judges alike; a pair of bugs is not looked for longer than twice that.
         self.until = time.process_time() + seconds
+        self.clock = time.monotonic() + 2 * seconds
 
     def right(
         self, readings: Sequence[Reading], cases: Sequence[Case]
@@ -158,7 +159,8 @@ class Search:
                 settings = {**reading.settings, **base}
                 for names, change in self._sets(number, forms, settings, case):
                     # Time over; but whether the code is right is always asked.
-                    if number and time.process_time() > self.until:
+                    is_late = number and time.process_time() > self.until
+                    if is_late or (number == 2 and time.monotonic() > self.clock):
                         return None
                     hit = self._fit(reading, {**settings, **change}, case)
                     if hit is not None:
