@@ -21,17 +21,14 @@ from headwise.gpt.gpt import GPTConfig
 
 CONFIG: dict[str, Any] = {"model_type": "llama", **WIDE}
 OWN = {"vocab_size": 7, "context": 8, "n_layers": 1, "n_heads": 2, "d_model": 4}
-# Read where a file has them, and no fields of the class.
-NOT_IN_THE_CLASS = {("gemma3_text", "sliding_window_pattern")}
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "palm"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_flags_left_out_have_the_default_of_the_config_class(family: str) -> None:
     config: Any = GPTConfig if family == "headwise" else CONFIG_MAPPING[family]
     for name, value in FAMILIES[family].get("flags", {}).items():
         name = "tied" if family == "headwise" and name == "tie_word_embeddings" else name
-        if (family, name) not in NOT_IN_THE_CLASS:
-            assert getattr(config, name) == value, name
+        assert getattr(config, name) == value, name
 
 
 def test_a_config_that_leaves_sizes_to_its_class_is_built() -> None:
@@ -51,7 +48,6 @@ def test_layers_that_slide_without_layer_types(name: str) -> None:
         fields |= {"num_local_experts": 7, "num_experts_per_tok": 3}
     config = CONFIG_MAPPING[name](**fields)
     bill = price({"model_type": name, **fields})
-    assert bill.way == "config"
     windows = [layer.attention.window for layer in bill.layers if layer.attention]
     assert windows == [5 if kind == "sliding_attention" else None for kind in config.layer_types]
     assert {5, None} == set(windows)

@@ -1,5 +1,6 @@
 """Families that are built: named models by hand; and what studies/prices.py finds for a spread of families."""
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pytest
 import transformers
 from transformers import CONFIG_MAPPING
 
-from headwise.cost import Price, make_setting, price, shape_of, variants
+from headwise.cost import PRESETS, Price, make_setting, price, shape_of, variants
 from headwise.cost.built import shape_of_fields
 
 sys.path.append(str(Path(__file__).parents[2] / "studies"))
@@ -75,6 +76,15 @@ def test_a_text_runs_through_the_adapter_of_its_language_alone() -> None:
     fields = {"hidden_size": 33, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 37}
     lone, many = (price(CONFIG_MAPPING["xmod"](**fields, languages=names)) for names in (["a"], ["a", "b", "c"]))
     assert lone.prefill == many.prefill and lone.parameters.total < many.parameters.total
+
+
+@pytest.mark.parametrize("name", ["gpt2", "falcon-7b", "palm-540b"])
+def test_presets_are_what_their_configs_give(name: str) -> None:
+    """The layers kept as data, of a formula, of a model that is built, and of PaLM, which has no class."""
+    import presets
+
+    assert presets.data_of(presets.preset_shape(name)) == PRESETS[name]
+    assert dataclasses.replace(shape_of(name)[1], notes=()) == dataclasses.replace(presets.preset_shape(name), notes=())
 
 
 # two of each way that a cache grows

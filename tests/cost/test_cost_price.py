@@ -12,10 +12,10 @@ import transformers
 from cases import refuses_table
 from hypothesis import given
 from hypothesis import strategies as st
-from real_models import WIDE
+from real_models import PRESETS, WIDE
 
 import headwise as hw
-from headwise.cost import PRESETS, make_setting, price, shape_of, variants
+from headwise.cost import make_setting, price, shape_of, variants
 from headwise.cost.shape import ModelShape
 from headwise.masks import BroadcastGrid
 

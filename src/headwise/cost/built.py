@@ -11,10 +11,10 @@ with the text, and how:
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from headwise.cost.shape import Experts, Flops, Heads, Kept, Layer, ModelShape, Piece
+from headwise.cost.shape import Experts, Flops, Heads, Kept, Layer, ModelShape, Outside
 from headwise.errors import HeadwiseError
 from headwise.models.ask import cache_name, context_of, parameters_of
 from headwise.models.hf import AnyCache, meta_model, quiet
@@ -42,21 +42,13 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the FLOPs of a run without data, by the module that is running.
 
     What data would decide is decided as if all of it were zeros: no expert of a loop is met, no token is padding.
+    Layers repeat one another, and sizes of results take long to derive: they are `known`, by function and arguments.
     """
 
     def __init__(self, known: dict[Any, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.inside = [""]  # names of the modules that run, the innermost last
+        self.known, self.inside, self.calls = known, [""], 0
         self.flops: Counter[str] = Counter()
-        self.calls = 0
-        # Layers repeat one another, and sizes of results take long to derive: they are kept, by function and arguments.
-        self.known = known
-
-    def enter(self, name: str, *_: Any) -> None:
-        self.inside.append(name)
-
-    def leave(self, *_: Any) -> None:
-        self.inside.pop()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -67,7 +59,8 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return 0
         if name == "aten::nonzero" and args[0].is_meta:
             return args[0].new_empty((0, args[0].dim()), dtype=torch.long)
-        key = (func, _sizes(args), _sizes([*kwargs.items()])) if _is_pure(func) else 0
+        # of numbers on the processor all may decide the size of a result
+        key = (func, _sizes(args), _sizes([*kwargs.items()]))
         if key in self.known:
             (size, stride, dtype), flops = self.known[key]
             out = torch.empty_strided(size, stride, dtype=dtype, device="meta")
@@ -75,21 +68,17 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
             out = func(*args, **kwargs)
             count = flop_registry.get(func._overloadpacket)
             flops = count(*args, **kwargs, out_val=out) if count else 0
-            if key and isinstance(out, Tensor) and out.is_meta:
+            # neither changes its arguments nor gives views of them
+            values = (*func._schema.returns, *func._schema.arguments)
+            is_pure = not any(value.alias_info for value in values)
+            if is_pure and isinstance(out, Tensor) and out.is_meta:
                 self.known[key] = _sizes(out), flops
         self.flops[self.inside[-1]] += flops
         return out
 
 
-@cache
-def _is_pure(func: Any) -> bool:
-    """Does the function neither change its arguments nor give views of them?"""
-    values = (*func._schema.returns, *func._schema.arguments)
-    return not any(value.alias_info for value in values)
-
-
 def _sizes(value: Any) -> Any:
-    """What of the arguments of a function decides the size of its result: of numbers on the processor all may."""
+    """What of the arguments of a function decides the size of its result."""
     if isinstance(value, Tensor):
         is_meta = value.is_meta
         return (value.shape, value.stride(), value.dtype) if is_meta else object()
@@ -106,7 +95,6 @@ class Run:
     seen: int  # keys before and in it
     flops: Counter[str]
     calls: int
-    bits: int  # of a number of the model
     name: str  # of the cache among the arguments of the model
     cache: Any
     kept: list[dict[str, Tensor]]  # of each layer
@@ -132,16 +120,19 @@ class Stack:
                 f"{type(model).__name__} has no list of layers; it cannot be priced"
             )
         self.model = model
+        self.known: dict[Any, Any] = {}  # see Counting
         largest = max(lists.values(), key=lambda each: sum(map(_size, each)))
         self.tops = list(zip(*largest, strict=True))  # of each layer
-        self.place: dict[nn.Module, int] = {}  # any module inside -> its layer
-        self.names: dict[nn.Module, str] = {}  # of those whose FLOPs are counted apart
-        for n, tops in enumerate(self.tops):
-            for module in (inner for top in tops for inner in top.modules()):
-                self.place[module] = n
-                if module in tops or _is_experts(module):
-                    self.names[module] = str(n) if module in tops else f"{n}e"
-        self.known: dict[Any, Any] = {}  # see Counting
+        self.modules = [
+            [each for top in tops for each in top.modules()] for tops in self.tops
+        ]
+        self.sites: dict[int, Site] = {}
+        place = {each: n for n, inner in enumerate(self.modules) for each in inner}
+        # of several in a layer the first that is no cross attention
+        with suppress(HeadwiseError):
+            for site in sites_of(model):
+                if not site.cross:
+                    self.sites.setdefault(place.get(site.module, -1), site)
 
     @cached_property
     def table(self) -> Any:
@@ -153,10 +144,21 @@ class Stack:
         """Read a prompt, or write one token behind it."""
         counting = Counting(self.known)
         hooks: list[Any] = []
-        for module, name in self.names.items():
-            enter = partial(counting.enter, name)
+
+        def leave(*_: Any) -> None:
+            counting.inside.pop()
+
+        def count_apart(name: str, module: nn.Module) -> None:
+            def enter(*_: Any) -> None:
+                counting.inside.append(name)
+
             hooks.append((module.register_forward_pre_hook, enter))
-            hooks.append((module.register_forward_hook, counting.leave))
+            hooks.append((module.register_forward_hook, leave))
+
+        for n, modules in enumerate(self.modules):
+            for module in modules:
+                if module in self.tops[n] or _is_experts(module):
+                    count_apart(f"{n}" if module in self.tops[n] else f"{n}e", module)
         ids = torch.zeros((1, tokens), dtype=torch.long, device="meta")
         past = (before.name, before.cache) if before else ()
         try:
@@ -172,7 +174,6 @@ class Stack:
             seen=tokens + (before.seen if before else 0),
             flops=counting.flops,
             calls=counting.calls,
-            bits=8 * self.table.weight.element_size(),
             name=name,
             cache=cache,
             kept=self.kept(cache),
@@ -196,10 +197,11 @@ class Stack:
             for record, value in zip(records, values, strict=False):
                 record |= vars(value) if name == "layers" else {name: value}
         # Recurrent Gemma's states are in its modules
-        for number, (module, n) in enumerate(self.place.items()):
-            for name, value in vars(module).items():
-                if "state" in name:
-                    records[n][f"{number}.{name}"] = value
+        for record, modules in zip(records, self.modules, strict=True):
+            for number, module in enumerate(modules):
+                for name, value in vars(module).items():
+                    if "state" in name:
+                        record[f"{number}.{name}"] = value
         kept = []
         for record in records:
             names: dict[int, tuple[str, Tensor]] = {}
@@ -236,12 +238,13 @@ def called(
     # X-MOD has an adapter for each language, and runs one
     if "lang_ids" in parameters_of(model):
         arguments["lang_ids"] = torch.zeros(len(ids), dtype=torch.long)
+    new = (cache_name(model), AnyCache(config=model.config))
     try:
         out = model(**arguments)
     except (ValueError, IndexError):
         if name:
             raise
-        return called(model, ids, cache_name(model), AnyCache(config=model.config))
+        return called(model, ids, *new)
     except RuntimeError:  # a class that mixes number formats or devices, or reads several codes of a sound at a time
         codes = getattr(model.config, "num_codebooks", 1)
         arguments["input_ids"] = ids.expand(codes, -1)
@@ -252,7 +255,7 @@ def called(
             return key, getattr(out, key)
     if not name and any(hasattr(module, "_setup_cache") for module in model.modules()):
         # Recurrent Gemma has states in its modules, and keys and values in a cache that is handed to it
-        return called(model, ids, cache_name(model), AnyCache(config=model.config))
+        return called(model, ids, *new)
     return name, cache
 
 
@@ -266,13 +269,8 @@ def shape_of_fields(fields: Mapping[str, Any]) -> ModelShape:
         # CPM-Ant has a cache, and no step of one token beside it
         with suppress(HeadwiseError):
             steps = [stack.run(1, run) for run in runs]
-    # of several in a layer the first that is no cross attention
-    sites: dict[int, Site] = {}
-    with suppress(HeadwiseError):
-        for site in sites_of(model):
-            if not site.cross:
-                sites.setdefault(stack.place.get(site.module, -1), site)
-    parts = [Part(stack, runs, n, sites.get(n)) for n in range(len(stack.tops))]
+    counts = _parameters(stack)
+    parts = [Part(stack, runs, n) for n in range(len(stack.tops))]
     lengths = runs
     # A layer that fills up a chunk of tokens costs the same however few there are; one that loops over them does not.
     is_loop = runs[1].calls - runs[0].calls > SHORT[0]
@@ -281,13 +279,12 @@ def shape_of_fields(fields: Mapping[str, Any]) -> ModelShape:
         chunks = [getattr(parts[0].config, name, None) for name in names]
         chunk = next(filter(None, chunks), CHUNK)
         lengths = [stack.run(tokens) for tokens in (chunk, 2 * chunk)]
-    counts = _parameters(stack, parts)
     layers = tuple(each.layer(counts[each.n], lengths, steps) for each in parts)
     return ModelShape(
         family=str(fields["model_type"]),
         d_model=stack.table.weight.shape[-1],
         layers=layers,
-        pieces=_pieces(stack, counts[-1], lengths),
+        outside=_outside(stack, counts[-1], lengths),
         positions=context_of(model),
         generates=any(layer.kept for layer in layers),
         way="built",
@@ -295,30 +292,12 @@ def shape_of_fields(fields: Mapping[str, Any]) -> ModelShape:
     )
 
 
-def _line(runs: Sequence[Run], n: int) -> Flops:
-    """FLOPs of a token and of each of the keys that it sees, from two steps of one token: a + b S."""
-    (x, t), (y, u) = ((run.layer_flops(n), run.seen) for run in runs)
-    pair = max(0, (y - x) // (u - t))
-    return Flops(x - pair * t, pair)
-
-
-def _parabola(runs: Sequence[Run], n: int, has_pairs: bool) -> Flops:
-    """FLOPs of a token and of a pair, from two prompts: a T + b T^2. A chunk costs a little more behind another."""
-    (x, t), (y, u) = ((run.layer_flops(n), run.tokens) for run in runs)
-    pair = max(0, (y * t - x * u) // (t * u * (u - t))) if has_pairs else 0
-    return Flops((y - pair * u * u) // u, pair)
-
-
 class Part:
     """One layer of a model that was built."""
 
-    def __init__(
-        self, stack: Stack, runs: Sequence[Run], n: int, site: Site | None
-    ) -> None:
-        self.n, self.runs, self.site = n, runs, site
+    def __init__(self, stack: Stack, runs: Sequence[Run], n: int) -> None:
+        self.stack, self.n, self.runs, self.site = stack, n, runs, stack.sites.get(n)
         self.config = stack.model.config.get_text_config(decoder=True)
-        tops = stack.tops[n]
-        self.modules = [module for top in tops for module in top.modules()]
         layers = getattr(_of_decoder(runs[0].cache), "layers", ())
         cache = layers[n] if n < len(layers) else None
         is_sliding = getattr(cache, "is_sliding", False)
@@ -330,27 +309,17 @@ class Part:
         # beside rows, numbers that do not grow with the text
         is_all = all(part.grows for part in self.kept)
         self.has_state = bool(self.others) and not is_all
-        # what stands in the place of an attention knows the number of its layer, for its part of the cache
-        self.mixers: set[nn.Module] = set()
-        for module in self.modules:
-            knows = isinstance(getattr(module, "layer_idx", None), int)
-            if knows and module not in tops:
-                self.mixers.update(module.modules())
-        self.attention: set[nn.Module] = set()
-        if site is not None and site.module not in tops:
-            self.attention.update(site.module.modules())
-            # W_O may stand beside it
-            self.attention.update(site.projection.modules() if site.projection else ())
 
     def _kept(self) -> list[Kept]:
         """How what the layer keeps grows with the text, from two prompts."""
         first, second = self.runs
+        of_model = self.stack.table.weight.dtype
         # laws, as if of no numbers, and their numbers
         parts: Counter[Kept] = Counter()
         for name, entry in self.entries.items():
-            size, bits = entry.numel(), 8 * entry.element_size()
-            # what has other bits than the model's has them whatever its format is
-            fixed = None if bits == second.bits else bits
+            size = entry.numel()
+            # what has another format than the model has it whatever that is
+            fixed = None if entry.dtype == of_model else 8 * entry.element_size()
             law = Kept(values=0, heads=name in ROWS, bits=fixed)
             if law.heads and self.window is not None:
                 rows = self.window - 1
@@ -376,48 +345,54 @@ class Part:
             parts[law] += values
         return [replace(law, values=values) for law, values in parts.items() if values]
 
-    def part(self, module: nn.Module) -> str:
-        """What the parameters of a module inside the layer count as."""
-        if module in self.attention:
-            return "attention"
-        if module in self.mixers:
-            return "mixer" if self.site is None or self.attention else "attention"
-        return "norms" if _is_norm(module) else "feed-forward"
-
     def layer(
         self, counts: Counter[str], lengths: Sequence[Run], steps: Sequence[Run]
     ) -> Layer:
         heads, experts = self.heads(counts["attention"]), self.experts(lengths[1])
-        reading = _parabola(lengths, self.n, heads is not None)
-        writing = _line(steps, self.n) if steps else reading
-        if steps and self.window is not None and self.window <= SHORT[1]:
-            # it was full before the second step
-            beside = reading.pair * min(self.window, SHORT[0] + 1)
-            writing = Flops(steps[0].layer_flops(self.n) - beside, reading.pair)
-        if heads is None:
-            writing = Flops(writing.token, 0)
+        # of two prompts: a T + b T^2, each over T. A chunk costs a little more behind another.
+        (x, t), (y, u) = ((run.layer_flops(self.n), run.tokens) for run in lengths)
+        pair = max(0, (y * t - x * u) // (t * u * (u - t))) if heads else 0
+        reading = writing = Flops((y - pair * u * u) // u, pair)
+        if steps:
+            (x, t), (y, u) = ((run.layer_flops(self.n), run.seen) for run in steps)
+            if self.window is not None and self.window <= SHORT[1]:
+                # it was full before the second step
+                token = x - pair * min(self.window, t)
+            else:
+                pair = max(0, (y - x) // (u - t))
+                token = x - pair * t
+            writing = Flops(token, pair if heads else 0)
         if experts is not None and not lengths[1].flops[f"{self.n}e"]:
             # a loop over experts, of which a run without data meets none
             more = 2 * experts.active * experts.matrices
             reading, writing = reading.plus(more), writing.plus(more)
+        kind, expanding = self.kind(heads), None
+        if heads is not None and heads.latent is not None and kind == "latent":
+            # what is kept of a token can be read as a key, and its latent alone as a value
+            read_as = heads.latent + self.site.module.kv_lora_rank
+            expanding, writing = (
+                writing,
+                Flops(reading.token, 2 * heads.n_heads * read_as),
+            )
         return Layer(
             name=f"L{self.n}",
-            kind=self.kind(heads),
+            kind=kind,
             attention=heads,
             kept=tuple(self.kept),
-            mixer_parameters=counts["mixer"] + (0 if heads else counts["attention"]),
+            mixer_parameters=counts["mixer"],
             feed_forward_parameters=counts["feed-forward"],
             norm_parameters=counts["norms"],
             experts=experts,
             reading=reading,
             writing=writing,
-            expanding=writing,
+            expanding=expanding,
         )
 
     def heads(self, parameters: int) -> Heads | None:
         if self.site is None:
             return None
         module, config = self.site.module, self.config
+        tops = self.stack.tops[self.n]
         n_heads = self.site.n_heads or getattr(config, "num_attention_heads", 0)
         matrices = {name: self.site.weights(name) for name in "qkvo"}
         sizes = {name: 0 if w is None else w.numel() for name, w in matrices.items()}
@@ -435,12 +410,17 @@ class Part:
             head_dim = value_dim = len(matrices["q"]) // (n_heads or 1)
         query = (sizes["q"] + sizes["o"]) // (n_heads or 1)
         key = (sizes["k"] + sizes["v"]) // (n_kv_heads or 1)
-        linear = [each for each in self.attention if isinstance(each, nn.Linear)]
+        if latent is not None:  # which all heads share
+            query = key = 0
+        elif not key and keys is not None:  # W_Q, W_K and W_V are packed in one matrix
+            query = key = self.stack.table.weight.shape[-1] * (head_dim + value_dim)
+        inner = [each for each in _attention(self.site) if each not in tops]
+        linear = [each for each in inner if isinstance(each, nn.Linear)]
         if key and any(each.bias is not None for each in linear):
             key += head_dim + value_dim
         shared = parameters - query * n_heads - key * n_kv_heads
         types = getattr(config, "layer_types", None) or []
-        weights = {p for each in self.attention for p in each.parameters()}
+        weights = {p for each in inner for p in each.parameters()}
         return Heads(
             n_heads=n_heads,
             n_kv_heads=n_kv_heads,
@@ -481,15 +461,15 @@ class Part:
 
     def experts(self, run: Run) -> Experts | None:
         """The experts of the layer, and how many a token is sent to: by the FLOPs, else by the config."""
-        module = next(filter(_is_experts, self.modules), None)
+        module = next(filter(_is_experts, self.stack.modules[self.n]), None)
         if module is None:
             return None
         if isinstance(module, nn.ModuleList):
-            of_one, ndim, shared_by = list(module[0].parameters()), 2, 1
-            count = len(module)
+            of_one, ndim, count = list(module[0].parameters()), 2, len(module)
         else:
             of_one, ndim = list(module.parameters()), 3
-            shared_by = count = next(p.shape[0] for p in of_one if p.ndim == ndim)
+            count = next(p.shape[0] for p in of_one if p.ndim == ndim)
+        shared_by = count if ndim == 3 else 1
         matrices = sum(p.numel() for p in of_one if p.ndim >= ndim) // shared_by
         told = [getattr(self.config, name, None) for name in ACTIVE]
         active = next((each for each in told if isinstance(each, int)), 1)
@@ -501,6 +481,12 @@ class Part:
             parameters=sum(p.numel() for p in of_one) // shared_by,
             matrices=matrices,
         )
+
+
+def _attention(site: Site) -> list[nn.Module]:
+    """The modules of an attention; W_O may stand beside it."""
+    beside = site.projection.modules() if site.projection else ()
+    return [*site.module.modules(), *beside]
 
 
 def _is_norm(module: nn.Module) -> bool:
@@ -517,50 +503,57 @@ def _is_experts(module: nn.Module) -> bool:
     )
 
 
-def _parameters(stack: Stack, parts: Sequence[Part]) -> dict[int, Counter[str]]:
+def _parameters(stack: Stack) -> dict[int, Counter[str]]:
     """Parameters of each layer by what has them, and under -1 those outside, each once."""
+    roles: dict[nn.Module, tuple[int, str]] = {}
+
+    def put(n: int, part: str, modules: Iterable[nn.Module]) -> None:
+        for module in modules:
+            is_norm = part in ("others", "feed-forward") and _is_norm(module)
+            roles[module] = n, "norms" if is_norm else part
+
+    put(-1, "others", stack.model.modules())
+    for module in stack.model.modules():
+        if isinstance(module, nn.Embedding):
+            roles[module] = -1, "embeddings"
+    head = stack.model.get_output_embeddings()
+    roles[head] = -1, "head"
+    for n, modules in enumerate(stack.modules):
+        put(n, "feed-forward", modules)
+        site, tops = stack.sites.get(n), stack.tops[n]
+        is_apart = site is not None and site.module not in tops
+        for module in modules:
+            # what stands in the place of an attention knows the number of its layer, for its part of the cache
+            if module not in tops and isinstance(
+                getattr(module, "layer_idx", None), int
+            ):
+                is_mixer = site is None or is_apart
+                put(n, "mixer" if is_mixer else "attention", module.modules())
+        if site is not None and is_apart:
+            put(n, "attention", _attention(site))
     counts: defaultdict[int, Counter[str]] = defaultdict(Counter)
     counted: set[nn.Parameter] = set()
-    head = stack.model.get_output_embeddings()
     # the table first: a head may be tied to it
     for module in (stack.table, *stack.model.modules()):
-        n = stack.place.get(module, -1)
-        if n >= 0:
-            part = parts[n].part(module)
-        elif isinstance(module, nn.Embedding):
-            part = "embeddings"
-        elif module is head:
-            part = "head"
-        else:
-            part = "norms" if _is_norm(module) else "others"
+        n, part = roles[module]
         weights = {*module.parameters(recurse=False)} - counted
         counts[n][part] += sum(p.numel() for p in weights)
         counted |= weights
     return counts
 
 
-def _pieces(
-    stack: Stack, counts: Counter[str], lengths: Sequence[Run]
-) -> tuple[Piece, ...]:
+def _outside(stack: Stack, counts: Counter[str], lengths: Sequence[Run]) -> Outside:
     """What stands outside the layers."""
     (x, t), (y, u) = ((run.flops[""], run.tokens) for run in lengths)
     per_token = (y - x) // (u - t)
     head, table = stack.model.get_output_embeddings(), stack.table.weight
-    is_tied = getattr(head, "weight", None) is table
-    row = table.shape[-1]
-    pieces = [
-        Piece(part="embeddings", parameters=counts["embeddings"], row=row),
-        Piece(part="norms", parameters=counts["norms"]),
-    ]
-    if counts["others"]:
-        pieces.append(Piece(part="others", parameters=counts["others"]))
-    if head is not None or x:
-        piece = Piece(
-            part="head",
-            parameters=counts["head"],
-            flops=per_token,
-            borrowed=table.numel() if is_tied else 0,
-            once=x - per_token * t,
-        )
-        pieces.append(piece)
-    return tuple(pieces)
+    return Outside(
+        embeddings=counts["embeddings"],
+        row=table.shape[-1],
+        norms=counts["norms"],
+        others=counts["others"],
+        head=counts["head"] if head is not None or x else None,
+        borrowed=table.numel() if getattr(head, "weight", None) is table else 0,
+        flops=per_token,
+        once=x - per_token * t,
+    )

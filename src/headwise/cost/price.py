@@ -6,28 +6,31 @@ JSON of `headwise cost`.
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import re
+import tomllib
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from decimal import Decimal
+from importlib import resources
 from importlib.metadata import version
+from math import gcd
 from pathlib import Path
 from typing import Any
 
 from headwise.cost.config import (
-    NOTES,
     PRESETS,
     UndescribedError,
     check_present,
     check_sizes,
     layer_of,
+    preset,
     shape_by_formula,
 )
 from headwise.cost.shape import (
+    Heads,
     Kept,
     Layer,
     ModelShape,
@@ -54,17 +57,19 @@ DEFAULT_CONTEXT = 512
 DEFAULT_DTYPE = "bf16"  # where neither the caller nor the config names one
 # tokens of a text, or texts of a batch: far above any real one, so a larger number is a slip
 MOST = 2**40
-# Tokens: more than any window keeps, so that a cache that stops growing has stopped by then.
+# Tokens: more than any text that fits in LARGEST.
 LONGEST = 2**62
 # The presets that `headwise cost` without a model shows: the six that courses compare, in their order, and the two
 # that they name for multi-query attention.
 TABLE = (
     "bert-base", "bert-large", "gpt2", "gpt3", "llama-2-70b", "mistral-7b", "palm-540b", "falcon-7b",
 )  # fmt: skip
-# Where parameters stand, in the order of a bill; `head` is what stands behind the last layer, such as the matrix to the
-# logits.
-PARTS = ("embeddings", "attention", "mixers", "feed-forward", "norms", "others", "head")
+_ROWS = resources.files("headwise.cost").joinpath("costs.toml")
+ROWS: dict[str, list[str]] = tomllib.loads(_ROWS.read_text(encoding="utf-8"))
 BUILT = "headwise.cost.built"
+GGUF = "a GGUF file: all weights are priced in one number format, however the file packs them"
+QUANTIZED = "quantization_config: all weights are priced in one number format, and scales are not counted"
+AHEAD = "the layers that predict further tokens while training are not counted; transformers drops them"
 
 
 def read_bytes(name: str, text: str | int) -> int:
@@ -134,20 +139,18 @@ def _shape_at(description: str | Path) -> tuple[str, ModelShape]:
     """The shape of a preset by its name, and of what lies at a path or is called so on the hub."""
     name = str(description)
     if name in PRESETS:
-        return name, shape_of_fields(PRESETS[name]).noted(*NOTES[name])
+        return name, preset(name)
     is_path = "/" in name or name.endswith((".json", ".gguf")) or Path(name).exists()
     if not is_path:
         # In small letters, as presets are written: "LLaMA-2-7B" is then near llama-2-70b.
         what = f"no preset {name!r}, and no file or folder of that name"
         raise unknown(what, name.lower(), PRESETS)
-    called, source = config_source(description)
-    config, notes = source, []
-    if isinstance(source, Path):
-        name, config = str(source), read_json(source)
+    called, config = config_source(description)
+    notes = ()
+    if isinstance(config, Path):
+        name, config = str(config), read_json(config)
     else:
-        notes.append(
-            "a GGUF file: all weights are priced in one number format, however the file packs them"
-        )
+        notes = (GGUF,)
     try:  # whatever is wrong with the config is said with its file
         if not isinstance(config, dict):
             raise HeadwiseError(
@@ -169,8 +172,6 @@ def _spec_shape(spec: AttentionSpec) -> ModelShape:
         family="attention",
         d_model=spec.d_model,
         layers=(layer_of("L0", spec),),
-        pieces=(),
-        positions=None,
     )
 
 
@@ -260,25 +261,16 @@ def shape_of_fields(config: dict[str, Any]) -> ModelShape:
     except UndescribedError as error:
         shape = _built(config, str(error))
     # The format of the weights: `torch_dtype` is its older name, and "auto" names none.
-    dtype = None
-    for named in (config.get("torch_dtype"), config.get("dtype")):
-        if isinstance(named, str) and named != "auto":
-            dtype = named
+    dtype = config.get("dtype") or config.get("torch_dtype")
     packing = config.get("quantization_config")
     packed = packing.get("quant_method") if isinstance(packing, dict) else None
-    if packed not in BITS:
-        packed = None
-    notes = []
-    if packing and not packed:
-        notes.append(
-            "quantization_config: all weights are priced in one number format, and scales are not counted"
-        )
-    # Two names of one thing: layers that predict further tokens in training, and have no part in generating.
+    if packing and packed not in BITS:
+        shape, packed = shape.noted(QUANTIZED), None
+    # two names of one thing
     if config.get("num_nextn_predict_layers") or config.get("num_mtp_layers"):
-        notes.append(
-            "the layers that predict further tokens while training are not counted; transformers drops them"
-        )
-    return replace(shape.noted(*notes), dtype=dtype, packed=packed)
+        shape = shape.noted(AHEAD)
+    is_told = isinstance(dtype, str) and dtype != "auto"
+    return replace(shape, dtype=dtype if is_told else None, packed=packed)
 
 
 def _built(config: dict[str, Any], reason: str) -> ModelShape:
@@ -299,13 +291,7 @@ def _built(config: dict[str, Any], reason: str) -> ModelShape:
             "see the list of models in its documentation",
         )
     check_present(config)
-    is_on = gc.isenabled()
-    gc.disable()  # a sixth of the time: what is loaded here stays
-    try:
-        return importlib.import_module(BUILT).shape_of_fields(config)
-    finally:
-        if is_on:
-            gc.enable()
+    return importlib.import_module(BUILT).shape_of_fields(config)
 
 
 def _folder_of(package: str) -> Path | None:
@@ -344,7 +330,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Parameters:
-    """Parameters in all, those that one token meets (`active`), and of each part of the model (`parts`, see PARTS).
+    """Parameters in all, those that one token meets (`active`), and of each part of the model.
 
     A token does not meet the experts that it is not sent to, nor the tables in which it reads one row.
     """
@@ -413,6 +399,10 @@ class MemoryPrice:
     longest_context: int | None
     largest_batch: int  # at this context
 
+    @property
+    def longest(self) -> str:
+        return context_text(self.longest_context)
+
 
 @dataclass(frozen=True, repr=False)
 class Price:
@@ -438,79 +428,71 @@ class Price:
         return len(self.layers)
 
     @property
+    def first_heads(self) -> Heads | None:
+        """The attention of the first layer that has one."""
+        return next(filter(None, (layer.attention for layer in self.layers)), None)
+
+    @property
     def heading(self) -> str:
         """The sizes of the model, and the setting in a second line."""
-        setting, sizes = self.setting, plural(self.n_layers, "layer")
-        sizes += f", width {self.d_model:,}"
-        heads = next(filter(None, (layer.attention for layer in self.layers)), None)
+        setting, heads = self.setting, self.first_heads
+        sizes = f"{plural(self.n_layers, 'layer')}, width {self.d_model:,}"
         if heads is not None:
-            kv_heads = f"{heads.n_kv_heads} key/value ({heads.variant})"
             sizes += (
-                f", {plural(heads.n_heads, 'head')} of {heads.head_dim}, {kv_heads}"
+                f", {plural(heads.n_heads, 'head')} of {heads.head_dim}, "
+                f"{heads.n_kv_heads} key/value ({heads.variant})"
             )
         formats = setting.dtype
-        for what, other in (
-            ("experts", setting.expert_dtype),
-            ("cache", setting.kv_dtype),
-        ):
-            formats += f", {what} {other}" if other != setting.dtype else ""
+        if setting.expert_dtype != setting.dtype:
+            formats += f", experts {setting.expert_dtype}"
+        if setting.kv_dtype != setting.dtype:
+            formats += f", cache {setting.kv_dtype}"
         return (
             f"{self.model} ({self.family}): {sizes}\n"
             f"context {setting.context:,}, batch {setting.batch:,}, {formats}"
         )
 
+    @property
+    def total_bytes(self) -> int:
+        return self.weight_bytes + self.cache.total_bytes
+
     def rows(self) -> list[tuple[str, str, str]]:
         """Each cost: what it is, the exact number, and the number with a unit that is easy to read."""
-        cache, decode, setting = self.cache, self.decode, self.setting
         rows: list[tuple[str, str, str]] = []
-
-        def size(label: str, count: float) -> None:
-            rows.append((label, f"{count:,} bytes", amount(count)))
-
-        def flops(label: str, count: int) -> None:
-            units = [f"{unit}FLOP" for unit in DECIMAL]
-            rows.append((label, f"{count:,}", scaled(count, 1000, units)))
-
-        size("weights", self.weight_bytes)
-        if decode is not None:
-            beyond = cache.bytes_per_token_beyond_windows
-            size("grows: cache of one token", cache.bytes_per_token)
-            if beyond != cache.bytes_per_token:
-                size("the same beyond the windows", beyond)
-            size("does not grow: states of a text", cache.state_bytes)
-            for length in cache.lengths:
-                size(f"cache of {length.tokens:,} tokens", length.text_bytes)
-                if setting.batch > 1:
-                    size(f"  of {setting.batch:,} such texts", length.total_bytes)
-            size("weights and cache", self.weight_bytes + cache.total_bytes)
-        flops("prefill" if decode else "forward pass", self.prefill.total_flops)
-        flops("  of it in attention", self.prefill.attention_flops)
-        flops("  if every pair is computed", self.prefill.dense_flops)
-        if decode is not None:
-            flops("decode, one step", decode.flops)
-            if decode.expanded_flops != decode.flops:
-                flops("  if the latent is expanded", decode.expanded_flops)
-            size("weights read in a step", decode.weight_bytes)
-            size("bytes moved for a new token", round(decode.bytes_per_token))
-            intensity = f"{decode.flops_per_byte:.3g}"
-            rows.append(("arithmetic intensity", intensity, "FLOPs per byte"))
-        if self.memory is not None:
-            size("memory left for the cache", self.memory.free_bytes)
-            longest = context_text(self.memory.longest_context)
-            at_batch = f"tokens at batch {setting.batch:,}"
-            rows.append(("longest context that fits", longest, at_batch))
-            most, texts = self.memory.largest_batch, f"texts of {setting.context:,}"
-            rows.append(("largest batch that fits", f"{most:,}", texts))
+        last = None
+        for label, (path, unit) in ROWS.items():
+            value: Any = self
+            for name in path.split("."):
+                value = getattr(value, name, None)
+            is_none = value is None or (value == 0 and path.startswith("cache"))
+            if is_none or (label.startswith(" ") and value == last):
+                continue
+            last = value
+            rows.append((label, *_told(value, unit)))
+        for length in self.cache.lengths[:-1] if self.decode else ():
+            label = f"cache of {length.tokens:,} tokens"
+            rows.append((label, *_told(length.text_bytes, "bytes")))
         return rows
 
     def __repr__(self) -> str:
-        total = self.parameters.total
-        first = ("parameters", f"{total:,}", scaled(total, 1000, DECIMAL))
-        lines = [self.heading]
-        for what, exact, short in (first, *self.rows()):
+        lines = [self.heading, f"  {'parameters':<33}{self.parameters.total:>27,}"]
+        for what, exact, short in self.rows():
             lines.append(f"  {what:<33}{exact:>27}  {short}")
-        lines += [f"note: {note}" for note in self.notes]
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def _told(value: Any, unit: str) -> tuple[str, str]:
+    """A number in full, and short with its unit."""
+    if unit == "bytes":
+        exact = f"{value:,.1f}".removesuffix(".0")
+        return f"{exact} bytes", amount(value)
+    if unit == "FLOP":
+        return f"{value:,}", scaled(
+            value, 1000, [f"{letter}FLOP" for letter in DECIMAL]
+        )
+    if isinstance(value, float):
+        value = f"{value:.3g}"
+    return value if isinstance(value, str) else f"{value:,}", unit
 
 
 def context_text(tokens: int | None) -> str:
@@ -539,16 +521,14 @@ def make_setting(
     Raises:
         HeadwiseError: for a value out of range, and for one that means nothing for this model.
     """
-    context = context if context is not None else shape.positions or DEFAULT_CONTEXT
-    for name, value, unit in (
-        ("context", context, "tokens"),
-        ("batch", batch, "texts"),
-    ):
+    context = shape.positions or DEFAULT_CONTEXT if context is None else context
+    for argument, value in (("context", context), ("batch", batch)):
         if type(value) is not int or not 1 <= value <= MOST:
+            unit = "tokens" if argument == "context" else "texts"
             raise HeadwiseError(
-                f"{name}={value!r} is no whole number of {unit} from 1 to {MOST:,}"
+                f"{argument}={value!r} is no whole number of {unit} from 1 to {MOST:,}"
             )
-    if kv_dtype is not None and not shape.generates:
+    if kv_dtype and not shape.generates:
         raise HeadwiseError(
             f"kv_dtype={kv_dtype} is about a cache, and this {shape.family} keeps none; leave it out"
         )
@@ -579,7 +559,10 @@ def _priced(name: str, shape: ModelShape, setting: Setting) -> Price:
     """The price; `free_bytes` are negative where the weights exceed the memory."""
     layers = tuple(_in_bytes(layer, setting) for layer in shape.layers)
     shape = replace(shape, layers=layers)
-    matrices = sum(experts.count * experts.matrices for experts in shape.experts)
+    matrices = 0
+    for layer in layers:
+        if layer.experts:
+            matrices += layer.experts.count * layer.experts.matrices
     weights = _weight_bytes(matrices, shape.parameters - matrices, setting)
     cache, decode, memory = _cache(shape.kept, setting), None, None
     if shape.generates:
@@ -627,17 +610,17 @@ def _weight_bytes(matrices: int, others: int, setting: Setting) -> int:
 
 
 def _parts(shape: ModelShape) -> dict[str, int]:
-    """The parameters of each of PARTS that the model has."""
-    parts = Counter({"attention": 0, "feed-forward": 0, "norms": 0})
-    for piece in shape.pieces:
-        parts[piece.part] += piece.parameters
+    """The parameters of each part that the model has; a head that is tied to a table has none of its own."""
+    outside = shape.outside
+    parts = {"embeddings": outside.embeddings, "attention": 0, "mixers": 0}
+    parts |= {"feed-forward": 0, "norms": outside.norms, "others": outside.others}
     for layer in shape.layers:
         parts["attention"] += layer.attention.parameters if layer.attention else 0
+        parts["mixers"] += layer.mixer_parameters
         parts["feed-forward"] += layer.feed_forward_parameters
         parts["norms"] += layer.norm_parameters
-        if layer.mixer_parameters:
-            parts["mixers"] += layer.mixer_parameters
-    return {part: parts[part] for part in PARTS if part in parts}
+    parts = {part: count for part, count in parts.items() if count}
+    return parts if outside.head is None else parts | {"head": outside.head}
 
 
 def _cache(kept: Sequence[Kept], setting: Setting) -> CachePrice:
@@ -649,16 +632,14 @@ def _cache(kept: Sequence[Kept], setting: Setting) -> CachePrice:
         lengths.append(Length(tokens, size, size * setting.batch))
     return CachePrice(
         bytes_per_token=bytes_per_token(kept),
-        bytes_per_token_beyond_windows=_beyond(kept),
+        bytes_per_token_beyond_windows=bytes_per_token(
+            [part for part in kept if part.rows is None]
+        ),
         state_bytes=bytes_of(kept, 0),
         text_bytes=size,
         total_bytes=size * setting.batch,
         lengths=tuple(dict.fromkeys(lengths)),
     )
-
-
-def _beyond(kept: Sequence[Kept]) -> float:
-    return bytes_per_token([part for part in kept if part.rows is None])
 
 
 def _forward(shape: ModelShape, batch: int, tokens: int) -> ForwardPrice:
@@ -669,16 +650,15 @@ def _forward(shape: ModelShape, batch: int, tokens: int) -> ForwardPrice:
         dense += batch * tokens * tokens * layer.reading.pair
         if layer.attention:
             attention += batch * layer.attention.pairs(tokens) * layer.reading.pair
-    per_token = batch * sum(piece.flops for piece in shape.pieces)
-    once = batch * sum(piece.once for piece in shape.pieces)
+    once, logits = batch * shape.outside.once, batch * shape.outside.flops
     # what follows a prompt needs the last logits alone
-    outside = once + per_token * (1 if shape.generates else tokens)
+    outside = once + logits * (1 if shape.generates else tokens)
     return ForwardPrice(
         layer_flops=linear,
         attention_flops=attention,
         outside_flops=outside,
         total_flops=linear + attention + outside,
-        dense_flops=linear + dense + once + per_token * tokens,
+        dense_flops=linear + dense + once + logits * tokens,
     )
 
 
@@ -687,23 +667,19 @@ def _decode(shape: ModelShape, setting: Setting, cache_bytes: int) -> DecodePric
 
     A latent cache is read as it is, its expanding matrix folded into query and output, or all of it is expanded.
     """
-    batch = setting.batch
-    flops = expanded = batch * sum(piece.flops for piece in shape.pieces)
-    matrices = others = 0.0  # with experts the parameters that are read are a mean
+    batch, outside = setting.batch, shape.outside
+    flops = expanded = batch * outside.flops
+    matrices, others = 0.0, 0.0 + outside.active + batch * outside.row
     for layer in shape.layers:
         seen = layer.attention.seen(setting.context) if layer.attention else 0
         flops += batch * layer.writing.beside(seen)
-        expanded += batch * layer.expanding.beside(seen)
-        others += layer.common_parameters
-        if experts := layer.experts:
+        expanded += batch * (layer.expanding or layer.writing).beside(seen)
+        others += layer.active_parameters
+        if experts := layer.experts:  # of several texts a mean number is read
             number = experts.read(batch)
             matrices += number * experts.matrices
-            others += number * (experts.parameters - experts.matrices)
-    for piece in shape.pieces:
-        if piece.row is None:
-            others += piece.parameters + piece.borrowed
-        else:
-            others += piece.row * batch
+            others += (number - experts.active) * experts.parameters
+            others -= number * experts.matrices
     weights = _weight_bytes(round(matrices), round(others), setting)
     moved = weights + cache_bytes
     return DecodePrice(
@@ -719,11 +695,9 @@ def _fit(kept: Sequence[Kept], setting: Setting, free: int) -> MemoryPrice:
     def size(tokens: int) -> int:
         return setting.batch * bytes_of(kept, tokens)
 
-    longest, growth = None, _beyond(kept)
-    if growth or size(LONGEST) > free:
-        # No text that fits is longer: each token adds at least `growth`, but for an open block.
-        most = LONGEST if not growth else int(free / growth) + 2**20
-        longest = bisect_right(range(1, most + 1), free, key=size)
+    longest: int | None = bisect_right(range(1, LONGEST), free, key=size)
+    if longest == LONGEST - 1:
+        longest = None
     of_one = bytes_of(kept, setting.context)
     return MemoryPrice(free, longest, free // of_one if of_one else MOST)
 
@@ -735,7 +709,7 @@ def _notes(shape: ModelShape, setting: Setting) -> list[str]:
         notes.append(
             f"context {setting.context:,} is beyond the {shape.positions:,} positions the model was made for"
         )
-    if setting.batch > 1 and shape.experts:
+    if setting.batch > 1 and any(layer.experts for layer in shape.layers):
         notes.append(
             f"experts read for a batch of {setting.batch}: the mean, if every choice were as likely"
         )
@@ -797,11 +771,12 @@ def variants(shape: ModelShape, setting: Setting) -> tuple[Variant, ...]:
     if not is_even:
         name = "as it is" if others else "MLA"
         rows.append(_variant(name, present, shape, setting, True))
-    divisors = shape.kv_divisors()
-    for n in divisors:
-        name = "MHA" if n == divisors[0] else "MQA" if n == 1 else f"GQA-{n}"
-        changed = shape.with_kv_heads(n)
-        rows.append(_variant(name, n, changed, setting, is_even and n == present))
+    most = gcd(*(layer.attention.n_heads for layer in shape.layers if layer.attention))
+    for n in range(most, 0, -1):
+        if most % n == 0:
+            name = "MHA" if n == most else "MQA" if n == 1 else f"GQA-{n}"
+            changed = shape.with_kv_heads(n)
+            rows.append(_variant(name, n, changed, setting, is_even and n == present))
     return tuple(rows)
 
 
@@ -809,20 +784,17 @@ def _variant(
     name: str, n: int, shape: ModelShape, setting: Setting, present: bool
 ) -> Variant:
     bill = _priced(name, shape, setting)
-    memory, fits, longest = bill.memory, None, None
-    if memory is not None:
-        fits = bill.cache.total_bytes <= memory.free_bytes
-        longest = memory.longest_context
+    cache, memory = bill.cache, bill.memory
     assert bill.decode is not None
     return Variant(
         name=name,
         n_kv_heads=n,
         present=present,
-        parameters=bill.parameters.total,
+        parameters=shape.parameters,
         weight_bytes=bill.weight_bytes,
-        cache_bytes_per_token=bill.cache.bytes_per_token,
-        cache_bytes=bill.cache.total_bytes,
-        fits=fits,
-        longest_context=longest,
+        cache_bytes_per_token=cache.bytes_per_token,
+        cache_bytes=cache.total_bytes,
+        fits=memory and cache.total_bytes <= memory.free_bytes,
+        longest_context=memory and memory.longest_context,
         bytes_per_token=bill.decode.bytes_per_token,
     )

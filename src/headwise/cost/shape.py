@@ -13,8 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from math import gcd
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +124,11 @@ class Experts:
     parameters: int
     matrices: int  # entries of its matrices, which a packed format such as MXFP4 holds
 
+    @property
+    def idle(self) -> int:
+        """Parameters of those that a token is not sent to."""
+        return (self.count - self.active) * self.parameters
+
     def read(self, batch: int) -> float:
         """Experts that some text of the batch meets: a mean, as if all were chosen equally often."""
         if batch == 1:  # of one text the number is exact
@@ -157,7 +161,6 @@ class Layer:
     attention: Heads | None
     variant: str | None = field(init=False)  # MHA, GQA, MQA, or MLA
     parameters: int = field(init=False)
-    common_parameters: int = field(init=False)  # those that every token meets
     active_parameters: int = field(init=False)  # those that one token meets
     mixer_parameters: int = 0  # of a linear attention, a state space, a convolution
     feed_forward_parameters: int = 0
@@ -167,24 +170,19 @@ class Layer:
     reading: Flops  # of a prompt
     writing: Flops  # of one new token beside a cache
     # the same where a latent cache is turned into keys and values at every step
-    expanding: Flops
+    expanding: Flops | None = None
     # in the number formats of a setting, which a price fills in
     cache_bytes_per_token: float = 0  # what one token adds while no window is full
     cache_rows: int | None = None  # the most tokens that are kept; None: all
     state_bytes: int = 0  # that do not grow with the text
 
     def __post_init__(self) -> None:
-        heads, experts = self.attention, self.experts
-        total = self.mixer_parameters + self.feed_forward_parameters
-        total += self.norm_parameters + (heads.parameters if heads else 0)
-        size, count, active = 0, 0, 0
-        if experts:
-            size, count, active = experts.parameters, experts.count, experts.active
+        heads, total = self.attention, self.mixer_parameters + self.norm_parameters
+        total += self.feed_forward_parameters + (heads.parameters if heads else 0)
         vars(self).update(
             variant=heads.variant if heads else None,
             parameters=total,
-            common_parameters=total - count * size,
-            active_parameters=total - (count - active) * size,
+            active_parameters=total - (self.experts.idle if self.experts else 0),
         )
 
     def beside(self, parameters: int, matrix: int) -> Layer:
@@ -201,42 +199,49 @@ class Layer:
         if heads is None or self.kind == "shared":
             return self
         width = heads.head_dim + heads.value_dim
-        if heads.latent is None:
-            more = n - heads.n_kv_heads
-            weights = heads.weights + more * d_model * width
-            parameters = heads.parameters + more * heads.kv_head_parameters
-        else:
-            weights = parameters = (heads.n_heads + n) * d_model * width
-        flops = 2 * (weights - heads.weights)
-        reading = self.reading.plus(flops)
-        writing = self.writing.plus(flops) if heads.latent is None else reading
-        kept = [
-            replace(part, values=n * width) if part.heads else part
-            for part in self.kept
-        ]
-        changes: dict[str, Any] = {"weights": weights, "parameters": parameters}
+        more = n - heads.n_kv_heads
+        weights, parameters = more * d_model * width, more * heads.kv_head_parameters
+        if heads.latent is not None:
+            plain = (heads.n_heads + n) * d_model * width
+            weights, parameters = plain - heads.weights, plain - heads.parameters
+        reading = self.reading.plus(2 * weights)
+        kept = []
+        for part in self.kept:
+            kept.append(replace(part, values=n * width) if part.heads else part)
         return replace(
             self,
-            attention=replace(heads, n_kv_heads=n, latent=None, **changes),
+            attention=replace(
+                heads,
+                n_kv_heads=n,
+                latent=None,
+                weights=heads.weights + weights,
+                parameters=heads.parameters + parameters,
+            ),
             kept=tuple(kept),
             reading=reading,
-            writing=writing,
-            expanding=writing,
+            writing=self.writing.plus(2 * weights) if heads.latent is None else reading,
+            expanding=None,
         )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
-    """Something outside the layers: an embedding, a norm, a head."""
+class Outside:
+    """What stands outside the layers: parameters of its parts, and what a head does."""
 
-    part: str  # embeddings | norms | others | head
-    parameters: int
-    # width of the one row that a token reads in a table; None: it is no table
-    row: int | None = None
-    flops: int = 0  # of each position whose logits are wanted
-    # matrix entries of another piece: of a head that is tied to the embedding
+    embeddings: int = 0
+    row: int = 0  # of these what a token reads: a row of each table
+    norms: int = 0
+    others: int = 0
+    head: int | None = None  # None: without a head
+    # matrix entries of a table that the head is tied to
     borrowed: int = 0
+    flops: int = 0  # of each position whose logits are wanted
     once: int = 0  # FLOPs for a whole text: of a pooler
+
+    @property
+    def active(self) -> int:
+        """Parameters that every token meets: of no table, but of a head that is tied to one."""
+        return self.norms + self.others + (self.head or 0) + self.borrowed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -246,8 +251,8 @@ class ModelShape:
     family: str
     d_model: int
     layers: tuple[Layer, ...]
-    pieces: tuple[Piece, ...]
-    positions: int | None  # of the longest text that it was made for
+    outside: Outside = Outside()
+    positions: int | None = None  # of the longest text that it was made for
     generates: bool = True  # False: an encoder, which keeps no cache
     dtype: str | None = None  # of the weights, where the config names it
     # of the matrices of experts, where the config names a format of their own
@@ -257,21 +262,14 @@ class ModelShape:
 
     @property
     def parameters(self) -> int:
-        layers = sum(layer.parameters for layer in self.layers)
-        return layers + sum(piece.parameters for piece in self.pieces)
+        outside = self.outside.active + self.outside.embeddings - self.outside.borrowed
+        return outside + sum(layer.parameters for layer in self.layers)
 
     @property
     def active_parameters(self) -> int:
         """What one token of text meets: no table, of which it reads a row, but a head that is tied to one."""
         active = sum(layer.active_parameters for layer in self.layers)
-        for piece in self.pieces:
-            if piece.row is None:
-                active += piece.parameters + piece.borrowed
-        return active
-
-    @property
-    def experts(self) -> list[Experts]:
-        return [layer.experts for layer in self.layers if layer.experts]
+        return active + self.outside.active
 
     @property
     def kept(self) -> list[Kept]:
@@ -284,9 +282,3 @@ class ModelShape:
     def with_kv_heads(self, n: int) -> ModelShape:
         layers = tuple(layer.with_kv_heads(n, self.d_model) for layer in self.layers)
         return replace(self, layers=layers)
-
-    def kv_divisors(self) -> list[int]:
-        """The numbers of key/value heads that all attentions could have, the most first."""
-        heads = [layer.attention.n_heads for layer in self.layers if layer.attention]
-        common = gcd(*heads)
-        return [n for n in range(common, 0, -1) if common % n == 0]
