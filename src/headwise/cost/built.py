@@ -369,7 +369,7 @@ class Part:
         kind, expanding = self.kind(heads), None
         if heads is not None and heads.latent is not None and kind == "latent":
             # what is kept of a token can be read as a key, and its latent alone as a value
-            read_as = heads.latent + self.site.module.kv_lora_rank
+            read_as = heads.latent + self.config.kv_lora_rank
             expanding, writing = (
                 writing,
                 Flops(reading.token, 2 * heads.n_heads * read_as),
@@ -547,13 +547,14 @@ def _outside(stack: Stack, counts: Counter[str], lengths: Sequence[Run]) -> Outs
     (x, t), (y, u) = ((run.flops[""], run.tokens) for run in lengths)
     per_token = (y - x) // (u - t)
     head, table = stack.model.get_output_embeddings(), stack.table.weight
+    is_tied = getattr(head, "weight", None) is table
     return Outside(
         embeddings=counts["embeddings"],
         row=table.shape[-1],
         norms=counts["norms"],
         others=counts["others"],
         head=counts["head"] if head is not None or x else None,
-        borrowed=table.numel() if getattr(head, "weight", None) is table else 0,
+        borrowed=is_tied * table.numel(),
         flops=per_token,
         once=x - per_token * t,
     )

@@ -293,7 +293,7 @@ def _windows(f: Fields) -> list[int | None]:
         raise HeadwiseError(
             f"{name}={short(windows)} must list the window of each of {n_layers} layers"
         )
-    return [each if each is None else check_size(name, each) for each in windows]
+    return [each if each is None else check_size(str(name), each) for each in windows]
 
 
 def _with_forward(layer: Layer, f: Fields, norms: int) -> Layer:

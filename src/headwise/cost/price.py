@@ -146,7 +146,7 @@ def _shape_at(description: str | Path) -> tuple[str, ModelShape]:
         what = f"no preset {name!r}, and no file or folder of that name"
         raise unknown(what, name.lower(), PRESETS)
     called, config = config_source(description)
-    notes = ()
+    notes: tuple[str, ...] = ()
     if isinstance(config, Path):
         name, config = str(config), read_json(config)
     else:
@@ -794,7 +794,7 @@ def _variant(
         weight_bytes=bill.weight_bytes,
         cache_bytes_per_token=cache.bytes_per_token,
         cache_bytes=cache.total_bytes,
-        fits=memory and cache.total_bytes <= memory.free_bytes,
-        longest_context=memory and memory.longest_context,
+        fits=None if memory is None else cache.total_bytes <= memory.free_bytes,
+        longest_context=None if memory is None else memory.longest_context,
         bytes_per_token=bill.decode.bytes_per_token,
     )
