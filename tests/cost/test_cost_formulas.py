@@ -21,7 +21,6 @@ def test_llama_2_70b_by_hand() -> None:
     d, f, layers, vocabulary = 8192, 28_672, 80, 32_000
     attention = d * 128 * 64 * 2 + d * 128 * 8 * 2
     assert bill.layers[0].attention.parameters == attention
-    assert bill.layers[0].attention.query_head_parameters == d * 128 * 2
     assert bill.layers[0].attention.kv_head_parameters == d * 128 * 2
     weights = layers * (attention + 3 * d * f)
     assert bill.parameters.total == weights + 2 * vocabulary * d + layers * 2 * d + d

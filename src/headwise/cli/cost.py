@@ -83,9 +83,7 @@ def _show_models(names: Iterable[str], dtype: str) -> None:
         return
     models = []
     for each in prices:
-        heads = each.layers[
-            0
-        ].attention  # in each of these presets all layers are alike
+        heads = each.first_heads
         assert heads is not None
         fields = ("n_heads", "head_dim", "n_kv_heads", "variant", "window")
         sizes = {field: getattr(heads, field) for field in fields}

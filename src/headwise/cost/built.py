@@ -11,7 +11,7 @@ with the text, and how:
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -394,8 +394,6 @@ class Part:
         module, config = self.site.module, self.config
         tops = self.stack.tops[self.n]
         n_heads = self.site.n_heads or getattr(config, "num_attention_heads", 0)
-        matrices = {name: self.site.weights(name) for name in "qkvo"}
-        sizes = {name: 0 if w is None else w.numel() for name, w in matrices.items()}
         latent, n_kv_heads = None, n_heads
         head_dim = value_dim = getattr(module, "head_dim", 0)
         keys, values = map(self.entries.get, ROWS)
@@ -406,19 +404,20 @@ class Part:
         elif keys is not None and keys.ndim == 4:
             n_kv_heads, head_dim = keys.shape[1], keys.shape[3]
             value_dim = head_dim if values is None else values.shape[3]
-        elif not head_dim and matrices["q"] is not None:
-            head_dim = value_dim = len(matrices["q"]) // (n_heads or 1)
-        query = (sizes["q"] + sizes["o"]) // (n_heads or 1)
-        key = (sizes["k"] + sizes["v"]) // (n_kv_heads or 1)
-        if latent is not None:  # which all heads share
-            query = key = 0
-        elif not key and keys is not None:  # W_Q, W_K and W_V are packed in one matrix
-            query = key = self.stack.table.weight.shape[-1] * (head_dim + value_dim)
+        elif not head_dim and (query := self.site.weights("q")) is not None:
+            head_dim = value_dim = len(query) // (n_heads or 1)
+        key = 0  # parameters of a key/value head; a latent is of all heads
+        if latent is None and keys is not None:
+            matrices = [
+                w.numel() for w in map(self.site.weights, "kv") if w is not None
+            ]
+            width = self.stack.table.weight.shape[-1]
+            # else W_Q, W_K and W_V are packed in one matrix
+            key = sum(matrices) // (n_kv_heads or 1) or width * (head_dim + value_dim)
         inner = [each for each in _attention(self.site) if each not in tops]
         linear = [each for each in inner if isinstance(each, nn.Linear)]
         if key and any(each.bias is not None for each in linear):
             key += head_dim + value_dim
-        shared = parameters - query * n_heads - key * n_kv_heads
         types = getattr(config, "layer_types", None) or []
         weights = {p for each in inner for p in each.parameters()}
         return Heads(
@@ -431,9 +430,7 @@ class Part:
             chunked=types[self.n : self.n + 1] == ["chunked_attention"],
             sink=any("sink" in name for name, _ in module.named_parameters()),
             latent=latent,
-            query_head_parameters=query,
             kv_head_parameters=key,
-            shared_parameters=0 if latent else shared,
             parameters=parameters,
             weights=sum(p.numel() for p in weights if p.ndim == 2),
         )
@@ -506,36 +503,30 @@ def _is_experts(module: nn.Module) -> bool:
 def _parameters(stack: Stack) -> dict[int, Counter[str]]:
     """Parameters of each layer by what has them, and under -1 those outside, each once."""
     roles: dict[nn.Module, tuple[int, str]] = {}
-
-    def put(n: int, part: str, modules: Iterable[nn.Module]) -> None:
-        for module in modules:
-            is_norm = part in ("others", "feed-forward") and _is_norm(module)
-            roles[module] = n, "norms" if is_norm else part
-
-    put(-1, "others", stack.model.modules())
     for module in stack.model.modules():
-        if isinstance(module, nn.Embedding):
-            roles[module] = -1, "embeddings"
-    head = stack.model.get_output_embeddings()
-    roles[head] = -1, "head"
+        is_table = isinstance(module, nn.Embedding)
+        roles[module] = -1, "embeddings" if is_table else "others"
+    roles[stack.model.get_output_embeddings()] = -1, "head"
     for n, modules in enumerate(stack.modules):
-        put(n, "feed-forward", modules)
+        roles |= dict.fromkeys(modules, (n, "feed-forward"))
         site, tops = stack.sites.get(n), stack.tops[n]
-        is_apart = site is not None and site.module not in tops
+        is_inside = site is not None and site.module in tops
+        mixer = n, "attention" if is_inside else "mixer"
         for module in modules:
             # what stands in the place of an attention knows the number of its layer, for its part of the cache
             if module not in tops and isinstance(
                 getattr(module, "layer_idx", None), int
             ):
-                is_mixer = site is None or is_apart
-                put(n, "mixer" if is_mixer else "attention", module.modules())
-        if site is not None and is_apart:
-            put(n, "attention", _attention(site))
+                roles |= dict.fromkeys(module.modules(), mixer)
+        if site is not None and not is_inside:
+            roles |= dict.fromkeys(_attention(site), (n, "attention"))
     counts: defaultdict[int, Counter[str]] = defaultdict(Counter)
     counted: set[nn.Parameter] = set()
     # the table first: a head may be tied to it
     for module in (stack.table, *stack.model.modules()):
         n, part = roles[module]
+        if part in ("others", "feed-forward") and _is_norm(module):
+            part = "norms"
         weights = {*module.parameters(recurse=False)} - counted
         counts[n][part] += sum(p.numel() for p in weights)
         counted |= weights

@@ -244,9 +244,7 @@ def layer_of(name: str, spec: AttentionSpec, whole_window: bool = True) -> Layer
         causal=spec.causal,
         sink=spec.sink,
         latent=latent,
-        query_head_parameters=spec.query_head_parameters,
         kv_head_parameters=spec.kv_head_parameters,
-        shared_parameters=spec.shared_parameters,
         parameters=spec.n_parameters,
         weights=reading.token // 2,
     )

@@ -33,9 +33,7 @@ class Heads:
     chunked: bool = False  # is the window a chunk of the text, so that its first query sees itself alone?
     sink: bool = False
     latent: int | None = None
-    query_head_parameters: int  # of one head
     kv_head_parameters: int  # of one head
-    shared_parameters: int  # of no head, such as the bias of W_O
     parameters: int  # of all heads together
     weights: int  # entries of their matrices, each of which a token meets once
 

@@ -41,17 +41,10 @@ def print_models(screen: Screen, prices: Sequence[Price]) -> None:
     )
     rows = []
     for price in prices:
-        with_heads = [layer for layer in price.layers if layer.attention]
-        heads = with_heads[0].attention
+        heads = price.first_heads
         assert heads is not None
         sizes = (price.d_model, heads.n_heads, heads.head_dim, heads.n_kv_heads)
-        # Each window once, in the order of the layers; None stands for a layer that sees all tokens.
-        windows = dict.fromkeys(
-            layer.attention.window for layer in with_heads if layer.attention
-        )
-        window = ", ".join(f"{size:,}" for size in windows if size is not None)
-        if window and None in windows:
-            window = f"{window}, some"
+        window = heads.window or ""
         # 0 of a model that keeps nothing, such as an encoder
         cache = price.cache.bytes_per_token or "none"
         rows.append([price.model, *sizes, heads.variant, price.n_layers, window, cache])
@@ -139,9 +132,7 @@ def _head_rows(heads: Heads) -> dict[str, Cell]:
         "query heads": heads.n_heads,
         "key/value heads": shared,
         "head width": width,
-        "parameters of a query head": heads.query_head_parameters or "-",
-        "of a key/value head": heads.kv_head_parameters or "-",
-        "shared by the heads": heads.shared_parameters or "-",
+        "parameters of a key/value head": heads.kv_head_parameters or "-",
         "attention": heads.parameters,
     }
     if heads.window is not None:
