@@ -72,6 +72,14 @@ def test_both_ways_agree() -> None:
     assert variants(built, setting) == variants(formula, setting)
 
 
+def test_variants_where_the_projections_are_one_matrix() -> None:
+    """Falcon packs W_Q, W_K and W_V; with one key/value head it is the class's own multi-query model."""
+    falcon: dict[str, Any] = {"hidden_size": 66, "num_attention_heads": 3, "num_hidden_layers": 2, "bias": True}
+    many, single = (CONFIG_MAPPING["falcon"](**falcon, multi_query=flag) for flag in (False, True))
+    shape = shape_of(many)[1]
+    assert variants(shape, make_setting(shape))[-1].parameters == price(single).parameters.total
+
+
 def test_a_text_runs_through_the_adapter_of_its_language_alone() -> None:
     fields = {"hidden_size": 33, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 37}
     lone, many = (price(CONFIG_MAPPING["xmod"](**fields, languages=names)) for names in (["a"], ["a", "b", "c"]))
