@@ -34,7 +34,7 @@ from headwise.cost.shape import (
     Kept,
     Layer,
     ModelShape,
-    Piece,
+    Outside,
     bytes_of,
     bytes_per_token,
     whole_bytes,
@@ -192,7 +192,7 @@ def _modules_shape(model: Any) -> ModelShape:
     layers = []
     for n, path in enumerate(paths):
         layers.append(layer_of(f"L{n}", modules[path].spec))
-    pieces: list[Piece] = []
+    outside: Counter[str] = Counter()
     counted: set[Any] = set()
     for path, module in modules.items():
         if any(f"{path}.".startswith(f"{layer}.") for layer in paths):
@@ -213,12 +213,10 @@ def _modules_shape(model: Any) -> ModelShape:
         block = _block_of(path, paths)
         if block is None:
             part = "embeddings" if is_table else "head" if matrix else "norms"
-            row = module.embedding_dim if is_table else None
-            flops = 2 * matrix
-            piece = Piece(
-                part=part, parameters=size, row=row, flops=flops, borrowed=borrowed
-            )
-            pieces.append(piece)
+            outside[part] += size
+            outside["row"] += module.embedding_dim if is_table else 0
+            outside["flops"] += 2 * matrix
+            outside["borrowed"] += borrowed
         else:
             layers[block] = layers[block].beside(size, matrix)
     first = modules[paths[0]].spec
@@ -228,7 +226,7 @@ def _modules_shape(model: Any) -> ModelShape:
         family="own",
         d_model=first.d_model,
         layers=tuple(layers),
-        pieces=tuple(pieces),
+        outside=Outside(**outside),
         positions=context,
         generates=first.causal,
         dtype=dtype,

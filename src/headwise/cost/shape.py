@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,7 +188,8 @@ class Layer:
         part = "feed_forward_parameters" if matrix else "norm_parameters"
         changes: dict[str, Any] = {part: getattr(self, part) + parameters}
         for name in ("reading", "writing", "expanding"):
-            changes[name] = getattr(self, name).plus(2 * matrix)
+            step: Flops | None = getattr(self, name)
+            changes[name] = step and step.plus(2 * matrix)
         return replace(self, **changes)
 
     def with_kv_heads(self, n: int, d_model: int) -> Layer:
