@@ -96,7 +96,8 @@ def page(surveys: Sequence[hw.Survey]) -> str:
 
 Written by `python examples/verb_heads.py`, which trains the default model with the seeds {SEEDS} and measures. The
 numbers are of one machine; on another, other heads can do it. `headwise heads RUN` has the same numbers with their
-intervals, and each head in a sentence: of {tense.name}, "{head_sentence(first, tense)}"
+intervals, and each head in a sentence, as of {tense.name}:
+"{head_sentence(first, tense)}"
 
 ![The maps of all heads on the line "{PICTURED}"](heads.png)
 
