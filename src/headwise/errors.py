@@ -35,3 +35,8 @@ def refuses_foreign(words: Mapping[str, str]) -> Callable[[FunctionT], FunctionT
         return cast(FunctionT, checked)
 
     return around
+
+
+def first_line(error: Exception) -> str:
+    """Of its message, or the name of its class where it has none."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -17,7 +17,7 @@ import time
 import traceback
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -47,9 +47,8 @@ from headwise.checker.contract import (
     to_kind,
 )
 from headwise.checker.form import Inputs, Masks, Weights
-from headwise.checker.properties import properties_of
+from headwise.checker.properties import Trial, properties_of
 from headwise.checker.reading import (
-    Parts,
     Reading,
     arrays_of,
     parts_of,
@@ -104,25 +103,6 @@ class Built:
     call: Any
     module: Any = None
     sizes: tuple[int, int, int] | None = None
-
-
-@dataclass
-class Trial:
-    """One adapter that fits: what it was given, how its weights may be read, and what came out."""
-
-    attention: Attention
-    readings: list[Reading]
-    inputs: Inputs
-    parts: Parts = field(default_factory=Parts)
-    is_joined: bool = False  # heads stand side by side in what it was given
-    mask: Any = None  # of the first call, where one is required
-    cases: list[Case] = field(default_factory=list)
-    causal: bool | None = None
-    explanation: Any = None  # an Explanation, once there is one
-    # bug -> what shows it, of bugs seen by a property
-    shown: dict[str, str] = field(default_factory=dict)
-    checked: list[str] = field(default_factory=list)
-    left: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
 
 def examine(target: Target) -> Verdict:
@@ -293,8 +273,8 @@ class Examiner:
                 continue
             arrays: dict[str, Any] = {}
             for name, role in roles.items():
-                own = groups if role in "kv" else heads
-                inner = size.HEAD_DIM if narrow else own * d
+                count = groups if role in "kv" else heads
+                inner = size.HEAD_DIM if narrow else count * d
                 if apart > 1 and role != "o":
                     inner = d
                 shape: tuple[int, ...] = (width, inner)

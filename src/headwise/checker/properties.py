@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -20,15 +20,32 @@ from headwise.checker.contract import (
     pick,
     to_kind,
 )
-from headwise.checker.reading import parts_of
-from headwise.checker.search import close, stages_of
+from headwise.checker.form import Inputs
+from headwise.checker.reading import Parts, Reading, parts_of
+from headwise.checker.search import Case, close, stages_of
 from headwise.checker.source import ENCODINGS, laid_out
-
-if TYPE_CHECKING:
-    from headwise.checker.examine import Trial
 
 # of keys or values that are kept without their gradient, as code that only writes texts may do
 DETACHED = r"self\.\w*(cache|past)\w*.*=.*detach"
+
+
+@dataclass
+class Trial:
+    """One adapter that fits: what it was given, how its weights may be read, and what came out."""
+
+    attention: Attention
+    readings: list[Reading]
+    inputs: Inputs
+    parts: Parts = field(default_factory=Parts)
+    is_joined: bool = False  # heads stand side by side in what it was given
+    mask: Any = None  # of the first call, where one is required
+    cases: list[Case] = field(default_factory=list)
+    causal: bool | None = None
+    explanation: Any = None  # an Explanation, once there is one
+    # bug -> what shows it, of bugs seen by a property
+    shown: dict[str, str] = field(default_factory=dict)
+    checked: list[str] = field(default_factory=list)
+    left: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
 
 
 def properties_of(trial: Trial, target: Target) -> None:

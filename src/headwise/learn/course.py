@@ -134,8 +134,8 @@ class Course:
             wanted,
             *(name for name in COURSE_NAMES if COURSE_NAMES[name] == wanted),
         ]
-        found = re.search(rf"\bclass ({'|'.join(names)})\b", read_text(path))
-        return f"{path}:{found[1]}" if found else str(path)
+        match = re.search(rf"\bclass ({'|'.join(names)})\b", read_text(path))
+        return f"{path}:{match[1]}" if match else str(path)
 
     def hint(self, exercise: Exercise) -> int:
         """Which hint is due, from 1; 0 for none: the first look at a blank has none."""

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from headwise.errors import HeadwiseError
+from headwise.errors import HeadwiseError, first_line
 from headwise.families import check_folder, read_config
 from headwise.files import read_json
 from headwise.words import unknown
@@ -142,11 +142,6 @@ def _from_hub(name: str, config_alone: bool = False) -> Path:
             f"{name} is no folder here, and not in the hub's cache; it could not be downloaded "
             f"({first_line(error)[:80]}): run `hf download {name}` where there is a network, or pass a folder"
         ) from None
-
-
-def first_line(error: Exception) -> str:
-    """Of its message, or the name of its class where it has none."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _is_gguf(path: Path) -> bool:

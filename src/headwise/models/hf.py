@@ -18,10 +18,9 @@ from torch import nn
 from transformers.utils import logging
 
 from headwise.corpus.tokens import BOUNDARY, tokenising
-from headwise.errors import HeadwiseError
+from headwise.errors import HeadwiseError, first_line
 from headwise.families import check_folder
 from headwise.files import read_json
-from headwise.models import first_line
 from headwise.words import unknown
 
 LOCAL: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}

@@ -129,15 +129,15 @@ def body_of(model: nn.Module) -> Any:
 
 def blocks(model: nn.Module) -> list[nn.Module]:
     """The layers of the model, from the first to the last; of a model of one's own what is around each attention."""
-    if own := own_layers(model):
-        return [_around(layer, model) for layer in own]
+    if layers := own_layers(model):
+        return [_around(layer, model) for layer in layers]
     return list(body_of(model).get_submodule(family_of(model).layers))
 
 
 def attentions(model: nn.Module) -> list[nn.Module]:
     """The attention module of each layer, from the first to the last."""
-    if own := own_layers(model):
-        return list(own)
+    if layers := own_layers(model):
+        return list(layers)
     name = family_of(model).attention
     return [block.get_submodule(name) for block in blocks(model)]
 
@@ -162,8 +162,8 @@ def head_counts(model: nn.Module) -> tuple[int, int, int]:
     if isinstance(model, GPT):
         spec = model.config.attention
         return spec.n_heads, spec.n_kv_heads, spec.head_dim
-    if own := own_layers(model):
-        return _own_counts(own)
+    if layers := own_layers(model):
+        return _own_counts(layers)
     config: Any = model.config
     # GPT-2 calls it n_head and answers to this name too
     n_heads = int(config.num_attention_heads)
@@ -241,8 +241,8 @@ def write_layer(model: nn.Module, layer: int, weights: AttentionWeights) -> None
 def cannot_carry(model: nn.Module, n_heads: int, n_kv_heads: int) -> str | None:
     """Why the model's config cannot have these numbers of heads, naming the field; None where it can."""
     old_heads, old_kv_heads, head_dim = head_counts(model)
-    if own := own_layers(model):
-        for layer in own:
+    if layers := own_layers(model):
+        for layer in layers:
             mask = layer.spec.mask
             parts = () if mask is None else mask.parts()
             differ = layer.spec.sink or not all(part.alike for part in parts)
@@ -384,8 +384,8 @@ def _pairs(model: nn.Module, head_dim: int) -> tuple[tuple[int, int], ...]:
     rope = None
     if isinstance(model, GPT):
         rope = model.config.attention.rope
-    elif own := own_layers(model):
-        rope = own[0].spec.rope
+    elif layers := own_layers(model):
+        rope = layers[0].spec.rope
     elif family_of(model).rope:
         # RoPE rotates twice as many features as it has frequencies, one a pair. (The config's partial_rotary_factor
         # does not tell it: not every family heeds that.) Gemma 3 has a list for each type of layer, of one length.
