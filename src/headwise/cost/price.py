@@ -46,10 +46,6 @@ from headwise.spec import AttentionSpec
 from headwise.table import DECIMAL, amount, plural, scaled
 from headwise.words import unknown
 
-# Bytes of a unit, its letters small: "kb" 1000, "kib" 1024, up to "pb" and "pib".
-UNITS = {"b": 1}
-for _power, _letter in enumerate("kmgtp", start=1):
-    UNITS |= {f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power}
 # bytes, 8 EiB: more than any device holds or moves in a second, so a larger number is a slip
 LARGEST = 2**63
 # of a model that sets no longest text, such as T5, which was trained on 512 tokens
@@ -77,19 +73,21 @@ def read_bytes(name: str, text: str | int) -> int:
 
     A text without a unit is refused: it may be meant in GB as well as in bytes.
     """
+    # LARGEST has 19 digits: these bounds are above it, and a million digits, times a unit, would overflow Decimal.
+    size = re.fullmatch(
+        r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*(?:([kmgtp])(i?))?b\s*",
+        str(text),
+        re.ASCII | re.IGNORECASE,
+    )
     if type(text) is int:  # isinstance would let True pass as 1
         value = Decimal(text)
-    else:
-        # Digits with or without decimals, then letters, which UNITS must know. LARGEST has 19 digits:
-        # these bounds are above it, and a million digits, times a unit, would overflow Decimal.
-        size = re.fullmatch(
-            r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*([A-Za-z]{1,3})\s*", str(text), re.ASCII
+    elif size is None:
+        raise HeadwiseError(
+            f"{name}={text!r} is no size; write a number and a unit, such as 24GiB"
         )
-        if not size or size[2].lower() not in UNITS:
-            raise HeadwiseError(
-                f"{name}={text!r} is no size; write a number and a unit, such as 24GiB"
-            )
-        value = Decimal(size[1]) * UNITS[size[2].lower()]
+    else:
+        power = " kmgtp".index((size[2] or " ").lower())
+        value = Decimal(size[1]) * (1024 if size[3] else 1000) ** power
     if not 1 <= value <= LARGEST:
         raise HeadwiseError(f"{name}={text!r} is outside 1 B to {LARGEST:,} B")
     return int(value)
