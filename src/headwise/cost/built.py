@@ -95,6 +95,7 @@ class Run:
     seen: int  # keys before and in it
     flops: Counter[str]
     calls: int
+    bits: int  # of a number of the model
     name: str  # of the cache among the arguments of the model
     cache: Any
     kept: list[dict[str, Tensor]]  # of each layer
@@ -174,6 +175,7 @@ class Stack:
             seen=tokens + (before.seen if before else 0),
             flops=counting.flops,
             calls=counting.calls,
+            bits=8 * self.table.weight.element_size(),
             name=name,
             cache=cache,
             kept=self.kept(cache),
@@ -313,13 +315,12 @@ class Part:
     def _kept(self) -> list[Kept]:
         """How what the layer keeps grows with the text, from two prompts."""
         first, second = self.runs
-        of_model = self.stack.table.weight.dtype
         # laws, as if of no numbers, and their numbers
         parts: Counter[Kept] = Counter()
         for name, entry in self.entries.items():
-            size = entry.numel()
-            # what has another format than the model has it whatever that is
-            fixed = None if entry.dtype == of_model else 8 * entry.element_size()
+            size, bits = entry.numel(), 8 * entry.element_size()
+            # what has other bits than the model's has them whatever its format is
+            fixed = None if bits == second.bits else bits
             law = Kept(values=0, heads=name in ROWS, bits=fixed)
             if law.heads and self.window is not None:
                 rows = self.window - 1
