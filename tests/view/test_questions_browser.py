@@ -61,7 +61,7 @@ KINDS = {
               "You are right. L0.H2 finds the tense, in this model and this sentence. "
               "Without L0.H2, the person and the verb stay and the tense changes: trabajaría → trabaja", 2),
     "wrong": ({"": W, "L0.H1": OTHER, "L0.H2": PRESENT},
-              "Not quite. Look at the proof: L0.H2 finds the tense, in this model and this sentence. "
+              "Not quite. Look at what changed: L0.H2 finds the tense, in this model and this sentence. "
               "Without L0.H2, the person and the verb stay and the tense changes: trabajaría → trabaja "
               "Without L0.H1, the person and the tense stay and the verb changes: trabajaría → comería", 1),
     "several": ({"": W, "L0.H2": PRESENT, "L1.H0": PRESENT},
