@@ -94,6 +94,11 @@ def test_presets_are_what_their_configs_give(name: str) -> None:
     assert dataclasses.replace(shape_of(name)[1], notes=()) == dataclasses.replace(presets.preset_shape(name), notes=())
 
 
+@pytest.mark.parametrize("family", ["nemotron_h", "prophetnet"])
+def test_the_number_of_layers_has_many_names(family: str) -> None:
+    assert default(family).parameters.total > 10**8
+
+
 # two of each way that a cache grows
 SPREAD = (
     "bamba", "bloom", "cohere2", "cpmant", "deepseek_v4", "falcon_h1", "gemma3", "gpt_neox", "hy_v4", "jamba", "lfm2",

@@ -51,7 +51,14 @@ REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads")
 # what any family calls these two, which each config has, at the top or in a part
 ANY_OF = {
     "hidden_size": ("n_embd", "d_model", "emb_dim", "embed_dim", "dim"),
-    "num_hidden_layers": ("n_layer", "n_layers", "num_layers", "decoder_layers"),
+    "num_hidden_layers": (
+        "n_layer",
+        "n_layers",
+        "num_layers",
+        "decoder_layers",
+        "num_decoder_layers",
+        "layers_block_type",
+    ),
 }
 # names of fields that count something, which no model has below 0
 COUNTED = re.compile(
