@@ -170,7 +170,10 @@ def test_by_keyboard_alone(page: Page) -> None:
     assert page.locator(".head.silent").get_attribute("data-number") == "4"
     page.keyboard.press("s")
     assert page.locator(".head.silent").count() == 0
+    page.keyboard.press("Enter")  # what the picture's label says: silence
+    assert page.locator(".head.silent").get_attribute("data-number") == "4" and page.is_hidden("dialog")
     page.keyboard.press("Enter")
+    page.keyboard.press("e")
     assert title(page) == "L1.H1"
     page.keyboard.press("s")
     assert page.locator(".head.silent").get_attribute("data-number") == "4"

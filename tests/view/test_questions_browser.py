@@ -109,6 +109,25 @@ def test_the_person_is_asked_for_where_the_pronoun_comes(page: Page) -> None:
     page.click("#wake")
 
 
+def test_a_sign_is_no_person(page: Page) -> None:
+    page.evaluate(PLANT, {"": "él", "L1.H0": "="})
+    answer = answered(page, "person", 3)
+    assert "No head finds the person alone: without L1.H0 the prediction breaks." in answer
+    assert answer.endswith("Without L1.H0, the prediction breaks: él → =")
+    assert "what follows = says in one language" in page.inner_text("#quest-how")
+
+
+def test_what_the_model_does_not_know_has_no_maps(page: Page) -> None:
+    assert page.inner_text("h1") == "verbs"  # whatever the folder is called
+    page.fill("#own-text", "he would dragón?")
+    page.wait_for_function("() => document.querySelectorAll('#sentence .unknown').length > 0")
+    assert page.locator("#sentence .word").all_inner_texts()[-2:] == ["dragón", "?"]
+    assert set(page.locator("#grid .largest").all_inner_texts()) == {"no map"} and page.inner_text("#saying") == ""
+    assert "→" not in page.inner_text("#own-trouble")  # no word is near
+    page.click("#again")
+    page.wait_for_function("() => !document.querySelector('#sentence .unknown')")
+
+
 def test_spanish_opens_in_spanish(page: Page) -> None:
     page.click("#again")
     page.click("#languages [lang=es]")

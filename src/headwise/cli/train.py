@@ -120,10 +120,13 @@ def train(
             "attention": None if attention is None else register_file(attention),
         }
         folder, settings = run_settings(options, out, resume)
-        progress = stack.enter_context(Progress("preparing the text and the model"))
         try:
-            report = _reporter(progress)
-            result = run_training(folder, settings, report, resume, err.say, progress)
+            with Progress("preparing the text and the model") as progress:
+                report = _reporter(progress)
+                result = run_training(
+                    folder, settings, report, resume, err.say, progress
+                )
+            # the report has a progress of its own
             page = write_report_of(folder)
         except KeyboardInterrupt as stop:
             stop.add_note(_how_it_goes_on(folder))

@@ -51,6 +51,8 @@ def survey_data(
     walk: str | None = None,
 ) -> Facts:
     """The data of the page; the arguments are those of `report_html`."""
+    is_verbs = summary is not None and summary.facts.get("text") == verbs.NAME
+    cells = verbs.told() if is_verbs else None
     columns = columns_of(survey)
     roles = []
     for role, kind in zip(survey.roles, kinds_of(survey.roles), strict=True):
@@ -59,7 +61,8 @@ def survey_data(
     # Do some positions of keys not fit into 16 bits?
     wide = any(profile.top_keys.max(initial=0) > LEVELS for profile in survey.profiles)
     return {
-        "model": survey.model,
+        # a folder of verbs may be called anything
+        "model": "verbs" if cells else survey.model,
         "extent": {"n_heads": len(survey), "n_layers": n_layers(survey)}
         | {name: getattr(survey, name) for name in EXTENT},
         "texts": list(map(sent, survey.texts)),
@@ -77,9 +80,7 @@ def survey_data(
         "maps": None if maps is None else _maps(maps),
         "run": None if summary is None else _run(summary),
         "walk": walk,
-        "verbs": verbs.told()
-        if summary is not None and summary.facts.get("text") == verbs.NAME
-        else None,
+        "verbs": cells,
     }
 
 
@@ -269,13 +270,14 @@ def report_html(
     film     where the heads looked while the model trained, from `gpt.run.read_film`
     walk     the file beside this one that has the walk through a head, from `page.walk_html`
     """
-    body = frame("page/report.html", model=escaped(survey.model), large=large_view())
     blocks = {} if film is None else {"film-data": json_block(film)}
     data = survey_data(survey, maps, summary, walk)
+    name = data["model"]
+    body = frame("page/report.html", model=escaped(name), large=large_view())
     return page(
         "report",
         body,
-        title=word("report.title", "title", model=survey.model),
+        title=word("report.title", "title", model=name),
         styles=("page/heads.css", "page/report.css"),
         script="report.js",
         data={

@@ -11,6 +11,7 @@ import { byWeight } from './model.js';
 import { opening, setOwn } from './own.js';
 import { data, heads, numberOf, view } from './state.js';
 
+let most = {}; // {ids, name}: a sentence, and the head that matters most for it
 let opened = false; // was the enlarged head opened by a click here, so that Back closes it? Not, if a link led to it
 
 // The address of what is shown now; '' where nothing is chosen.
@@ -63,14 +64,15 @@ export function readAddress() {
   changeAddress(false);
 }
 
-// The links lead to the enlarged head, else to the one looked through last, at first to the one that matters most for
-// the sentence; hidden without such a page or sentence.
+// The links lead to the enlarged head, else to the answer of the last question, else to the head that matters most
+// for the sentence; without such a page or sentence they stay hidden.
 function showWalk() {
-  if (view.latest < 0 && typed.whole) view.latest = numberOf.get(byWeight(model, typed.ids, Math.max(0, view.at))[0]);
-  const { name } = heads[Math.max(0, view.open >= 0 ? view.open : view.latest)];
+  if (!data.walk || !typed.whole) return;
+  if (most.ids !== typed.ids) most = { ids: typed.ids, name: byWeight(model, typed.ids, Math.max(0, view.at))[0] };
+  const name = view.open >= 0 ? heads[view.open].name : view.answer || most.name;
   const place = [name, Math.max(0, view.at), typed.text];
   for (const link of document.querySelectorAll('.to-walk')) {
-    link.hidden = !data.walk || !typed.whole;
+    link.hidden = false;
     link.textContent = say('report.to_walk', { name });
     link.href = `${data.walk}?lang=${language()}#${place.map(encodeURIComponent).join('/')}`;
   }
@@ -79,4 +81,4 @@ function showWalk() {
 window.addEventListener('popstate', readAddress); // Back and Forward
 on('address', ({ detail: step }) => changeAddress(Boolean(step)));
 on('closed', leaveAddress);
-on('point through large closed language', showWalk);
+on('point large closed proofs language', showWalk);

@@ -1,6 +1,6 @@
 // --- A head's card: its small picture, whose click silences the head, and its name, which enlarges it ---
 
-import { element, makeButton, say } from './base.js';
+import { element, makeButton, on, say, worded } from './base.js';
 import { paint } from './colours.js';
 import { hasModel } from './engine.js';
 import { openHead } from './head.js';
@@ -9,6 +9,8 @@ import { badge, data, factorOf, heads, inWords, lookThrough, roleWords, scaleHea
   view } from './state.js';
 
 export const DOTS = 96; // cells of a side of a small picture, at most
+let touched = false; // has a head been changed, or a question answered?
+on('changes proofs', ({ detail }) => { touched ||= view.changes.size > 0 || detail?.size > 0; });
 
 export function makeCard(number) {
   const box = element('div', 'head'), frame = element('span', 'square'), below = element('span', 'below');
@@ -22,7 +24,7 @@ export function makeCard(number) {
   name.setAttribute('aria-haspopup', 'dialog');
   // Below it the roles, the largest weight, and what the head's silence does to the prediction.
   below.append(element('span', 'signs'), element('span', 'largest'), element('span', 'effect'));
-  box.append(picture, name, below);
+  box.append(picture, name, worded('span', 'invite', 'report.click_head'), below);
   name.addEventListener('click', () => openHead(number));
   lookWhile(box, number);
   picture.addEventListener('focus', () => lookThrough(number));
@@ -54,13 +56,14 @@ export function nameCard(box) {
   box.querySelector('.name').setAttribute('aria-label', say('report.enlarge', { name }));
   box.classList.toggle('silent', silent);
   box.querySelector('.hush').textContent = silent ? say('report.silenced') : '';
-  // Over a picture stands its factor; over the first one of a report, until a head is changed, that it can be clicked;
-  // over the others, while the pointer is there, what a click does.
-  const scaled = factor !== 1 && !silent, invites = number === 0 && !view.changes.size && !data.served;
+  // Over a picture stands its factor, or, while the pointer is there, what a click does; beside the first name of a
+  // report, until a head is changed or a question answered, that a picture can be clicked.
+  const scaled = factor !== 1 && !silent;
+  box.querySelector('.invite').hidden = number > 0 || touched || Boolean(data.served);
   const offer = !hasModel() ? 'report.call_enlarge' : silent ? 'report.call_wake' : 'report.call_silence';
   const call = box.querySelector('.call');
-  call.textContent = scaled ? times(factor) : say(invites ? 'report.click_head' : offer);
-  call.classList.toggle('stays', scaled || invites);
+  call.textContent = scaled ? times(factor) : say(offer);
+  call.classList.toggle('stays', scaled);
   box.querySelector('.signs').replaceChildren(...roles.map(badge));
 }
 
@@ -84,10 +87,8 @@ export function drawCard(box) {
   canvas.classList.toggle('missing', !picture && !data.served);
   if (picture) paint(canvas, thinned(picture));
   else canvas.width = canvas.height = 1; // which also wipes the picture that was there
-  let words = '';
-  if (!picture) words = say('report.no_map');
-  else if (picture.top !== 1) words = say('report.max', { value: inWords(picture.top) });
-  if (!data.served) box.querySelector('.largest').textContent = words;
+  const largest = picture && picture.top !== 1 ? say('report.max', { value: inWords(picture.top) }) : '';
+  if (!data.served) box.querySelector('.largest').textContent = picture ? largest : say('report.no_map');
   return picture;
 }
 

@@ -4,7 +4,6 @@ import { arrowOf, byId, element, on, say, stopAt, worded } from './base.js';
 import { DOTS, drawCard, makeCard, nameCard, watchCards } from './card.js';
 import { drawLegend } from './colours.js';
 import { hasModel } from './engine.js';
-import { openHead } from './head.js';
 import { rowOf, storedOf } from './shown.js';
 import { cut, distinct, enumerated, heads, matches, moved, points, view } from './state.js';
 
@@ -161,15 +160,8 @@ function showProofs({ detail }) {
 
 // The arrow keys walk over the grid; above and below the last row of a part lies the next part.
 function walkGrid(event) {
-  const here = event.target.closest('.head');
-  if (!here) return;
-  if (event.key === 'Enter' && event.target.matches('.picture')) { // a click would silence; the space bar is a click
-    event.preventDefault();
-    openHead(Number(here.dataset.number));
-    return;
-  }
-  const step = arrowOf(event);
-  if (!step) return;
+  const here = event.target.closest('.head'), step = arrowOf(event);
+  if (!here || !step) return;
   const place = (box, side) => Number(box.style.getPropertyValue(side));
   const row = place(here, '--row') + step[0], column = place(here, '--column') + step[1];
   const there = [...here.parentElement.children]
@@ -190,7 +182,7 @@ if (byId('grid')) {
   on('words', makeLabels);
   on('maps switches language', drawGrid);
   on('maps point', lightRows);
-  on('changes language', () => boxes.forEach(nameCard));
+  on('changes proofs language', () => boxes.forEach(nameCard));
   on('ranking', showEffects);
   on('proofs', showProofs);
   on('filter', () => boxes.forEach((box, number) => box.classList.toggle('faded', !matches(number))));

@@ -143,7 +143,7 @@ function pinRow() {
 function stepHead(by) {
   const offered = heads.map((_, number) => number).filter((number) => number === view.open || matches(number));
   view.open = offered[(offered.indexOf(view.open) + by + offered.length) % offered.length];
-  view.through = view.latest = view.open;
+  view.through = view.open;
   beginHead();
   emit('through');
   emit('address');

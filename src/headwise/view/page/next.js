@@ -138,13 +138,6 @@ function rankingRow([name, part, then], isToken, byAdds) {
   return item;
 }
 
-// Takes all factors back; the button that did so and had the focus is hidden then.
-function wakeAll() {
-  view.changes.clear();
-  emit('changes');
-  byId('own-text').focus();
-}
-
 byId('temperature')?.addEventListener('input', ({ target }) => { // of a model in the page
   view.temperature = Number(target.value);
   byId('temperature-shown').textContent = view.temperature.toFixed(1);
@@ -152,7 +145,11 @@ byId('temperature')?.addEventListener('input', ({ target }) => { // of a model i
 });
 byId('each').addEventListener('click', silenceEach);
 byId('by-adds').addEventListener('change', showNext);
-byId('wake').addEventListener('click', wakeAll);
+byId('wake').addEventListener('click', () => { // the button, which has the focus, is hidden then
+  view.changes.clear();
+  emit('changes');
+  byId('own-text').focus();
+});
 // The ranking was of another text; of a live model the words are new after every reading.
 on('words', () => { if (!data.served) ranking = null; });
 on(data.served ? 'read language' : 'point language', showNext);

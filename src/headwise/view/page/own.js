@@ -29,7 +29,10 @@ export function startOwn() {
   byId('sampled').addEventListener('click', () => takeOwn(goOn(view.temperature), lastPlace));
   byId('again').addEventListener('click', () => setOwn(opening, restingPlace));
   byId('vocabulary').addEventListener('toggle', showVocabulary);
-  on('changes', runChanged);
+  on('changes', () => {
+    if (typed.whole) engine.run(typed);
+    showOwn();
+  });
   on('language', () => { if (typed.whole && !reopen()) sayUnknown(); });
   begin();
 }
@@ -75,17 +78,12 @@ function takeOwn(input, placed) {
   emit('address');
 }
 
-function runChanged() {
-  if (!typed.whole) return;
-  engine.run(typed);
-  showOwn();
-}
-
 // Shows the sentence with the maps of the changed heads.
 export function showOwn() {
   if (!typed.whole) return showText(sentence || passage);
   const tokens = typed.pieces.map(({ id, text, known }) => (known ? nameOf(id) : visible(text)));
-  showText({ tokens, exact: true, typed: true, maps: engine.maps, unknown: strange() });
+  const unknown = strange(), isKnown = !unknown.includes(true); // of words that the model lacks nothing is shown
+  showText({ tokens, exact: true, typed: true, maps: isKnown ? engine.maps : new Map(), unknown });
   sayUnknown();
 }
 

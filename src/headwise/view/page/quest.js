@@ -30,7 +30,8 @@ function trial(names, place = placeOf(topic)) {
   const chances = without(names, place), word = nameOf(likeliest(chances)), before = untouched?.word ?? word;
   const has = PARTS.filter((part) => tells(part, before).length);
   const kept = chances.reduce((sum, chance, id) => sum + (shares(topic, before, nameOf(id)) ? chance : 0), 0);
-  return { names, word, kept, stays: has.filter((part) => shares(part, before, word)),
+  return { names, word, kept, isLost: has.some((part) => !tells(part, word).length),
+    stays: has.filter((part) => shares(part, before, word)),
     changes: has.filter((part) => !shares(part, before, word)) };
 }
 
@@ -51,16 +52,17 @@ async function tried(sets) {
     trials.push(trial(names));
     await new Promise((resolve) => { setTimeout(resolve, 0); }); // the page may answer in between
   }
-  return trials.sort((a, b) => breaks(b) - breaks(a) || a.changes.length - b.changes.length || a.kept - b.kept);
+  return trials.sort((a, b) => breaks(b) - breaks(a) || a.isLost - b.isLost || a.changes.length - b.changes.length
+    || a.kept - b.kept);
 }
 
 // The kind of answer, its trials, and in `all` each head alone.
 async function solve() {
   if (!tells(topic, untouched.word).length) return { kind: 'unlearnt', trials: [], all: [] };
   const all = await tried(heads.map(({ name }) => [name])), alone = all.filter(breaks);
-  const clean = alone.filter(({ changes }) => changes.length === 1);
+  const clean = alone.filter(({ changes, isLost }) => changes.length === 1 && !isLost);
   if (clean.length) return { kind: clean.length > 1 ? 'several' : 'alone', trials: clean.slice(0, SHOWN), all };
-  if (alone.length) return { kind: 'mixed', trials: alone.slice(0, 1), all };
+  if (alone.length) return { kind: alone[0].isLost ? 'broken' : 'mixed', trials: alone.slice(0, 1), all };
   const costly = all.map(({ names }) => names[0]), near = costly.slice(0, PAIRED);
   const [pair] = await tried(near.flatMap((one, at) => near.slice(at + 1).map((two) => [one, two].sort())));
   if (pair && breaks(pair)) return { kind: 'pair', trials: [pair], all };
@@ -76,10 +78,10 @@ async function solve() {
 function partName(part) { return say(`report.part_of_${part}`); }
 
 // "without L0.H3 the verb stays and the tense changes: traería → trae"
-function putProof(target, { names, word, stays, changes }) {
+function putProof(target, { names, word, stays, changes, isLost }) {
   const facts = { heads: enumerated(names), before: untouched.word, after: word, count: names.length, n: stays.length,
     m: changes.length, stays: enumerated(stays.map(partName)), changes: enumerated(changes.map(partName)) };
-  const kind = !changes.length ? 'stays' : stays.length ? 'both' : 'changes';
+  const kind = isLost ? 'lost' : !changes.length ? 'stays' : stays.length ? 'both' : 'changes';
   putWords(target, `report.proof_${kind}`, facts);
   return target;
 }
@@ -99,6 +101,7 @@ function showQuestions() {
   if (topic) {
     const token = view.shown.tokens[untouched.place];
     setText('quest-how', 'report.quest_how', { place: quoted(token), word: untouched.word, what: partName(topic) });
+    if (typed.pieces.some(({ text }) => text === '=')) byId('quest-how').append(' ', say('report.quest_equals'));
     byId('guesses').replaceChildren(...[...heads.map(({ name }) => name), ''].map((name) =>
       makeButton('guess', name || say('report.guess_none'), () => take(name))));
   }
@@ -123,14 +126,15 @@ function showAnswer() {
   const facts = { heads: enumerated(names), count: names.length, what: partName(topic), others, word: untouched.word };
   const line = (className, key) => worded('p', className, key, facts);
   const guessed = all.find((each) => each.names[0] === guess);
-  const single = ['alone', 'several', 'mixed'].includes(kind);
-  const right = guess ? names.includes(guess) && kind !== 'none' : !single || kind === 'mixed';
+  const single = ['alone', 'several', 'mixed', 'broken'].includes(kind);
+  const right = guess ? names.includes(guess) && kind !== 'none' : !single || ['mixed', 'broken'].includes(kind);
   const how = !right ? 'wrong' : guess && !single ? 'half' : 'right';
   box.append(line('', `report.guess_${how}`), line('found', `report.answer_${kind}`));
   const proofs = element('ul', 'proofs'), shown = guessed && !trials.includes(guessed) ? [...trials, guessed] : trials;
   proofs.append(...shown.map((each) => putProof(element('li'), each)));
   box.append(proofs);
   if (all.length) box.append(trialTable(all), line('caption', 'report.badge_how'));
+  view.answer = kind === 'none' ? '' : names[0] ?? '';
   emit('proofs', new Map(all.map((each) => [each.names[0], each.changes.map(partName)])));
 }
 
@@ -180,7 +184,7 @@ async function take(name) {
 
 on('language', showQuestions);
 on('words', () => { // another sentence ends the question
-  [topic, answer] = ['', null];
+  [topic, answer, view.answer] = ['', null, ''];
   emit('proofs', new Map());
   showQuestions();
 });

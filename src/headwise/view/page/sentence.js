@@ -61,7 +61,8 @@ function sayBoundary() {
 function showTint() {
   if (view.at >= words.length) return; // the words of another text are about to come
   tint(words, view.at, view.through);
-  byId('saying').textContent = view.at < 0 ? say('report.point_at') : lookWords(view.at, view.through);
+  byId('saying').textContent = view.at < 0 ? say('report.point_at')
+    : view.shown.unknown?.includes(true) ? '' : lookWords(view.at, view.through);
   const says = byId('head-says');
   if (says && view.through >= 0) putSentence(says, view.through);
   else if (says) putWords(says, hasModel() ? 'report.how_to_silence' : 'report.how_to_read');
@@ -118,12 +119,12 @@ export function lookWords(at, number) {
 export function walkSentence(event) {
   const [down, step] = arrowOf(event) ?? [1, 0];
   if (down) return;
-  const list = [...event.currentTarget.querySelectorAll('.word')];
-  const next = list[list.indexOf(event.target.closest('.word')) + step];
+  const list = [...event.currentTarget.querySelectorAll('.word')], at = list.indexOf(event.target.closest('.word'));
+  const next = list[at + step];
   event.preventDefault();
   if (!next) return;
   next.focus();
-  if (!view.pinned) point(list.indexOf(next));
+  if (!view.pinned) point(at + step);
 }
 
 byId('sentence').addEventListener('keydown', walkSentence);

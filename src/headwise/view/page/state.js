@@ -28,7 +28,7 @@ export const view = {
   // which are words that the model lacks; `words`, as tokens are set: {text, gap, lines, sign}.
   shown: { tokens: [], exact: true, maps: new Map() },
   at: -1, pinned: false, // the token that is looked at, -1: none; one that is pinned stays while the pointer moves on
-  through: -1, latest: -1, // the head through which the sentence is seen, -1: all of them; the one it was seen through
+  through: -1, answer: '', // the head through which the sentence is seen, -1: all of them; that of the last question
   changes: new Map(), // name of a head -> its factor, where it is not 1
   scale: 'own', // the last colour is each picture's largest weight; 'fixed': it is 1
   hideFirst: false, log: false, // switches: without the first token, on a log scale
@@ -64,7 +64,6 @@ export function pin(at) {
 export function lookThrough(number) {
   if (number === view.through || view.open >= 0) return; // an enlarged head stays the one
   view.through = number;
-  if (number >= 0) view.latest = number;
   emit('through');
 }
 
@@ -116,14 +115,14 @@ export function inWords(weight) {
 // A part of a whole, with two digits that mean something: 95 %, 4.7 %, 0.03 %.
 export function percent(part) {
   const hundred = 100 * part;
-  if (hundred < 0.005) return '0 %'; // what two decimals would round to 0.00
+  if (hundred < 0.005) return '0\u00a0%'; // what two decimals would round to 0.00
   const decimals = hundred < 0.095 ? 2 : hundred < 9.95 ? 1 : 0; // what rounds to 0.1 has one, what rounds to 10 none
-  return `${hundred.toFixed(decimals)} %`;
+  return `${hundred.toFixed(decimals)}\u00a0%`; // a space at which no line ends
 }
 
 // The difference of two parts of a whole in percentage points: −93, +0.4, 0. Below a twentieth of a point it is 0.
 export function points(change) {
-  return Math.abs(change) < 0.0005 ? '0' : `${change > 0 ? '+' : '−'}${percent(Math.abs(change)).replace(' %', '')}`;
+  return Math.abs(change) < 0.0005 ? '0' : `${change > 0 ? '+' : '−'}${percent(Math.abs(change)).replace('\u00a0%', '')}`;
 }
 
 // What has become of a chance: the class of its cell, which is '' where it stays.
@@ -185,6 +184,8 @@ export function putSentence(target, number) {
     const part = element('span');
     const { role } = values, job = values.job && say(`job.${keyOf(role)}`); // both come in English
     putWords(part, key, { ...values, job, role: role && roleName(role) });
+    const lacks = (word) => word && !view.shown.tokens.some((token) => token.replace('␣', '') === word);
+    if (lacks(values.looks) || lacks(values.at)) part.prepend(say('report.in_example'), ' ');
     target.append(part, ' ');
   }
   if (data.served) target.append(kindWords(number));

@@ -34,9 +34,15 @@ export function readTokens(layout, shown) {
 export function encode(tokens, text) {
   const words = divided(tokens, tokens.layout.pre_tokenizer, [normalText(tokens.layout.normalizer, text)]);
   // Without byte-pair encoding ("WordLevel") a word is one token.
-  return words.flatMap((word) => (
-    tokens.layout.model.type === 'BPE' ? joined(tokens, word) : [wholeToken(tokens, word)]
-  ));
+  return words.flatMap((word) =>
+    (tokens.layout.model.type === 'BPE' ? joined(tokens, word) : [wholeToken(tokens, word)]));
+}
+
+// A text in whose words signs stand for themselves, as the vocabulary has them: "perro?" is read as "perro ?".
+export function apart(tokens, text) {
+  if (!JSON.stringify(tokens.layout.pre_tokenizer ?? '').includes('WhitespaceSplit')) return text;
+  return text.replace(/\S+/gu, (word) => (tokens.ids.has(word) || tokens.layout.model.type === 'BPE' ? word
+    : word.replace(/^([¿¡]+)(?=\p{L})/u, '$1 ').replace(/(?<=\p{L})([.,;:?!]+)$/u, ' $1')));
 }
 
 // The piece of a word that is one token, or that the vocabulary lacks.
@@ -48,18 +54,17 @@ function wholeToken(tokens, word) {
 // --- What the vocabulary has instead of a word that it lacks ---
 
 // Round choices. With a larger NEAR words are offered that have less in common with the one that was typed.
-const NEAR = 0.5; // edits for each letter of the longer word, at most
+const NEAR = 0.3; // edits for each letter of the longer word, at most
 const OFFERED = 2; // words, at most
 
 // The tokens most like a word that the vocabulary lacks; of two as near, the one of the larger of `chances`, by id.
 export function nearest(tokens, word, chances = new Map()) {
   const chance = (name) => chances.get(tokens.ids.get(name)) ?? 0;
   const known = [...tokens.ids.keys()].filter((name) => tokens.ids.get(name) !== tokens.boundary);
-  const apart = new Map(known.map((name) => [ // token -> edits for each letter of the longer word
-    name, edits(bare(name), bare(word)) / Math.max(name.length, word.length),
-  ]));
-  const near = known.filter((name) => apart.get(name) <= NEAR);
-  return near.sort((a, b) => apart.get(a) - apart.get(b) || chance(b) - chance(a)).slice(0, OFFERED);
+  // Token -> edits for each letter of the longer word.
+  const far = new Map(known.map((name) => [name, edits(bare(name), bare(word)) / Math.max(name.length, word.length)]));
+  const near = known.filter((name) => far.get(name) <= NEAR);
+  return near.sort((a, b) => far.get(a) - far.get(b) || chance(b) - chance(a)).slice(0, OFFERED);
 }
 
 // The letters of a word without capitals and accents, which NFD writes as marks of their own.

@@ -21,9 +21,8 @@ function makeRun() {
   byId('losses').replaceChildren(...comparison(data.run));
   byId('curve').replaceChildren(...curveFigure(data.run));
   byId('samples').replaceChildren(...data.run.samples.map((sample) => {
-    const item = element('li'), text = element('pre', '', sample);
-    text.dir = 'auto';
-    item.append(text);
+    const item = element('li');
+    item.append(Object.assign(element('pre', '', sample), { dir: 'auto' }));
     return item;
   }));
   byId('samples-title').hidden = !data.run.samples.length;
@@ -44,9 +43,8 @@ function comparison({ held_out_loss: heldOut, baseline_loss: baseline }) {
 }
 
 function baselineName() {
-  return data.run.baseline_name
-    ? say('report.baseline_named', { name: told(data.run.baseline_name) })
-    : say('report.baseline');
+  const name = data.run.baseline_name;
+  return name ? say('report.baseline_named', { name: told(name) }) : say('report.baseline');
 }
 
 // One of the two bars, with its name and its loss.
@@ -86,12 +84,10 @@ function curveDrawing(points, baseline) {
   const steps = roundSteps(first, last, true).filter((step) => step >= first && step <= last);
   const x = scaleOf(first, last, left, width - right);
   const y = scaleOf(ticks[0], ticks[ticks.length - 1], height - bottom, top); // a larger loss is higher up
-  const drawing = svg('svg', {
-    class: 'curve', viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-label': curveWords(points, baseline),
-  });
-  const label = (at, up, text, anchor, more = {}) => {
-    return svg('text', { x: at.toFixed(1), y: up.toFixed(1), 'text-anchor': anchor, ...more }, text);
-  };
+  const drawing = svg('svg', { class: 'curve', viewBox: `0 0 ${width} ${height}`, role: 'img',
+    'aria-label': curveWords(points, baseline) });
+  const label = (at, up, text, anchor, more = {}) =>
+    svg('text', { x: at.toFixed(1), y: up.toFixed(1), 'text-anchor': anchor, ...more }, text);
   for (const tick of ticks) {
     drawing.append(svg('line', { class: 'grid-line', x1: left, x2: width - right, y1: y(tick), y2: y(tick) }));
     drawing.append(label(left - 8, y(tick) + 5, String(tick), 'end'));
@@ -103,9 +99,8 @@ function curveDrawing(points, baseline) {
   const across = { class: 'baseline', x1: left, x2: width - right, y1: y(baseline), y2: y(baseline) };
   if (finite(baseline)) drawing.append(svg('line', across));
   for (const [kind, name] of [['train', 'train_loss'], ['held-out', 'held_out_loss']]) { // [class, field of a point]
-    const corners = points
-      .filter((point) => finite(point[name]))
-      .map((point) => `${x(point.step).toFixed(1)} ${y(point[name]).toFixed(1)}`);
+    const known = points.filter((point) => finite(point[name]));
+    const corners = known.map((point) => `${x(point.step).toFixed(1)} ${y(point[name]).toFixed(1)}`);
     // A path of one point shows as a dot only where it has a length.
     const d = `M${corners.join(' L')}${corners.length === 1 ? 'h0.1' : ''}`;
     if (corners.length) drawing.append(svg('path', { class: kind, d, 'stroke-linecap': 'round' }));
@@ -116,11 +111,9 @@ function curveDrawing(points, baseline) {
 // The curve for those who do not see it: where both losses begin and end.
 function curveWords(points, baseline) {
   const [first, last] = [points[0], points[points.length - 1]];
-  const words = say('report.curve_words', {
-    from: count(first.step), to: count(last.step),
+  const words = say('report.curve_words', { from: count(first.step), to: count(last.step),
     train: loss(first.train_loss), train_end: loss(last.train_loss),
-    held: loss(first.held_out_loss), held_end: loss(last.held_out_loss),
-  });
+    held: loss(first.held_out_loss), held_end: loss(last.held_out_loss) });
   return finite(baseline) ? `${words} ${say('report.curve_baseline', { value: loss(baseline) })}` : words;
 }
 

@@ -57,7 +57,7 @@ function layerPart(n, tokens) {
 
 // All parts, made anew for another text; one that was open stays open.
 function makeWhole() {
-  byId('whole').hidden = !hasModel() || !view.shown.typed;
+  byId('whole').hidden = !hasModel() || !view.shown.typed || view.shown.unknown.includes(true);
   if (byId('whole').hidden) return;
   const { n_layers: nLayers, d_model: width, vocab_size: size } = model.config, tokens = typed.ids.length;
   const flow = byId('whole-flow'), open = [...flow.querySelectorAll('details')].map((box) => box.open);
