@@ -218,7 +218,11 @@ def walk_html(
     if (
         "reason" in model
     ):  # why the model was not packed: "size", beside the two numbers
-        why = phrase(f"report.no_model_{model['reason']}", **model)
+        facts = {
+            key: f"{value:,}" if isinstance(value, int) else value
+            for key, value in model.items()
+        }
+        why = phrase(f"report.no_model_{model['reason']}", **facts)
         raise HeadwiseError(
             f"the walk runs the model in the page. {why} Leave out html="
         )
