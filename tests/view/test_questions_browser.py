@@ -38,7 +38,7 @@ def page(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     maps = head_maps(model, ids, tokens.shown(ids), "small")
     summary = replace(SUMMARY, facts={"text": str(verbs.NAME)})
     path = tmp_path_factory.mktemp("questions") / "report.html"
-    write_report(path, survey_of_maps(maps), maps, summary, pack_model(model, tokens))
+    write_report(path, survey_of_maps(maps), maps, summary, pack_model(model, tokens), walk="walk.html")
     with opener(browser) as opened:
         page = opened(path, inside=True)
         drawn(page)
@@ -114,6 +114,10 @@ def test_a_sign_is_no_person(page: Page) -> None:
     answer = answered(page, "person", 3)
     assert "No head finds the person alone: without L1.H0 the prediction breaks." in answer
     assert answer.endswith("Without L1.H0, the prediction breaks: él → =")
+    link = page.locator(".hint .to-walk")
+    page.focus(".head[data-number='1'] .picture")  # to look through another head changes nothing
+    assert "L1.H0" in link.inner_text() and "L1.H0/" in (link.get_attribute("href") or "")
+    assert page.locator(".invite:visible").count() == 0
     assert "what follows = says in one language" in page.inner_text("#quest-how")
 
 

@@ -176,23 +176,21 @@ def _write_report(
     from headwise.gpt.run import WALK, example_of, load_run, read_film, read_run
     from headwise.models.pack import pack_model
     from headwise.view.page import walk_html
-    from headwise.view.report import write_report
+    from headwise.view.report import title_of, write_report
 
     lang, loaded = language(), load_run(model) if is_own(model) else None
     # "reason" says why a model is not packed
     packed = {"reason": "foreign"} if loaded is None else pack_model(*loaded)
     run, walk = read_run(model), None
+    summary = None if run is None else run.summary
     if loaded is not None and path == model / REPORT and "reason" not in packed:
         walk, text = WALK, example_of(model)
         # the last token but one: there the model guesses the last
         at = max(0, len(loaded[1].prompt(text)) - 2)
-        page = walk_html(
-            packed, text, at=at, name=survey.model, lang=lang, report=path.name
-        )
+        name = title_of(survey, summary)
+        page = walk_html(packed, text, at=at, name=name, lang=lang, report=path.name)
         write_whole(model / walk, page)
-    write_report(
-        path, survey, maps, run and run.summary, packed, lang, read_film(model), walk
-    )
+    write_report(path, survey, maps, summary, packed, lang, read_film(model), walk)
 
 
 def write_report_of(run: Path) -> Path:

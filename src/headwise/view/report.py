@@ -51,8 +51,6 @@ def survey_data(
     walk: str | None = None,
 ) -> Facts:
     """The data of the page; the arguments are those of `report_html`."""
-    is_verbs = summary is not None and summary.facts.get("text") == verbs.NAME
-    cells = verbs.told() if is_verbs else None
     columns = columns_of(survey)
     roles = []
     for role, kind in zip(survey.roles, kinds_of(survey.roles), strict=True):
@@ -61,8 +59,7 @@ def survey_data(
     # Do some positions of keys not fit into 16 bits?
     wide = any(profile.top_keys.max(initial=0) > LEVELS for profile in survey.profiles)
     return {
-        # a folder of verbs may be called anything
-        "model": "verbs" if cells else survey.model,
+        "model": title_of(survey, summary),
         "extent": {"n_heads": len(survey), "n_layers": n_layers(survey)}
         | {name: getattr(survey, name) for name in EXTENT},
         "texts": list(map(sent, survey.texts)),
@@ -80,8 +77,17 @@ def survey_data(
         "maps": None if maps is None else _maps(maps),
         "run": None if summary is None else _run(summary),
         "walk": walk,
-        "verbs": cells,
+        "verbs": verbs.told() if _on_verbs(summary) else None,
     }
+
+
+def _on_verbs(summary: RunSummary | None) -> bool:
+    return summary is not None and summary.facts.get("text") == verbs.NAME
+
+
+def title_of(survey: Survey, summary: RunSummary | None) -> str:
+    """What a page calls the model: a run on the verbs may lie in a folder of any name."""
+    return "verbs" if _on_verbs(summary) else survey.model
 
 
 def _run(summary: RunSummary) -> Facts:

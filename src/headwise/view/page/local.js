@@ -4,7 +4,6 @@ import { readData, say } from './base.js';
 import { engine, lazily, mapOf } from './engine.js';
 import { BLANK, directly, forward, inputOf, likeliest, offer, probabilities, readModel, step } from './model.js';
 import { count, distinct, heads, view, visible } from './state.js';
-import { apart } from './tokens.js';
 
 const modelBlock = readData('model'); // null where nobody asked for one; `reason` says why there is none
 export const model = modelBlock && !modelBlock.reason ? readModel(modelBlock) : null;
@@ -20,7 +19,7 @@ export function ordered(chances) { return Array.from(chances.keys()).sort((a, b)
 export function nameOf(id) { return visible(model.tokens.shown[id]); }
 
 const local = {
-  tokens: (text) => ({ text, ...inputOf(model, apart(model.tokens, text)) }),
+  tokens: (text) => ({ text, ...inputOf(model, text) }),
 
   run({ text, ids, pieces }) {
     // Another text, or only other heads that are changed?

@@ -8,7 +8,7 @@
 // kept in double precision, as JavaScript's numbers are, and rounded to single where a vector is made.
 
 import { bytesOf } from './base.js';
-import { encode, readTokens } from './tokens.js';
+import { apart, encode, readTokens } from './tokens.js';
 
 // Changes: `silence`, names of heads that add nothing; `scale`, name of a head -> the factor on what it adds.
 // A Run: `logits` at each position; `maps`, name of a head -> its weights [t][s]; `heads`, name -> what it adds to the
@@ -343,7 +343,7 @@ export const BLANK = '___'; // the place to fill: what stands behind it is not r
 
 // A text as the model sees it, behind the token that begins a text: ids, tokens of the vocabulary, and pieces.
 export function inputOf(model, text) {
-  const { tokens } = model, pieces = encode(tokens, text.split(BLANK)[0]);
+  const { tokens } = model, pieces = encode(tokens, apart(tokens, text.split(BLANK)[0]));
   const begin = tokens.boundary === undefined ? [] : [{ id: tokens.boundary, text: '', known: true }];
   const all = [...begin, ...pieces];
   return { ids: all.map((piece) => piece.id), tokens: all.map((piece) => tokens.strings[piece.id]), pieces: all };

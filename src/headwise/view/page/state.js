@@ -122,7 +122,8 @@ export function percent(part) {
 
 // The difference of two parts of a whole in percentage points: −93, +0.4, 0. Below a twentieth of a point it is 0.
 export function points(change) {
-  return Math.abs(change) < 0.0005 ? '0' : `${change > 0 ? '+' : '−'}${percent(Math.abs(change)).replace('\u00a0%', '')}`;
+  if (Math.abs(change) < 0.0005) return '0';
+  return `${change > 0 ? '+' : '−'}${percent(Math.abs(change)).replace('\u00a0%', '')}`;
 }
 
 // What has become of a chance: the class of its cell, which is '' where it stays.
