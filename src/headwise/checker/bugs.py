@@ -154,6 +154,8 @@ def changes_of(
             # false in the row: nothing is rotated
             change[name] = row[name] and _rotation(row[name], rope)
         choices = change.get("fill")
+        if choices == "cap" and not base.get("softcap"):
+            continue
         if choices == "theirs":
             # BERT's -10000 or less forbids: its exp is 0
             choices = [fill for fill in fills if fill > -1e4]
