@@ -38,7 +38,7 @@ def pairs_of_bugs() -> Iterator[tuple[tuple[str, str], Case]]:
     masks, paired = Masks(causal=True), []
     for bug in catalogue().values():
         if not bug.id.startswith(("group", "padding", "mask-head", "rope", "alibi")):
-            paired += [(bug.id, change) for change in itertools.islice(changes_of(bug, {}), 1)]
+            paired += [(bug.id, change) for change in itertools.islice(changes_of(bug, {}, [-1.0]), 1)]
     with np.errstate(all="ignore"):
         for (a, first), (b, second) in itertools.combinations(paired, 2):
             changes = ({**first, **second}, first, second)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+import torch
 import typer
 from invoking import Invoke
 
@@ -180,12 +181,13 @@ def test_the_code_and_the_commands_of_a_page_run(
     names: dict[str, Any] = {"__name__": "__page__"}
     shell = Shell(invoke, done)
     examples = 0
-    for block in blocks(page):
-        if block.language == "python":
-            examples += run_python(block, names, page)
-        elif block.language == "sh":
-            for line in command_lines(block.text):
-                shell.run(line)
+    with torch.enable_grad():  # a page may turn gradients off for itself
+        for block in blocks(page):
+            if block.language == "python":
+                examples += run_python(block, names, page)
+            elif block.language == "sh":
+                for line in command_lines(block.text):
+                    shell.run(line)
     if page.name in CHAPTERS:
         assert examples >= 25
 
