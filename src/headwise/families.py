@@ -114,13 +114,8 @@ NO_NEXT = (
     "Model", "ForMaskedLM", "ForPreTraining", "ForSequenceClassification", "ForTokenClassification",
     "ForQuestionAnswering",
 )  # fmt: skip
-PICKLED = (
-    ".bin",
-    ".pt",
-    ".pth",
-    ".ckpt",
-    ".pkl",
-)  # weights as pickles, which are never read
+# weights as pickles, which are never read
+PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 def check_folder(folder: Path) -> dict[str, Any]:
@@ -164,10 +159,8 @@ def is_own(path: Path) -> bool:
         return True
     try:
         return "headwise" in read_config(path)  # a field of our configs alone
-    except (
-        OSError,
-        HeadwiseError,
-    ):  # what is wrong is said by whoever reads it for itself
+    except (OSError, HeadwiseError):
+        # what is wrong is said by whoever reads it for itself
         return False
 
 

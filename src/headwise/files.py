@@ -33,9 +33,8 @@ def write_whole(path: str | Path, data: bytes | str) -> None:
                 rest = rest[stream.write(rest) :]
         return
     check_link(Path(path))
-    path = Path(
-        os.path.realpath(path)
-    )  # through links: a rename onto one would replace the link
+    # through links: a rename onto one would replace the link
+    path = Path(os.path.realpath(path))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)  # of a process that had our number and died
     permissions = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
@@ -100,9 +99,8 @@ def whole_folder(folder: Path) -> Iterator[Path]:
     folder = Path(os.path.realpath(folder))
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    shutil.rmtree(
-        temporary, ignore_errors=True
-    )  # of a process that had our number and died
+    # of a process that had our number and died
+    shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
         yield temporary
@@ -196,9 +194,8 @@ def read_json(path: str | Path) -> Any:
     """A JSON document in UTF-8. Raises HeadwiseError for anything else, and for one nested too deep to be read."""
     data = read_bytes(path)
     try:
-        return json.loads(
-            data.decode("utf-8-sig")
-        )  # without the byte order mark, if there is one
+        # without the byte order mark, if there is one
+        return json.loads(data.decode("utf-8-sig"))
     # ValueError: also a number of more digits than Python reads
     except (ValueError, RecursionError) as error:
         raise HeadwiseError(f"{path} is no JSON: {error}") from None

@@ -76,9 +76,8 @@ def _inside(degrees: int, t: float) -> float:
     With c = cos(angle), odd: 2/pi * (angle + sin(angle) * (c + 2/3 c^3 + ...)), even: sin(angle) * (1 + 1/2 c^2 + ...).
     """
     angle = math.atan(t / math.sqrt(degrees))
-    odd = (
-        degrees % 2
-    )  # the series differ: 26.7.3 is for odd degrees, 26.7.4 for even ones
+    # the series differ: 26.7.3 is for odd degrees, 26.7.4 for even ones
+    odd = degrees % 2
     cosine = math.cos(angle)
     term = cosine if odd else 1.0
     total = 0.0

@@ -93,9 +93,8 @@ class BroadcastGrid:
 
     def pick(self, values: Any, axes: str) -> Any:
         array = self._array(values)
-        if (
-            array.ndim
-        ):  # a single number has nothing to cut, and axes[-0:] would be all four
+        # a single number has nothing to cut, and axes[-0:] would be all four
+        if array.ndim:
             lengths = {"b": self.B, "h": self.H, "t": self.T, "s": self.S}
             # What broadcasts has length 1; the whole of an axis, 1 included, is cut to the part at hand.
             cuts = []
@@ -112,9 +111,8 @@ class BroadcastGrid:
 
 
 Band = tuple[int | None, int | None]  # low <= j - i <= high; None: open on that side
-Rectangle = tuple[
-    int, int, int, int
-]  # queries from, to; keys from, to; ends are not in
+# queries from, to; keys from, to; ends are not in
+Rectangle = tuple[int, int, int, int]
 
 
 class Mask:
@@ -468,9 +466,8 @@ class Shifted(Mask):
         )
 
     def counts_from_first(self) -> bool:
-        return (
-            self.offset is not None
-        )  # without one, positions are counted from the last key
+        # without one, positions are counted from the last key
+        return self.offset is not None
 
     def aligned(self) -> bool:
         return self.offset is None
@@ -509,9 +506,8 @@ class Window(Shifted):
     alike = True
 
     def __post_init__(self) -> None:
-        if isinstance(
-            self.offset, bool
-        ):  # as a number, True would show each query the key after it
+        # as a number, True would show each query the key after it
+        if isinstance(self.offset, bool):
             raise HeadwiseError(
                 f"{type(self).__name__} offset={self.offset} is no position; Causal() is causal as it is"
             )
@@ -771,9 +767,8 @@ def alibi_slopes(n_heads: int) -> list[float]:
 
     Press et al. 2021, section 3 and the authors' note on head counts that are no power of two.
     """
-    power = 2 ** int(
-        math.log2(n_heads)
-    )  # the largest power of two that is not above n_heads
+    # the largest power of two that is not above n_heads
+    power = 2 ** int(math.log2(n_heads))
     slopes = [2 ** (-8 * (h + 1) / power) for h in range(power)]
     # The slopes of 2 * power heads are 2^(-4/power), 2^(-8/power), ...: the first, third, fifth lie between ours.
     between = [2 ** (-4 * (h + 1) / power) for h in range(0, 2 * power, 2)]

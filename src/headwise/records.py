@@ -216,9 +216,8 @@ class RunSummary:
     facts: dict[str, str]
     curve: tuple[CurvePoint, ...]
     held_out_loss: float
-    baseline_loss: (
-        float | None
-    )  # n-gram baseline on the same held-out tokens, nats per token
+    # n-gram baseline on the same held-out tokens, nats per token
+    baseline_loss: float | None
     baseline_name: str | None  # for example "5-gram, Kneser-Ney"
     samples: tuple[str, ...] = ()
 
@@ -263,9 +262,8 @@ class HeadSteps:
     gate: float | None
     # (E,) the head's output: the weighted sum of the values, times the gate where there is one
     out: Vector
-    added: tuple[
-        Vector, ...
-    ]  # (H, C) what each head adds: its out through its block of W_O
+    # (H, C) what each head adds: its out through its block of W_O
+    added: tuple[Vector, ...]
     norms: Vector  # (H,) their lengths
     out_bias: Vector | None  # (C,) of W_O
     layer_out: Vector  # (C,) sum of all rows of `added`, and the bias

@@ -24,15 +24,8 @@ if TYPE_CHECKING:
 MISSING = "\u2013"  # an en dash
 # units of bytes, each 1024 of the one before
 BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
-DECIMAL = (
-    "",
-    "k",
-    "M",
-    "G",
-    "T",
-    "P",
-    "E",
-)  # of operations, each 1000 of the one before
+# of operations, each 1000 of the one before
+DECIMAL = ("", "k", "M", "G", "T", "P", "E")
 
 
 class Markup(str):
@@ -213,9 +206,8 @@ class Table:
                     word,
                     min(longest, console.width // 3) if place in lefts else longest,
                 )
-        free = (
-            console.width - widths[0] - 2
-        )  # for the gaps and the other columns of a band
+        # for the gaps and the other columns of a band
+        free = console.width - widths[0] - 2
         # the first column of a table, behind the names of the rows; a table of names alone has none
         start = 1
         while start < len(columns) or start == 1:

@@ -122,9 +122,8 @@ def unknown(
     names = list(known)
     # the two nearest, of those that are alike enough
     near = difflib.get_close_matches(str(name), names, n=2)
-    if (
-        not near
-    ):  # difflib takes capitals for other letters, so that "LLAMA" is not near "llama"
+    # difflib takes capitals for other letters, so that "LLAMA" is not near "llama"
+    if not near:
         near = [other for other in names if other.lower() == str(name).lower()]
     if near:
         return HeadwiseError(f"{what}; did you mean {' or '.join(near)}?")
@@ -188,11 +187,8 @@ def phrase_html(key: str, lang: str, values: Facts) -> str:
 
     The values come out of the JSON of a page, in which notes are plain text: none is left to be said.
     """
-    text, html, done = (
-        table()[key][lang],
-        "",
-        0,
-    )  # `done`: where what is not yet HTML begins
+    # `done`: where what is not yet HTML begins
+    text, html, done = (table()[key][lang], "", 0)
     for mark in _MARKUP.finditer(text):
         html += escaped(text[done : mark.start()])
         done = mark.end()
@@ -211,6 +207,5 @@ def _value(place: re.Match[str], values: Facts) -> str:
     value, singular, plural = values[place[1]], place[2], place[3]
     if singular is None:
         return str(value)
-    return (
-        singular if value in (1, "1") else plural
-    )  # a number may come as text, already formatted
+    # a number may come as text, already formatted
+    return singular if value in (1, "1") else plural

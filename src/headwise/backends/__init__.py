@@ -17,11 +17,8 @@ from headwise.records import AnyArray, Trace
 from headwise.shapes import shape_of
 from headwise.spec import Options, PerHead
 
-TITLES = {
-    "loops": "loop",
-    "numpy_": "NumPy",
-    "torch_": "torch",
-}  # by the name of the module
+# by the name of the module
+TITLES = {"loops": "loop", "numpy_": "NumPy", "torch_": "torch"}
 
 # What those type who come from torch's function or from kernels, and what it is called here.
 ELSEWHERE = {

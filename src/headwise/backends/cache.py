@@ -176,10 +176,8 @@ class KVCache:
             _check_fit("keys", self._buffers[0], k)
             _check_fit("values", self._buffers[1], v)
         self.check_room(k.shape[2])
-        held, n_new = (
-            self._views(),
-            k.shape[2],
-        )  # `held` is empty before the first token
+        # `held` is empty before the first token
+        held, n_new = (self._views(), k.shape[2])
         if torch.is_grad_enabled() or any(view.requires_grad for view in held):
             # Backward may need what it was given, so nothing is written in place.
             joined = (
@@ -205,9 +203,8 @@ class KVCache:
         if self.window is not None:
             # full after `window` more tokens, and only then the kept ones move
             return max(total, 2 * self.window)
-        return max(
-            total, 2 * self.kept
-        )  # doubled, so that n appends move O(n) rows in all
+        # doubled, so that n appends move O(n) rows in all
+        return max(total, 2 * self.kept)
 
     def _move(self, held: tuple[Tensor, ...], room: int) -> None:
         """New buffers of `room` rows, with what is held at their beginning."""

@@ -148,9 +148,8 @@ def _softmax(logits: Vector, sink: Scalar | None) -> tuple[list[Scalar], Scalar]
     top = max(number(x) for x in terms)
     powers = [exp(x - top) for x in terms]
     total = sum(powers)
-    for j, power in zip(
-        visible, powers, strict=False
-    ):  # the sink's power, at the end, has no key
+    # the sink's power, at the end, has no key
+    for j, power in zip(visible, powers, strict=False):
         weights[j] = power / total
     return weights, log(total) + top
 

@@ -52,9 +52,8 @@ def _steps(q: Array, k: Array, v: Array, options: Options, keep: bool) -> Trace[
     scale = 1 / math.sqrt(sizes.D) if scale is None else float(scale)
     allowed, bias = _masks(mask, sizes, dtype)
 
-    k, v = _alive_only(
-        k, v, allowed, index
-    )  # while there is one k and v for each key/value head
+    # while there is one k and v for each key/value head
+    k, v = _alive_only(k, v, allowed, index)
     k, v = k.astype(dtype, copy=False), v.astype(dtype, copy=False)
     # `_by_group` reads equal groups of adjacent heads; for any other order each query head gets a k and v of its own.
     if not is_adjacent(index, sizes.H, sizes.G):
@@ -142,9 +141,8 @@ def _alive_only(
     if allowed is None:
         return k, v
     B, G, S, _ = k.shape
-    n_rows = (
-        allowed.shape[-2] if allowed.ndim > 1 else 1
-    )  # 1 where all queries may attend the same
+    # 1 where all queries may attend the same
+    n_rows = allowed.shape[-2] if allowed.ndim > 1 else 1
     # (B,H,S): may any query of the head attend the key? Then the same of the key/value heads.
     by_head = np.any(np.broadcast_to(allowed, (B, len(index), n_rows, S)), -2)
     alive = np.zeros((B, G, S), bool)

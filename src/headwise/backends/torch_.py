@@ -215,9 +215,8 @@ class _Call:
             )
         self.sizes, self.dropout = sizes, options.dropout
         self.index = resolve_kv_index(sizes.H, sizes.G, options.kv_index)
-        self.dtype = torch.promote_types(
-            q.dtype, torch.float32
-        )  # of all steps: float32 or wider
+        # of all steps: float32 or wider
+        self.dtype = torch.promote_types(q.dtype, torch.float32)
         self.scale = (
             1 / math.sqrt(sizes.D) if options.scale is None else float(options.scale)
         )
@@ -254,9 +253,8 @@ class _Call:
             q, k, v, allowed, bias = _sink_as_key(
                 q, k, v, allowed, bias, sink, self.scale
             )
-        wider = max(
-            q.shape[-1], v.shape[-1]
-        )  # fused kernels want head width and value width equal
+        # fused kernels want head width and value width equal
+        wider = max(q.shape[-1], v.shape[-1])
         q, k, v = _widened(q, wider), _widened(k, wider), _widened(v, wider)
         mask = allowed
         if bias is not None:
@@ -433,9 +431,8 @@ def _sink_as_key(
         # below 2^31: sums, which are in float32, have room
         most = torch.finfo(q.dtype).max * factors[0]
     # `scale` is not near 0: `paths.why_explicit` keeps such calls away.
-    left = (sink_h / scale).clamp(
-        -most, most
-    )  # what the features so far do not add up to
+    # what the features so far do not add up to
+    left = (sink_h / scale).clamp(-most, most)
     parts = []
     for factor in factors:
         # Only the features that count once carry the gradient: times 2^15 it would leave the range of float16.

@@ -57,9 +57,8 @@ VALUES: dict[str, Any] = {
 NAMES = read_toml("names.toml")
 CALL = {name: re.compile(pattern, re.I) for name, pattern in NAMES["call"].items()}
 CAUSAL = r"(is_?|apply_)?causal(_mask)?"
-UNFILLED: Any = (
-    object()
-)  # stands for "nothing is known": None is a value that may be passed
+# stands for "nothing is known": None is a value that may be passed
+UNFILLED: Any = object()
 STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
@@ -83,14 +82,12 @@ class Target:
     kind: str
     source: Source
     options: Options
-    namespace: dict[str, Any] = field(
-        default_factory=dict
-    )  # what the names of its file stand for
+    # what the names of its file stand for
+    namespace: dict[str, Any] = field(default_factory=dict)
     checked: list[str] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)
-    lent: list[str] = field(
-        default_factory=list
-    )  # what stood in for parts that a file does not have
+    # what stood in for parts that a file does not have
+    lent: list[str] = field(default_factory=list)
 
     def say(self, key: str, /, **facts: Any) -> str:
         return speaker(self.options.lang)(key, **facts)
@@ -191,9 +188,8 @@ class Config:
         return kept if is_choice else value_of(name, self._sizes, kept)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith(
-            "__"
-        ):  # Python asks for such names itself, as for `__deepcopy__`
+        # Python asks for such names itself, as for `__deepcopy__`
+        if name.startswith("__"):
             raise AttributeError(name)
         if (value := self.get(name, UNFILLED)) is UNFILLED:
             raise AskedError("asks_config", name=name)
@@ -216,9 +212,8 @@ def build(target: Target, sizes: Settings, theirs: bool = False) -> Any:
         required = default is parameter.empty
         if CALL["config"].fullmatch(plain) and name not in sizes:
             arguments[name] = Config(sizes, _defaults(default, target), theirs)
-        elif re.fullmatch(
-            r"w_?(q|k|v|o|query|key|value|out)", plain
-        ):  # a matrix that is handed in
+        elif re.fullmatch(r"w_?(q|k|v|o|query|key|value|out)", plain):
+            # a matrix that is handed in
             arguments[name] = (
                 np.random.default_rng(1).normal(size=(WIDTH, WIDTH)) / WIDTH**0.5
             )

@@ -85,12 +85,10 @@ class Weights:
     n_heads: int
     n_kv_heads: int
     matrices: Arrays  # q (C,h*d), k (C,g*d), v (C,g*e), o (h*e,C), or None
-    biases: Arrays = field(
-        default_factory=dict
-    )  # of the same names, where there is one
-    gains: Arrays = field(
-        default_factory=dict
-    )  # of a norm on queries and keys: q, k (d,)
+    # of the same names, where there is one
+    biases: Arrays = field(default_factory=dict)
+    # of a norm on queries and keys: q, k (d,)
+    gains: Arrays = field(default_factory=dict)
     sink: Any = None  # (h,), one more logit of each head
     gate: Any = None  # bias and matrix, (C,h*e) or (C,h): what comes of the heads is multiplied by it before W_O
 
@@ -156,9 +154,8 @@ def project(w: Weights, x: Any, place: str, s: Settings) -> Any:
         return x
     n = w.n_heads if role == "q" else w.n_kv_heads
     projected = x @ (matrix.T if role in s["turned"] else matrix)
-    if (
-        role in s["shared"]
-    ):  # head 0's part of the matrix for all; each head has its own bias
+    # head 0's part of the matrix for all; each head has its own bias
+    if role in s["shared"]:
         d = projected.shape[-1] // n
         projected = np.concatenate([projected[..., :d]] * n, -1)
     bias = w.biases.get(place if s["bias_of"] == "place" else role)
@@ -189,9 +186,8 @@ def _split(x: Any, n: int, how: str) -> Any:
         return x.reshape(B, T, d, n).swapaxes(2, 3).swapaxes(1, 2)
     if how == "overlap":  # head h starts at feature h, in the place of h * d
         return np.stack([x[:, :, h : h + d] for h in range(n)], 1)
-    if (
-        how == "raw"
-    ):  # the axes are named anew without moving them: tokens get into other heads
+    # the axes are named anew without moving them: tokens get into other heads
+    if how == "raw":
         return x.reshape(B, n, T, d)
     return x.reshape(B, T, n, d)  # "tokens": each token's heads attend to one another
 
@@ -234,9 +230,8 @@ def attend(
         sizes |= {name: width**0.5, f"whole-{name}": width}
     size = float(sizes[s["scale"]])
     scores = q @ k.swapaxes(-1, -2)
-    if (
-        s["compared"] == "all"
-    ):  # a dot product of the whole width is the sum of those of its heads
+    # a dot product of the whole width is the sum of those of its heads
+    if s["compared"] == "all":
         # the same for every head, in the shape (B,H,T,S)
         scores = scores * 0 + scores.sum(1)[:, None]
     if s["scale_at"] == "scores":
@@ -249,9 +244,8 @@ def attend(
     ok = allowed_by(masks, s, B, H, T, S)
     if ok is not None and s["mask_at"] == "scores":
         fill = s["fill"]
-        if (
-            fill == "cap"
-        ):  # masked before the cap, which lifts -inf to its own lowest number
+        # masked before the cap, which lifts -inf to its own lowest number
+        if fill == "cap":
             fill = -s["softcap"]
         if s["fill_at"] == "raw":  # a raw one is divided like the scores
             fill = fill / size

@@ -27,9 +27,8 @@ class Ended(NamedTuple):
     """What a process left."""
 
     answer: str  # JSON; empty where there is none
-    code: (
-        int | None
-    )  # its exit code, -9 where signal 9 ended it; None where it ran out of time
+    # its exit code, -9 where signal 9 ended it; None where it ran out of time
+    code: int | None
     trace: str  # what it wrote of where it stood; empty where it wrote nothing
 
 
@@ -103,13 +102,11 @@ def alone(request: dict[str, Any], text: str, work: Callable[[], Any]) -> None:
         # No core: no dump of the memory where it crashes.
         limits = {"DATA": MEMORY, "CORE": 0, "FSIZE": LARGEST_FILE}
         for name, most in limits.items():
-            with contextlib.suppress(
-                ValueError, OSError
-            ):  # one that is lower already stays
+            # one that is lower already stays
+            with contextlib.suppress(ValueError, OSError):
                 resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (most, most))
-    if re.search(
-        r"\btorch\b|\bnn\.", text
-    ):  # `nn.` alone: imports that are missing are lent
+    # `nn.` alone: imports that are missing are lent
+    if re.search(r"\btorch\b|\bnn\.", text):
         import torch
 
         torch.set_num_threads(1)

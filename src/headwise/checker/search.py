@@ -190,9 +190,8 @@ class Search:
             yield from (((bug,), change) for bug, change in singles)
             return
         for (a, first), (b, second) in itertools.combinations(singles, 2):
-            if a != b and not set(first) & set(
-                second
-            ):  # two bugs, which change different settings
+            # two bugs, which change different settings
+            if a != b and not set(first) & set(second):
                 yield (a, b), {**first, **second}
 
     def _fit(self, reading: Reading, settings: Settings, case: Case) -> Settings | None:
@@ -263,9 +262,8 @@ def evidence_of(bug: Bug, explanation: Explanation, cases: list[Case], say: Say)
         return say(own_phrase)
     if bug.id in explanation.reading.structural:
         return say("structural")
-    if (
-        shown is None
-    ):  # the correct form cannot compute these shapes, or no case is explained
+    # the correct form cannot compute these shapes, or no case is explained
+    if shown is None:
         return say("not_finite" if bug.evidence == "difference" else "by_property")
     wrong, right, case = shown
     text = ""
@@ -319,9 +317,8 @@ def _future(wrong: Stages, right: Stages, case: Case, say: Say) -> str:
     # the weights on forbidden keys alone
     leak = np.where(allowed, 0.0, np.nan_to_num(wrong.weights))
     b, h, t, s = np.unravel_index(np.abs(leak).argmax(), leak.shape)
-    weight = float(
-        leak[b, h, t, s]
-    )  # 1e-4 is a round choice, far above what rounding leaves there
+    # 1e-4 is a round choice, far above what rounding leaves there
+    weight = float(leak[b, h, t, s])
     return (
         say("future", document=b, head=h, row=t, weight=weight, key=s)
         if abs(weight) > 1e-4

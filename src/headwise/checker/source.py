@@ -255,9 +255,8 @@ def candidates(source: Source) -> dict[str, str]:
         told = kinds[name] != "layer" or re.search("att|mha|mqa|gqa", name, re.I)
         if not told and attending and not attending.intersection(source.reach(name)):
             kinds.pop(name)
-    kinds = kinds or dict.fromkeys(
-        called, "layer"
-    )  # a class of any name that can be called
+    # a class of any name that can be called
+    kinds = kinds or dict.fromkeys(called, "layer")
     used = {name for candidate in kinds for name in source.reach(candidate)[1:]}
     # all, where they use one another
     top = {name: kind for name, kind in kinds.items() if name not in used} or kinds
@@ -316,9 +315,8 @@ def meanings_of(scope: Source, whole: Source, name: str) -> list[str]:
     scope, whole  the text of what is checked, with what it uses; that of the file
     """
     texts = {"text": scope.text, "code": scope.code, "file": whole.code}
-    texts = {
-        key: MASK.sub("mask", text) for key, text in texts.items()
-    }  # "máscara" -> "mask"
+    # "máscara" -> "mask"
+    texts = {key: MASK.sub("mask", text) for key, text in texts.items()}
     name = MASK.sub("mask", name.lower())
     rules = [
         rule for rule in read_toml("names.toml")["masks"] if _fits(rule, texts, name)
@@ -457,9 +455,8 @@ def read_text(path: Path) -> str:
         text = "\n".join(
             "pass" if re.match(r"\s*[%!?]", line) else line for line in lines
         )
-        with contextlib.suppress(
-            SyntaxError
-        ):  # a cell of another language, or half of one
+        # a cell of another language, or half of one
+        with contextlib.suppress(SyntaxError):
             ast.parse(text)
             cells.append(text)
     return "\n".join(cells) + "\n"

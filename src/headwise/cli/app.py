@@ -37,9 +37,8 @@ class Call:
     )
     debug: bool = False
     lang: str | None = None  # what --lang says, if anything
-    options: Mapping[str, str] = field(
-        default_factory=dict
-    )  # argument of the library -> option
+    # argument of the library -> option
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 call = Call()  # of this process, filled in by `headwise.cli.run`
@@ -55,9 +54,8 @@ def language() -> str:
     if call.lang is not None:
         return call.lang
     for folder in (COURSE, Path()):
-        path = (
-            folder / "progress.json"
-        )  # PROGRESS of `learn.course`, which takes longer to load
+        # PROGRESS of `learn.course`, which takes longer to load
+        path = folder / "progress.json"
         # A damaged one is refused by `headwise learn`; HeadwiseError is a ValueError.
         with suppress(ValueError, TypeError):
             kept = dict(read_json(path)).get("language") if path.exists() else None
@@ -122,9 +120,8 @@ def in_options(message: str) -> str:
         if value in ("", "True"):
             return option
         if value in ("False", "None"):
-            return call.options.get(
-                match[0], f"no {option}"
-            )  # "controls=False": "--no-controls"
+            # "controls=False": "--no-controls"
+            return call.options.get(match[0], f"no {option}")
         unquoted = value.strip("'")  # a shell needs quotation marks around spaces alone
         return f"{option} {value if ' ' in value else unquoted}"
 
@@ -153,9 +150,8 @@ File = Annotated[Path | None, Option(parser=named_path, metavar="<path>")]
 Files = Annotated[list[Path] | None, Option(parser=named_path, metavar="<path>")]
 Count = Annotated[int, Option(min=1)]
 SomeCount = Annotated[int | None, Option(min=1)]
-Seed = Annotated[
-    int, Option(min=0, max=2**63 - 1)
-]  # what a signed number of 64 bits holds
+# what a signed number of 64 bits holds
+Seed = Annotated[int, Option(min=0, max=2**63 - 1)]
 Port = Annotated[int | None, Option(min=0, max=2**16 - 1)]  # all that TCP has
 
 
@@ -175,10 +171,8 @@ def needs_torch() -> Iterator[None]:
         raise HeadwiseError(f"this command needs {error.name}: {remedy}") from None
 
 
-WRITTEN = (
-    ".html",
-    ".csv",
-)  # what belongs to no model: such a file may lie beside the weights
+# what belongs to no model: such a file may lie beside the weights
+WRITTEN = (".html", ".csv")
 
 
 def check_outputs(
@@ -198,9 +192,8 @@ def check_outputs(
         for path in filter(None, several):
             option = f"--{name}"
             _check_writable(option, path)
-            if is_stream(
-                path
-            ):  # a pipe or a device: what is written there replaces nothing
+            # a pipe or a device: what is written there replaces nothing
+            if is_stream(path):
                 continue
             for source in read:
                 if _is_part(path, source):

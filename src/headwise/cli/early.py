@@ -42,9 +42,8 @@ def check_texts(folder: Path, texts: Sequence[str | Path] | None) -> None:
 
 def shape_of(folder: Path) -> ModelShape | None:
     """The sizes in a folder's config.json; None where they cannot be told exactly: the model itself is then asked."""
-    from headwise.cost.config import (
-        shape_by_formula,
-    )  # here: at the top it would slow --help
+    # here: at the top it would slow --help
+    from headwise.cost.config import shape_by_formula
 
     try:
         return shape_by_formula(read_config(folder))

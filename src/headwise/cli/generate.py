@@ -84,13 +84,11 @@ def _print_text(
     screen.print(written, end="")
     for token in stream:
         ids.append(token)
-        text = decode(
-            ids
-        )  # all of it: what a token reads as may depend on those before
+        # all of it: what a token reads as may depend on those before
+        text = decode(ids)
         # A character may take several tokens; until the last arrives it decodes to U+FFFD, so printing waits.
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):
             screen.print(text[len(written) :], end="")
             written = text
-    screen.print(
-        decode(ids)[len(written) :]
-    )  # what still waits, and the end of the line
+    # what still waits, and the end of the line
+    screen.print(decode(ids)[len(written) :])

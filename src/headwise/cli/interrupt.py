@@ -19,9 +19,8 @@ def loading() -> Iterator[None]:
     A KeyboardInterrupt in the middle of an import often comes out as another error, such as an ImportError.
     """
     before = signal.getsignal(signal.SIGINT)
-    if (
-        before is not signal.default_int_handler
-    ):  # ignored, as behind `&` in a script, or another's
+    # ignored, as behind `&` in a script, or another's
+    if before is not signal.default_int_handler:
         yield
         return
 

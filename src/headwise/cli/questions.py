@@ -143,9 +143,8 @@ def trace(
         from headwise.view.terminal import print_steps
     if run is None:
         with Progress("training a small model on names") as progress:
-            progress(
-                "training a small model on names", 0, 0
-            )  # 0, 0: nobody knows how long
+            # 0, 0: nobody knows how long
+            progress("training a small model on names", 0, 0)
             model, tokens, name = example_model()
     else:
         (model, tokens), name = load_run(run), run.resolve().name

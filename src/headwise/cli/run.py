@@ -47,11 +47,8 @@ FIELDS = {
     "folder": "out",
 }
 COMPLETION = "_HEADWISE_COMPLETE"  # set by the shell that asks for completions
-FULL = (
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EFBIG,
-)  # the disk, the user's part of it, the file
+# the disk, the user's part of it, the file
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def run() -> NoReturn:
@@ -205,9 +202,8 @@ def _exit_code() -> int:
     except typer.Exit as stop:
         return stop.exit_code
     except TyperException as error:
-        asked = getattr(
-            error, "ctx", None
-        )  # the command whose line is wrong, where it came so far
+        # the command whose line is wrong, where it came so far
+        asked = getattr(error, "ctx", None)
         helped = (
             "" if asked is None else f"; {asked.command_path} --help has an example"
         )
@@ -219,10 +215,8 @@ def _exit_code() -> int:
     except OSError as error:
         _drop_output()  # it may be standard output itself that is full
         return _failed(error, _os_message(error))
-    except (
-        KeyboardInterrupt,
-        typer.Abort,
-    ) as error:  # Abort: Ctrl-C where typer was asking
+    except (KeyboardInterrupt, typer.Abort) as error:
+        # Abort: Ctrl-C where typer was asking
         # not the main thread; a second Ctrl-C would cut off what is said of the first
         with suppress(ValueError):
             signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -237,9 +231,8 @@ def _exit_code() -> int:
 
 def _usage(error: Any) -> str:
     """What is wrong with a command line: typer's own sentence, but for a value that pydantic or we refused."""
-    if (
-        type(error).__name__ != "BadParameter"
-    ):  # its subclass MissingParameter has no value
+    # its subclass MissingParameter has no value
+    if type(error).__name__ != "BadParameter":
         return str(error.format_message())
     name = getattr(error, "option_name", None)
     if not name and hasattr(error, "param"):
@@ -253,9 +246,8 @@ def _value_message(error: Any) -> str:
         return str(error.message)
     first = error.__cause__.errors()[0]
     inner = first.get("ctx", {}).get("error")
-    if isinstance(
-        inner, HeadwiseError
-    ):  # our own parser called the library, as `model_path`
+    # our own parser called the library, as `model_path`
+    if isinstance(inner, HeadwiseError):
         return str(inner.args[0])
     return str(first["msg"].removeprefix("Value error, "))
 
@@ -266,9 +258,8 @@ def _drop_output() -> None:
         return
     try:
         sys.stdout.flush()
-    except (
-        OSError
-    ):  # what waits still goes to its file descriptor, which is now that of nothing
+    except OSError:
+        # what waits still goes to its file descriptor, which is now that of nothing
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -99,9 +99,8 @@ def train(
     }
     shape |= {"d_model": width, "context": context}
     with ExitStack() as stack:
-        if (
-            text == [Path(STDIN)] and not resume
-        ):  # it cannot be read twice: the folder keeps it
+        # it cannot be read twice: the folder keeps it
+        if text == [Path(STDIN)] and not resume:
             out = out or free_folder(Path("runs") / "stdin")
             text = [stack.enter_context(kept_text(out, read_text(STDIN)))]
         elif text and Path(STDIN) in text:
@@ -192,9 +191,8 @@ def run_settings(
         if resume:
             err.say(f"headwise: nothing to resume in {folder}; beginning there")
         return folder, Settings(**wanted)
-    saved = (
-        vars(run.settings) | run.settings.shape
-    )  # fields and sizes side by side, by their names
+    # fields and sizes side by side, by their names
+    saved = vars(run.settings) | run.settings.shape
     for name, value in {**wanted, **wanted.pop("shape", {})}.items():
         # also a size of the preset's that the run did not ask for by itself
         if name != "shape" and saved.get(name) != value:

@@ -54,9 +54,8 @@ class Text:
     note: str = ""  # what a reader of the loss on this text must know
     # losses count what comes behind the first token of this id; None: everything
     scored_after: int | None = None
-    end: tuple[
-        int, ...
-    ] = ()  # what comes after a document where losses count its end as well
+    # what comes after a document where losses count its end as well
+    end: tuple[int, ...] = ()
     # what is known to belong together, in documents of their own
     relations: Relations | None = None
     about: tuple[str, ...] = ()  # what a reader of any number on it must know
@@ -255,9 +254,8 @@ class Relations:
     """Labelled documents, and what each relation means, in a line; without a meaning its name stands for it."""
 
     documents: Sequence[Labelled]
-    meanings: dict[str, str] = field(
-        default_factory=dict
-    )  # name of a relation that has pairs -> meaning
+    # name of a relation that has pairs -> meaning
+    meanings: dict[str, str] = field(default_factory=dict)
     source: str = "the relations"  # what they come from, as a reader should see it
 
     def __post_init__(self) -> None:

@@ -23,9 +23,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-Ints = npt.NDArray[
-    np.int64
-]  # ids of tokens, of contexts and of grams; -1 is the unknown
+# ids of tokens, of contexts and of grams; -1 is the unknown
+Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
@@ -187,9 +186,8 @@ class _Level:
 def _count(rows: _Windows, vocab_size: int) -> list[_Level]:
     """The tables of every level, the shortest grams first."""
     levels: list[_Level] = []
-    context = np.zeros(
-        rows.reach.size, np.int64
-    )  # level 1 has one context, the empty one
+    # level 1 has one context, the empty one
+    context = np.zeros(rows.reach.size, np.int64)
     context_keys = np.zeros(1, np.int64)
     for k, token_k in enumerate(rows.back):  # level k + 1: a token and the k before it
         seen = rows.reach >= k  # the rows with k tokens before the last
@@ -201,9 +199,8 @@ def _count(rows: _Windows, vocab_size: int) -> list[_Level]:
             _join(context, rows.back[0], vocab_size)[seen], return_inverse=True
         )
         raw = np.bincount(gram, minlength=gram_keys.size)
-        further = (
-            rows.reach[seen] > k
-        )  # with a token before the gram; never so at the last level
+        # with a token before the gram; never so at the last level
+        further = rows.reach[seen] > k
         continuation = np.bincount(gram[~further], minlength=gram_keys.size)
         if further.any():
             before = rows.back[k + 1][seen][further]

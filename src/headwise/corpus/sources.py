@@ -37,10 +37,8 @@ class Sources:
 
     def __iter__(self) -> Iterator[str]:
         """The text of each file."""
-        done, has_text = (
-            0,
-            not self.files,
-        )  # without files all texts may have been typed
+        # without files all texts may have been typed
+        done, has_text = (0, not self.files)
         for file in self.files:
             text = read_text(file, blank=True)
             has_text |= not text.isspace() and bool(text)
@@ -97,10 +95,8 @@ def exists(path: Path) -> bool:
     """Is there such a file or folder? Whole texts, which are no names, are none."""
     try:
         return path.exists()
-    except (
-        OSError,
-        ValueError,
-    ):  # a text that is too long, or too strange, to be a name
+    except (OSError, ValueError):
+        # a text that is too long, or too strange, to be a name
         return False
 
 

@@ -262,9 +262,8 @@ class Tokens:
                     sorted(set(text) - set(self.vocabulary)), "characters"
                 ) from None
         ids = list(self._read(text).ids)
-        if (
-            self._by_word and self.boundary in ids
-        ):  # which stands for the unknown, or was typed
+        # which stands for the unknown, or was typed
+        if self._by_word and self.boundary in ids:
             missing = sorted(
                 word
                 for word in set(self._words(text))
@@ -321,9 +320,8 @@ class Tokens:
         return tuple(BOUNDARY if i == self.boundary else self.decode([i]) for i in ids)
 
     def _words(self, text: str) -> list[str]:
-        normalizer = (
-            self._tokenizer.normalizer
-        )  # of a file: it may write all in small letters, say
+        # of a file: it may write all in small letters, say
+        normalizer = self._tokenizer.normalizer
         text = text if normalizer is None else normalizer.normalize_str(text)
         return [
             word for word, _ in self._tokenizer.pre_tokenizer.pre_tokenize_str(text)

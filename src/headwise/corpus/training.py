@@ -17,9 +17,8 @@ from headwise.corpus.sources import Sources, pieces
 from headwise.corpus.tokens import Ids, Tokens
 from headwise.errors import HeadwiseError
 
-IGNORED = (
-    -100
-)  # a target that does not count, as `cross_entropy` of torch has it by default
+# a target that does not count, as `cross_entropy` of torch has it by default
+IGNORED = -100
 HELD_OUT_SHARE = 0.1  # the fraction of the text that is held out
 EXAMPLE_TOKENS = (
     48  # of a stream so many held-out ones are shown as an example; a round choice

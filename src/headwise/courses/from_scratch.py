@@ -167,9 +167,8 @@ class MultiHeadedAttentionWrapper(WatchedModule):
             for part in zip(*(head.parts(x) for head in heads), strict=True)
         )
         dropout = heads[0].dropout  # all have the same
-        return (
-            self.tell(q, k, v, out, dropout).transpose(1, 2).flatten(2)
-        )  # (B,h,T,d) -> (B,T,h*d)
+        # (B,h,T,d) -> (B,T,h*d)
+        return self.tell(q, k, v, out, dropout).transpose(1, 2).flatten(2)
 
     def watched(self) -> tuple[int, Tensor | None, Tensor | None]:
         # As many heads as there are, no W_O, and W_V of all of them, one on another: a copy, which is only read, so
@@ -222,9 +221,8 @@ class MultiHeadAttn(_Projections):
         heads_out = self.tell(
             queries, keys, values, self.attend(queries, keys, values), self.dropout
         )
-        concat = heads_out.transpose(1, 2).flatten(
-            2
-        )  # (B,T,d_out): the heads side by side again
+        # (B,T,d_out): the heads side by side again
+        concat = heads_out.transpose(1, 2).flatten(2)
         return self.out_proj(concat)  # W_O mixes what the heads found
 
     def watched(self) -> tuple[int, Tensor | None, Tensor | None]:
@@ -260,10 +258,8 @@ def wrapper_from_class(
         qkv_bias=bias,
     )
     projection = nn.Linear(d_out, d_out)
-    for module in (
-        wrapper,
-        projection,
-    ):  # on the device, in the dtype and in the mode of the class
+    # on the device, in the dtype and in the mode of the class
+    for module in (wrapper, projection):
         module.to(course.out_proj.weight).train(layer.training)
     # "W_query.weight" -> the rows of each head.
     rows = {key: value.chunk(n_heads) for key, value in _projections_of(course).items()}

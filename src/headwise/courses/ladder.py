@@ -102,9 +102,8 @@ def tolerance(drawn: list[Any], x: Any, heads: int) -> float:
     q, k, v = (split(x @ w.T, heads) for w in drawn[:3])
     scores, _, _ = attend_batched(q, k, v, None)
     largest = max(abs(each).max() for each in (q, k, v, scores))
-    terms = (
-        2 * x.shape[1] + q.shape[2] + len(x)
-    )  # two projections, the scores, the mix of values
+    # two projections, the scores, the mix of values
+    terms = 2 * x.shape[1] + q.shape[2] + len(x)
     return float(UNIT * (terms + OTHER_ROUNDINGS) * largest)
 
 
@@ -129,9 +128,8 @@ def ways(drawn: list[Any], x: Any, heads: int) -> dict[str, Callable[[], Any]]:
             for w in lists[:3]
         )
         out = attend(q, k, v, mask=Causal())
-        joined = np.concatenate(
-            out, -1
-        ).tolist()  # (H,T,D) -> (T,C): the heads side by side
+        # (H,T,D) -> (T,C): the heads side by side
+        joined = np.concatenate(out, -1).tolist()
         return [microgpt.linear(token, lists[3]) for token in joined]
 
     def token_by_token() -> Any:

@@ -149,9 +149,8 @@ class MultiHeadAttention:
             for W in (self.W_Q, self.W_K, self.W_V)
         )
         heads_htd = attend(q, k, v, mask)[2]  # without scores and weights
-        joined = heads_htd.swapaxes(0, 1).reshape(
-            len(x), self.d_model
-        )  # (h,T,d) -> (T,h*d)
+        # (h,T,d) -> (T,h*d)
+        joined = heads_htd.swapaxes(0, 1).reshape(len(x), self.d_model)
         return joined @ self.W_O
 
     def _checked(self, x: Array, mask: Array | None) -> tuple[Array, Array | None]:
@@ -167,9 +166,8 @@ class MultiHeadAttention:
         if mask is None:
             return x.astype(np.float32, copy=False), None
         mask = np.asarray(mask)
-        if (
-            mask.dtype == np.bool_
-        ):  # added to the scores it would be 1 and 0, and forbid nothing
+        # added to the scores it would be 1 and 0, and forbid nothing
+        if mask.dtype == np.bool_:
             raise HeadwiseError(
                 "mask is bool, and this layer adds its mask to the scores; "
                 "pass causal_mask(tokens), or numpy.where(allowed, 0, -numpy.inf), with True = may attend"

@@ -209,9 +209,8 @@ def hf_config(config: GPTConfig, boundary: int | None) -> dict[str, Any]:
     fields |= record.get("constants", {})
     # under their name for it
     fields[record["activation"]] = record.get(config.activation, config.activation)
-    if (
-        "rope_theta" in fields
-    ):  # which transformers reads in `rope_parameters` from version 5 on
+    # which transformers reads in `rope_parameters` from version 5 on
+    if "rope_theta" in fields:
         fields["rope_parameters"] = {
             "rope_type": "default",
             "rope_theta": config.rope_theta,
@@ -262,9 +261,8 @@ def _stacks(config: GPTConfig) -> dict[str, list[str]]:
         ]
     stacks: dict[str, list[str]] = {}
     for name in names:
-        if (
-            config.tied and name == "lm_head.weight"
-        ):  # it is the embedding, which is written once
+        # it is the embedding, which is written once
+        if config.tied and name == "lm_head.weight":
             continue
         # Part by part: "blocks.0.feed_forward.up.weight" -> "model.layers.0.mlp.up_proj.weight".
         theirs = ".".join(parts.get(part, part) for part in name.split("."))

@@ -112,9 +112,8 @@ class Settings:
             shape["d_ff"] = max(
                 1, preset.shape["d_ff"] * width // preset.shape["d_model"]
             )
-        GPTConfig(
-            vocab_size=1, **shape
-        )  # a wrong shape is said before a long text is read
+        # a wrong shape is said before a long text is read
+        GPTConfig(vocab_size=1, **shape)
         if self.text:
             lines = preset.lines if self.lines is None else self.lines
             tokenizer = None if self.tokenizer is None else Path(self.tokenizer)
@@ -350,9 +349,8 @@ def _results(
         "Hugging Face form": hf_form(config)
         or "none: no architecture there computes this model",
     }
-    order, baseline = data.ngram(
-        len(tokens)
-    )  # the order of the best n-gram, and its loss
+    # the order of the best n-gram, and its loss
+    order, baseline = data.ngram(len(tokens))
     cells = None
     # what has cells is Documents; asked for the type checker
     if corpus.cells and isinstance(data, Documents):

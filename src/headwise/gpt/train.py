@@ -198,9 +198,8 @@ class State:
     path: Path
     weights: dict[str, nn.Parameter]
     optimizers: Sequence[Optimizer]
-    curve: list[tuple[int, float, float]] = field(
-        default_factory=list
-    )  # as `CurvePoint`
+    # as `CurvePoint`
+    curve: list[tuple[int, float, float]] = field(default_factory=list)
 
     def save(self, step: int) -> None:
         """Write it; DivergedError where a weight is no number."""
@@ -277,9 +276,8 @@ def take_step(
     """
     loss.backward()  # type: ignore[no-untyped-call]
     number = loss.item()
-    norm = torch.nn.utils.clip_grad_norm_(
-        weights, clip
-    )  # the norm before it is clipped
+    # the norm before it is clipped
+    norm = torch.nn.utils.clip_grad_norm_(weights, clip)
     require_finite(step + 1, loss=number, gradient=norm.item())
     for optimizer in optimizers:
         for group in optimizer.param_groups:

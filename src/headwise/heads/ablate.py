@@ -346,9 +346,8 @@ def ablation(
 def _silence_each(heads: Sequence[int], how: str, call: Call) -> Tensor:
     """What the heads give, (n B,H,T,E), in n copies of a batch, each of which is without another head."""
     out = call.out.clone()
-    for copy, h in zip(
-        out.chunk(len(heads)), heads, strict=True
-    ):  # what is set there is set in `out`
+    # what is set there is set in `out`
+    for copy, h in zip(out.chunk(len(heads)), heads, strict=True):
         # no padding here: all rows are real
         copy[:, h] = 0 if how == "zero" else copy[:, h].mean((0, 1))
     return out

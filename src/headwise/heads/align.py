@@ -88,9 +88,8 @@ class Spoken:
 class Linked:
     """A text whose tokens have partners in another one, or in itself."""
 
-    inputs: Mapping[
-        str, Tensor
-    ]  # of the model's forward, one text, or two of an encoder-decoder
+    # of the model's forward, one text, or two of an encoder-decoder
+    inputs: Mapping[str, Tensor]
     links: Pairs
     n_keys: None = None  # all keys count
 

@@ -185,9 +185,8 @@ def added(
         # W_U reads it, too, and gives other numbers
         if row and row.read.equal(last) and row.gave.shape == last.shape:
             norm = norm or module
-    normed = (
-        last if norm is None else rows[norm].gave
-    )  # (C,) what the output matrix reads
+    # (C,) what the output matrix reads
+    normed = last if norm is None else rows[norm].gave
     scale = _logit_scale(model, normed, text.answer.cpu().double(), close)
     direction, bias = scale * direction, scale * offset
     logit = float(direction @ normed) + bias
@@ -412,9 +411,8 @@ def recorded(passes: Passes) -> Iterator[Rows]:
             isinstance(x, Tensor) and x.ndim in (2, 3) and x.is_floating_point()
             for x in both
         ):
-            last = [
-                x.flatten(0, -2)[-1].cpu().double() for x in both
-            ]  # of (1,T,C), or (T,C)
+            # of (1,T,C), or (T,C)
+            last = [x.flatten(0, -2)[-1].cpu().double() for x in both]
             rows[module] = _Row(
                 last[0], last[1], max(torch.finfo(x.dtype).eps for x in both)
             )

@@ -277,9 +277,8 @@ class Pass:
         n_blocks = min(THUMBNAIL, len(self.real_keys))
         inside = sums.new_zeros(self.S, n_blocks)  # 1 where a key is in a block
         inside[self.real_keys, _even_blocks(self.real_keys)] = 1
-        rows = torch.bincount(
-            self.row_block, minlength=sums.shape[1]
-        )  # queries in each block
+        # queries in each block
+        rows = torch.bincount(self.row_block, minlength=sums.shape[1])
         area = rows[:, None] * inside.sum(0)  # pairs of a query and a key in each block
         is_there = n_blocks and self.first is not None
         first_key = (

@@ -224,9 +224,8 @@ def run_documents(
             take(number + b, site, call, b, document)
 
     with torch.no_grad(), listening(model, listener, marker), evaluating(model):
-        progress(
-            0, total
-        )  # before the first batch, so that its time is seen to be the model's
+        # before the first batch, so that its time is seen to be the model's
+        progress(0, total)
         for ids in batches(documents, TOGETHER):
             run_body(model, ids)
             number += len(ids)

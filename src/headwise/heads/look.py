@@ -81,9 +81,8 @@ class Desk:
         # what the model predicts: the "next" token, "masked" ones, or None
         self.kind = predicts(folder.model)
         self.heads: list[str] = []
-        self.crosses: list[
-            bool
-        ] = []  # of each head: are its keys those of another text?
+        # of each head: are its keys those of another text?
+        self.crosses: list[bool] = []
         # The attentions that run when the model reads a text, in their order, and which of the heads each has. A tower
         # of images does not run.
         self.layers: dict[Site, slice] = {}
@@ -161,9 +160,8 @@ class Desk:
         factors = torch.tensor(
             [[1.0] * len(self.heads), [changes.get(name, 1.0) for name in self.heads]]
         )
-        maps = [
-            np.zeros((0, 0), np.float32) for _ in self.heads
-        ]  # empty of what does not run
+        # empty of what does not run
+        maps = [np.zeros((0, 0), np.float32) for _ in self.heads]
         plain, now = self._run(ids, at, factors, maps)
         reading = Reading(text, ids, changes, at, plain, now, maps)
         self.readings[slot] = reading
@@ -331,9 +329,8 @@ class Desk:
         masses = {}
         for name, cells in usual.items():
             masses[name] = float((rows * cells).sum(1).mean())
-            rows = (
-                rows * ~cells
-            )  # each key counts once, for the first kind that it is of
+            # each key counts once, for the first kind that it is of
+            rows = rows * ~cells
         # "elsewhere" has what no other kind has taken
         name = max(masses, key=masses.__getitem__)
         return name, masses[name]
@@ -358,9 +355,8 @@ class Desk:
             if len(weights) != T or beside.shape != weights.shape:
                 continue
             looks = np.abs(weights - beside)
-            if (
-                not self.crosses[n] and looks.shape[1] == T
-            ):  # the keys are the same text
+            # the keys are the same text
+            if not self.crosses[n] and looks.shape[1] == T:
                 looks[:, skipped] = 0
                 np.fill_diagonal(looks, 0)
             keys[n], best[n] = looks.argmax(1), looks.max(1)
@@ -396,9 +392,8 @@ class Desk:
                 )
             return {"state": state}
         columns = [reading.plain, reading.now]
-        if (
-            other is not None and other.at >= 0
-        ):  # -1: no word is hidden in the text beside
+        # -1: no word is hidden in the text beside
+        if other is not None and other.at >= 0:
             columns.append(other.now)
         chances = torch.stack(columns)  # (2 or 3, V)
         if not 0 <= follow < chances.shape[1]:

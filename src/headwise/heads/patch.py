@@ -731,9 +731,8 @@ class Study:
 def place_of(name: str) -> tuple[str, int]:
     """The site of a head, or key/value head, and its number there: ("L3", 5) of L3.H5."""
     site, _, last = name.rpartition(".")
-    return site, int(
-        last.lstrip("HKV")
-    )  # without the letters, "H" or "KV", before the number
+    # without the letters, "H" or "KV", before the number
+    return site, int(last.lstrip("HKV"))
 
 
 def _chosen(names: list[str], heads: Iterable[str] | None) -> list[str]:

@@ -130,9 +130,8 @@ class PairCells:
         T = len(document.ids)
         # relation, rows that look, right keys
         self.pairs: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []
-        self.by_relation = defaultdict(
-            list
-        )  # relation -> the places of its pairs in `pairs`
+        # relation -> the places of its pairs in `pairs`
+        self.by_relation = defaultdict(list)
         # relation -> all rows that look in one of its pairs
         looking: dict[str, set[int]] = defaultdict(set)
         for name, pairs in document.pairs.items():
@@ -140,9 +139,8 @@ class PairCells:
                 self.by_relation[name].append(len(self.pairs))
                 self.pairs.append((name, queries, keys))
                 looking[name].update(queries)
-        others = set(
-            range(0, T, max(1, T // OTHERS))
-        )  # evenly spread over the document
+        # evenly spread over the document
+        others = set(range(0, T, max(1, T // OTHERS)))
         self.rows = sorted(others.union(*looking.values()))
         place = {row: n for n, row in enumerate(self.rows)}
         right, elsewhere, without = [], [], []
@@ -212,18 +210,16 @@ def _followed(
         for n, cells in enumerate(of_pairs)
         for i in cells.by_relation.get(name, ())
     ]
-    masses = torch.stack(
-        [numbers[n][:, 0, i] for n, i in pairs], -1
-    )  # (H+1, pairs): 0 is the mass
+    # (H+1, pairs): 0 is the mass
+    masses = torch.stack([numbers[n][:, 0, i] for n, i in pairs], -1)
     of_documents = []  # of each document with the relation its means over pairs, (H+1, 3)
     for cells, of_document in zip(of_pairs, numbers, strict=True):
         if name in cells.by_relation:
             # A pair without such a distance elsewhere has NaN, which does not count. A document of such pairs alone
             # has NaN too, and `interval_of` leaves it out.
             of_documents.append(of_document[..., cells.by_relation[name]].nanmean(-1))
-    means = torch.stack(
-        of_documents, -1
-    )  # (H+1, 3, documents); the last row is even attention's
+    # (H+1, 3, documents); the last row is even attention's
+    means = torch.stack(of_documents, -1)
     even = float(means[-1, 0].mean())
     result = []
     # the pairs of document `first`

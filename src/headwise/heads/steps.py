@@ -155,9 +155,8 @@ def _run(
     """
     twin = copy.deepcopy(model).to("cpu", torch.float64).eval()
     block = twin.blocks[number]
-    assert isinstance(
-        block, Block
-    )  # for the type checker: torch's list of modules says `Module`
+    # for the type checker: torch's list of modules says `Module`
+    assert isinstance(block, Block)
     stream: dict[str, Tensor] = {}
     calls: list[Call] = []
     # What a module reads is what the step before it gave: the feed-forward's norm reads the stream after the attention.

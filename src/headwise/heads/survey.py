@@ -70,15 +70,11 @@ from headwise.words import Note
 HELD_OUT = 4096  # tokens of what a run held out
 EFFECTS = 4096  # tokens that heads are ablated on, in whole documents; two of them at least, for an interval
 CONTROLS = 32  # documents that the controls are measured on: they vary little
-PROBES, PROBE = (
-    4,
-    64,
-)  # texts of repeated random tokens, and the most tokens of one before it is repeated
+# texts of repeated random tokens, and the most tokens of one before it is repeated
+PROBES, PROBE = (4, 64)
 REACH = 32  # "positional" counts the offsets -REACH to REACH between a query and the key that it looks hardest at
-PASSAGE, TOP = (
-    128,
-    8,
-)  # tokens of the first document whose top keys are kept, and how many keys
+# tokens of the first document whose top keys are kept, and how many keys
+PASSAGE, TOP = (128, 8)
 EXAMPLES = 5  # of each head
 # A model of more parameters than the first gets an untrained control of so many layers: a whole one takes its memory
 # a second time.
@@ -90,9 +86,8 @@ GUESS = 0.98  # of the loss of an even guess: a note says of a loss above it tha
 ABLATIONS = ("auto", "zero", "mean", "none")
 
 Texts = str | Path | Sequence[str | Path] | Sequence[Sequence[int]]
-Means = dict[
-    str, NDArray[np.float64]
-]  # of a document: statistic -> its mean over the rows, (H,)
+# of a document: statistic -> its mean over the rows, (H,)
+Means = dict[str, NDArray[np.float64]]
 
 
 def survey(
@@ -188,9 +183,8 @@ def read_texts(
     elif words:
         text = read_documents(folder, words, tokens, documents, progress)
     else:
-        if (
-            sources and shape_of(sources[0]) == ()
-        ):  # numbers: the ids of a single document
+        # numbers: the ids of a single document
+        if sources and shape_of(sources[0]) == ():
             sources = [sources]
         lists = [[int(i) for i in source] for source in sources[:documents]]
         for n, ids in enumerate(lists):
@@ -211,13 +205,11 @@ def _held_out(folder: Folder, documents: int | None) -> Text:
     if record.example:
         before, after = tokens.frame
         text.example = [*before, *tokens.encode(record.example), *after]
-    if (
-        not record.settings.text
-    ):  # the verb corpus, whose lines are like "he works = él trabaja"
+    # the verb corpus, whose lines are like "he works = él trabaja"
+    if not record.settings.text:
         text.note = HALF_LINES
-        text.scored_after = tokens.encode("=")[
-            0
-        ]  # the answer of a line stands behind it
+        # the answer of a line stands behind it
+        text.scored_after = tokens.encode("=")[0]
         text.end = tuple(tokens.frame[0])  # the boundary stands between lines
         # The line that the run's pages show comes first, for False is less than True: examples of relations are taken
         # from the first document. The others stay in their order.
@@ -441,9 +433,8 @@ def _offset_fractions(measured: Measured, start: int, n_keys: int) -> Tensor:
     the key three tokens before the query.
     """
     at = measured.places.cpu() + start  # (n,) the key at which each query stands
-    key = at[:, None] - torch.arange(
-        -REACH, REACH + 1
-    )  # (n,offsets) the one at each offset
+    # (n,offsets) the one at each offset
+    key = at[:, None] - torch.arange(-REACH, REACH + 1)
     able = ((key >= 0) & (key < n_keys)).sum(0)  # rows that have it
     # (H,n) the offset at which each row looks, from 1 on; the first and the last bin have what lies beyond reach.
     bins = (at - measured.argmax.cpu() + REACH + 1).clamp(0, 2 * REACH + 2)
@@ -493,9 +484,8 @@ def _survey(
     vocabulary = vocabulary_product(model)
     notes = _notes(folder, text, tally)
     untrained: dict[str, float] | None = None
-    if (
-        controls and is_sampled(model) and not has_record(model)
-    ):  # which says where its layers lie
+    # which says where its layers lie
+    if controls and is_sampled(model) and not has_record(model):
         notes.append(Note.of("note.no_record", most=f"{WHOLE:,}", family=folder.family))
     elif controls:
         fresh, product = fresh_model(model, seed), vocabulary
@@ -653,9 +643,8 @@ def _effects(
     with torch.no_grad(), ask.evaluating(model):
         losses = [ask.next_token_losses(model, ids, after) for ids in groups]
     loss = float(torch.cat(losses).mean())  # the mean over documents
-    if size is not None and loss > GUESS * math.log(
-        size
-    ):  # log V is the loss of an even guess
+    # log V is the loss of an even guess
+    if size is not None and loss > GUESS * math.log(size):
         guess = f"{math.log(size):.2f}"
         notes.append(
             Note.of("note.guess", loss=f"{loss:.2f}", size=f"{size:,}", guess=guess)
@@ -729,9 +718,8 @@ def copying(site: Site, vocabulary: Tensor | None) -> list[float] | None:
     """
     with loaded(*filter(None, [site.module, site.projection])):
         H, w_o, w_v = site.n_heads, site.w_o, site.w_v
-    writes_logits = not site.cross and not site.name.startswith(
-        "encoder."
-    )  # beside a decoder
+    # beside a decoder
+    writes_logits = not site.cross and not site.name.startswith("encoder.")
     if vocabulary is None or w_o is None or w_v is None or not writes_logits:
         return None
     C, E = len(vocabulary), max(1, w_o.shape[1] // H)
@@ -791,10 +779,8 @@ def fresh_model(model: Any, seed: int) -> nn.Module:
         fresh = type(model)._from_config(config, dtype=model.dtype)
     inside = {part for block in blocks(fresh) for part in block.modules()}
     for path, module in model.named_modules(remove_duplicate=False):
-        with (
-            suppress(AttributeError),
-            loaded(module),
-        ):  # it has layers that the control has not
+        # it has layers that the control has not
+        with suppress(AttributeError), loaded(module):
             part = fresh.get_submodule(path)
             if part not in inside:
                 for name, weights in module.named_parameters(recurse=False):

@@ -126,9 +126,8 @@ class HeadTable(Mapping[str, H]):
         columns = dict(self.columns())
         means = [head.means for head in self.values()]
         for name in self.measured():
-            columns[name] = [
-                number(of_head.get(name), 3) for of_head in means
-            ]  # with 3 decimals
+            # with 3 decimals
+            columns[name] = [number(of_head.get(name), 3) for of_head in means]
         return Table(
             ["head", *columns],
             [list(row) for row in zip(self, *columns.values(), strict=True)],
@@ -218,11 +217,8 @@ class Followed:
     @property
     def lead(self) -> float:
         """How far the mass lies above the highest of the three controls."""
-        controls = (
-            self.even,
-            self.elsewhere,
-            self.untrained,
-        )  # the first is always a number
+        # the first is always a number
+        controls = (self.even, self.elsewhere, self.untrained)
         return self.mass.mean - max(
             control for control in controls if not math.isnan(control)
         )
@@ -284,12 +280,10 @@ class HeadProfile(HeadRow[Interval]):
     # (n,k) for each token of the passage the keys with the largest weights ...
     top_keys: NDArray[np.int64]
     top_weights: Array  # (n,k) ... and those weights, largest first; 0 where there are fewer keys
-    relations: dict[str, Followed] = field(
-        default_factory=dict
-    )  # by name of `Survey.relations`
-    examples: tuple[
-        Example, ...
-    ] = ()  # of different documents, the largest weight first
+    # by name of `Survey.relations`
+    relations: dict[str, Followed] = field(default_factory=dict)
+    # of different documents, the largest weight first
+    examples: tuple[Example, ...] = ()
 
     def __getitem__(self, name: str) -> Interval:
         """The mean of a statistic and its interval over documents."""
@@ -333,9 +327,8 @@ class Survey(HeadTable[HeadProfile]):
     roles: tuple[Role, ...]  # those that were looked for
     # Control: statistic -> the largest score of any head of the same model with untrained weights. None: not measured.
     untrained: dict[str, float] | None
-    loss: (
-        float | None
-    )  # mean next-token loss of the documents that were ablated, nats a token
+    # mean next-token loss of the documents that were ablated, nats a token
+    loss: float | None
     ablated: str | None  # "zero" or "mean"; None where heads were not silenced
     # the first document as text, at most 1,024 tokens; its first n are the passage
     tokens: tuple[str, ...]
@@ -416,9 +409,8 @@ class StoryHead:
     head: str
     # to the logit of the answer, minus that of the other, nats; None: not known of this model
     adds: float | None
-    at: (
-        int | None
-    )  # the position where it acts; None where it reads another text than `tokens`
+    # the position where it acts; None where it reads another text than `tokens`
+    at: int | None
     # from there: positions and weights, the three strongest that are no specials
     looks: tuple[tuple[int, float], ...]
     # change of the answer's log-probability when the head is silenced, nats; None: not measured
@@ -479,9 +471,8 @@ class Story:
     embedding: float | None
     bias: float | None
     feed_forwards: dict[str, float]
-    layers: tuple[
-        str, ...
-    ]  # of the model, from the first to the last: L0, or encoder.L0
+    # of the model, from the first to the last: L0, or encoder.L0
+    layers: tuple[str, ...]
     # all heads: those that carry most first, or, without a corrupted text, that add most
     heads: tuple[StoryHead, ...]
     keys: tuple[StoryKeys, ...]  # of the key/value heads that the first of these read

@@ -38,9 +38,8 @@ from headwise.words import Note
 # of a head that are kept on request: 4 MiB, of all heads of a large model some GiB
 MOST_WEIGHTS = 2**20
 LONGEST = 400  # tokens of a text whose maps are drawn; every head keeps a T x T map
-CELLS = (
-    2**20
-)  # numbers of all maps that are drawn beside a survey: they all stand in one page
+# numbers of all maps that are drawn beside a survey: they all stand in one page
+CELLS = 2**20
 
 Shown = Callable[[Ids], Sequence[str]]  # ids as a reader should see them, one by one
 
@@ -74,9 +73,8 @@ class _SeenSite:
             self.out_sum + as_numpy(measured.mean_out).astype(np.float64) * n_rows
         )
         self.received = as_numpy(measured.received)  # (H,S)
-        self.thumbnail = as_numpy(
-            measured.thumbnail
-        )  # (H,b,b), b blocks of queries and of keys
+        # (H,b,b), b blocks of queries and of keys
+        self.thumbnail = as_numpy(measured.thumbnail)
         # of the queries and the keys, where the text is short
         q_ids = _real(document.q_ids, document.real_rows)
         k_ids = _real(document.k_ids, document.real_keys)
@@ -401,9 +399,8 @@ def watch(
 
     def note(site: Site, call: Call, documents: Sequence[Document]) -> None:
         T = call.n_queries
-        seen.note(
-            call.note
-        )  # "", which `seen` drops, where the call's numbers need no word
+        # "", which `seen` drops, where the call's numbers need no word
+        seen.note(call.note)
         # The rows whose maps are kept: all, those of the list that the text has (-1 is the last one), or none.
         kept = (
             range(T)

@@ -37,9 +37,8 @@ from headwise.models.open import folder_of, row_of, tokens_of
 from headwise.records import head_name
 from headwise.words import Note
 
-Progress = Callable[
-    [str, int, int], None
-]  # the name of a stage, the steps done, and of all
+# the name of a stage, the steps done, and of all
+Progress = Callable[[str, int, int], None]
 
 # Positions at which a head is patched alone, at most: those where what it gives differs most between the two texts.
 # A round choice: each one more costs a variant of the text for each of the first heads.
@@ -140,9 +139,8 @@ def check_question(
     tokens: TextTokens | None,
 ) -> None:
     """Refuse before weights are read what the tokenizer tells: texts of other lengths, an answer of several tokens."""
-    if (
-        tokens is None or not prompt.strip()
-    ):  # `why` refuses these itself, when the model is open
+    # `why` refuses these itself, when the model is open
+    if tokens is None or not prompt.strip():
         return
     if corrupt is not None:
         texts = [
@@ -247,9 +245,8 @@ def _token(question: _Question, word: str | int, row: Tensor, notes: list[str]) 
     """The id of an answer, which is an id or a word; of the tokens that a word can be the likeliest by logits (V,)."""
     if not isinstance(word, str):
         return word
-    assert (
-        question.tokens is not None
-    )  # `why` refuses a word where there is no tokenizer
+    # `why` refuses a word where there is no tokenizer
+    assert question.tokens is not None
     token = max(_choices(question.tokens, word), key=lambda i: float(row[i]))
     shown = repr(question.shown([token])[0])
     notes.append(Note.of("why.token", word=repr(word), token=shown, id=token))

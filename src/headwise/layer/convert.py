@@ -23,16 +23,12 @@ from headwise.spec import AttentionSpec
 
 # Linears, beside `num_heads` and a causal `mask`
 COURSE = ("W_query", "W_key", "W_value", "out_proj")
-RENAMED: dict[
-    str, str
-] = {}  # what names of theirs begin with -> that of ours; with kdim or vdim torch has q_proj_weight
+# what names of theirs begin with -> that of ours; with kdim or vdim torch has q_proj_weight
+RENAMED: dict[str, str] = {}
 for _ours, _course in zip("qkvo", COURSE, strict=True):
     RENAMED |= {f"{_course}.": f"{_ours}_proj.", f"{_ours}_proj_": f"{_ours}_proj."}
-N_TEXTS, N_TOKENS, N_KEYS = (
-    3,
-    13,
-    11,
-)  # that both are run on: small, and different primes
+# that both are run on: small, and different primes
+N_TEXTS, N_TOKENS, N_KEYS = (3, 13, 11)
 
 
 def from_torch(module: nn.Module) -> MultiHeadAttention:
@@ -197,9 +193,8 @@ def _difference(layer: MultiHeadAttention, module: Any) -> float:
             if spec.d_in == spec.d_context == spec.d_values:
                 later = torch.ones(N_TOKENS, N_TOKENS, dtype=torch.bool).triu(1)
                 compare(layer(x, mask=Causal()), module(x, x, x, attn_mask=later)[0])
-    largest, reached = (
-        torch.stack(measured).amax(0).tolist()
-    )  # of all runs; NaN in one stays NaN
+    # of all runs; NaN in one stays NaN
+    largest, reached = torch.stack(measured).amax(0).tolist()
     # A thousandth of the largest output is a round choice: far above rounding in float32, far below what a wrong rule
     # changes. `not <=` refuses NaN, too.
     if like.dtype.itemsize >= 4 and not largest <= 1e-3 * reached:
@@ -273,10 +268,8 @@ class TorchAttention(nn.Module):
             attn_mask = attn_mask if says_more[~later].any() else None
         if padding is not None:  # (B,S), or (S,) of one document
             padding = padding[..., None, None, :]
-        for hidden in (
-            attn_mask,
-            padding,
-        ):  # in bools of torch True may not be attended to
+        # in bools of torch True may not be attended to
+        for hidden in (attn_mask, padding):
             if hidden is not None:
                 masks.append(
                     Allowed(~hidden) if hidden.dtype == torch.bool else Bias(hidden)
@@ -362,9 +355,8 @@ def replace(model: nn.Module, inputs: Tensor | Sequence[Any] | None = None) -> R
         raise HeadwiseError(
             f"{type(model).__name__} has no nn.MultiheadAttention inside; from_torch takes a course's class"
         )
-    copied = copy.deepcopy(
-        model, ours
-    )  # which takes what is in `ours` for a copy that it has made
+    # which takes what is in `ours` for a copy that it has made
+    copied = copy.deepcopy(model, ours)
     for module in copied.modules():
         if isinstance(module, nn.TransformerEncoder):
             # which hands the weights of its first layer to a kernel

@@ -139,9 +139,8 @@ class Head:
     sink: Tensor | None
 
     def __init__(self, layer: AttentionLayer, index: int) -> None:
-        vars(self).update(
-            layer=layer, index=index
-        )  # past __setattr__, which takes weights alone
+        # past __setattr__, which takes weights alone
+        vars(self).update(layer=layer, index=index)
 
     @property
     def name(self) -> str:
@@ -174,9 +173,8 @@ class Head:
             return None
         of_kv_head = path.startswith(KV_PARTS)
         index = self.kv_index if of_kv_head else self.index
-        if (
-            size is None
-        ):  # one entry for each head along that axis, not a block of rows or columns
+        # one entry for each head along that axis, not a block of rows or columns
+        if size is None:
             return parameter.select(axis, index)
         width = getattr(self.layer.spec, size)
         return parameter.narrow(axis, index * width, width)
@@ -266,9 +264,8 @@ def permuted(layer: LayerT, order: Sequence[int]) -> LayerT:
 def _selected(layer: LayerT, heads: list[int]) -> LayerT:
     """The layer of the given query heads, in that order, with copies of their weights."""
     old = layer.spec
-    kv_heads = list(
-        dict.fromkeys(old.kv_index[h] for h in heads)
-    )  # in the order of first use
+    # in the order of first use
+    kv_heads = list(dict.fromkeys(old.kv_index[h] for h in heads))
     spec = old.replace(
         n_heads=len(heads),
         n_kv_heads=len(kv_heads),

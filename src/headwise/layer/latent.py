@@ -235,6 +235,5 @@ def through(down: Tensor, norm: nn.Module, up: Tensor) -> Tensor:
     """
     # nn.Identity, where latents have no norm, has no gain
     gain: Tensor | float = getattr(norm, "weight", 1.0)
-    return (up * gain) @ down[
-        : up.shape[1]
-    ]  # the rows of `down` after these make the rotary key
+    # the rows of `down` after these make the rotary key
+    return (up * gain) @ down[: up.shape[1]]

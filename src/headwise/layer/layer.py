@@ -155,9 +155,8 @@ class MultiHeadAttention(AttentionLayer):
         is_one_document, x = x.ndim == 2, batch
         of_call, mask = mask, self.mask_with(mask)
         self.check(x, context, values, mask, cache, positions)
-        start = (
-            0 if cache is None else cache.length
-        )  # position of the first new token in its text
+        # position of the first new token in its text
+        start = 0 if cache is None else cache.length
         cross = context is not None or (cache is not None and cache.holds_context)
         if not cross:
             mask = self.mask_with(of_call, cache, x.shape[1])

@@ -261,10 +261,8 @@ def check_rolling(window: int, mask: Mask | None) -> None:
             )
     lefts = []  # how far back each part with a bound lets a query look
     for part in parts:
-        low, _ = part.band(1, 1) or (
-            None,
-            None,
-        )  # of one query that stands at its own key
+        # of one query that stands at its own key
+        low, _ = part.band(1, 1) or (None, None)
         if low is not None:
             lefts.append(-low)
     if not lefts or min(lefts) > window:

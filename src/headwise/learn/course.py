@@ -167,9 +167,8 @@ def _read(path: Path, say: Say) -> Course:
     try:
         course = Course(path.parent, **read_json(path))
         words(course.language)
-        for number in course.passed + list(
-            map(int, course.tries)
-        ):  # `+` takes a list alone
+        # `+` takes a list alone
+        for number in course.passed + list(map(int, course.tries)):
             find_exercise(number)
         if not all(
             type(times) is int and times >= 0 for times in course.tries.values()

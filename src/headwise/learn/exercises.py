@@ -56,9 +56,8 @@ class Exercise:
     # expressions that must give the same with the learner's code as with the solution
     calls: tuple[str, ...]
     answer: str  # to the question: a, b or c
-    texts: dict[
-        str, dict[str, Any]
-    ]  # language -> title, text, question, reveal, hints, notes
+    # language -> title, text, question, reveal, hints, notes
+    texts: dict[str, dict[str, Any]]
     setup: str = ""  # code that makes the inputs, run before the calls
     figure: str | None = None
     name_of_class: str | None = None  # that `headwise.check` reads as a whole
@@ -347,9 +346,8 @@ def outcome(code: str, name: str, setup: str, calls: Sequence[str]) -> dict[str,
         text = str(error)
         if isinstance(error, SyntaxError):
             text, lines = error.msg, [error.lineno]
-        text = f"{type(error).__name__}: {text}".removesuffix(
-            ": "
-        )  # of an error without a text
+        # of an error without a text
+        text = f"{type(error).__name__}: {text}".removesuffix(": ")
         return {
             "values": values,
             "call": call,
@@ -442,9 +440,8 @@ def main() -> None:
             for name, code in codes.items()
         }
 
-    alone(
-        job, job["variants"][""], work
-    )  # the text of the solution says whether torch is wanted
+    # the text of the solution says whether torch is wanted
+    alone(job, job["variants"][""], work)
 
 
 if __name__ == "__main__":

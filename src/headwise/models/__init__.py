@@ -82,9 +82,8 @@ def number_format(name: object) -> str:
     Raises:
         HeadwiseError: for a name that is not known.
     """
-    long = (
-        str(name).lower().removeprefix("torch.")
-    )  # str(torch.float16) is "torch.float16"
+    # str(torch.float16) is "torch.float16"
+    long = str(name).lower().removeprefix("torch.")
     # float16 -> fp16, float8_e4m3fn -> fp8: what follows the bits only says how they are used.
     short = LONG_NAMES.get(long) or re.sub(
         r"float(\d+)(_e\dm\d(fn)?(uz)?)?", r"fp\1", long

@@ -506,9 +506,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         with _lock:
             for module in modules:
                 n_open, mode = _modes.pop(module)
-                if (
-                    n_open > 1
-                ):  # another block, of this thread or of another one, is open still
+                # another block, of this thread or of another one, is open still
+                if n_open > 1:
                     _modes[module] = n_open - 1, mode
                 else:
                     module.training = mode

@@ -52,9 +52,8 @@ def load_folder(
         model, loading = kind.from_pretrained(
             folder, config=config, dtype=dtype, use_safetensors=True, **options
         )
-    if lacking := sorted(loading["missing_keys"])[
-        :3
-    ]:  # transformers would draw them at random
+    # transformers would draw them at random
+    if lacking := sorted(loading["missing_keys"])[:3]:
         raise HeadwiseError(
             f"{folder} lacks weights of {kind.__name__}: {', '.join(lacking)}"
         )
@@ -155,9 +154,8 @@ def _on_meta(model_class: Any, config: Any) -> Any:
         model = model_class._from_config(
             config, attn_implementation="eager", dtype=torch.bfloat16
         )
-    with suppress(
-        Exception
-    ):  # this one alone is matrix products; a class without experts has none
+    # this one alone is matrix products; a class without experts has none
+    with suppress(Exception):
         model.set_experts_implementation("batched_mm")
     return model.eval().to("meta")  # XLNet makes its weights on the processor
 
@@ -285,10 +283,8 @@ class FolderTokens:
         self.mask: str | None = source.mask_token
 
     def _read(self, text: str, **options: Any) -> Any:
-        with (
-            quiet(),
-            tokenising(),
-        ):  # a text longer than the model is cut into documents later
+        # a text longer than the model is cut into documents later
+        with quiet(), tokenising():
             return self._tokenizer(text, **{"add_special_tokens": False, **options})
 
     def __len__(self) -> int:

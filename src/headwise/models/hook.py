@@ -52,18 +52,16 @@ from headwise.records import Call, Watchable
 from headwise.spec import Options
 
 Handler = Callable[[Call], Tensor | None]
-Hook = tuple[
-    Callable[..., Any], Callable[..., Any]
-]  # a module's way to register one, and what it calls
+# a module's way to register one, and what it calls
+Hook = tuple[Callable[..., Any], Callable[..., Any]]
 NO_W_O = "its W_O is not known, so its heads are read where they leave the attention, no norm"
 
 # The blocks that are open in this context, each by an object of its own.
 _tokens: ContextVar[frozenset[object]] = ContextVar(
     "headwise_blocks", default=frozenset()
 )
-_lock = (
-    Lock()
-)  # of what all threads share: `watchers`, `_blocks`, the attention interface
+# of what all threads share: `watchers`, `_blocks`, the attention interface
+_lock = Lock()
 
 
 # Blocks of one thread
@@ -124,9 +122,8 @@ def observe(layer: MultiHeadAttention | Watchable, watcher: Handler) -> Iterator
         listen = Within(
             here, lambda call: watcher(call) if call.layer is layer else None
         )
-        with (
-            _lock
-        ):  # a new list each time: another thread may be reading the one that is there
+        # a new list each time: another thread may be reading the one that is there
+        with _lock:
             layer.watchers = [*layer.watchers, listen]
         try:
             yield
@@ -420,9 +417,8 @@ class Tap:
 
     def hand(self, call: Call, note: str = "", **changes: Any) -> Tensor | None:
         """Give the handler a call with these fields changed, and a further note behind the one that it has."""
-        if (
-            self.site.free
-        ):  # the module may not say how many heads it has: kept for the next block
+        # the module may not say how many heads it has: kept for the next block
+        if self.site.free:
             remember(self.site.module, call.out.shape[1])
         notes = [call.note, note and f"{self.site.name}: {note}"]
         return self.handler(

@@ -349,9 +349,8 @@ def write_folder(folder: Path, model: nn.Module, source: Folder, **sizes: Any) -
     sizes  max_shard_size= of `save_pretrained`
     """
     if isinstance(model, GPT):
-        assert isinstance(
-            source.tokens, Tokens
-        )  # each run of ours has a tokenizer of ours
+        # each run of ours has a tokenizer of ours
+        assert isinstance(source.tokens, Tokens)
         save_model(folder, model, source.tokens)
         return
     foreign: Any = model  # a PreTrainedModel

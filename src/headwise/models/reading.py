@@ -85,9 +85,8 @@ def read_call(asked: Asked, cross: bool) -> Call:
                 f"{name} passes {keyword}= to its attention, which headwise does not know; watching it would give "
                 f"wrong numbers"
             )
-    if (
-        asked.q.ndim != 4 or asked.k.is_nested
-    ):  # a nested tensor holds keys of several lengths
+    # a nested tensor holds keys of several lengths
+    if asked.q.ndim != 4 or asked.k.is_nested:
         raise HeadwiseError(
             f"{name} gives its attention queries of {asked.q.ndim} axes; 4 are needed, (B,H,T,D)"
         )

@@ -36,9 +36,8 @@ NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 # the path up to the number of a layer, and is it cross attention? See `_stack`
 Stack = tuple[str, bool]
 Modules = Mapping[str, nn.Module]  # by their paths
-Projections = dict[
-    str, nn.Module | None
-]  # W_Q to W_O by "q" to "o", and "packed", the first three in one
+# W_Q to W_O by "q" to "o", and "packed", the first three in one
+Projections = dict[str, nn.Module | None]
 # by name: models of ours need no transformers
 BASE = ("transformers.modeling_utils", "PreTrainedModel")
 # Names by which modules and configs call the same thing, tried in this order: of the number of heads, and parts of a
@@ -340,9 +339,8 @@ class Layer:
     site: Site
     block: nn.Module  # reads the residual stream (B,T,C) and gives it back
     projection: nn.Module  # W_O
-    around: tuple[
-        nn.Module, ...
-    ]  # modules beside the list of layers: embeddings, the last norm
+    # modules beside the list of layers: embeddings, the last norm
+    around: tuple[nn.Module, ...]
 
 
 def layers_of(model: nn.Module) -> list[Layer]:

@@ -49,9 +49,8 @@ SPELLED_OUT = types.FunctionType(
     {**vars(F), "has_torch_function": lambda tensors: False},
     argdefs=PACKED.__defaults__,
 )
-SIGNATURE = inspect.signature(
-    PACKED
-)  # gives its arguments their names, however they are passed
+# gives its arguments their names, however they are passed
+SIGNATURE = inspect.signature(PACKED)
 # Functions are told by their names, which those of torch and of Tensor share.
 SOFTMAX = {"softmax", "special_softmax"}
 # The last one adds to its first argument the product of the others.
@@ -61,13 +60,8 @@ KEEPS_ROWS = {
     "to", "type", "type_as", "float", "half", "double", "bfloat16", "contiguous", "clone", "detach", "dropout", "view",
     "reshape", "flatten", "unflatten", "transpose", "permute", "squeeze", "unsqueeze", "expand", "__get__",
 }  # fmt: skip
-JOINS = {
-    "cat",
-    "concat",
-    "concatenate",
-    "stack",
-    "hstack",
-}  # these are given a list of tensors
+# these are given a list of tensors
+JOINS = {"cat", "concat", "concatenate", "stack", "hstack"}
 # What these give is no form of their input any more: its trail ends.
 MAKES_NEW = {
     "linear", "addmm", "layer_norm", "rms_norm", "group_norm", "batch_norm", "conv1d", "conv2d", "embedding",
@@ -80,12 +74,8 @@ PRODUCT_LINES = dis.get_instructions(compile("a @ b; a @= b", "", "exec"))
 MATMULS = {
     (step.opcode, step.arg) for step in PRODUCT_LINES if step.opname == "BINARY_OP"
 }
-LIBRARIES = {
-    "torch",
-    "numpy",
-    "einops",
-    "transformers",
-}  # whose functions are no part of a class
+# whose functions are no part of a class
+LIBRARIES = {"torch", "numpy", "einops", "transformers"}
 # Arguments that hold another sequence, of which keys are made.
 CONTEXT = {
     "key", "k", "context", "memory", "encoder_hidden_states", "key_value_states", "enc_output", "encoder_output",
@@ -192,9 +182,8 @@ class Product(NamedTuple):
     weights: Tensor  # (...,T,S)
     v: Tensor  # (...,S,E)
     out: Tensor  # (...,T,E)
-    back: Callable[
-        [Tensor], Tensor
-    ]  # a tensor like `out` in the form in which the model has it
+    # a tensor like `out` in the form in which the model has it
+    back: Callable[[Tensor], Tensor]
 
 
 def _product(
@@ -229,9 +218,8 @@ def _einsum(
 
         "...ts" is "BAts" of a tensor of 4 axes, and "Ats" of one of 3.
         """
-        n_hidden = x.ndim - len(
-            letters.replace("...", "")
-        )  # axes that "..." stands for
+        # axes that "..." stands for
+        n_hidden = x.ndim - len(letters.replace("...", ""))
         return letters.replace("...", ascii_uppercase[:n_hidden][::-1])
 
     p, v = pair[side], pair[1 - side]
@@ -555,9 +543,8 @@ def _heads(x: Tensor, n_heads: int) -> Tensor:
         return x[None, None]
     if x.ndim == 3:
         return x.reshape(-1, n_heads, *x.shape[1:])
-    if (
-        x.ndim == 5 and n_heads == x.shape[1] * x.shape[2]
-    ):  # by the key/value head that they read
+    # by the key/value head that they read
+    if x.ndim == 5 and n_heads == x.shape[1] * x.shape[2]:
         return x.flatten(1, 2)
     return x.flatten(0, -4)  # windows of a document are documents
 
@@ -572,13 +559,11 @@ def _n_heads(running: Running, shape: Sequence[int]) -> tuple[int, bool]:
         return (lead[1] if lead else 1), True
     if len(lead) == 1:
         N = lead[0]  # documents, heads, or both in one axis
-        if (
-            running.packed
-        ):  # torch's own: (B*H,T,S), the heads of a document side by side
+        # torch's own: (B*H,T,S), the heads of a document side by side
+        if running.packed:
             return running.packed["num_heads"], True
-        if (
-            stated <= 1 and N in running.sizes
-        ):  # (B,T,S): one of the axes of its input is as long
+        # (B,T,S): one of the axes of its input is as long
+        if stated <= 1 and N in running.sizes:
             return 1, True
         # An N that is no size does not count documents alone: heads are in it, and windows perhaps, as in (B*W*H,T,S).
         has_heads = N not in running.sizes or N in [

@@ -41,9 +41,8 @@ class AttentionWeights:
     bv: Tensor | None = None  # (G,E)
     q_gain: Tensor | None = None  # (D,) of the qk-norm, one for all heads
     k_gain: Tensor | None = None  # (D,)
-    pairs: tuple[
-        tuple[int, int], ...
-    ] = ()  # features of a head that RoPE rotates together
+    # features of a head that RoPE rotates together
+    pairs: tuple[tuple[int, int], ...] = ()
 
     @property
     def n_heads(self) -> int:

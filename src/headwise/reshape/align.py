@@ -128,9 +128,8 @@ class KeyRule:
     """Which turns of a layer's keys leave its function as it is; every feature of a head is in one of these."""
 
     planes: tuple[tuple[int, ...], ...]  # pairs that may turn freely
-    signs: tuple[
-        tuple[int, ...], ...
-    ]  # features that may only change sign, all of a set together
+    # features that may only change sign, all of a set together
+    signs: tuple[tuple[int, ...], ...]
     free: tuple[int, ...]  # features that may be mixed by any orthogonal matrix
 
     @property
@@ -240,9 +239,8 @@ def orthogonal_maps(heads: Tensor) -> Tensor:
     rows = heads.flatten(0, 1)
     # (n,n,E,E): head_i head_j' for all pairs. The rounds below need nothing else of the heads.
     gram = (rows @ rows.T).view(n, E, n, E).transpose(1, 2)
-    with (
-        one_thread()
-    ):  # two wait for each other more than they work in matrices as small as these
+    # two wait for each other more than they work in matrices as small as these
+    with one_thread():
         # (n,E,E): target times head_i'. Its singular values sum up to how alike the two are, aligned. At first the
         # target is one head, then the sum of the aligned heads, which points where their mean does.
         products = gram[medoid(torch.linalg.svdvals(gram).sum(-1))]
@@ -278,9 +276,8 @@ def _rounds(n: int) -> int:
 
 def as_complex(heads: Tensor, planes: tuple[tuple[int, ...], ...]) -> Tensor:
     """(n,D,X) -> (n,P,X): the two features of a plane as one complex number."""
-    return torch.complex(
-        *heads[:, torch.tensor(planes)].unbind(2)
-    )  # indexed: (n,P,2,X)
+    # indexed: (n,P,2,X)
+    return torch.complex(*heads[:, torch.tensor(planes)].unbind(2))
 
 
 def write_planes(

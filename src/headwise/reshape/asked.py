@@ -100,15 +100,12 @@ class AskedToPrune(Asked):
             raise HeadwiseError(
                 f"keep={keep} must lie between 0 and 1; 0.75 removes a quarter of the heads"
             )
-        vars(self)["by"] = (
-            by or SCORES[0]
-        )  # a frozen record has no assignment to its fields
+        # a frozen record has no assignment to its fields
+        vars(self)["by"] = by or SCORES[0]
 
     def check_config(self, folder: Path) -> None:
-        if self.by not in (
-            None,
-            "role",
-        ):  # the other scores need the loss of a next token
+        # the other scores need the loss of a next token
+        if self.by not in (None, "role"):
             check_next(folder, "pass by='role', or heads=")
 
     def check_sizes(self, n_layers: int, n_heads: int, n_kv_heads: int) -> None:

@@ -37,10 +37,8 @@ from headwise.reshape.asked import Gone
 DECODE_CONTEXT = 2048  # tokens in the cache, at most, while speed is measured
 # of each model, in turn; odd, so that the median is one of them
 RUNS = 9
-NEW_TOKENS, WARM_UP = (
-    8,
-    2,
-)  # tokens a run, and how many of them are not timed: they grow the cache
+# tokens a run, and how many of them are not timed: they grow the cache
+NEW_TOKENS, WARM_UP = (8, 2)
 
 
 @dataclass(frozen=True)
@@ -209,9 +207,8 @@ def _run_speed(decode: Callable[[Tensor], Tensor], token: Tensor) -> float:
     # `decode` takes a token (1,1) and gives the logits (V,) of the next.
     ends = [time.perf_counter()]
     for _ in range(NEW_TOKENS):
-        decode(token)[
-            0
-        ].item()  # some logit: it can be read only when the device is done
+        # some logit: it can be read only when the device is done
+        decode(token)[0].item()
         ends.append(time.perf_counter())
     return 1 / statistics.median(
         [end - began for began, end in pairwise(ends)][WARM_UP:]
@@ -263,9 +260,8 @@ class HealPoint:
     tokens: int  # of the text, read so far
     # what is minimised, the mean since the evaluation before; None before the first step
     train_loss: float | None
-    held_out_loss: (
-        float | None
-    )  # nats per token; None where the model predicts no next token
+    # nats per token; None where the model predicts no next token
+    held_out_loss: float | None
     # KL to the parent in nats per token, or the relative error of its hidden states
     distance: float
 

@@ -89,9 +89,8 @@ from headwise.shapes import shape_of
 
 # tokens of a document, at most, where the user names no number: a round choice, more take more memory
 LONGEST = 1024
-LOGITS = (
-    2**26
-)  # numbers, at most, in the logits of a batch that is only read: 256 MiB in float32
+# numbers, at most, in the logits of a batch that is only read: 256 MiB in float32
+LOGITS = 2**26
 # Round choices: with more tokens a number is surer, and the reading takes longer.
 STATISTICS = 50_000  # tokens, at most, that alignment and importance read
 GLANCE = 5_000  # tokens, at most, that an evaluation of a healing reads
@@ -175,9 +174,8 @@ class Reshaped:
     out: str | None  # None where nothing was written
     what: str  # one line: what was done
     notes: tuple[str, ...]  # what a reader must know besides
-    details: dict[
-        str, object
-    ]  # groups or heads, and the settings that determine the result
+    # groups or heads, and the settings that determine the result
+    details: dict[str, object]
     # the run of headwise that knows the text, seen from `out` where that is written
     run: str | None
     damage: Damage  # before any training
@@ -342,9 +340,8 @@ def _recipe(steps: int | None, options: dict[str, Any]) -> HealRecipe | None:
     if steps is not None:
         return recipe
     for name in options:
-        if getattr(recipe, name) != getattr(
-            HealRecipe, name
-        ):  # a default asks for nothing
+        # a default asks for nothing
+        if getattr(recipe, name) != getattr(HealRecipe, name):
             raise HeadwiseError(f"{name}= is about healing; pass heal=STEPS with it")
     return None
 
@@ -522,9 +519,8 @@ def calibrate(
         )
     length = tokens or min(folder.context or LONGEST, LONGEST)
     facts = Counter[str]()  # `encoded` counts the characters, and those without a token
-    parts: Sequence[
-        Sequence[Any]
-    ]  # documents as ids in two parts, the last tenth apart
+    # documents as ids in two parts, the last tenth apart
+    parts: Sequence[Sequence[Any]]
     by_lines = False
     if isinstance(text, str | verbs.VerbCorpus):
         before, after = require_tokens(folder).frame

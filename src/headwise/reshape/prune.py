@@ -194,9 +194,8 @@ def weakest(
             f"keep={keep} of {n_layers * n_heads} heads removes none; pass a smaller one"
         )
     for _, layer, head in sorted(ranked) if not uniform else ():
-        if (
-            sum(map(len, chosen)) < wanted and len(chosen[layer]) < n_heads - 1
-        ):  # a layer keeps one
+        # a layer keeps one
+        if sum(map(len, chosen)) < wanted and len(chosen[layer]) < n_heads - 1:
             chosen[layer].append(head)
     return tuple(tuple(sorted(heads)) for heads in chosen)
 

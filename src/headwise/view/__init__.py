@@ -56,9 +56,8 @@ class Screen(Console):
 # Text goes out as it is: rich neither colours numbers, nor reads [brackets] or :names:, nor breaks lines.
 # results, on standard output
 screen = Screen(highlight=False, markup=False, emoji=False, soft_wrap=True)
-err = Screen(
-    stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True
-)  # messages
+# messages
+err = Screen(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 class Progress:

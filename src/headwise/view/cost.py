@@ -122,9 +122,8 @@ def _layer_rows(layer: Layer) -> dict[str, Cell]:
 def _head_rows(heads: Heads) -> dict[str, Cell]:
     """What is said of an attention and of each of its heads."""
     width: Cell = heads.head_dim
-    if (
-        heads.head_dim != heads.value_dim
-    ):  # queries and keys are wider than values, or narrower
+    # queries and keys are wider than values, or narrower
+    if heads.head_dim != heads.value_dim:
         width = f"{heads.head_dim}, values {heads.value_dim}"
     shared = heads.n_kv_heads if heads.latent is None else f"latent of {heads.latent}"
     rows: dict[str, Cell] = {

@@ -78,19 +78,16 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             try:
                 question = json.loads(self.rfile.read(int(size)))
-            except (
-                ValueError,
-                RecursionError,
-            ):  # no JSON, or lists in lists without end
+            except (ValueError, RecursionError):
+                # no JSON, or lists in lists without end
                 question = None
             if not isinstance(question, dict):
                 self._answer(400, "a question is a JSON object")
                 return
             try:
                 answer = json.dumps(self.server.answered(question), allow_nan=False)
-            except (
-                ValueError
-            ):  # as of a model whose weights are not finite; browsers read no NaN
+            except ValueError:
+                # as of a model whose weights are not finite; browsers read no NaN
                 answer = json.dumps(
                     {"refused": "the answer has a number that is not finite"}
                 )

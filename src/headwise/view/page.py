@@ -37,9 +37,8 @@ _EMPTY = re.compile(
 _ATTRIBUTE = re.compile(r' data-word-(?P<name>[a-z-]+)="(?P<key>[\w.]+)"')
 # import { ask } from './ask.js';
 _IMPORT = re.compile(r"^import (?:\{[^}]*\} from )?'\./(\w+\.js)';\n", re.MULTILINE)
-_EXPORT = re.compile(
-    r"^export (?=\w)", re.MULTILINE
-)  # that word alone, of "export function"
+# that word alone, of "export function"
+_EXPORT = re.compile(r"^export (?=\w)", re.MULTILINE)
 _VALUES = re.compile(r'data-values="([^"]*)"')
 
 
@@ -215,9 +214,8 @@ def walk_html(
 
     Raises HeadwiseError for a language that is not en or es, and for a model that does not run in a page.
     """
-    if (
-        "reason" in model
-    ):  # why the model was not packed: "size", beside the two numbers
+    # why the model was not packed: "size", beside the two numbers
+    if "reason" in model:
         facts = {
             key: f"{value:,}" if isinstance(value, int) else value
             for key, value in model.items()

@@ -118,15 +118,10 @@ def overlay(
     height, width = pixels.shape[:2]
     tall = WIDE * height / width
     figure = new_figure(figsize=(WIDE, tall + LINE), facecolor="#fbfaf6")
-    axes = figure.add_axes(
-        (0, 0, 1, tall / (tall + LINE))
-    )  # below the line, as wide as the figure
-    place = (
-        0,
-        width,
-        height,
-        0,
-    )  # left, right, bottom, top: rows of pixels count downwards
+    # below the line, as wide as the figure
+    axes = figure.add_axes((0, 0, 1, tall / (tall + LINE)))
+    # left, right, bottom, top: rows of pixels count downwards
+    place = (0, width, height, 0)
     axes.imshow(pixels, extent=place, cmap="gray", aspect="auto")
     # Over the image an image of zeros, which is black, stretched to the same size: the less weight, the less of the
     # patch below it shines through.
@@ -145,9 +140,8 @@ def overlay(
 
 def patches(head: SeenHead, grid: tuple[int, int] | None) -> NDArray[np.float64]:
     """The weights of the patches, (rows, columns), means over the rows of the map. HeadwiseError as in `overlay`."""
-    weights = np.asarray(
-        head.image_map, np.float64
-    )  # (tokens that look, places of the image)
+    # (tokens that look, places of the image)
+    weights = np.asarray(head.image_map, np.float64)
     if not len(weights):
         raise HeadwiseError(
             f"{head.name}: no row was kept; list rows that are there, watch(model, maps=[-1])"

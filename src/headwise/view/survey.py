@@ -56,10 +56,8 @@ def columns_of(survey: Survey) -> tuple[Column, ...]:
         "importance": "mean size of the loss's slope with respect to a gate on the head (Michel et al. 2019)",
     }
     columns = []
-    for key, meaning in {
-        **effects,
-        **survey.statistics,
-    }.items():  # meanings are in English
+    # meanings are in English
+    for key, meaning in {**effects, **survey.statistics}.items():
         values = [value_of(profile, key) for profile in survey.profiles]
         known = [value.mean for value in values if value is not None]
         if key in effects and not known:  # it was not measured
@@ -183,9 +181,8 @@ def _effect(change: Interval | None) -> list[Note]:
     if size < CLOSE or (known and not change.excludes(0)):
         return [Note.of("sentence.unclear", change=number(change.mean, 3, signed=True))]
     key = "sentence.rises" if change.mean > 0 else "sentence.falls"
-    return [
-        Note.of(key, change=number(size, 2 if size >= 0.1 else 3))
-    ]  # 0.67, but 0.067
+    # 0.67, but 0.067
+    return [Note.of(key, change=number(size, 2 if size >= 0.1 else 3))]
 
 
 # In the terminal.

@@ -54,9 +54,8 @@ def block_maximum(weights: NDArray[np.float32], size: int) -> NDArray[np.float32
     The maximum, not the mean, so that a thin diagonal stays as bright as it is.
     """
     starts = np.arange(0, len(weights), size)
-    rows = np.maximum.reduceat(
-        weights, starts, axis=0
-    )  # the largest from each start to the next
+    # the largest from each start to the next
+    rows = np.maximum.reduceat(weights, starts, axis=0)
     return np.asarray(np.maximum.reduceat(rows, starts, axis=1), dtype=np.float32)
 
 
