@@ -11,7 +11,7 @@ from measure import all_nodes, parsed
 import headwise
 
 SOURCE = Path(headwise.__file__).parent
-LONGEST_FUNCTION = 95  # lines, from def to the end
+LONGEST_FUNCTION = 92  # lines, from def to the end
 VAGUE = {"one", "found", "own", "given", "mine", "said", "heard"}  # names are nouns of the field
 
 
@@ -94,8 +94,9 @@ def test_no_function_is_long() -> None:
 
 
 # What `make measure` counts may fall, and rises with a reason alone; who makes it fall lowers the number here.
-# Last rise: prices of any family that transformers builds, `verify`, a check that tries several readings first.
-MOST = {"nodes": 258_000, "files": 122, "circles": 0, "messages": 0, "options": 95, "test lines": 22_600}
+# Last rise: every backend and the scores of heads, windows and documents at the price of their pairs, models of one's
+# own in every study, questions of the report that answer.
+MOST = {"nodes": 271_700, "files": 125, "circles": 0, "messages": 0, "options": 95, "test lines": 24_200}
 
 
 def test_the_package_grows_no_more() -> None:
