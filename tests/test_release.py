@@ -86,7 +86,7 @@ def test_archives_and_versions(built: Path) -> None:
         metadata = email.message_from_bytes(archive.read(f"headwise-{headwise.__version__}.dist-info/METADATA"))
     page, readme = str(metadata.get_payload()), (ROOT / "README.md").read_text(encoding="utf-8")
     assert re.search(r"\]\((?!https?:|#)", readme) and not re.search(r"\]\((?!https?:|#)", page)
-    assert "hw.MultiHeadAttention(96, 6" in page and metadata["Description-Content-Type"].startswith("text/markdown")
+    assert "hw.MultiHeadAttention(64, 4" in page and metadata["Description-Content-Type"].startswith("text/markdown")
     headings = re.findall(r"^#+ .*", readme, re.MULTILINE)
     assert headings == [line for line in page.splitlines() if line in headings]
     assert metadata["License-Expression"] == "MIT" and metadata["Requires-Python"] == ">=3.11"

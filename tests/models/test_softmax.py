@@ -520,3 +520,13 @@ def test_names_stay_and_nothing_is_left_behind() -> None:
     model(X)
     b.__exit__(None, None, None)
     assert (first["L0.H0"].n_rows, second["L0.H0"].n_rows) == (22, 44)
+
+
+def test_a_name_that_cannot_be_unwrapped_is_passed_by() -> None:
+    """`torch.classes`, which Apertus' activation asks for, raises at each unknown attribute."""
+
+    class Asks(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            return x if x.ndim else torch.classes
+
+    assert not softmax.uses_interface(Asks())

@@ -370,7 +370,8 @@ class Part:
         kind, expanding = self.kind(heads), None
         if heads is not None and heads.latent is not None and kind == "latent":
             # what is kept of a token can be read as a key, and its latent alone as a value
-            read_as = heads.latent + self.config.kv_lora_rank
+            module: Any = self.site and self.site.module
+            read_as = heads.latent + module.kv_lora_rank
             expanding, writing = (
                 writing,
                 Flops(reading.token, 2 * heads.n_heads * read_as),

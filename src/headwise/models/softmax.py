@@ -113,7 +113,10 @@ def _names_in(kind: type[nn.Module]) -> tuple[bool, bool, bool, bool]:
     # torch's own attentions (nn.TransformerEncoderLayer) are read like a user's
     homes = {base.__module__ for base in kind.__mro__}
     while waiting:
-        function = inspect.unwrap(waiting.pop())
+        function = waiting.pop()
+        if not callable(function):  # `torch.classes` raises where it is unwrapped
+            continue
+        function = inspect.unwrap(function)
         if not isinstance(function, types.FunctionType) or function in read:
             continue
         read.add(function)
