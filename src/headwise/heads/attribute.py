@@ -337,16 +337,16 @@ def _writer_of(
             writer, factor = child, 1.0
     state = stream.read + factor * rows[writer].gave
     # Either a child reads the stream, as the norm of a feed-forward does; or what a child gives is added to it and
-    # makes the layer's output, as of a feed-forward that runs beside the attention. The best fit of all counts.
+    # makes the layer's output, as of a feed-forward that runs beside the attention.
     # Without a feed-forward the state is the layer's output. Of a mixer beside the attention (Falcon H1) the same.
     gave = [rows[child].gave for child in children]
     # OPT's `fc1` gives more numbers
     ends = [state, *(state + x for x in gave if x.shape == state.shape)]
     reads = [rows[child].read for child in children]
-    apart = [_apart(end, stream.gave) for end in ends]
-    for read in reads:
-        apart += [_apart(read, end) for end in ends if read.shape == end.shape]
-    if min(apart) > close:
+    pairs = [(read, end) for end in ends for read in reads if read.shape == end.shape]
+    pairs += [(end, stream.gave) for end in ends]
+    # the usual pair, a norm that reads the state, stands first
+    if not any(_apart(x, y) <= close for x, y in pairs):
         raise HeadwiseError(
             f"{kind}: it is not known how the attention of {layer.site.name} enters the residual stream"
         )
