@@ -18,7 +18,6 @@ from headwise.files import (
     read_json,
     read_text,
     text_path,
-    whole_folder,
     write_whole,
 )
 
@@ -157,20 +156,6 @@ def test_tale_is_the_book_of_the_package_unless_there_is_such_a_file(
     Path("tale").write_text("mine")
     assert text_path("tale").resolve() == tmp_path / "tale"
     assert text_path("book.txt") == Path("book.txt")
-
-
-@pytest.mark.parametrize("there", [False, True])
-def test_a_folder_appears_whole(there: bool, tmp_path: Path) -> None:
-    folder = tmp_path / "hv[1]"
-    if there:
-        folder.mkdir()
-    with pytest.raises(KeyboardInterrupt), whole_folder(folder) as new:
-        (new / "half").touch()
-        raise KeyboardInterrupt
-    assert [path.name for path in tmp_path.rglob("*")] == [folder.name] * there
-    with whole_folder(folder) as new:
-        (new / "whole").touch()
-    assert sorted(path.name for path in tmp_path.rglob("*")) == [folder.name, "whole"]
 
 
 def test_what_may_never_end_is_not_opened(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_no_function_is_long() -> None:
 # What `make measure` counts may fall, and rises with a reason alone; who makes it fall lowers the number here.
 # Last rise: every backend and the scores of heads, windows and documents at the price of their pairs, models of one's
 # own in every study, questions of the report that answer.
-MOST = {"nodes": 271_750, "files": 125, "circles": 0, "messages": 0, "options": 95, "test lines": 24_250}
+MOST = {"nodes": 271_551, "files": 125, "circles": 0, "messages": 0, "options": 95, "test lines": 24_141}
 
 
 def test_the_package_grows_no_more() -> None:
