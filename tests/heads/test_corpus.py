@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from cases import refuses
 from helpers import watch_call
+from small_models import assert_same, noisy, normal
 
 import headwise as hw
 from headwise.corpus.documents import Text
@@ -62,7 +64,9 @@ def test_whole_maps_on_request(model: GPT, monkeypatch: pytest.MonkeyPatch) -> N
     ids = torch.randint(V, (2, 13), generator=torch.Generator().manual_seed(2))
     seen = watch_call(model, ids, maps=True)
     head = seen["L1.H1"]
-    assert head.map.shape == (13, 13) and head.map.sum(1) == pytest.approx(np.ones(13), abs=1e-6)
+    assert head.map.shape == (2, 13, 13) and head.map.sum(2) == pytest.approx(np.ones((2, 13)), abs=1e-6)
+    for one, alone in zip(head.map, ids, strict=True):  # of each document, as it is by itself
+        assert one == pytest.approx(watch_call(model, alone[None], maps=True)["L1.H1"].map, abs=1e-6)
     monkeypatch.setattr("headwise.heads.watch.MOST_WEIGHTS", 168)
     said = r"up to 168 weights a head, and here 13 tokens look at 13, 169 weights; .* list some rows \(maps=\[-1\]\)"
     with pytest.raises(hw.HeadwiseError, match=said), hw.watch(model, maps=True), torch.no_grad():
@@ -70,4 +74,25 @@ def test_whole_maps_on_request(model: GPT, monkeypatch: pytest.MonkeyPatch) -> N
     with hw.watch(model, maps=[7, 50]) as seen, torch.no_grad():
         model(ids)
         model(ids[:, :1])  # has no row 7: the map is that of the call before
-    assert seen["L1.H1"].map == pytest.approx(head.map[7:8], abs=1e-7) and seen["L1.H1"].n_rows == 28
+    assert seen["L1.H1"].map == pytest.approx(head.map[:, 7:8], abs=1e-7) and seen["L1.H1"].n_rows == 28
+
+
+def test_maps_of_a_batch_are_in_the_graph() -> None:
+    """Their gradients are those of the dense formula, and NumPy reads them as an array."""
+    layer, x = noisy(3, mask=hw.Causal(), n_kv_heads=1, q_bias=True), normal(2, 13, 31)
+    with hw.watch(layer, maps=True) as seen:
+        layer(x)
+    maps = seen["L0.H2"].map
+    q = F.linear(x, layer.q_proj.weight, layer.q_proj.bias)[..., 20:]
+    scores = q @ F.linear(x, layer.k_proj.weight).mT / 10**0.5
+    dense = scores.masked_fill(torch.ones(13, 13).triu(1) > 0, -torch.inf).softmax(-1)
+    assert np.asarray(maps) == pytest.approx(dense.detach().numpy(), abs=1e-6)
+    wanted = [layer.q_proj.weight, layer.q_proj.bias, layer.k_proj.weight]
+    factors = normal(2, 13, 13, seed=5)
+    ours, theirs = (torch.autograd.grad((factors * each).sum(), wanted) for each in (maps, dense))
+    for got, expected in zip(ours, theirs, strict=True):
+        assert_same(got.as_subclass(torch.Tensor), expected)
+    layer.requires_grad_(False)
+    with hw.watch(layer, maps=True) as seen:
+        layer(x[:1])
+    assert isinstance(seen["L0.H2"].map, np.ndarray) and seen["L0.H2"].map.shape == (13, 13)

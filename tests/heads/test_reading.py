@@ -113,7 +113,7 @@ def test_keys_that_are_no_positions_of_one_text_have_no_distances(use_cache: boo
         with pytest.raises(hw.MissingError, match=f"there is no statistic {name!r} of this head"):
             getattr(seen[head], name)
     rows = seen[head].documents[-1]
-    first = float(seen[head].map[:, 0].mean())
+    first = float(seen[head].map[-1, :, 0].mean())
     assert first > 0.01 and float(seen[head].rows.first[-rows:].mean()) == pytest.approx(first, abs=1e-6)
     site = head.rpartition(".")[0]
     assert [line for line in seen.notes if line.startswith(f"{site}: ")] == [
@@ -189,11 +189,11 @@ def test_where_a_head_looks_is_drawn_over_the_image(looked: tuple[Tensor, Seen],
 
     pixels, seen = looked
     tower, words = seen["vision_tower.L0.H0"], seen["language_model.L1.H3"]
-    assert words.map.shape == (2, 29) and np.array_equal(words.image_map, words.map[:, 6:22])
+    assert words.map.shape == (2, 2, 29) and np.array_equal(words.image_map, words.map[-1, :, 6:22])
     assert words.image_map.sum(1) == pytest.approx(words.rows["image"][[-3, -1]], abs=1e-6)
     weights = patches(words, None)
-    assert weights.shape == (4, 4) and weights[1, 2] == pytest.approx(words.map[:, 6 + 6].mean())
-    assert patches(tower, None) == pytest.approx(tower.map.mean(0)[1:].reshape(4, 4))
+    assert weights.shape == (4, 4) and weights[1, 2] == pytest.approx(words.map[-1, :, 6 + 6].mean())
+    assert patches(tower, None) == pytest.approx(tower.map[-1].mean(0)[1:].reshape(4, 4))
     assert np.array_equal(patches(words, (2, 8)), weights.reshape(2, 8))
     imsave(tmp_path / "in.png", np.random.default_rng(0).random((36, 48, 3)))
     flat = np.arange(35.0).reshape(7, 5) + 1
@@ -394,4 +394,4 @@ def test_padding_is_that_of_the_sequence_which_a_layer_reads() -> None:
         beside(ids, padding, places)
     head, other = inside["L0.H1"], across["L0.H1"]
     assert len(head.rows["entropy"]) == 7 + 4 and len(other.rows["first"]) == 2 * 11
-    assert np.allclose(other.rows["first"][11:], other.map[:, 3], atol=1e-5)  # of the second document
+    assert np.allclose(other.rows["first"][11:], other.map[1, :, 3], atol=1e-5)

@@ -83,7 +83,7 @@ def test_families_outside_the_interface_give_their_own_maps(family: str) -> None
         documents = [row_statistics(p, q_ids=ids, k_ids=ids) for p, ids in zip(layer, IDS, strict=True)]
         for h in range(H):
             head = seen[f"L{n}.H{h}"]
-            torch.testing.assert_close(torch.tensor(head.map), layer[-1, h].float(), rtol=0, atol=1e-5)
+            torch.testing.assert_close(torch.tensor(head.map), layer[:, h].float(), rtol=0, atol=1e-5)
             expected = {name: torch.cat([document[name][h] for document in documents]) for name in documents[0]}
             assert_rows(head.rows, expected, T, f"{family} {head.name}")
 
@@ -222,7 +222,7 @@ def test_the_class_of_a_learner_is_watched(way: str) -> None:
         expected = [row_statistics(p) for p in twin[n].map]
         for h in range(H):
             head = seen[f"L{n}.H{h}"]
-            torch.testing.assert_close(torch.tensor(head.map), twin[n].map[-1, h], rtol=0, atol=1e-5)
+            torch.testing.assert_close(torch.tensor(head.map), twin[n].map[:, h], rtol=0, atol=1e-5)
             assert_rows(head.rows, {name: torch.cat([e[name][h] for e in expected]) for name in expected[0]}, 11, "own")
     with hw.ablate(model, ["L2.H3"]):
         silenced = model(X)
@@ -254,7 +254,7 @@ def test_torchs_own_encoder_and_decoder(layout: str) -> None:
     assert [note for note in seen.notes if "fast path" in note]
     attention = model.encoder.layers[0].self_attn
     expected = attention(x, x, x, average_attn_weights=False, key_padding_mask=~real)[1]
-    torch.testing.assert_close(torch.tensor(seen["encoder.L0.H1"].map), expected[-1, 1], rtol=0, atol=1e-5)
+    torch.testing.assert_close(torch.tensor(seen["encoder.L0.H1"].map), expected[:, 1], rtol=0, atol=1e-5)
     assert seen["encoder.L0.H1"].n_rows == 8 + 11 and seen["decoder.L0.H1"].next == 0
     w_o = attention.out_proj.weight.view(C, H, C // H)
     value = F.linear(X, attention.in_proj_weight, attention.in_proj_bias)[1, :, 2 * C :].view(11, H, C // H)
@@ -279,7 +279,7 @@ def test_axes_of_another_order_and_folded_ones() -> None:
     assert list(seen) == [f"L{n}.H{h}" for n in range(2) for h in range(H)]
     q, (k, _) = model[0].q(X).view(B, 11, H, -1), model[0].kv(X).chunk(2, -1)
     shared = torch.einsum("bihd,bjd->bhij", q, k).softmax(-1)
-    torch.testing.assert_close(torch.tensor(seen["L0.H2"].map), shared[-1, 2], rtol=0, atol=1e-6)
+    torch.testing.assert_close(torch.tensor(seen["L0.H2"].map), shared[:, 2], rtol=0, atol=1e-6)
     for name, w_o, h in (("L0.H2", model[0].o, 2), ("L1.H3", model[1].out_proj, 3)):
         with hw.ablate(model, [name]):
             silenced = model(X)
@@ -448,7 +448,7 @@ def test_dropout_is_no_part_of_a_map_and_gradients_pass() -> None:
     with hw.watch(model, maps=True) as seen:
         watched = model(X)
     assert torch.equal(plain, watched) and watched.requires_grad
-    torch.testing.assert_close(torch.tensor(seen["L0.H1"].map), model[0].map[-1, 1].detach(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(torch.tensor(seen["L0.H1"].map), model[0].map[:, 1].detach(), rtol=0, atol=1e-6)
     with hw.ablate(model, ["L0.H1"]):
         model(X).sum().backward()
     assert model[0].c_proj.weight.grad is not None and not model[0].c_proj.weight.grad[:, 8:16].any()
@@ -493,7 +493,7 @@ def test_behind_an_adapter_there_is_no_norm_and_a_head_is_silenced_exactly() -> 
     plain = shaken(model)(X)
     with hw.watch(model, maps=True) as seen:
         assert torch.equal(model(X), plain)
-    torch.testing.assert_close(torch.tensor(seen["L0.H1"].map), model[0].map[-1, 1], rtol=0, atol=1e-6)
+    torch.testing.assert_close(torch.tensor(seen["L0.H1"].map), model[0].map[:, 1], rtol=0, atol=1e-6)
     assert "norm" not in seen["L0.H1"].means and [note for note in seen.notes if "its W_O is not known" in note]
     with hw.ablate(model, ["L0.H1"]):
         silenced = model(X)

@@ -790,7 +790,6 @@ def top_keys(call: Call, b: int, rows: Sequence[int], k: int) -> tuple[Tensor, T
     return keys, weights
 
 
-@torch.no_grad()
 def row_weights(call: Call, b: int, rows: Sequence[int]) -> Tensor:
     """The weights of chosen queries over all keys, (H,n,S), in float32 or wider: for a few rows of a long text."""
     part = part_of(call, b, rows)

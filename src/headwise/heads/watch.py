@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,6 +45,13 @@ CELLS = 2**20
 Shown = Callable[[Ids], Sequence[str]]  # ids as a reader should see them, one by one
 
 
+class Maps(Tensor):
+    """Weights in the graph of a model's gradients, which NumPy and what draws read as they read an array."""
+
+    def __array__(self, *args: Any, **keywords: Any) -> Array:
+        return np.asarray(as_numpy(self), *args, **keywords)
+
+
 class _SeenSite:
     """What the heads of one attention did: numbers row by row, and pictures of the last document."""
 
@@ -51,11 +59,10 @@ class _SeenSite:
         # statistic that every document has -> its rows (H,n), document by document until they are asked for
         self.parts: dict[str, list[Array]] = {name: [] for name in statistics}
         self.documents: list[int] = []  # rows of each
-        # (H,T,S), or some rows, of the last document that had such rows
-        self.maps: Array | None = None
-        self.image: Tensor | None = (
-            None  # (S,) bool, which keys of that document are of an image
-        )
+        # (B,H,T,S), or some rows, of the last call that had such rows
+        self.maps: Tensor | None = None
+        # (S,) bool, which keys of its last document are of an image
+        self.image: Tensor | None = None
         # sum of the outputs; a document makes it (H,E)
         self.out_sum: NDArray[np.float64] = np.zeros(())
 
@@ -181,9 +188,10 @@ class SeenHead(HeadRow[float]):
         return np.asarray(of_heads[self._head])
 
     @property
-    def map(self) -> Array:
-        """The weights (T,S) of the last call's last text, or of some of its rows, as `watch(maps=...)` asks.
+    def map(self) -> Any:
+        """The weights (T,S) of the last call, or some of their rows, as `watch(maps=...)` asks; (B,T,S) of B texts.
 
+        A float32 array; where gradients were recorded, a tensor of the graph, which NumPy reads as any array.
         Documents that are packed in one row have one map.
         """
         if self._site.maps is None:
@@ -191,16 +199,16 @@ class SeenHead(HeadRow[float]):
                 f"the map of {self.name} was not kept; ask for it with watch(model, maps=True), or for rows that the "
                 f"text has"
             )
-        return np.asarray(self._site.maps[self._head])
+        maps = self._site.maps[:, self._head]
+        of_texts = maps if len(maps) > 1 else maps[0]
+        return of_texts if of_texts.requires_grad else as_numpy(of_texts)
 
     @property
-    def image_map(self) -> Array:
-        """The columns of `map` that are of an image; all of them in a tower that reads nothing but images."""
-        return (
-            self.map
-            if self._site.image is None
-            else self.map[:, self._site.image.cpu().numpy()]
-        )
+    def image_map(self) -> Any:
+        """The columns of the last text's `map` that are of an image; all in a tower that reads nothing but images."""
+        of_text = self.map if self.map.ndim == 2 else self.map[-1]
+        image = self._site.image
+        return of_text if image is None else of_text[:, image.cpu().numpy()]
 
     @property
     def mean_out(self) -> Array:
@@ -272,13 +280,13 @@ class Seen(HeadTable[SeenHead]):
         if line and line not in self.notes:
             self.notes.append(line)
 
-    def add_maps(self, site: Site, weights: Tensor, document: Document) -> None:
-        """The whole maps (H,T,S) of one document, or some rows of them."""
+    def add_maps(
+        self, site: Site, weights: Sequence[Tensor], document: Document
+    ) -> None:
+        """The whole maps (H,T,S) of each document of a call, or some rows of them; `document` is the last one."""
         of_site = self._sites[site.name]
-        of_site.maps, of_site.image = (
-            as_numpy(weights),
-            (document.marks or {}).get("image"),
-        )
+        of_site.maps = torch.stack([*weights]).as_subclass(Maps)
+        of_site.image = (document.marks or {}).get("image")
 
     @property
     def _known(
@@ -366,8 +374,8 @@ def watch(
         offsets: distances k whose mass is noted: seen["L3.H5"]["offset_2"]; that of 1 is always there, as `previous`
         marks: named sets of token ids whose mass is noted, such as {"delimiter": [11, 13]}:
             seen["L3.H5"]["delimiter"]
-        maps: also keep each head's map (T,S), `.map`, of the last call's last document, or the rows listed, of the
-            last document that has one of them; up to 2^20 weights a head
+        maps: also keep each head's map (T,S), `.map`, of the last call, or the rows listed, of the last call that has
+            one of them; (B,T,S) of a batch; up to 2^20 weights a head and document; attached where gradients are on
         only: statistics that are noted, such as ["score_max"]; default all. Of score_max, score_peak, lse, sink, gate,
             confidence and norm nothing else is computed, and no pictures are kept: a training loop can afford them
         rows: a fraction of the rows, such as 0.125, one drawn of each 8; default all. Statistics of a few rows come
@@ -415,8 +423,9 @@ def watch(
                 # top=False: the strongest key, which no statistic shown here needs, is not looked for.
                 measured = measure(part, place, some, offsets, w_o, False, wanted)
                 seen.add(site, measured, some)
-            if kept:
-                seen.add_maps(site, _maps(call, b, kept), document)
+        if kept and documents:
+            weights = [_maps(call, b, kept) for b in range(len(documents))]
+            seen.add_maps(site, weights, documents[-1])
 
     with listening(model, note, mark if sets else None, sites):
         if text is not None:  # else the caller runs the model, in whatever mode it is
