@@ -200,6 +200,8 @@ def test_a_half_precision_mistral_is_shared_healed_and_read_back(
     assert model.dtype == torch.bfloat16
     assert (model.config.num_key_value_heads, model.config.sliding_window) == (2, 7)
     assert model.lm_head.weight is model.model.embed_tokens.weight
+    half = invoke("prune", out, "--heads", "L0.H1", "--text", text, "--dtype", "fp16", "--out", tmp_path / "half")
+    assert half.code == 0 and load_folder(tmp_path / "half").dtype == torch.float16, half.err
     assert contents(source) == before
 
 

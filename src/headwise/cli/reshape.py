@@ -82,6 +82,7 @@ def prune(
     heal: int | None = None,
     force: Annotated[bool, Option("--force")] = False,
     device: str = "cpu",
+    dtype: str | None = None,
 ) -> None:
     """Remove query heads from a model.
 
@@ -112,6 +113,7 @@ def prune(
         heal=heal,
         force=force,
         device=device,
+        dtype=dtype,
     )
 
 

@@ -160,6 +160,7 @@ SHARED = {
     "heal": "Steps of healing, with --out: the new model learns to answer as the old one. Ctrl-C ends it early, with "
     "the best weights so far.",
     "force": "Replace --out, if share or prune wrote it.",
+    "dtype": "Number format of the weights that are written, such as bf16; default: that of MODEL.",
 }
 
 

@@ -6,7 +6,6 @@ import typer
 
 from headwise.cli.app import (
     Model,
-    SomeCount,
     command,
     needs_torch,
     print_json,
@@ -18,14 +17,11 @@ from headwise.view import Progress, screen
 
 
 @command()
-def verify(model: Model, tokens: SomeCount = None, device: str = "cpu") -> None:
+def verify(model: Model, device: str = "cpu") -> None:
     """Check a model's cache, its padding and its batches.
 
     A text is read whole, and then token by token, in chunks, padded, and beside another text. Where a result differs by
     more than rounding, the attention and the token are named where it begins. Exit code 1 says that one differs.
-
-    Args:
-        tokens: Length of the text. Default: 24, or a little beyond a sliding window of up to 512.
 
     Example: headwise verify gemma-3-270m
     """
@@ -37,7 +33,7 @@ def verify(model: Model, tokens: SomeCount = None, device: str = "cpu") -> None:
     with Progress("opening the model") as progress:
         opened = open_folder(model, device=device).model
         progress("reading a text in nine ways", 0, 0)
-        verified = verify(opened, tokens)
+        verified = verify(opened)
     if wants_json():
         print_json("verify", {**vars(verified), "right": verified.right})
     else:
