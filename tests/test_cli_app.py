@@ -1,8 +1,10 @@
 """What all commands share: consoles that send no control characters, progress, completion."""
 
 import io
+import itertools
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -77,6 +79,18 @@ def test_progress_has_lines_milestones_and_a_bar(
         progress("documents", 2, 5, "L1.H0")
         progress("documents", 5, 5, "L1.H0")
     assert "documents" in screen.getvalue() and "5/5" in screen.getvalue()
+    # On a clock of its own: steps of 31 to 59 seconds, of a stage that was named long before.
+    clock = [0.0]
+    monkeypatch.setattr(err, "get_time", lambda: clock[0])
+    with Progress("reading the text") as progress:
+        progress("later", 0, 1)
+        ends = list(itertools.accumulate([500, *random.Random(7).choices(range(31, 60), k=23)]))
+        for done, end in enumerate(ends):
+            clock[0] = end
+            progress("later", done, 23)
+            if 2 <= done < 23:
+                left = progress._bar.tasks[0].time_remaining
+                assert left is not None and (ends[-1] - end) / 2 < left < (ends[-1] - end) * 2
 
 
 def test_the_shell_completes_commands_and_presets() -> None:

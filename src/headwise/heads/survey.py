@@ -478,14 +478,25 @@ def _survey(
     relations = () if text.relations is None else described(text.relations)
     roles = (*map(relation_role, relations), *ROLES)
     probes, second_half = repeated_tokens(text, folder.context, seed)
+    # which says where its layers lie
+    is_known = not is_sampled(model) or has_record(model)
+    has_loss = ask.predicts(model) == "next"
+    # All stages from the first moment on: what is said to be left of one is of that one alone.
+    stages = {
+        "running the model": True,
+        "untrained control": controls and is_known,
+        "importance": has_loss,
+        "ablation": has_loss and how != "none",
+    }
+    for stage in filter(stages.get, stages):
+        progress(stage, 0, 1)
 
     # 1. The model; and the same with fresh weights: statistic -> the largest score of any head.
     tally = tallied(Tally(model, second_half, False), text, probes, progress)
     vocabulary = vocabulary_product(model)
     notes = _notes(folder, text, tally)
     untrained: dict[str, float] | None = None
-    # which says where its layers lie
-    if controls and is_sampled(model) and not has_record(model):
+    if controls and not is_known:
         notes.append(Note.of("note.no_record", most=f"{WHOLE:,}", family=folder.family))
     elif controls:
         fresh, product = fresh_model(model, seed), vocabulary

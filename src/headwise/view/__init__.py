@@ -78,8 +78,11 @@ class Progress:
             rich_progress.BarColumn(bar_width=24),
             rich_progress.TimeRemainingColumn(elapsed_when_finished=True),
         )
-        # transient: gone at the end
-        self._bar = rich_progress.Progress(*columns, console=err, transient=True)
+        # Transient: gone at the end. Speed is that of ten minutes: from steps of over 30 seconds rich would forecast
+        # nothing.
+        self._bar = rich_progress.Progress(
+            *columns, console=err, transient=True, speed_estimate_period=600
+        )
         self._tasks: dict[str, rich_progress.TaskID] = {}  # the bar of each stage
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._print_now_and_then, daemon=True)
@@ -118,7 +121,11 @@ class Progress:
             # Only now, not in __enter__: a running bar takes standard output over. A second start does nothing.
             self._bar.start()
             if stage not in self._tasks:
-                self._tasks[stage] = self._bar.add_task(harmless(stage), numbers="")
+                self._tasks[stage] = self._bar.add_task(
+                    harmless(stage), start=False, numbers=""
+                )
+            if done:  # a stage may be named long before it begins
+                self._bar.start_task(self._tasks[stage])
             self._bar.update(
                 self._tasks[stage],
                 total=total or None,
