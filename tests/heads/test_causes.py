@@ -383,7 +383,7 @@ def test_targets_and_progress() -> None:
     first = patch(model, clean[0], bad[0], heads=["L1.H2"], target=[7, 11]).clean.mean
     second = patch(model, clean[1], bad[1], heads=["L1.H2"], target=[13, 17]).clean.mean
     assert both.clean.mean == pytest.approx((first + second) / 2, abs=1e-5)
-    for target in ([[7], 13], [[7, 11]], [7], [[7, 11, 13]]):
+    for target in ([[7], 13], [[7, 11]], [7], [[7, 11, 13]], 7, "he"):
         call = partial(patch, model, clean, bad, heads=["L1.H2"], target=target)
         refuses(call, r"pass two token ids, or \(2, 2\)")
 

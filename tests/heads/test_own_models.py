@@ -70,7 +70,7 @@ class NanoGPT(nn.Module):
         if targets is None:
             return self.lm_head(x[:, [-1]]), None
         rows = self.lm_head(x)
-        return rows, F.cross_entropy(rows.flatten(0, 1), targets.flatten())
+        return rows, F.cross_entropy(rows.view(-1, V), targets.view(-1))
 
 
 class Tied(NanoGPT):

@@ -298,7 +298,9 @@ def _metrics(model: nn.Module, target: Any, n: int) -> list[Metric | None]:
     """What is compared in each of n pairs; None: what the model likes best after each text."""
     if target is None or callable(target):
         return [None if target is None else partial(_row_by_row, target)] * n
-    sides = target.tolist() if hasattr(target, "tolist") else list(target)
+    # one token alone is no pair, and the letters of a word are not its tokens
+    sides = [] if isinstance(target, int | str) else target
+    sides = sides.tolist() if hasattr(sides, "tolist") else list(sides)
     several = [isinstance(side, list | tuple | set | frozenset) for side in sides]
     is_each = all(several) and not any(isinstance(side, set) for side in sides)
     if len(sides) == n and is_each and all(len(row) == 2 for row in sides):

@@ -613,7 +613,13 @@ def _forward(
         return SimpleNamespace(logits=model(ids, last_only=last))
     adapter = adapter_of(model)
     if adapter is not None:
-        return SimpleNamespace(logits=adapter.logits(model, ids))
+        T = ids.shape[1]
+        if T > (adapter.context or T):
+            raise HeadwiseError(
+                f"the text has {T} tokens, and {type(model).__name__} takes {adapter.context}; pass a shorter one"
+            )
+        # its code may ask for views of the ids, as nanoGPT's loss does
+        return SimpleNamespace(logits=adapter.logits(model, ids.contiguous()))
     inputs: dict[str, Any] = {"input_ids": ids, **past}
     if _has_encoder(model):
         decoded = ids if start is None else torch.tensor([start]).expand(len(ids), -1)
