@@ -186,7 +186,8 @@ def test_every_study_of_a_model_of_ones_own(name: str) -> None:
         expected = 15 * (math.atanh(float(plain[7]) / 15) - math.atanh(float(plain[11]) / 15))
     assert parts.total == pytest.approx(expected, abs=1e-4)
     assert len(hw.why(model, IDS, OTHER, 7, 11).heads) == 2 * H
-    assert len(hw.survey(model, [IDS.tolist(), OTHER.tolist()], ablate="zero")["L1.H2"].roles) == 0
+    head = hw.survey(model, [IDS.tolist(), OTHER.tolist()], ablate="zero")["L1.H2"]
+    assert len(head.roles) == 0 and {"after_same", "induction"} <= set(head.means)  # its ids are known
     assert len(hw.composition(model)) == H * H
     assert len(list(hw.generate(model, IDS.tolist(), 9, temperature=0))) == 9  # beyond its context of 23
     torch.testing.assert_close(row(model, IDS), plain)

@@ -219,13 +219,17 @@ def test_a_story_as_a_frame_and_a_figure() -> None:
     assert seen.figure("entropy").axes[0].images[0].get_array()[1, 2] == seen["L1.H2"].entropy.mean  # type: ignore[index]
 
 
-def test_heads_that_do_each_others_work_are_tried_as_one() -> None:
-    """Three heads look for the token that was behind the last one: each alone brings a third of the answer."""
-    model = induction_model()
-    first, *others = model.blocks[1].attention.heads  # type: ignore[union-attr]
+def copy_heads(first: Any, *others: Any) -> None:
     for head in others:
         for name in ("wq", "wk", "wv", "wo"):
             getattr(head, name).copy_(getattr(first, name))
+
+
+def test_heads_that_do_each_others_work_are_tried_as_one() -> None:
+    """Three heads look for the token that was behind the last one: each alone brings a third of the answer."""
+    model = induction_model()
+    layers: Any = [block.attention.heads for block in model.blocks]
+    copy_heads(*layers[1])
     story = hw.why(model, [7, 2, 9, 4, 1, 8, 2], [7, 3, 9, 4, 1, 8, 2], 9, 4)
     carried = {part.head: part for part in story.keys}
     together = carried.pop(next(name for name in carried if "+" in name))
@@ -235,3 +239,7 @@ def test_heads_that_do_each_others_work_are_tried_as_one() -> None:
     assert (path.sender, path.receiver, path.at) == ("L0.H1", together.head, "k") and path.effect > 0.9
     assert path.reader in ("L1.H0", "L1.H1", "L1.H2")
     assert f"{together.head}: its keys alone carry" in " ".join(story.text(300).split())
+    # so are those that look at one token from there
+    copy_heads(layers[0][1], layers[0][0], layers[0][2])
+    paths = hw.why(model, [7, 2, 9, 4, 1, 8, 2], [7, 3, 9, 4, 1, 8, 2], 9, 4).paths
+    assert paths[0].sender == "L0.H0+L0.H1+L0.H2" and paths[0].effect > 0.9

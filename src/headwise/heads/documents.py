@@ -25,7 +25,7 @@ from headwise.backends.torch_ import as_tensor
 from headwise.corpus.documents import batches
 from headwise.corpus.tokens import Ids
 from headwise.masks import Allowed, Bias, BroadcastGrid, Mask, Part, all_of, resolve
-from headwise.models.ask import cache_in, evaluating, run_body
+from headwise.models.ask import adapter_of, cache_in, evaluating, run_body
 from headwise.models.hook import Hook, attach, hooked
 from headwise.models.sites import Site, sites_of
 from headwise.records import Call
@@ -256,6 +256,8 @@ class _Readers:
             reader = None
             if reads and not LAYER_INPUTS & set(names[:1]):
                 reader = _Reader(module, names)
+            elif module is model and adapter_of(model) is not None:
+                reader = _Reader(module, names, own=True)
             elif OTHERS & set(names):
                 reader = _Reader()  # one that knows nothing
             # a caller may run any module around an attention that is free
@@ -306,6 +308,7 @@ class _Reader:
     # None of one that is given no tokens: then all that follows stays empty
     model: nn.Module | None = None
     parameters: Sequence[str] = ()  # names of the arguments of its `forward`
+    own: bool = False  # a model of one's own, whose first argument are the ids
     ids: Tensor | None = None  # (B,L); None where one of them is not known
     padding: Tensor | None = None  # (B,L) bool, True = real
     # (B,L) or (1,L), where there is no cache: a document begins where they start anew
@@ -333,6 +336,8 @@ class _Reader:
         self.past, cache = _past(arguments)
         # `ids` is the name in our GPT, `input_ids` that in transformers.
         ids = arguments.get("input_ids", arguments.get("ids"))
+        if self.own:
+            ids = arguments.get(self.parameters[0])
         embedded = arguments.get("inputs_embeds")
         known, self.ids, self.spans = self.ids, None, {}
         # It ran unwatched, or its documents have changed places. By `is`: == would compare the numbers of tensors.
@@ -563,7 +568,8 @@ def _document(
     if not reader.places(call):
         _, gone = reader.held_by(call.layer) or (0, 0)
         keys, start, ids = _attended(call, b), None, None
-    if ids is not None and len(ids) == length:
+    # a model of one's own may have a cache that is not seen
+    if ids is not None and len(ids) == length and (T == S or not reader.own):
         q_ids, k_ids = ids[-T:], _fit(ids, S, -1)
         before = int(ids[gone - 1]) if gone else -1
     marks = {}

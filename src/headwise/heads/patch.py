@@ -688,8 +688,11 @@ class Study:
         receivers: Sequence[Receiver],
         senders: Iterable[str] | None = None,
         progress: Progress = no_progress,
+        groups: Iterable[str] = (),
     ) -> dict[tuple[Receiver, str], float]:
         """By receiver, such as ("q", "L3.H5"), and earlier head, a sender: its effect through what the receiver reads.
+
+        groups  further senders, heads of one layer that give their clean output together: "L0.H1+L0.H2"
 
         First each sender gives its clean output, heads above it are frozen, and what all receivers make of that is
         kept. Then each receiver has it, from one sender after another.
@@ -718,8 +721,10 @@ class Study:
         heads = self.text.names("out")
         below = [head for head in heads if place_of(head)[0] in order[:last]]
         variants = {}
-        for sender in _chosen(below, senders) if below else []:
-            variant = self.variant("out", [sender])
+        single = _chosen(below, senders) if below else []
+        joined = [group for group in groups if place_of(group)[0] in order[:last]]
+        for sender in single + joined:
+            variant = self.variant("out", sender.split("+"))
             for site in order[order.index(place_of(sender)[0]) + 1 : last + 1]:
                 frozen = dict(enumerate(self.text.calls[site].out[0]))
                 variant[site] = Edit("out", frozen)
@@ -731,8 +736,8 @@ class Study:
 
 
 def place_of(name: str) -> tuple[str, int]:
-    """The site of a head, or key/value head, and its number there: ("L3", 5) of L3.H5."""
-    site, _, last = name.rpartition(".")
+    """The site of a head, or key/value head, and its number there: ("L3", 5) of L3.H5; of several those of the last."""
+    site, _, last = name.rpartition("+")[2].rpartition(".")
     # without the letters, "H" or "KV", before the number
     return site, int(last.lstrip("HKV"))
 

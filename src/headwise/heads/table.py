@@ -432,7 +432,7 @@ class StoryKeys:
 class StoryPath:
     """What one head brings through what another reads."""
 
-    sender: str
+    sender: str  # a head, or those that look at the same token: L0.H1+L0.H2
     receiver: str  # a head, or for at k and v a key/value head
     # the head itself, or of those that read the key/value head the one that carries most
     reader: str

@@ -401,11 +401,11 @@ def _read_by(
     readers: dict[Receiver, str] = {}
     clear = [x.head for x in heads[: Story.MOST] if _is_clear(x.brings)]
     # Heads that look at the same token can do each other's work: their keys and values are tried as one, too.
-    groups = _looking_alike(asked)
+    groups = _looking_alike(asked, asked.question.end)
     for at in READ:
         for name in clear:
             readers.setdefault((at, study.text.read_by(name, at)), name)
-        for names in groups if at != "q" else ():
+        for names in groups.values() if at != "q" else ():
             read = dict.fromkeys(study.text.read_by(name, at) for name in names)
             if len(read) > 1:
                 readers.setdefault((at, "+".join(read)), names[0])
@@ -426,7 +426,14 @@ def _read_by(
     receivers = [receiver for receiver in readers if _is_clear(effects[receiver])]
     paths = []
     if receivers:
-        followed = study.paths(receivers, progress=partial(progress, "following paths"))
+        senders: dict[tuple[int, int, str], list[str]] = defaultdict(list)
+        for t in groups:  # heads of one layer that bring there what these find it by
+            for key, names in _looking_alike(asked, t).items():
+                for name in names:
+                    senders[t, key, place_of(name)[0]].append(name)
+        joined = {"+".join(sorted(each)) for each in senders.values() if len(each) > 1}
+        stage = partial(progress, "following paths")
+        followed = study.paths(receivers, None, stage, sorted(joined))
         for ((at, name), sender), effect in followed.items():
             if _is_clear(effect):
                 path = StoryPath(sender, name, readers[at, name], at, effect)
@@ -438,18 +445,21 @@ def _is_clear(effect: float | None) -> bool:
     return abs(effect or 0.0) >= Story.CLEAR
 
 
-def _looking_alike(asked: _Asked) -> list[list[str]]:
-    """Heads that look hardest at the same token from where the answer stands, two or more, the hardest first.
+def _looking_alike(asked: _Asked, at: int | None) -> dict[int, list[str]]:
+    """By token the heads that look hardest at it from a position, two or more, the hardest first.
 
     The first token, special ones and the token itself do not count: there heads rest.
     """
-    at, looking = asked.question.end, defaultdict(list)
+    looking = defaultdict(list)
     if at is None:  # a decoder has written nothing yet
-        return []
+        return {}
     for site, call in asked.text.calls.items():
         for h, row in enumerate(() if call.cross else asked.weights(site, at)):
             weight, t = row.max(-1)
             if weight >= HARD and t not in (0, at) and asked.question.is_word(int(t)):
                 looking[int(t)].append((float(weight), head_name(site, h)))
-    groups = [sorted(heads, reverse=True) for heads in looking.values()]
-    return [[name for _, name in heads] for heads in groups if len(heads) > 1]
+    return {
+        t: [name for _, name in sorted(heads, reverse=True)]
+        for t, heads in looking.items()
+        if len(heads) > 1
+    }

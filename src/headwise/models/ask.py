@@ -614,7 +614,7 @@ def _forward(
     adapter = adapter_of(model)
     if adapter is not None:
         T = ids.shape[1]
-        if T > (adapter.context or T):
+        if (adapter.context or T) < T:
             raise HeadwiseError(
                 f"the text has {T} tokens, and {type(model).__name__} takes {adapter.context}; pass a shorter one"
             )

@@ -300,7 +300,11 @@ class _Asked:
             if isinstance(first, Tensor) and first.ndim == 3 and len(first) == len(ids):
                 states[name] = first.clone()
 
-        inputs["input_ids" if "input_ids" in self.takes else "ids"] = ids
+        # a model of one's own may call them otherwise, and takes them first
+        named = [
+            name for name in ("input_ids", "ids", *self.takes) if name in self.takes
+        ]
+        inputs[named[0]] = ids
         if "decoder_input_ids" in self.takes:
             inputs["decoder_input_ids"] = self.answered.expand(len(ids), -1)
         if "use_cache" in self.takes:

@@ -86,7 +86,8 @@ function drawPaths() {
   const width = 640, layerHeight = 84, margin = 40; // of the drawing, of a layer, and what stays free around
   const parts = new Map(story.heads.map((part) => [part.head, part])); // name -> `StoryHead`
   // The heads that are told of, and those at both ends of a path.
-  const names = [...new Set([...story.told, ...story.paths.flatMap((path) => [path.sender, path.reader])])].sort();
+  const paths = story.paths.flatMap((path) => path.sender.split('+').map((sender) => ({ ...path, sender })));
+  const names = [...new Set([...story.told, ...paths.flatMap((path) => [path.sender, path.reader])])].sort();
   // "encoder.L0.H3" -> "encoder.L0", and 3
   const layerOf = (name) => name.replace(/\.H\d+$/, ''), headOf = (name) => Number(/\d+$/.exec(name)[0]);
   const layers = story.layers.filter((layer) => names.some((name) => layerOf(name) === layer)); // with a head of these
@@ -122,7 +123,7 @@ function drawPaths() {
   const whole = Math.max(1, Math.abs(story.logit));
   const direct = names.filter((name) => parts.get(name).adds !== null);
   drawing.append(...direct.map((name) => line(place(name), top, 'direct', parts.get(name).adds / whole)));
-  drawing.append(...story.paths.map((p) => line(place(p.sender), place(p.reader), `path ${p.at}`, p.effect)));
+  drawing.append(...paths.map((p) => line(place(p.sender), place(p.reader), `path ${p.at}`, p.effect)));
   drawing.append(...names.map(node), svg('text', { class: 'goal', x: top[0], y: top[1] - 4 }, story.answer));
 }
 
