@@ -24,7 +24,7 @@ from headwise.view import Progress, Screen, err, screen
 
 if TYPE_CHECKING:
     from headwise.reshape.asked import Asked
-    from headwise.reshape.heal import Damage, HealPoint, Pair
+    from headwise.reshape.heal import Damage, HealPoint
     from headwise.reshape.job import Change, Reshaped
 
 
@@ -174,27 +174,7 @@ def _reshape(model: Any, change: Change, **options: Any) -> None:
 
 def print_damage(screen: Screen, title: str, damage: Damage) -> None:
     """A row for each number, before and after."""
-    Table(("", "before", "after", "change"), rows_of(damage), title).print(screen)
-
-
-def rows_of(damage: Damage) -> list[tuple[str, str, str, str]]:
-    """Name, before, after and change of each number, as text; what was not measured is no row."""
-    rows = []
-    if damage.loss is not None:
-        rows.append(("loss, nats per token", *_numbers(damage.loss, 4)))
-    if damage.kl is not None:
-        rows.append(("KL to the parent, nats per token", "", f"{damage.kl:.4f}", ""))
-    if damage.error is not None:
-        rows.append(
-            ("error of the hidden states, relative", "", f"{damage.error:.4f}", "")
-        )
-    rows.append(("cache, bytes per token", *_counts(damage.cache_bytes)))
-    rows.append(("parameters", *_counts(damage.parameters)))
-    speed = damage.tokens_per_second
-    if speed is not None:
-        name = f"decoding, tokens/s at {damage.decode_context:,} cached"
-        rows.append((name, *_counts(speed)))
-    return rows
+    Table(("", "before", "after", "change"), damage.rows, title).print(screen)
 
 
 def print_curve(screen: Screen, curve: tuple[HealPoint, ...]) -> None:
@@ -222,23 +202,3 @@ def _kept(curve: tuple[HealPoint, ...]) -> str:
     return (
         f"After healing: the weights of step {best.step:,} were the best, and are kept"
     )
-
-
-def _numbers(pair: Pair, digits: int) -> tuple[str, str, str]:
-    """Before, after and difference, as text with so many decimals."""
-    return (
-        f"{pair.before:.{digits}f}",
-        f"{pair.after:.{digits}f}",
-        f"{pair.after - pair.before:+.{digits}f}",
-    )
-
-
-def _counts(pair: Pair) -> tuple[str, str, str]:
-    """Before, after and factor, as text."""
-    if not pair.before:  # no factor leads from 0
-        factor = ""
-    elif pair.after == pair.before:
-        factor = "same"
-    else:
-        factor = f"x {pair.after / pair.before:.2f}"
-    return f"{pair.before:,.0f}", f"{pair.after:,.0f}", factor

@@ -48,6 +48,17 @@ class Pair:
     before: float
     after: float
 
+    @property
+    def counts(self) -> tuple[str, str, str]:
+        """Before, after and factor, as text."""
+        if not self.before:  # no factor leads from 0
+            factor = ""
+        elif self.after == self.before:
+            factor = "same"
+        else:
+            factor = f"x {self.after / self.before:.2f}"
+        return f"{self.before:,.0f}", f"{self.after:,.0f}", factor
+
 
 @dataclass(frozen=True)
 class Damage:
@@ -64,6 +75,30 @@ class Damage:
     tokens_per_second: Pair | None
     decode_context: int  # tokens in the cache while that was measured
     context: int  # the longest text
+
+    @property
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """Name, before, after and change of each number, as text; what was not measured is no row."""
+        rows = []
+        if self.loss is not None:
+            before, after = self.loss.before, self.loss.after
+            change = f"{after - before:+.4f}"
+            rows.append(
+                ("loss, nats per token", f"{before:.4f}", f"{after:.4f}", change)
+            )
+        single = {
+            "KL to the parent, nats per token": self.kl,
+            "error of the hidden states, relative": self.error,
+        }
+        for name, number in single.items():
+            if number is not None:
+                rows.append((name, "", f"{number:.4f}", ""))
+        rows.append(("cache, bytes per token", *self.cache_bytes.counts))
+        rows.append(("parameters", *self.parameters.counts))
+        if self.tokens_per_second is not None:
+            name = f"decoding, tokens/s at {self.decode_context:,} cached"
+            rows.append((name, *self.tokens_per_second.counts))
+        return rows
 
 
 def batches(

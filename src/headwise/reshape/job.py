@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -79,7 +80,6 @@ from headwise.reshape.heal import (
     Healing,
     HealPoint,
     HealRecipe,
-    Pair,
     batches,
     cache_bytes,
     heal_child,
@@ -253,61 +253,50 @@ def reshape(
         change.check(source.model)
         # 2. The text, the change, and what it costs.
         calibration = calibrate(name, text, source, tokens, documents)
-        read, measured = (
-            n_tokens(calibration.statistics),
-            n_tokens(calibration.evaluation),
-        )
+        held_out, n_read = calibration.evaluation, n_tokens(calibration.statistics)
         listener.say(
-            f"reading {change.passes(source.model)} x {read:,} tokens to make the change, and "
-            f"2 x {measured:,} to measure it"
+            f"reading {change.passes(source.model)} x {n_read:,} tokens to make the change, and "
+            f"2 x {n_tokens(held_out):,} to measure it"
         )
         changed = change.apply(source, calibration)
         child = changed.model
         stands_for(child, source.model)
 
-        def damage_of(speed: Pair | None = None) -> Damage:
-            held_out, context, say = (
-                calibration.evaluation,
-                source.context,
-                listener.say,
-            )
-            return measure(source.model, child, held_out, context, say, speed, written)
-
-        damage = damage_of()
-        notes = [*changed.notes]
-        if isinstance(text, verbs.VerbCorpus) and damage.loss is not None:
-            notes.append(verbs.WHOLE_LINES)
-        notes += calibration.about
-        listener.damage(changed.what, tuple(notes), damage)
-        details = {**vars(change), **changed.details}
-        curve: tuple[HealPoint, ...] = ()
-        healed = None
-        # 3. Healing. It changes numbers, not the speed.
-        if recipe is not None:
-            course = _healed(recipe, source.model, changed, calibration, listener)
-            curve = course.curve
-            steps = {"steps_made": curve[-1].step, "best_step": course.best_step}
-            details["healing"] = asdict(recipe) | steps
-            healed = damage_of(damage.tokens_per_second)
-        child = cast(child, written).requires_grad_(True)
+        measured = partial(
+            measure,
+            source.model,
+            child,
+            held_out,
+            source.context,
+            listener.say,
+            dtype=written,
+        )
+        damage = measured()
+        notes = *changed.notes, *calibration.about
+        listener.damage(changed.what, notes, damage)
         report = Reshaped(
             model=child,
             source=str(source.path),
             out=None if out is None else str(out),
             what=changed.what,
-            notes=tuple(notes),
-            details=details,
+            notes=notes,
+            details={**vars(change), **changed.details},
             run=_run(source.path, out),
             damage=damage,
-            curve=curve,
-            healed=healed,
         )
+        # 3. Healing. It changes numbers, not the speed.
+        if recipe is not None:
+            course = _healed(recipe, source.model, changed, calibration, listener)
+            steps = {"steps_made": course.curve[-1].step, "best_step": course.best_step}
+            report.details["healing"] = asdict(recipe) | steps
+            healed = measured(speed=damage.tokens_per_second)
+            report = replace(report, curve=course.curve, healed=healed)
+        cast(child, written).requires_grad_(True)
         # 4. The folder.
         if out is None:
             return report
-        return replace(
-            report, verified=export(report, source, out, force, listener.say)
-        )
+        verified = export(report, source, out, force, listener.say)
+        return replace(report, verified=verified)
 
 
 def _healed(
@@ -572,6 +561,8 @@ def calibrate(
             f"{folder.vocab_size or 'no negative'} tokens: they do not belong together"
         )
     about = unknown_note(folder.tokens, facts)
+    if isinstance(text, verbs.VerbCorpus):
+        about = verbs.WHOLE_LINES, *about
     return Calibration(train, held_out, length, vocab_size, most, about, name)
 
 
@@ -661,15 +652,6 @@ def _write_child(fresh: Path, report: Reshaped, source: Folder) -> None:
 def model_card(report: Reshaped) -> str:
     """What the folder holds, what was done and what that cost, as the README.md that a hub shows."""
     last = report.healed or report.damage
-    rows: list[tuple[str, object, object]] = []
-    if last.loss is not None:
-        rows.append(("loss, nats per token", last.loss.before, last.loss.after))
-    rows.append(
-        ("cache, bytes per token", last.cache_bytes.before, last.cache_bytes.after)
-    )
-    rows.append(("parameters", last.parameters.before, last.parameters.after))
-    if last.kl is not None:
-        rows.append(("KL to the parent, nats per token", "", last.kl))
     name = Path(report.source).resolve().name
     steps = (
         f"healed for {report.curve[-1].step:,} steps" if report.curve else "no training"
@@ -680,14 +662,10 @@ def model_card(report: Reshaped) -> str:
         f"---\nbase_model: {name}\nlibrary_name: {library}\ntags: [headwise]\n---",
         f"# {Path(report.out or name).name}",
         f"Made of {name} by headwise: {report.what}; {steps}. {report.won}.",
-        "| on held-out text | before | after |\n| --- | --- | --- |",
+        "| on held-out text | before | after | change |\n| --- | --- | --- | --- |",
     ]
-    for what, before, after in rows:
-        cells = [
-            f"{x:,.6g}" if isinstance(x, float | int) else str(x)
-            for x in (before, after)
-        ]
-        lines[-1] += f"\n| {what} | {' | '.join(cells)} |"
+    for row in last.rows:
+        lines[-1] += f"\n| {' | '.join(row)} |"
     lines += [f"- {note}" for note in report.notes]
     lines.append(
         f"Read back and compared with the model in memory: {report.verified}. All figures: {RECORD}."
