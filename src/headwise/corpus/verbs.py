@@ -177,26 +177,25 @@ def _sentence(clause: str, noun: str = "") -> str:
 def told() -> dict[str, Any]:
     """What each word of the cells tells, and a line of the corpus in Spanish, for a page that says what a head changes.
 
-    `words` has for each word the numbers of the verbs, tenses and persons of which it is a form: `trae` shares the verb
-    of `traería`, and not its tense. A word that stands with all of them, such as `él` with every verb, tells nothing.
+    `words` has for each word the numbers of the verbs, tenses, persons and languages of which it is a form: `trae`
+    shares the verb of `traería`, and not its tense. A word that stands with all of them, such as `él` with every verb,
+    tells nothing.
     """
-    wholes = VERBS, TENSES, PERSONS
+    wholes = VERBS, TENSES, PERSONS, ("english", "spanish")
     words: dict[str, list[list[int]]] = {}
     for cell in cells():
-        for form in f"{cell.english} {cell.spanish}".split():
-            facts = words.setdefault(form, [[], [], []])
-            for place, fact in enumerate((cell.verb, cell.tense, cell.person)):
-                number = wholes[place].index(fact)
-                if number not in facts[place]:
-                    facts[place].append(number)
+        for language in wholes[-1]:
+            told_of = cell.verb, cell.tense, cell.person, language
+            for form in getattr(cell, language).split():
+                facts = words.setdefault(form, [[], [], [], []])
+                for numbers, whole, fact in zip(facts, wholes, told_of, strict=True):
+                    numbers.append(whole.index(fact))
     for facts in words.values():
         for numbers, whole in zip(facts, wholes, strict=True):
-            if len(numbers) == len(whole):
-                numbers.clear()
-    return {
-        "words": words,
-        "spanish": next(line for line in conjugation_lines() if line.startswith("yo ")),
-    }
+            distinct = list(dict.fromkeys(numbers))
+            numbers[:] = distinct if len(distinct) < len(whole) else []
+    spanish = next(line for line in conjugation_lines() if line.startswith("yo "))
+    return {"words": words, "spanish": spanish}
 
 
 def clause_orders(line: str) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 // --- Questions that the reader answers by silencing: which head finds the person, the verb, the tense? ---
 //
-// `data.verbs.words` says of which verbs, tenses and persons a word is a form. Without a head each part of the word
-// that comes next stays or changes; the head without which one part alone changes finds it. Where none does, heads are
-// silenced together until it changes or none is left. On another text the question is about the whole word.
+// `data.verbs.words` says of which verbs, tenses, persons and languages a word is a form. Without a head each part of
+// the word that comes next stays or changes; the head without which one part alone changes finds it. Where none does,
+// heads are silenced together until it changes or none is left. On another text the question is about the whole word.
 
 import { byId, element, emit, makeButton, on, putWords, say, worded } from './base.js';
 import { hasModel } from './engine.js';
@@ -13,14 +13,15 @@ import { data, enumerated, heads, numberOf, percent, pin, quoted, scoped, setTex
   view } from './state.js';
 
 const PARTS = data.verbs ? ['person', 'verb', 'tense'] : ['word'];
-const COLUMNS = { verb: 0, tense: 1, person: 2 }; // of `data.verbs.words`
+const COLUMNS = { verb: 0, tense: 1, person: 2, language: 3 }; // of `data.verbs.words`
 const SHOWN = 3; // heads, at most, that are named where several are each needed
+const CLOSE = 0.1; // chance from which a word is named beside the likeliest: a round choice
 const PAIRED = 8; // heads of which every two are tried, those whose silence costs most: a round choice
 let topic = ''; // the part that is asked for; '' before the first question
 let untouched = null, answer = null, guess = ''; // the trial without silence; what was found; the reader's guess
 
 // What a word tells of a part: the numbers of the verbs, tenses or persons of which it can be a form.
-function tells(part, word) { return part === 'word' ? [word] : data.verbs.words[word]?.[COLUMNS[part]] ?? []; }
+function tells(part, word) { return part === 'word' ? [word] : data.verbs?.words[word]?.[COLUMNS[part]] ?? []; }
 
 // Do two words have a part in common?
 function shares(part, one, other) { return tells(part, one).some((fact) => tells(part, other).includes(fact)); }
@@ -29,10 +30,13 @@ function shares(part, one, other) { return tells(part, one).some((fact) => tells
 function trial(names, place = placeOf(topic)) {
   const chances = without(names, place), word = nameOf(likeliest(chances)), before = untouched?.word ?? word;
   const has = PARTS.filter((part) => tells(part, before).length);
+  // Beside a word of the other language stands the likeliest of the same one, if it comes close.
+  const same = (id) => shares('language', before, nameOf(id)), keeps = (part) => shares(part, before, word);
+  const home = likeliest(chances.map((chance, id) => same(id) * chance));
   const kept = chances.reduce((sum, chance, id) => sum + (shares(topic, before, nameOf(id)) ? chance : 0), 0);
-  return { names, word, kept, isLost: has.some((part) => !tells(part, word).length),
-    stays: has.filter((part) => shares(part, before, word)),
-    changes: has.filter((part) => !shares(part, before, word)) };
+  return { names, word, also: !same(likeliest(chances)) && chances[home] > CLOSE ? nameOf(home) : '', kept,
+    isLost: has.some((part) => !tells(part, word).length), stays: has.filter(keeps),
+    changes: has.filter((part) => !keeps(part)) };
 }
 
 function breaks({ changes }) { return changes.includes(topic); }
@@ -76,14 +80,14 @@ async function solve() {
 // --- What is shown ---
 
 function partName(part) { return say(`report.part_of_${part}`); }
+function partNames(parts) { return enumerated(parts.map(partName)); }
 
 // "without L0.H3 the verb stays and the tense changes: traería → trae"
-function putProof(target, { names, word, stays, changes, isLost }) {
-  const facts = { heads: enumerated(names), before: untouched.word, after: word, count: names.length, n: stays.length,
-    m: changes.length, stays: enumerated(stays.map(partName)), changes: enumerated(changes.map(partName)) };
-  const kind = isLost ? 'lost' : !changes.length ? 'stays' : stays.length ? 'both' : 'changes';
-  putWords(target, `report.proof_${kind}`, facts);
-  return target;
+function putProof(box, { names, word, also, stays, changes, isLost }) {
+  const facts = { heads: enumerated(names), before: untouched.word, after: also ? `${word} (${also})` : word,
+    count: names.length, n: stays.length, m: changes.length, stays: partNames(stays), changes: partNames(changes) };
+  putWords(box, `report.proof_${isLost ? 'lost' : !changes.length ? 'stays' : stays.length ? 'both' : 'changes'}`, facts);
+  return box;
 }
 
 function showQuestions() {
@@ -121,8 +125,7 @@ function showAnswer() {
   box.replaceChildren();
   if (!answer) return;
   const { kind, trials, all } = answer, names = trials.flatMap((each) => each.names);
-  const others = enumerated([...new Set(trials.flatMap(({ changes }) => changes))].filter((part) => part !== topic)
-    .map(partName));
+  const others = partNames([...new Set(trials.flatMap(({ changes }) => changes))].filter((part) => part !== topic));
   const facts = { heads: enumerated(names), count: names.length, what: partName(topic), others, word: untouched.word };
   const line = (className, key) => worded('p', className, key, facts);
   const guessed = all.find((each) => each.names[0] === guess);
@@ -148,8 +151,7 @@ function trialTable(all) {
     const row = element('tr'), name = scoped('row', '');
     name.append(makeButton('token', names[0], () => toggleSilence(numberOf.get(names[0]))));
     row.append(name, element('td', '', word), ...parts.map((part) => {
-      const isBroken = changes.includes(part);
-      const left = part === topic ? ` ${percent(kept)}` : '';
+      const isBroken = changes.includes(part), left = part === topic ? ` ${percent(kept)}` : '';
       return element('td', isBroken ? 'fall' : '', (isBroken ? '✗' : '✓') + left);
     }));
     return row;

@@ -74,9 +74,8 @@ function makeWhole() {
 function paintWhole() {
   if (byId('whole').hidden) return;
   for (const [canvas, picture] of painted) paint(canvas, picture());
-  for (const button of byId('whole-flow').querySelectorAll('.part-head')) {
-    button.classList.toggle('silent', view.changes.get(button.dataset.name) === 0);
-  }
+  byId('whole-flow').querySelectorAll('.part-head').forEach((button) =>
+    button.classList.toggle('silent', view.changes.get(button.dataset.name) === 0));
 }
 
 // The end of the way: the likeliest tokens, and the word that comes next.
