@@ -330,24 +330,19 @@ def _labelled(reader: Reader, item: Any, where: str) -> Labelled:
     if not isinstance(item, dict) or ("text" in item) == ("ids" in item):
         raise HeadwiseError(f'{where}: pass either "text" or "ids"')
     text, ids = item.get("text"), item.get("ids")
-    # for each id its characters in the text, (-1, -1) for what the model expects around it
-    places: list[tuple[int, int]] = []
+    none = [(-1, -1)]  # the characters of what the model expects around a text
     if "text" in item:
         if not isinstance(text, str) or not text.strip():
             raise HeadwiseError(f'{where}: "text" must be some words')
         tokens = require_tokens(reader)
         before, after = tokens.frame
         ids = [*before, *tokens.encode(text), *after]
-        places = [
-            *[(-1, -1)] * len(before),
-            *tokens.places(text),
-            *[(-1, -1)] * len(after),
-        ]
+        places = none * len(before) + tokens.places(text) + none * len(after)
     # `type`: True is an int, too.
     elif not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
         raise HeadwiseError(f'{where}: "ids" must be a list of whole numbers')
     else:
-        places = [(-1, -1)] * len(ids)
+        places = none * len(ids)
     check_ids(reader, where, ids)
     listed = item.get("pairs", [])
     if not isinstance(listed, list):
@@ -387,11 +382,9 @@ def _positions(
                 f"{where}: {span!r} stands {text.count(span)} times in {text!r}; pass [start, end)"
             )
         span, in_tokens = [text.index(span), text.index(span) + len(span)], False
-    length, unit = (
-        (len(places), "tokens")
-        if text is None or in_tokens
-        else (len(text), "characters")
-    )
+    length, unit = len(text or ""), "characters"
+    if in_tokens:
+        length, unit = len(places), "tokens"
     whole = (
         isinstance(span, list) and len(span) == 2 and all(type(x) is int for x in span)
     )
@@ -399,13 +392,11 @@ def _positions(
         raise HeadwiseError(
             f"{where}: {span!r} must be [start, end) within the {length} {unit} of the document"
         )
-    if unit == "tokens":
+    if in_tokens:
         return tuple(range(*span))
     # All that overlap with it: a token may begin before the span, with a space.
-    positions = []
-    for n, (start, end) in enumerate(places):
-        if start < span[1] and end > span[0]:
-            positions.append(n)
+    start, end = span
+    positions = [n for n, (a, b) in enumerate(places) if a < end and b > start]
     if not positions:
         raise HeadwiseError(f"{where}: no token stands for {str(text)[slice(*span)]!r}")
     return tuple(positions)

@@ -214,9 +214,7 @@ class Tokens:
         """
         small = [normalizers.Lowercase(), normalizers.Replace(Regex(SMALL_I), "I")]
         normalizer = normalizers.Sequence(small)
-        seen = set[str]()
-        for line in lines:
-            seen.update(normalizer.normalize_str(line).split())
+        seen = set(normalizer.normalize_str(" ".join(lines)).split())
         tokenizer = _word_level(sorted(seen), boundary=True)
         tokenizer.normalizer = normalizer
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -258,18 +256,11 @@ class Tokens:
             try:
                 return [self.vocabulary[c] for c in text]
             except KeyError:
-                raise self._unknown(
-                    sorted(set(text) - set(self.vocabulary)), "characters"
-                ) from None
+                raise self._unknown(text, "characters") from None
         ids = list(self._read(text).ids)
         # which stands for the unknown, or was typed
         if self._by_word and self.boundary in ids:
-            missing = sorted(
-                word
-                for word in set(self._words(text))
-                if word == BOUNDARY or word not in self.vocabulary
-            )
-            raise self._unknown(missing, "words")
+            raise self._unknown(self._words(text), "words")
         return ids
 
     def places(self, text: str) -> list[tuple[int, int]]:
@@ -309,11 +300,8 @@ class Tokens:
 
     def decode(self, ids: Ids) -> str:
         """The text of ids; boundaries leave no trace. Others that the file calls special are ordinary tokens here."""
-        return str(
-            self._tokenizer.decode(
-                [i for i in ids if i != self.boundary], skip_special_tokens=False
-            )
-        )
+        text = [i for i in ids if i != self.boundary]
+        return str(self._tokenizer.decode(text, skip_special_tokens=False))
 
     def shown(self, ids: Ids) -> tuple[str, ...]:
         """Each id as a reader should see it, one by one."""
@@ -321,46 +309,36 @@ class Tokens:
 
     def _words(self, text: str) -> list[str]:
         # of a file: it may write all in small letters, say
-        normalizer = self._tokenizer.normalizer
-        text = text if normalizer is None else normalizer.normalize_str(text)
-        return [
-            word for word, _ in self._tokenizer.pre_tokenizer.pre_tokenize_str(text)
-        ]
+        if self._tokenizer.normalizer is not None:
+            text = self._tokenizer.normalizer.normalize_str(text)
+        split = self._tokenizer.pre_tokenizer.pre_tokenize_str(text)
+        return [word for word, _ in split]
 
-    def _unknown(self, missing: Sequence[str], kind: str) -> HeadwiseError:
-        known = [
-            token
-            for token in sorted(self.vocabulary, key=self.vocabulary.__getitem__)
-            if token != BOUNDARY
-        ]
+    def _unknown(self, units: Iterable[str], kind: str) -> HeadwiseError:
+        """What to raise for a text whose characters or words the vocabulary lacks in part."""
+        known = sorted(self.vocabulary, key=self.vocabulary.__getitem__)
+        if BOUNDARY in known:
+            known.remove(BOUNDARY)
+        missing = sorted({*units} - {*known})
         # Five that are missing and forty that are known keep the message to a few lines.
-        some = ", ".join(map(repr, missing[:5]))
+        some, near = ", ".join(map(repr, missing[:5])), list[str]()
         if len(missing) > 5:
-            some = f"{some} and {len(missing) - 5} more"
-        near: list[str] = []
-        if kind == "words":
-            for word in missing[:5]:
-                near += difflib.get_close_matches(word, known, n=1, cutoff=NEAR)
-        if near:
-            offered = ", ".join(map(repr, dict.fromkeys(near)))
-            return HeadwiseError(
-                f"the model has not seen the {kind} {some}; the nearest that it knows: {offered}"
-            )
+            some += f" and {len(missing) - 5} more"
+        for unit in missing[:5]:  # no character is near another
+            near += difflib.get_close_matches(unit, known, n=1, cutoff=NEAR)
         # repr, no quotes: a line end shows as \n
         listed = " ".join(repr(token)[1:-1] for token in known[:40])
-        rest = " ..." if len(known) > 40 else ""
-        return HeadwiseError(
-            f"the model has not seen the {kind} {some}; it knows {len(known)}: {listed}{rest}"
-        )
+        help = f"it knows {len(known)}: {listed}{' ...' * (len(known) > 40)}"
+        if near:
+            offered = ", ".join(map(repr, dict.fromkeys(near)))
+            help = f"the nearest that it knows: {offered}"
+        return HeadwiseError(f"the model has not seen the {kind} {some}; {help}")
 
 
 def _word_level(distinct: Sequence[str], boundary: bool) -> Tokenizer:
     """A vocabulary of whole tokens, numbered in order, the boundary last."""
-    vocabulary = {
-        token: i
-        for i, token in enumerate([*distinct, BOUNDARY] if boundary else distinct)
-    }
-    tokenizer = Tokenizer(models.WordLevel(vocabulary))
+    tokens = [*distinct, BOUNDARY][: len(distinct) + boundary]
+    tokenizer = Tokenizer(models.WordLevel({t: i for i, t in enumerate(tokens)}))
     if boundary:
         tokenizer.add_special_tokens([BOUNDARY])
     return tokenizer
@@ -383,7 +361,6 @@ def _prepare_for_others(tokenizer: Tokenizer, vocabulary: dict[str, int]) -> Non
         isinstance(tokenizer.model, models.WordLevel)
         and tokenizer.model.unk_token not in vocabulary
     ):
-        first = sorted(vocabulary, key=vocabulary.__getitem__)[:1]
-        tokenizer.model.unk_token = next(
-            (token for token in (BOUNDARY, " ", *first) if token in vocabulary), ""
-        )
+        first = min(vocabulary, key=vocabulary.__getitem__, default="")
+        offered = filter(vocabulary.__contains__, (BOUNDARY, " "))
+        tokenizer.model.unk_token = next(offered, first)

@@ -259,7 +259,5 @@ def corpus(seed: int = 0, core: bool = False) -> VerbCorpus:
     lines = [*(cell.line for cell in kept), *conjugation_lines(core)]
     if not core:
         lines += sentences(kept)
-    return VerbCorpus(
-        tuple(lines),
-        tuple(cell for cell in everything if cell in chosen),
-    )
+    held_out = tuple(cell for cell in everything if cell in chosen)
+    return VerbCorpus(tuple(lines), held_out)
