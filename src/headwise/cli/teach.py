@@ -64,9 +64,9 @@ def check(
     if listed or explain is not None:
         _tell_catalogue(explain)
         return
-    if target is None:
-        raise HeadwiseError(words(language())["no_target"])
     lang = language()
+    if target is None:
+        raise HeadwiseError(words(lang)["no_target"])
     pairs, names = _values(args, lang), _pairs(mapping, lang)
     verdict = _in_options(
         checked(target, causal=causal, args=pairs, mapping=names, lang=lang)
@@ -104,12 +104,12 @@ def _in_options(verdict: Verdict) -> Verdict:
 
     The same of `others`, the verdicts on the other attentions of the file.
     """
-    checked, not_checked = (
-        tuple(map(in_options, texts))
-        for texts in (verdict.checked, verdict.not_checked)
+    return replace(
+        verdict,
+        checked=tuple(map(in_options, verdict.checked)),
+        not_checked=tuple(map(in_options, verdict.not_checked)),
+        others=tuple(map(_in_options, verdict.others)),
     )
-    others = tuple(map(_in_options, verdict.others))
-    return replace(verdict, checked=checked, not_checked=not_checked, others=others)
 
 
 def _pairs(text: str, lang: str) -> dict[str, str]:

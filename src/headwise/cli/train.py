@@ -111,12 +111,12 @@ def train(
         options = {
             "preset": preset,
             "text": names or None,
-            "tokenizer": None if tokenizer is None else os.path.realpath(tokenizer),
+            "tokenizer": tokenizer and os.path.realpath(tokenizer),
             "lines": lines,
             "seed": seed,
             "steps": steps,
             "shape": {name: size for name, size in shape.items() if size is not None},
-            "attention": None if attention is None else register_file(attention),
+            "attention": attention and register_file(attention),
         }
         folder, settings = run_settings(options, out, resume)
         try:
@@ -150,15 +150,10 @@ def _list_presets() -> None:
     rows: list[Facts] = []
     for preset in PRESETS.values():
         # A preset that does not name key/value heads has as many as query heads.
-        shape, recipe = (
-            {"n_kv_heads": preset.shape["n_heads"], **preset.shape},
-            preset.recipe,
-        )
-        row: Facts = {"name": preset.name, "about": preset.about}
-        row |= {size: shape[size] for size in SIZES}
-        rows.append(
-            row | {"steps": recipe.steps, "batch": recipe.batch, "lines": preset.lines}
-        )
+        shape = {"n_kv_heads": preset.shape["n_heads"], **preset.shape}
+        facts = vars(preset) | shape | vars(preset.recipe)
+        names = ("name", "about", *SIZES, "steps", "batch", "lines")
+        rows.append({name: facts[name] for name in names})
     if wants_json():
         print_json("presets", {"presets": rows})
         return
@@ -224,9 +219,7 @@ def _print_result(folder: Path, result: Run, page: Path) -> None:
             "held_out_loss": summary.held_out_loss,
             "baseline_loss": summary.baseline_loss,
             "baseline": summary.baseline_name,
-            "cells_right": None
-            if cells is None
-            else dict(zip(names, cells, strict=True)),
+            "cells_right": cells and dict(zip(names, cells, strict=True)),
             "facts": summary.facts,
             "samples": summary.samples,
         }

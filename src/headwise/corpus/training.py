@@ -245,7 +245,7 @@ def verb_corpus(seed: int, context: int, core: bool = False) -> Corpus:
 
 
 def text_corpus(
-    text: Sources, lines: bool, context: int, seed: int, tokenizer: Path | None = None
+    text: Sources, lines: bool, context: int, seed: int, tokenizer: str | None = None
 ) -> Corpus:
     """Files of text: a stream, or a document a line; characters, or a tokenizer file's tokens.
 
@@ -266,15 +266,12 @@ def text_corpus(
         example = tokens.decode(stream.held_out_documents(1)[0][:EXAMPLE_TOKENS])
         return Corpus(text.name, tokens, stream, example)
     documents = [line.strip() for line in whole.splitlines() if line.strip()]
-    drawn = torch.randperm(
-        len(documents), generator=torch.Generator().manual_seed(seed)
-    ).tolist()
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randperm(len(documents), generator=generator).tolist()
     cut = int(len(documents) * (1 - HELD_OUT_SHARE))
-    train, held_out = (
-        [documents[n] for n in drawn[:cut]],
-        [documents[n] for n in drawn[cut:]],
-    )
-    data = Documents(tokens, train, held_out, context)
+    documents = [documents[n] for n in drawn]
+    held_out = documents[cut:]
+    data = Documents(tokens, documents[:cut], held_out, context)
     # Without its boundaries, and as much as fits into the context behind one.
     return Corpus(
         text.name,

@@ -69,11 +69,8 @@ class _Projections(WatchedModule):
         qkv_bias: bool = False,
     ) -> None:
         super().__init__()
-        for name, size in (
-            ("d_in", d_in),
-            ("d_out", d_out),
-            ("context_length", context_length),
-        ):
+        sizes = {"d_in": d_in, "d_out": d_out, "context_length": context_length}
+        for name, size in sizes.items():
             require_size(name, size)
         check_dropout(dropout)
         self.d_out = d_out
@@ -204,11 +201,8 @@ class MultiHeadAttn(_Projections):
         self.num_heads = num_heads
         self.head_dim = d_out // num_heads
         self.out_proj = nn.Linear(d_out, d_out)
-        last = self.dropout
-        del self.dropout
-        self.dropout = (
-            last  # behind out_proj, so that the module prints as in the course
-        )
+        # behind out_proj, so that the module prints as in the course
+        self._modules["dropout"] = self._modules.pop("dropout")
 
     def forward(self, x: Tensor) -> Tensor:
         self.check_text(x)
@@ -283,24 +277,19 @@ def class_from_wrapper(
 
     HeadwiseError with both widths where the projection has another one.
     """
-    heads = []
-    for head in _require(wrapper, "heads").heads:
-        heads.append(_require(head, *PROJECTIONS, "mask", "dropout"))
-    first, width = heads[0], heads[0].W_query.out_features
-    d_in, joined, bias = (
-        first.W_query.in_features,
-        len(heads) * width,
-        first.W_query.bias,
-    )
+    heads = _require(wrapper, "heads").heads
+    for head in heads:
+        _require(head, *PROJECTIONS, "mask", "dropout")
+    first = heads[0]
+    width, d_in = first.W_query.weight.shape
+    joined, has_bias = len(heads) * width, first.W_query.bias is not None
     if projection is not None and projection.weight.shape != (joined, joined):
         raise HeadwiseError(
             f"the projection maps {projection.in_features} to {projection.out_features}, and {len(heads)} heads of "
             f"{width} join to {joined}; pass nn.Linear({joined}, {joined})"
         )
-    dropout, has_bias = first.dropout.p, bias is not None
-    layer = MultiHeadAttn(
-        d_in, joined, len(first.mask), dropout, len(heads), qkv_bias=has_bias
-    )
+    sizes = d_in, joined, len(first.mask), first.dropout.p, len(heads)
+    layer = MultiHeadAttn(*sizes, qkv_bias=has_bias)
     layer.to(first.W_query.weight).train(wrapper.training)
     parts = [_projections_of(head) for head in heads]
     # Not strict: the layer has made its mask, and out_proj is filled below.

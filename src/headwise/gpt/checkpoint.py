@@ -80,8 +80,7 @@ def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
         if not (folder / name).exists():
             raise HeadwiseError(f"{folder} has no {name}")
     try:
-        section = described["headwise"]
-        config = GPTConfig(**section)
+        config = GPTConfig(**described["headwise"])
     except HeadwiseError as error:
         raise HeadwiseError(f"{path}: {error}") from None
     except (KeyError, TypeError) as error:
@@ -90,15 +89,11 @@ def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
         ) from None
     tensors, _ = read_tensors(weights)
     # A buffer of one's own attention may be a mask of -inf.
-    bad = [
-        name
-        for name, x in tensors.items()
-        if not x.isfinite().all() and config.own_attention is None
-    ]
-    if bad:
-        raise HeadwiseError(
-            f"{weights} has NaN or inf in {bad[0]}; the model is not usable"
-        )
+    for name, tensor in tensors.items():
+        if config.own_attention is None and not tensor.isfinite().all():
+            raise HeadwiseError(
+                f"{weights} has NaN or inf in {name}; the model is not usable"
+            )
     try:
         # a layer has a tensor or more; millions of layers are not even built
         if config.n_layers > len(tensors):
@@ -150,13 +145,8 @@ def write_tensors(
     path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]
 ) -> None:
     """Write a safetensors file, whole or not at all."""
-    write_whole(
-        path,
-        save(
-            {name: tensor.cpu().contiguous() for name, tensor in tensors.items()},
-            metadata,
-        ),
-    )
+    on_cpu = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    write_whole(path, save(on_cpu, metadata))
 
 
 def _pickle(path: Path) -> HeadwiseError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 # matrix, of n_heads * head_dim rows and d_model columns, has fewer than 2^63 bytes, as torch wants. A round choice.
 MOST = 2**20
 OPTIONAL_SIZES = ("n_kv_heads", "head_dim", "d_ff")
+CHOICES = {
+    "norm": ("rms", "layer"),
+    "position": ("rope", "learned"),
+    "activation": tuple(ACTIVATIONS),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,14 +109,9 @@ class GPTConfig:
             value = getattr(self, name)
             if not (isinstance(value, int | float) and 0 < value < math.inf):
                 raise HeadwiseError(f"{name}={value!r} must be a positive number")
-        choices: dict[str, Collection[str]] = {
-            "norm": ("rms", "layer"),
-            "position": ("rope", "learned"),
-            "activation": ACTIVATIONS,
-        }
-        for name, known in choices.items():
+        for name, known in CHOICES.items():
             value = getattr(self, name)
-            if not (isinstance(value, str) and value in known):
+            if value not in known:
                 raise HeadwiseError(
                     f"{name}={value!r} is not known; one of {', '.join(known)}"
                 )

@@ -97,28 +97,18 @@ class Settings:
         for name in self.shape:
             if name not in names:
                 raise unknown(f"no field {name!r} of a model's shape", name, names)
-        shape: dict[str, Any] = {
-            **preset.shape,
-            **self.shape,
-            "own_attention": self.attention,
-        }
+        shape: dict[str, Any] = dict(preset.shape)
         # Another width than the preset's: d_ff stays as many times the width as it is there.
-        if (
-            "d_model" in self.shape
-            and "d_ff" in preset.shape
-            and "d_ff" not in self.shape
-        ):
-            width = require_size("d_model", shape["d_model"])
-            shape["d_ff"] = max(
-                1, preset.shape["d_ff"] * width // preset.shape["d_model"]
-            )
+        if "d_model" in self.shape and "d_ff" in shape:
+            width = require_size("d_model", self.shape["d_model"])
+            shape["d_ff"] = max(1, shape["d_ff"] * width // shape["d_model"])
+        shape |= {**self.shape, "own_attention": self.attention}
         # a wrong shape is said before a long text is read
         GPTConfig(vocab_size=1, **shape)
         if self.text:
             lines = preset.lines if self.lines is None else self.lines
-            tokenizer = None if self.tokenizer is None else Path(self.tokenizer)
-            text = Sources(self.paths, progress)
-            corpus = text_corpus(text, lines, shape["context"], self.seed, tokenizer)
+            text, context = Sources(self.paths, progress), shape["context"]
+            corpus = text_corpus(text, lines, context, self.seed, self.tokenizer)
         else:
             for option in ("tokenizer", "lines"):
                 if getattr(self, option) is not None:
@@ -275,13 +265,13 @@ def held_out_documents(folder: Path, tokens: TextTokens, limit: int) -> list[lis
         raise HeadwiseError(
             f"{folder} has no {RUN}, so nothing was held out; pass text="
         )
-    corpus, _, _ = run.settings.resolve()
+    corpus = run.settings.resolve()[0]
     if run.settings.text_size != run.text_size:
         raise HeadwiseError(
             f"the text that {folder} was trained on has changed; pass text="
         )
-    names = (each.shown(range(len(each))) for each in (tokens, corpus.tokens))
-    if len({*names}) > 1:
+    wanted = corpus.tokens.shown(range(len(corpus.tokens)))
+    if tokens.shown(range(len(tokens))) != wanted:
         raise HeadwiseError(
             f"the model of {folder} knows {len(tokens):,} tokens and what it was trained on has {len(corpus.tokens):,} "
             f"others in this version of headwise; pass text=, or train anew"
@@ -297,11 +287,11 @@ def write_run(folder: Path, run: Run) -> None:
 
 def _check(folder: Path, settings: Settings, resume: bool) -> Run | None:
     """The unfinished run in the folder, None if there is none. HeadwiseError where this training may not go on."""
-    if folder.exists() and not folder.is_dir():
+    if folder.is_file():
         raise HeadwiseError(f"out={folder} is a file; pass a folder")
     run = read_run(folder)
     if run is None:
-        if folder.exists() and {path.name for path in folder.iterdir()} - {TEXT}:
+        if {path.name for path in folder.glob("*")} - {TEXT}:
             raise HeadwiseError(
                 f"out={folder} is not empty and holds no run; pass another folder"
             )
@@ -362,8 +352,8 @@ def _results(
             ids = tokens.prompt(f"{cell.english} =")
             likeliest = generate(model, ids, CELL_TOKENS, temperature=0, stops=[end])
             right += tokens.decode(list(likeliest)) == cell.spanish
-            by_ngram = ngram.generate(ids, CELL_TOKENS, tokens.boundary)
-            ngram_right += tokens.decode(list(by_ngram)) == cell.spanish
+            by_ngram = ngram.generate(ids, CELL_TOKENS, end)
+            ngram_right += tokens.decode(by_ngram) == cell.spanish
         cells = right, ngram_right, len(corpus.cells)
         facts |= {
             "held out": f"the Spanish half of {cells[2]} unseen cells; the training loss counts conjugations, too",

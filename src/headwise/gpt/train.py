@@ -68,7 +68,6 @@ class Stopped(KeyboardInterrupt):
         super().__init__(
             f"stopped after step {step}, and saved; go on with resume=True out={folder}"
         )
-        self.step = step
 
 
 @dataclass
@@ -203,13 +202,12 @@ class State:
 
     def save(self, step: int) -> None:
         """Write it; DivergedError where a weight is no number."""
-        magnitude = sum(
-            weight.detach().abs().sum().item() for weight in self.weights.values()
-        )
-        require_finite(step, weights=magnitude)  # finite only if each weight is
         tensors = {
             f"model.{name}": weight.detach() for name, weight in self.weights.items()
         }
+        # finite only if each weight is
+        magnitude = sum(weight.abs().sum().item() for weight in tensors.values())
+        require_finite(step, weights=magnitude)
         tensors["curve"] = torch.tensor(self.curve, dtype=torch.float64)
         for n, optimizer in enumerate(self.optimizers):
             for index, moments in optimizer.state_dict()["state"].items():
@@ -332,11 +330,7 @@ Muon = without_compiler(torch.optim.Muon)
 def make_optimizers(model: GPT, recipe: Recipe) -> list[Optimizer]:
     """AdamW, with Muon on the matrices of the blocks if the recipe has a rate for it. Only matrices decay."""
     # Those of the blocks, which Muon updates if it is there; all other matrices; gains and biases.
-    hidden, matrices, vectors = (
-        list[nn.Parameter](),
-        list[nn.Parameter](),
-        list[nn.Parameter](),
-    )
+    hidden, matrices, vectors = (list[nn.Parameter]() for _ in range(3))
     for name, p in model.named_parameters():
         if p.ndim < 2:
             vectors.append(p)

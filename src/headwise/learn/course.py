@@ -58,11 +58,7 @@ class Course:
         return self.folder / exercise.file
 
     def save(self) -> None:
-        content = {
-            "language": self.language,
-            "passed": self.passed,
-            "tries": self.tries,
-        }
+        content = {name: vars(self)[name] for name in ("language", "passed", "tries")}
         write_whole(self.folder / PROGRESS, json.dumps(content, indent=2) + "\n")
 
     def write_files(self) -> None:
@@ -129,13 +125,11 @@ class Course:
 
     def place_of_class(self, exercise: Exercise) -> str:
         """FILE:NAME of the class that an exercise asks for, by the name that it has in a course; else FILE alone."""
-        wanted, path = str(exercise.name_of_class), self.path(exercise).resolve()
-        names = [
-            wanted,
-            *(name for name in COURSE_NAMES if COURSE_NAMES[name] == wanted),
-        ]
-        match = re.search(rf"\bclass ({'|'.join(names)})\b", read_text(path))
-        return f"{path}:{match[1]}" if match else str(path)
+        wanted, path = exercise.name_of_class, self.path(exercise).resolve()
+        for name in re.findall(r"\bclass (\w+)", read_text(path)):
+            if COURSE_NAMES.get(name, name) == wanted:
+                return f"{path}:{name}"
+        return str(path)
 
     def hint(self, exercise: Exercise) -> int:
         """Which hint is due, from 1; 0 for none: the first look at a blank has none."""

@@ -208,22 +208,17 @@ def mark(exercise: Exercise, source: str, language: str) -> Mark:
         evidence = plainly(f"{type(error).__name__}: {error.msg}", language)
         return Mark("failed", None, error.lineno, quoted, evidence=evidence)
     guess = choice(answer)
-    blanks = [
-        number
-        for number, line in enumerate(source.splitlines(), 1)
-        if BLANK.match(line)
-    ]
-    missing = [say("blank", line=line) for line in blanks]
-    if guess is None and answer:
+    lines = enumerate(source.splitlines(), 1)
+    blanks = [number for number, line in lines if BLANK.match(line)]
+    missing = [say("blank", line=number) for number in blanks]
+    if guess is None:
         letter = exercise.letter_of(language, answer)
-        missing.insert(0, say("which_letter", answer=answer, letter=letter))
-    elif guess is None:
-        missing.insert(0, say("unanswered"))
+        key = "which_letter" if answer else "unanswered"
+        missing.insert(0, say(key, answer=answer, letter=letter))
     if missing:
-        line = blanks[0] if blanks else None
-        function = exercise.function_at(source, line)
-        evidence = " ".join(missing)
-        return Mark("open", guess, line, evidence=evidence, function=function)
+        first, evidence = next(iter(blanks), None), " ".join(missing)
+        function = exercise.function_at(source, first)
+        return Mark("open", guess, first, evidence=evidence, function=function)
     job = {
         "name": exercise.file,
         "source": source,
@@ -394,13 +389,12 @@ def _in_words(value: Any, language: str) -> str:
     """A number as it is, a list by its length, anything else by what it is."""
     text = f"{value:.4g}" if isinstance(value, float) else shortened(str(value))
     if isinstance(value, list):
-        nested = bool(value) and isinstance(value[0], list)
-        key = "a_list_of_lists" if nested else "a_list"
+        key = "a_list_of_lists" if len(_shape(value)) > 1 else "a_list"
         return speaker(language)(key, count=len(value), values=text)
     if text.startswith("<"):  # from `plain`
-        kind = f"kind_{text.strip('<>')}"
-        other = speaker(language)("other_kind", kind=text.strip("<>"))
-        return words(language).get(kind, other)
+        kind = text.strip("<>")
+        other = speaker(language)("other_kind", kind=kind)
+        return words(language).get(f"kind_{kind}", other)
     return text
 
 
