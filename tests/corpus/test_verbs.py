@@ -156,4 +156,5 @@ def test_what_a_word_tells() -> None:
     work, conditional, he = verbs.VERBS.index("work"), verbs.TENSES.index("conditional"), verbs.PERSONS.index("he")
     assert words["trabajaría"][:2] == [[work], [conditional]] and he in words["trabajaría"][2]
     assert words["trabaja"][0] == [work] and conditional not in words["trabaja"][1]
-    assert words["él"] == [[], [], [he], [1]] and words["he"][3] == [] and words["would"][0] == []  # what stands with every verb tells none
+    assert words["él"] == [[], [], [he], [1]]  # what stands with every verb tells none
+    assert words["would"][0] == [] == words["he"][3]

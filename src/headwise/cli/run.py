@@ -136,16 +136,11 @@ def _hoisted(words: list[str]) -> list[str]:
     end = words.index("--") if "--" in words else len(words)
     asked = list[str]()
     for word in words[:end]:
-        if word.startswith(f"{LANG}="):
-            asked += word.split("=", 1)
-        else:
-            asked.append(word)
+        asked += word.split("=", 1) if word.startswith(f"{LANG}=") else [word]
     first, rest = list[str](), list[str]()
     for before, word in pairwise(["", *asked]):
-        if word in COMMON or LANG in (before, word):
-            first.append(word)
-        else:
-            rest.append(word)
+        is_common = word in COMMON or LANG in (before, word)
+        (first if is_common else rest).append(word)
     return [*first, *rest, *words[end:]]
 
 

@@ -277,9 +277,10 @@ def verb_relations(tokens: TextTokens, lines: Iterable[str]) -> Relations:
     shift = len(tokens.frame[0])
     documents = []
     for line in [*lines, *verbs.conjugation_lines(core=True)[:CONJUGATIONS]]:
-        pairs: dict[str, list[Pair]] = {}
-        for name, places in verbs.related(line).items():
-            pairs[name] = [((i + shift,), (j + shift,)) for i, j in places]
+        pairs = {
+            name: [((i + shift,), (j + shift,)) for i, j in places]
+            for name, places in verbs.related(line).items()
+        }
         documents.append(Labelled(tokens.prompt(line), pairs))
     return Relations(documents, verbs.RELATIONS, verbs.NAME)
 

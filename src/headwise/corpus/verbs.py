@@ -148,9 +148,7 @@ def sentences(kept: Iterable[Cell]) -> list[str]:
         turn = verb + tense + PERSONS.index(cell.person)
         halves = cell.english, cell.spanish
         phrases = _DATA["verbs"][cell.verb]["phrase"].split(" / ")
-        longer = [
-            f"{half} {phrase}" for half, phrase in zip(halves, phrases, strict=True)
-        ]
+        longer = list(map("{} {}".format, halves, phrases))
         if cell.tense == HABIT and turn % 3 == 0:
             lines.append(cell.line)
         if cell.person in _DATA["nouns"]:
@@ -189,11 +187,12 @@ def told() -> dict[str, Any]:
             for form in getattr(cell, language).split():
                 facts = words.setdefault(form, [[], [], [], []])
                 for numbers, whole, fact in zip(facts, wholes, told_of, strict=True):
-                    numbers.append(whole.index(fact))
+                    if (number := whole.index(fact)) not in numbers:
+                        numbers.append(number)
     for facts in words.values():
         for numbers, whole in zip(facts, wholes, strict=True):
-            distinct = list(dict.fromkeys(numbers))
-            numbers[:] = distinct if len(distinct) < len(whole) else []
+            if len(numbers) == len(whole):
+                numbers.clear()
     spanish = next(line for line in conjugation_lines() if line.startswith("yo "))
     return {"words": words, "spanish": spanish}
 
@@ -243,8 +242,8 @@ def corpus(seed: int = 0, core: bool = False) -> VerbCorpus:
     # in random order, so that ties fall at random
     left = random.Random(seed).sample(everything, len(everything))
     left.remove(Cell("work", "present", "I"))
-    of_verb: Counter[str] = Counter()  # cells chosen so far
-    of_slot: Counter[tuple[str, str]] = Counter()  # a slot is a tense with a person
+    # cells chosen so far; a slot is a tense with a person
+    of_verb, of_slot = Counter[str](), Counter[tuple[str, str]]()
     chosen = set()
     for _ in range(HELD_OUT):
         cell = min(

@@ -303,11 +303,8 @@ def class_from_wrapper(
 
 def _projections_of(module: nn.Module) -> dict[str, Tensor]:
     """Weights and biases of W_query, W_key and W_value, by their names in the state of the module."""
-    return {
-        key: value
-        for key, value in module.state_dict().items()
-        if key.partition(".")[0] in PROJECTIONS
-    }
+    state = module.state_dict().items()
+    return {key: value for key, value in state if key.startswith(PROJECTIONS)}
 
 
 def _fill(linear: nn.Linear, source: nn.Linear | None) -> None:

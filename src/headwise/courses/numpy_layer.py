@@ -163,8 +163,9 @@ class MultiHeadAttention:
             raise HeadwiseError(
                 f"x has shape {x.shape}; this layer takes (tokens, d_model) with d_model={self.d_model}"
             )
+        x = x.astype(np.float32, copy=False)
         if mask is None:
-            return x.astype(np.float32, copy=False), None
+            return x, None
         mask = np.asarray(mask)
         # added to the scores it would be 1 and 0, and forbid nothing
         if mask.dtype == np.bool_:
@@ -176,4 +177,4 @@ class MultiHeadAttention:
             raise HeadwiseError(
                 f"mask has shape {mask.shape}; {len(x)} tokens need {(len(x), len(x))}"
             )
-        return x.astype(np.float32, copy=False), mask.astype(np.float32, copy=False)
+        return x, mask.astype(np.float32, copy=False)

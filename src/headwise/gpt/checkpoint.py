@@ -113,10 +113,11 @@ def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
         raise HeadwiseError(
             f"{folder} holds weights that do not fit its config.json: {misfit}"
         ) from None
-    tokens = Tokens.from_file(folder / "tokenizer.json")
+    layout = folder / "tokenizer.json"
+    tokens = Tokens.from_file(layout)
     if len(tokens) > config.vocab_size:
         raise HeadwiseError(
-            f"{folder / 'tokenizer.json'} has {len(tokens)} tokens and the model knows {config.vocab_size}: "
+            f"{layout} has {len(tokens)} tokens and the model knows {config.vocab_size}: "
             f"they do not belong together"
         )
     return model.eval(), tokens

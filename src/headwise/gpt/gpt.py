@@ -164,16 +164,10 @@ def make_norm(config: GPTConfig) -> nn.Module:
 
     LayerNorm has a bias where the config says so, but none without a gain; RMSNorm has none.
     """
+    sizes = config.d_model, config.norm_eps, config.norm_gain
     if config.norm == "rms":
-        return nn.RMSNorm(
-            config.d_model, eps=config.norm_eps, elementwise_affine=config.norm_gain
-        )
-    return nn.LayerNorm(
-        config.d_model,
-        config.norm_eps,
-        elementwise_affine=config.norm_gain,
-        bias=config.bias,
-    )
+        return nn.RMSNorm(*sizes)
+    return nn.LayerNorm(*sizes, bias=config.bias)
 
 
 class FeedForward(nn.Module):
@@ -372,10 +366,6 @@ class GPT(nn.Module):
 
     def _init_weights(self) -> None:
         for name, parameter in self.named_parameters():
-            if parameter.ndim < 2:
-                if name.endswith("bias"):
-                    nn.init.zeros_(parameter)
-                continue  # gains are 1 as torch makes them
             std = self.config.init_std
             # The last matrix of what is added to the residual stream, 2 n_layers times: so many variances add up.
             if (
@@ -383,7 +373,10 @@ class GPT(nn.Module):
                 and self.config.scale_residual_init
             ):
                 std /= math.sqrt(2 * self.config.n_layers)
-            nn.init.normal_(parameter, std=std)
+            if parameter.ndim > 1:
+                nn.init.normal_(parameter, std=std)
+            elif name.endswith("bias"):  # gains are 1 as torch makes them
+                nn.init.zeros_(parameter)
 
     def forward(
         self, ids: Tensor, caches: list[KVCache] | None = None, last_only: bool = False

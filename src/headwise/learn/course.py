@@ -145,8 +145,8 @@ def open_course(folder: Path, language: str | None) -> tuple[Course, bool]:
     path = folder / PROGRESS
     new = not path.exists()
     # What a first call that was killed has left is an exercise, or a name that begins with a dot.
-    visible = [entry.name for entry in folder.glob("[!.]*")] if new else []
-    if visible and not {exercise.file for exercise in exercises()} & set(visible):
+    visible = {entry.name for entry in folder.glob("[!.]*")}
+    if new and visible and visible.isdisjoint(each.file for each in exercises()):
         raise HeadwiseError(say("no_course", folder=folder))
     course = Course(folder) if new else _read(path, say)
     course.language = language or course.language

@@ -281,10 +281,9 @@ def judge(
 def answer_of(source: str) -> str:
     """What `answer` is in a file, as text; "" where it is not there. Raises SyntaxError."""
     for node in ast.parse(source).body:
-        if isinstance(node, ast.Assign) and any(
-            isinstance(t, ast.Name) and t.id == "answer" for t in node.targets
-        ):
-            return str(node.value.value) if isinstance(node.value, ast.Constant) else ""
+        match node:
+            case ast.Assign([ast.Name("answer")], ast.Constant(answer)):
+                return str(answer)
     return ""
 
 
