@@ -15,7 +15,6 @@ import { data, enumerated, heads, numberOf, percent, pin, quoted, scoped, setTex
 const PARTS = data.verbs ? ['person', 'verb', 'tense'] : ['word'];
 const COLUMNS = { verb: 0, tense: 1, person: 2, language: 3 }; // of `data.verbs.words`
 const SHOWN = 3; // heads, at most, that are named where several are each needed
-const CLOSE = 0.1; // chance from which a word is named beside the likeliest: a round choice
 const PAIRED = 8; // heads of which every two are tried, those whose silence costs most: a round choice
 let topic = ''; // the part that is asked for; '' before the first question
 let untouched = null, answer = null, guess = ''; // the trial without silence; what was found; the reader's guess
@@ -30,13 +29,12 @@ function shares(part, one, other) { return tells(part, one).some((fact) => tells
 function trial(names, place = placeOf(topic)) {
   const chances = without(names, place), word = nameOf(likeliest(chances)), before = untouched?.word ?? word;
   const has = PARTS.filter((part) => tells(part, before).length);
-  // Beside a word of the other language stands the likeliest of the same one, if it comes close.
-  const same = (id) => shares('language', before, nameOf(id)), keeps = (part) => shares(part, before, word);
-  const home = likeliest(chances.map((chance, id) => same(id) * chance));
+  const keeps = (part) => shares(part, before, word), changes = has.filter((part) => !keeps(part));
+  // Languages are 0 and 1. Of the other one no word shows what became of the part alone.
+  if (tells('language', before)[0] + tells('language', word)[0] === 1) changes.push('language');
   const kept = chances.reduce((sum, chance, id) => sum + (shares(topic, before, nameOf(id)) ? chance : 0), 0);
-  return { names, word, also: !same(likeliest(chances)) && chances[home] > CLOSE ? nameOf(home) : '', kept,
-    isLost: has.some((part) => !tells(part, word).length), stays: has.filter(keeps),
-    changes: has.filter((part) => !keeps(part)) };
+  const isLost = has.some((part) => !tells(part, word).length);
+  return { names, word, kept, isLost, stays: has.filter(keeps), changes };
 }
 
 function breaks({ changes }) { return changes.includes(topic); }
@@ -83,10 +81,11 @@ function partName(part) { return say(`report.part_of_${part}`); }
 function partNames(parts) { return enumerated(parts.map(partName)); }
 
 // "without L0.H3 the verb stays and the tense changes: traería → trae"
-function putProof(box, { names, word, also, stays, changes, isLost }) {
-  const facts = { heads: enumerated(names), before: untouched.word, after: also ? `${word} (${also})` : word,
-    count: names.length, n: stays.length, m: changes.length, stays: partNames(stays), changes: partNames(changes) };
-  putWords(box, `report.proof_${isLost ? 'lost' : !changes.length ? 'stays' : stays.length ? 'both' : 'changes'}`, facts);
+function putProof(box, { names, word, stays, changes, isLost }) {
+  const facts = { heads: enumerated(names), before: untouched.word, after: word, count: names.length, n: stays.length,
+    m: changes.length, stays: partNames(stays), changes: partNames(changes) };
+  const kind = isLost ? 'lost' : !changes.length ? 'stays' : stays.length ? 'both' : 'changes';
+  putWords(box, `report.proof_${kind}`, facts);
   return box;
 }
 
