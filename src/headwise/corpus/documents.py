@@ -277,7 +277,7 @@ def verb_relations(tokens: TextTokens, lines: Iterable[str]) -> Relations:
     shift = len(tokens.frame[0])
     documents = []
     for line in [*lines, *verbs.conjugation_lines(core=True)[:CONJUGATIONS]]:
-        pairs = {
+        pairs: dict[str, list[Pair]] = {
             name: [((i + shift,), (j + shift,)) for i, j in places]
             for name, places in verbs.related(line).items()
         }
