@@ -184,7 +184,8 @@ def models_of(family: str) -> Iterator[nn.Module]:
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
             for parameter in model.parameters():
-                if parameter.ndim > 1 and parameter.is_floating_point():
+                # a frozen table holds what its class computes, such as sines of places
+                if parameter.ndim > 1 and parameter.requires_grad:
                     parameter.normal_(std=0.2, generator=generator)
         count += 1
         yield model

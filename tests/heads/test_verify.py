@@ -97,15 +97,15 @@ class Model(nn.Module):
 
 # What is wrong -> ways that find it, and where it begins: the attention, and the position.
 FAULTS = {
-    "window": ({"cache: token by token"}, "L1", WINDOW - 1),
-    "chunk": ({"cache: in chunks"}, "L1", 12),
-    "restart": ({"cache: token by token", "cache: in chunks"}, "L0", 1),
-    "layers": ({"cache: token by token", "cache: in chunks"}, "L1", 1),
-    "uncached": ({"cache: token by token", "cache: in chunks"}, "L0", 0),
-    "padding": ({"padding: left", "padding: left, then token by token"}, "L0", 0),
-    "positions": ({"padding: left", "padding: left, then token by token"}, "L0", 0),
-    "packed": ({"documents: packed into one row"}, "L1", 0),
-    "batch": ({"documents: side by side", "padding: right"}, "L0", 1),
+    "window": ({"cache: token by token"}, "layers.1", WINDOW - 1),
+    "chunk": ({"cache: in chunks"}, "layers.1", 9),
+    "restart": ({"cache: token by token", "cache: in chunks"}, "embedding", 1),
+    "layers": ({"cache: token by token", "cache: in chunks"}, "layers.1", 1),
+    "uncached": ({"cache: token by token", "cache: in chunks"}, "embedding", 0),
+    "padding": ({"padding: left", "padding: left, then token by token"}, "layers.0", 0),
+    "positions": ({"padding: left", "padding: left, then token by token"}, "embedding", 0),
+    "packed": ({"documents: packed into one row"}, "layers.1", 0),
+    "batch": ({"documents: side by side", "padding: right"}, "layers.0", 0),
 }
 
 

@@ -336,7 +336,9 @@ def reads_tokens(model: nn.Module) -> bool:
     # `forward` of a GPT of ours calls them ids, that of transformers input_ids.
     if adapter_of(model) is not None:
         return True
-    return bool({"ids", "input_ids"} & set(parameters_of(body_of(model))))
+    # the body of some decoders (BART) takes *args
+    taken = {*parameters_of(model), *parameters_of(body_of(model))}
+    return bool({"ids", "input_ids"} & taken)
 
 
 def logits(model: nn.Module, ids: Tensor, last: bool = False) -> Tensor:
@@ -523,8 +525,9 @@ CACHES = ("cache", "past_key_values")
 
 
 def cache_name(model: nn.Module) -> str:
-    """The argument by which this model of transformers is passed a cache."""
-    return CACHES[0] if CACHES[0] in parameters_of(model) else CACHES[1]
+    """The argument by which this model, ours or one of transformers, is passed a cache."""
+    taken = parameters_of(model)
+    return next((name for name in (CACHES[0], "caches") if name in taken), CACHES[1])
 
 
 def cache_in(fields: Any) -> Any:
