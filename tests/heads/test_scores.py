@@ -31,6 +31,9 @@ FAMILIES: dict[str, tuple[dict[str, Any], set[str]]] = {
     "gemma2": ({"sliding_window": 7, "query_pre_attn_scalar": 3, "attn_logit_softcapping": 2.0}, set()),
     "gpt_oss": ({"sliding_window": 7, "num_local_experts": 4, "num_experts_per_tok": 2}, {"sink"}),
     "qwen3_next": ({**EXPERTS, **DELTA, "shared_expert_intermediate_size": 16}, {"gate"}),
+    "qwen3_5_text": (DELTA, {"gate"}),
+    "olmo_hybrid": (DELTA, set()),  # its gates lie in the layers that have a state in the place of keys
+    "step3p5": ({"sliding_window": 7, "n_routed_experts": 4, "num_experts_per_tok": 2}, {"gate"}),
     "afmoe": ({"sliding_window": 7}, {"gate"}),
     "laguna": ({}, {"gate"}),
     "bitnet": ({}, set()),  # a norm between attention and W_O is no gate
@@ -41,7 +44,10 @@ FAMILIES: dict[str, tuple[dict[str, Any], set[str]]] = {
 def model_of(family: str) -> Any:
     torch.manual_seed(3)
     config = transformers.CONFIG_MAPPING[family](**{**SIZES, **FAMILIES[family][0]})
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    if family == "step3p5":  # the text part of a larger model, which no auto class builds
+        model = transformers.models.step3p7.modeling_step3p7.Step3p7TextModel(config).eval()
+    else:
+        model = transformers.AutoModelForCausalLM.from_config(config).eval()
     for name, weights in model.named_parameters():
         if "sink" in name:
             weights.normal_()
@@ -74,7 +80,7 @@ def dense(model: Any, ids: Tensor) -> dict[int, dict[str, Tensor]]:
     transformers.AttentionInterface.register("dense", attend)
     transformers.AttentionMaskInterface.register("dense", transformers.masking_utils.eager_mask)
     model.set_attn_implementation("dense")
-    for layer, block in enumerate(model.model.layers):
+    for layer, block in enumerate(model.base_model.layers):
         for name, module in block.named_modules():
             if name.endswith("self_attn.o_proj"):
                 module.register_forward_pre_hook(lambda m, args, layer=layer: at_w_o(m, args, layer))

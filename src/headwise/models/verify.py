@@ -244,7 +244,7 @@ def _read(
         start, end = end, end + piece.shape[1]
         # the mask is one of the tokens in the cache, too
         told = {MASK: mask[:, :end], POSITIONS: positions[:, start:end], cached: cache}
-        with _kept(model, len(ids)) as of_piece:
+        with _kept(model, piece) as of_piece:
             output = model(piece, **fixed, **{name: told[name] for name in given})
         states.append(of_piece)
         cache = ask.cache_in(output) or cache
@@ -257,15 +257,16 @@ def _read(
 
 
 @contextmanager
-def _kept(model: nn.Module, B: int) -> Iterator[States]:
+def _kept(model: nn.Module, ids: Tensor) -> Iterator[States]:
     """Inside this block the outputs of layers and model, (B,T,C) each, are kept."""
+    of_tokens = ids.shape, (len(ids), ANSWER)
     states: States = {}
 
     def keep(name: str, x: Any) -> None:
         for field in ("logits", "last_hidden_state"):
             x = getattr(x, field, x)
         x = x[0] if isinstance(x, tuple) else x
-        if isinstance(x, Tensor) and x.ndim > 2 and len(x) == B:
+        if isinstance(x, Tensor) and x.ndim > 2 and x.shape[:2] in of_tokens:
             states[name] = x.flatten(2).clone()
 
     def hook(path: str, module: Any, args: Any, named: Any, output: Any) -> None:
