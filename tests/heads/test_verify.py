@@ -46,7 +46,11 @@ class Attention(nn.Module):
             allowed = allowed & (text[..., None] == text[:, :, None])
         if real is not None and self.fault != "padding":
             allowed = allowed & real[:, None, None, -S:] | (i == j)  # no row without a key
-        out = F.scaled_dot_product_attention(q, k, v, allowed.expand(B, 1, T, S))
+        allowed = allowed.expand(B, 1, T, S)
+        if self.fault == "ties":  # it reads the 5 best keys, and all are equally good
+            best = torch.where(allowed, 0.0, -torch.inf).topk(min(5, S)).indices
+            allowed = allowed & torch.zeros_like(allowed).scatter(-1, best, True)
+        out = F.scaled_dot_product_attention(q, k, v, allowed)
         if self.fault == "batch":
             out = out + 0.1 * out.mean(0)
         return self.out(out.transpose(1, 2).reshape(B, T, C)), kept
@@ -66,7 +70,7 @@ class Model(nn.Module):
         self.fault = fault
         self.config = SimpleNamespace(vocab_size=V, model_type="planted", is_encoder_decoder=False)
         self.embed, self.place, self.head = nn.Embedding(V, C), nn.Embedding(97, C), nn.Linear(C, V)
-        deeper = fault if fault in ("window", "chunk", "packed") else ""  # these lie in the second layer alone
+        deeper = fault if fault in ("window", "chunk", "packed", "ties") else ""  # these lie in the second layer alone
         self.layers = nn.ModuleList([Attention("" if deeper else fault), Attention(deeper or fault)])
 
     def forward(
@@ -130,6 +134,36 @@ def test_the_same_model_without_a_fault_is_right() -> None:
         if answer.status == "equal":
             assert answer.difference is not None and answer.rounding is not None
             assert answer.difference <= answer.rounding < 1e-3
+
+
+class Unplaced(Model):
+    """It takes no positions, and counts them from the beginning of a row."""
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        use_cache: bool = False,
+    ) -> SimpleNamespace:
+        return super().forward(input_ids, attention_mask, None, past_key_values, use_cache)
+
+
+def test_what_has_no_right_answer_is_not_asked() -> None:
+    """Choices between ties, and padding before positions that nobody can shift; a fault before them is found."""
+    verified = verify(Model("ties"))
+    unsure = [answer.reason for answer in verified.answers if "hangs on rounding" in answer.reason]
+    assert verified.right and unsure and set(unsure) == {"layers.1 hangs on rounding, as where scores tie"}
+    model = Model("ties")
+    model.layers[0].fault = "batch"
+    wrong = {answer.layer for answer in verify(model).answers if answer.status == "differs"}
+    assert wrong == {"layers.0"}
+
+    verified = verify(Unplaced())
+    statuses = {answer.way: answer.status for answer in verified.answers if answer.question == "padding"}
+    assert list(statuses.values()) == ["equal", "not asked", "not asked"], verified.text()
+    assert "it counts the padding as positions: pad right" in verified.text()
+    assert not verify(Unplaced("batch")).right
 
 
 @pytest.mark.slow
