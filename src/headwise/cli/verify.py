@@ -21,7 +21,7 @@ def verify(model: Model, device: str = "cpu") -> None:
     """Check a model's cache, its padding and its batches.
 
     A text is read whole, and then token by token, in chunks, padded, and beside another text. Where a result differs by
-    more than rounding, the attention and the token are named where it begins. Exit code 1 says that one differs.
+    more than rounding, the layer and the token are named where it begins. Exit code 1 says that one differs.
 
     Example: headwise verify gemma-3-270m
     """

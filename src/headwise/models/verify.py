@@ -139,6 +139,8 @@ def _answers(model: Any, first: Tensor, second: Tensor) -> Iterator[Answer]:
         half = eps**0.5 * largest  # of the digits
         bound = max(FLOOR * eps * largest, min(ALLOWED * rounding, half))
         bounds[name] = bound, rounding <= half
+    if not bounds:
+        raise HeadwiseError(f"{type(model).__name__} gives no state of each token")
 
     def answer(question: str, way: str, parts: list[Part], *how: Any) -> Answer:
         try:
