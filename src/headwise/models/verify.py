@@ -242,7 +242,7 @@ def _read(
         fixed["decoder_input_ids"] = ids.new_full((len(ids), ANSWER), 3)
     if "use_cache" in taken:
         fixed["use_cache"] = bool(lengths)
-    for piece in ids.split(lengths or width, 1):
+    for piece in torch.split(ids, lengths or width, 1):
         start, end = end, end + piece.shape[1]
         # the mask is one of the tokens in the cache, too
         told = {MASK: mask[:, :end], POSITIONS: positions[:, start:end], cached: cache}
