@@ -505,6 +505,28 @@ def check_per_head(name: str, shape: Sequence[int], n_heads: int) -> None:
         )
 
 
+def check_floats(q: Any, k: Any, v: Any, cast: str) -> None:
+    """Arrays or tensors of one kind of float; `cast` is what makes floats of others."""
+    if not q.dtype == k.dtype == v.dtype:
+        raise HeadwiseError(
+            f"dtypes differ: q is {q.dtype}, k is {k.dtype}, v is {v.dtype}; cast them to one"
+        )
+    # NumPy's letter for floats of any width; a dtype of torch says it itself
+    if not getattr(q.dtype, "is_floating_point", getattr(q.dtype, "kind", "f") == "f"):
+        raise HeadwiseError(
+            f"q, k, v are {q.dtype}; attention needs floats: pass {cast}"
+        )
+
+
+def by_group(x_bhtm: Any, y_bgmn: Any) -> Any:
+    """x @ y where each y serves a group of r = H // G adjacent heads: (B,G,r*T,m) @ (B,G,m,n), y is never repeated."""
+    B, H, T, m = x_bhtm.shape
+    G, n = y_bgmn.shape[1], y_bgmn.shape[3]
+    # no key/value heads: then there are no query heads either
+    rows = H // (G or 1) * T
+    return (x_bhtm.reshape(B, G, rows, m) @ y_bgmn).reshape(B, H, T, n)
+
+
 def check_scores(scale: float | None, softcap: float | None) -> None:
     """What scores are multiplied by is one number for all heads, and what caps them, too."""
     # The fused kernel takes the scale as a plain number, and its gradient would be lost. A softcap is never fused.

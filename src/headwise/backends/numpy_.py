@@ -14,6 +14,8 @@ from headwise.records import Trace
 from headwise.spec import (
     Options,
     Sizes,
+    by_group,
+    check_floats,
     check_per_head,
     check_scores,
     check_shapes,
@@ -43,7 +45,9 @@ def _steps(q: Array, k: Array, v: Array, options: Options, keep: bool) -> Trace[
         )
     sizes = check_shapes(q.shape, k.shape, v.shape)
     check_scores(scale, softcap)
-    dtype = _working_dtype(q, k, v)
+    check_floats(q, k, v, ".astype(numpy.float32)")
+    # float16 is computed in float32; wider ones stay as they are
+    dtype = np.promote_types(q.dtype, np.float32)
     sink, gate = (
         _per_head(name, x, sizes.H, dtype)
         for name, x in (("sink", sink), ("gate", gate))
@@ -55,11 +59,11 @@ def _steps(q: Array, k: Array, v: Array, options: Options, keep: bool) -> Trace[
     # while there is one k and v for each key/value head
     k, v = _alive_only(k, v, allowed, index)
     k, v = k.astype(dtype, copy=False), v.astype(dtype, copy=False)
-    # `_by_group` reads equal groups of adjacent heads; for any other order each query head gets a k and v of its own.
+    # `by_group` reads equal groups of adjacent heads; for any other order each query head gets a k and v of its own.
     if not is_adjacent(index, sizes.H, sizes.G):
         k, v = k[:, index], v[:, index]
 
-    scores = _by_group(
+    scores = by_group(
         q.astype(dtype, copy=False) * dtype.type(scale), k.swapaxes(-1, -2)
     )
     # `dtype.type`, as a softcap that is a float64 of NumPy would widen the scores.
@@ -72,19 +76,10 @@ def _steps(q: Array, k: Array, v: Array, options: Options, keep: bool) -> Trace[
     if allowed is not None:
         masked = np.where(allowed, masked, dtype.type(-np.inf))
     weights, lse = _softmax(masked, sink, None if keep else masked)
-    out = _by_group(weights, v)
+    out = by_group(weights, v)
     if gate is not None:
         out = out * gate
     return Trace(scores, capped, masked, weights, lse, out.astype(q.dtype, copy=False))
-
-
-def _by_group(x_bhtm: Array, y_bgmn: Array) -> Array:
-    """x @ y where each y serves a group of r = H // G adjacent heads: (B,G,r*T,m) @ (B,G,m,n), y is never repeated."""
-    B, H, T, m = x_bhtm.shape
-    G, n = y_bgmn.shape[1], y_bgmn.shape[3]
-    if G == 0:  # then there are no query heads either
-        return np.zeros((B, H, T, n), x_bhtm.dtype)
-    return (x_bhtm.reshape(B, G, H // G * T, m) @ y_bgmn).reshape(B, H, T, n)
 
 
 def _softmax(
@@ -151,19 +146,6 @@ def _alive_only(
     if alive.all():
         return k, v
     return np.where(alive[..., None], k, 0), np.where(alive[..., None], v, 0)
-
-
-def _working_dtype(q: Array, k: Array, v: Array) -> np.dtype[Any]:
-    # float16 is computed in float32; wider ones stay as they are.
-    if not q.dtype == k.dtype == v.dtype:
-        raise HeadwiseError(
-            f"dtypes differ: q is {q.dtype}, k is {k.dtype}, v is {v.dtype}; cast them to one"
-        )
-    if q.dtype.kind != "f":  # NumPy's letter for floats of any width
-        raise HeadwiseError(
-            f"q, k, v are {q.dtype}; attention needs floats: pass .astype(numpy.float32)"
-        )
-    return np.promote_types(q.dtype, np.float32)
 
 
 def _per_head(

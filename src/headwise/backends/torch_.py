@@ -31,7 +31,9 @@ from headwise.records import Trace
 from headwise.spec import (
     Options,
     Sizes,
+    by_group,
     check_dropout,
+    check_floats,
     check_per_head,
     check_scores,
     check_shapes,
@@ -176,16 +178,14 @@ def trace(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Trace[Tensor]:
     grid = checked_grid(mask, sizes, q.device)
     seen = _dense(grid, None, masks, call, slice(None))
     k, v = call.pick(*seen.protect(k, v))
-    scores = _by_group(
-        q.to(call.dtype) * call.scale, k.to(call.dtype).transpose(-1, -2)
-    )
+    scores = by_group(q.to(call.dtype) * call.scale, k.to(call.dtype).transpose(-1, -2))
     capped = scores if softcap is None else torch.tanh(scores / softcap) * softcap
     masked = capped if seen.bias is None else capped + seen.bias
     if seen.allowed is not None:
         masked = masked.masked_fill(~seen.allowed, -math.inf)
     weights, lse = _softmax(masked, call.sink_h11)
     # The layer passes dropout=0 outside of training, so F.dropout is never told of a mode.
-    out = _by_group(
+    out = by_group(
         F.dropout(weights, dropout) if dropout else weights, v.to(call.dtype)
     )
     if call.gate_h11 is not None:
@@ -201,14 +201,7 @@ class _Call:
     ) -> None:
         check_scores(options.scale, options.softcap)
         check_dropout(options.dropout)
-        if not q.dtype == k.dtype == v.dtype:
-            raise HeadwiseError(
-                f"dtypes differ: q is {q.dtype}, k is {k.dtype}, v is {v.dtype}; cast them to one"
-            )
-        if not q.dtype.is_floating_point:
-            raise HeadwiseError(
-                f"q, k, v are {q.dtype}; attention needs floats: pass .float()"
-            )
+        check_floats(q, k, v, ".float()")
         if not q.device == k.device == v.device:
             raise HeadwiseError(
                 f"devices differ: q is on {q.device}, k on {k.device}, v on {v.device}; move them to one"
@@ -455,15 +448,6 @@ def _sink_as_key(
     if bias is not None:
         bias = F.pad(bias.expand(*bias.shape[:3], k.shape[2] - 1), (0, 1))
     return q, k, v, allowed, bias
-
-
-def _by_group(x_bhtm: Tensor, y_bgmn: Tensor) -> Tensor:
-    """x @ y where each y serves a group of r = H // G adjacent heads: (B,G,r*T,m) @ (B,G,m,n), y is never repeated."""
-    B, H, T, m = x_bhtm.shape
-    G = y_bgmn.shape[1]
-    return (x_bhtm.reshape(B, G, H // G * T, m) @ y_bgmn).reshape(
-        B, H, T, y_bgmn.shape[3]
-    )
 
 
 def _softmax(masked_bhts: Tensor, sink_h11: Tensor | None) -> tuple[Tensor, Tensor]:
