@@ -66,10 +66,8 @@ class KVCache:
         # and some of its weights, by which a copy of the cache knows it in another process
         self._mark: Tensor | None = None
         self.holds_context = False  # has it the keys of a cross attention's context?
-        # The tensor that those keys were made of. Weak: to recognise it needs no hold on its memory.
-        self._context: weakref.ref[Tensor] | None = None
-        # and what the values were made of, mostly the same tensor
-        self._values: weakref.ref[Tensor] | None = None
+        # What those keys and values were made of, mostly one tensor. Weak: to recognise it needs no hold on its memory.
+        self._sources: tuple[weakref.ref[Tensor], ...] = ()
 
     def __repr__(self) -> str:
         kinds = {"max_length": self.max_length, "window": self.window}
@@ -244,10 +242,8 @@ class KVCache:
             return  # a context is counted once
         if context is not None:
             self.holds_context = True
-            self._context, self._values = (
-                weakref.ref(context),
-                weakref.ref(context if values is None else values),
-            )
+            sources = context, context if values is None else values
+            self._sources = tuple(map(weakref.ref, sources))
         if self._offered is not None:
             self._buffers, self._begin, self._end, n_new = self._offered
             self._offered = None
@@ -261,12 +257,11 @@ class KVCache:
     ) -> tuple[Tensor, Tensor]:
         """The context's keys and values. Both arguments may be left out, or must be the tensors they came from."""
         if context is not None:
-            sources = {
-                "keys": (self._context, context),
-                "values": (self._values, context if values is None else values),
-            }
-            for name, (source, tensor) in sources.items():
-                if source is None or source() is not tensor:
+            tensors = context, context if values is None else values
+            for n, (name, tensor) in enumerate(
+                zip(("keys", "values"), tensors, strict=True)
+            ):
+                if not self._sources or self._sources[n]() is not tensor:
                     raise HeadwiseError(
                         f"the cache holds the {name} of another context tensor; use a new KVCache for this one"
                     )
