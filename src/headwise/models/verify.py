@@ -31,8 +31,8 @@ TOKENS = 24  # of a text where nothing asks for more
 LONGEST_WINDOW = 512  # a longer window is crossed where `tokens` says so
 SHORTER = 7  # tokens that the second text of a padded batch has fewer
 ANSWER = 5  # tokens that a decoder beside an encoder reads
-# A way may change a state by so many times what sums in another order change, or by so many roundings of its largest
-# number. On 20 families it was 1.6 times at most.
+# A way may change a state by so many times what an ulp changes, or by so many roundings of its largest number. Of 1,356
+# answers that were equal on 161 families, the largest took 0.75 of that.
 ALLOWED, FLOOR = 8.0, 32.0
 # the path of a layer that lies in no other
 LAYER = re.compile(r"((?![0-9]+[.])[^.]+[.])*[0-9]+")
@@ -138,7 +138,7 @@ def _answers(model: Any, first: Tensor, second: Tensor) -> Iterator[Answer]:
         eps, largest = torch.finfo(states.dtype).eps, float(states.abs().max())
         rounding = float((again[name] - states).abs().max())
         half = eps**0.5 * largest  # of the digits
-        bound = max(FLOOR * eps * largest, min(ALLOWED * rounding, half))
+        bound = max(FLOOR * eps * largest, ALLOWED * min(rounding, half))
         bounds[name] = bound, rounding <= half
     if not bounds:
         raise HeadwiseError(f"{type(model).__name__} gives no state of each token")
