@@ -34,6 +34,7 @@ from headwise.checker.bugs import (
     speaker,
 )
 from headwise.checker.form import Inputs
+from headwise.checker.lent import stand_in
 from headwise.checker.source import CALLS, DATA, MASK, Source
 
 # No two of these sizes are equal, so that no axis can be taken for another.
@@ -212,18 +213,27 @@ def build(target: Target, sizes: Settings, theirs: bool = False) -> Any:
         required = default is parameter.empty
         if CALL["config"].fullmatch(plain) and name not in sizes:
             arguments[name] = Config(sizes, _defaults(default, target), theirs)
-        elif re.fullmatch(r"w_?(q|k|v|o|query|key|value|out)", plain):
-            # a matrix that is handed in
-            arguments[name] = (
-                np.random.default_rng(1).normal(size=(WIDTH, WIDTH)) / WIDTH**0.5
-            )
+        elif re.fullmatch(NAMES["call"]["matrix"], plain):
+            # a matrix that is handed in, or a module
+            matrix = np.random.default_rng(1).normal(size=(WIDTH, WIDTH)) / WIDTH**0.5
+            is_module = "Module" in str(parameter.annotation)
+            arguments[name] = stand_in("Linear")(WIDTH, WIDTH) if is_module else matrix
         elif required or name in sizes or (not theirs and _is_ours(plain, default)):
             value = value_of(name, sizes)
+            if value is UNFILLED:
+                value = _first_of(parameter.annotation, target.namespace)
             if value is not UNFILLED:
                 arguments[name] = value
             elif required:
                 raise UncheckedError("asks_parameter", name=name, call=target.name)
     return target.thing(**arguments)
+
+
+def _first_of(annotation: Any, namespace: dict[str, Any]) -> Any:
+    """The first member of an enumeration."""
+    with contextlib.suppress(Exception):
+        return next(iter(eval(annotation, namespace).__members__.values()))
+    return UNFILLED
 
 
 def _is_ours(name: str, default: Any) -> bool:

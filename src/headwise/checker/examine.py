@@ -492,8 +492,15 @@ class Examiner:
                 if explanation := search.right(trial.readings, cases):
                     return self._taken(trial, guess, cases, explanation)
         # Single bugs under every trial, then pairs under the likeliest; roundings of 16 bits last.
-        first = ready[0]
-        properties_of(first, self.target)
+        # Which of the layouts? The one under which most properties hold.
+        for layout in dict.fromkeys(trial.attention.layout for trial in ready):
+            same = [t for t in ready if t.attention.layout is layout]
+            properties_of(same[0], self.target)
+            if not (same[0].shown.keys() - {"properties", "norm"}):
+                break
+        asked = [trial for trial in ready if "properties" in trial.shown]
+        first = min(asked, key=lambda trial: len(trial.shown))
+        ready.sort(key=lambda trial: trial.attention.layout is not first.attention.layout)
         is_narrow = self.scope.says(r"half\(|float16|autocast")
         rounds = [(trial, False) for trial in ready[:3]]
         may_mix = "batch-mixed" in first.shown or is_narrow

@@ -228,7 +228,8 @@ def attend(
     sizes = {"none": 1, "times": d**-0.5, "times-width": 1 / d}
     for name, width in widths.items():
         sizes |= {name: width**0.5, f"whole-{name}": width}
-    size = float(sizes[s["scale"]])
+    # a number is a factor that stands beside the usual scale
+    size = float(sizes.get(s["scale"]) or sizes["head"] / s["scale"])
     scores = q @ k.swapaxes(-1, -2)
     # a dot product of the whole width is the sum of those of its heads
     if s["compared"] == "all":

@@ -82,15 +82,42 @@ def attend(
     return weights @ v, weights
 
 
-def flash(q: Any, k: Any, v: Any, *_: Any, causal: bool = False, **__: Any) -> Any:
-    """flash_attn_func, on (B,T,H,D)."""
+def flash(
+    q: Any, k: Any, v: Any, bias: Any = None, *_: Any, causal: bool = False, **__: Any
+) -> Any:
+    """flash_attn_func, and memory_efficient_attention of xformers, on (B,T,H,D)."""
     q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
     function = library_of(q).nn.functional.scaled_dot_product_attention
-    return function(q, k, v, is_causal=causal, enable_gqa=True).swapaxes(1, 2)
+    out = function(q, k, v, bias, is_causal=causal, enable_gqa=True)
+    return out.swapaxes(1, 2)
 
 
 def linear(width: int, out: int, bias: bool = True, **_: Any) -> Any:
     return importlib.import_module("torch.nn").Linear(width, out, bias=bias)
+
+
+class Dense:
+    """A layer of a NumPy library: its two sizes, whatever their names are."""
+
+    def __init__(self, *sizes: Any, **named: Any) -> None:
+        width, out = [n for n in (*sizes, *named.values()) if type(n) is int][:2]
+        self.w = np.random.default_rng(0).normal(size=(width, out)) / width**0.5
+        self.b = np.zeros(out) * 1.0 if named.get("use_bias", True) else None
+
+    def forward(self, x: Any, *_: Any) -> Any:
+        return x @ self.w + (0 if self.b is None else self.b)
+
+    __call__ = forward
+
+
+class Plain:
+    """A layer without weights, which in eval does what `step` does."""
+
+    def __init__(self, step: Any) -> None:
+        self.forward = lambda x, *_: step(x)
+
+    def __call__(self, x: Any, *_: Any) -> Any:
+        return self.forward(x)
 
 
 LENT: dict[str, Any] = {
@@ -104,6 +131,11 @@ LENT: dict[str, Any] = {
     "Attention": lambda *_, **__: attend,
     "scaled_dot_product_attention": attend,
     "flash_attn_func": flash,
+    "memory_efficient_attention": flash,
+    "Linear": linear,
+    "Dense": Dense,
+    "Softmax": lambda *_, **__: Plain(softmax),
+    "Dropout": lambda *_, **__: Plain(lambda x: x),
     "ColumnParallelLinear": linear,
     "RowParallelLinear": linear,
     "get_model_parallel_world_size": lambda: 1,

@@ -88,7 +88,7 @@ def _training(
         weights = parts_of(attention.module, target.options.mapping).weights
         for role, arrays in weights.items():
             for weight in (array.holder for array in arrays):
-                if not weight.requires_grad:
+                if not getattr(weight, "requires_grad", False):
                     continue
                 if weight.grad is None or (weight.grad == 0).all(-1).any():
                     if target.scope.says(DETACHED):

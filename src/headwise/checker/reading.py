@@ -173,7 +173,10 @@ def role_of(path: str) -> str | None:
 
 
 def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
-    """The arrays of an object by role; `mapping` has the names of attributes whose role no name tells."""
+    """The arrays of an object by role; `mapping` has the names of attributes whose role no name tells.
+
+    Where W_O is all there is, queries, keys and values are projected outside: their matrices are identities.
+    """
     parts = Parts(same_head=_is_one_module(target))
     # `named` has every path and each of its parts, by which `mapping` may name an array; `paths` are for the error.
     named, paths = set[str](), list[str]()
@@ -187,7 +190,7 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
         if _NORM.search(path):
             side = re.search(r"(?<![a-z])(q|k)", path)
             # The bias of a LayerNorm, of which the form has none, takes the place of its gain: no reading fits then.
-            if side and flat:
+            if side:
                 parts.gains[side[1]] = array
             continue
         if re.search("sink", path) and array.value.size > 1:
@@ -197,6 +200,8 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
             parts.gate[not flat] = array.value if flat else _in_out(array)
             continue
         role = role_of(path)
+        if role == "o" and array.linear and array.value.shape[0] == 3 * width_in(array):
+            role = "qkv"  # `linear`: three times as many features come out
         for wanted, name in mapping.items():
             if name in (path, *path.split(".")):
                 role = wanted
@@ -231,7 +236,14 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
                 }
             )
     _add_unnamed(parts, _without_latent(parts, others))
+    if list(parts.weights) == ["o"] and not (parts.unread or parts.same_head):
+        identity = np.eye(_in_out(parts.weights["o"][0]).shape[0])
+        parts.weights |= {role: [Array("", identity)] for role in "qkv"}
     return parts
+
+
+def width_in(array: Array) -> int:
+    return int(array.value.shape[-1])
 
 
 def _without_latent(parts: Parts, others: list[Array]) -> list[Array]:
@@ -348,7 +360,11 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
         others = [n for n in target.source.numbers if 100 <= n < 1e7 and n != 10000.0]
         bases = [10000.0, *others[:3]]
     fractions = FRACTIONS if target.scope.says(ROTATES_PART) else (1,)
-    scales: list[Settings] = [{}, {"scale": "none"}] if folded else [{}]
+    scales: list[Settings] = [{}, {"scale": "none"}] if folded or parts.gains else [{}]
+    is_normed = target.scope.says(r"norm\(")
+    if is_normed:  # what is normed has a length of its own, so its scale is a choice
+        factors = [n for n in target.scope.numbers if 1 < n < 100 and n % 1]
+        scales += [{"scale": n**power} for n in factors[:2] for power in (1, 2)]
     residuals: list[Settings] = (
         [{}, {"residual": True}] if target.scope.says(RESIDUAL) else [{}]
     )
@@ -380,9 +396,7 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
     ):
         settings = {**reading.settings, **scale, **residual, **extra}
         reading = replace(reading, settings=settings)
-        choices += styles(
-            reading, bases, fractions, normed=target.scope.says(r"norm\(")
-        )
+        choices += styles(reading, bases, fractions, is_normed)
     return choices
 
 
@@ -478,9 +492,9 @@ def _read(
         raise ValueError("W_O reads other heads")
     # A norm of all heads together, (h*d,), is left out: the form has none.
     gains = {
-        role: array.value
+        role: array.value.reshape(-1, 1, d)
         for role, array in parts.gains.items()
-        if array.value.shape == (d,)
+        if array.value.shape[-1] == d
     }
     structural = ("heads-share-projection",) if shared else ()
     return Reading(

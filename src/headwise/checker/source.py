@@ -408,14 +408,17 @@ class Stub:
 
     __or__ = __ror__ = __getitem__
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self, *_: Any, **__: Any) -> Any:
         raise UncheckedError("needs", name=self._name)
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[Any, ...]:
-        """As the base of a class: a module of torch where its name says so."""
-        if not self._name.endswith(("Module", "Layer", "Model")):
+        """As the base of a class: a module of torch where its name says so, else what fails when it is built."""
+        is_torch = not re.match("flax|haiku|equinox|mlx|keras|tensorflow", self._name)
+        if is_torch and self._name.endswith(("Module", "Layer", "Model")):
+            return (importlib.import_module("torch.nn").Module,)
+        if self._name.endswith(("Config", "Mixin", "ABC", "Protocol", "Enum")):
             return ()
-        return (importlib.import_module("torch.nn").Module,)
+        return (type("Missing", (), {"__init__": self.__iter__}),)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not Stub.loading:

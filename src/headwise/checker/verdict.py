@@ -46,7 +46,7 @@ from headwise.checker.bugs import (
     speaker,
 )
 from headwise.checker.caches import examine_part
-from headwise.checker.contract import CAUSAL, Options, Target
+from headwise.checker.contract import CAUSAL, Options, Target, meaning_of, value_of
 from headwise.checker.examine import examine
 from headwise.checker.loops import CALLED, NAME, head_loop
 from headwise.checker.reading import ROLES
@@ -55,6 +55,7 @@ from headwise.checker.source import (
     Source,
     candidates,
     kind_of,
+    names_of,
     passed_over,
     read_text,
     run_definitions,
@@ -71,6 +72,8 @@ LENT, STACKED = (
 )
 # for one check, the import of the file included: a round choice; with less, fewer bugs are tried
 SECONDS = 20.0
+# times as long may pass by the clock, on a busy machine: a round choice
+WAITING = 4
 STARTING = (
     60.0  # that a process may take to import torch on a busy machine: a round choice
 )
@@ -269,7 +272,7 @@ def _source_of(target: Any) -> Source:
 
 @contextmanager
 def _clock(seconds: float) -> Iterator[None]:
-    """Raise TimeOut in this block after so long, where the system can: on the main thread of a Unix."""
+    """Raise TimeOut after so long of the processor, where the system can: on the main thread of a Unix."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(
         signal, "SIGALRM"
     ):
@@ -279,13 +282,18 @@ def _clock(seconds: float) -> Iterator[None]:
     def over(*_: object) -> None:
         raise TimeOut
 
-    before = signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    kinds = (signal.SIGALRM, signal.SIGPROF)
+    before = {kind: signal.signal(kind, over) for kind in kinds}
+    # Code that waits, and takes no time of the processor, ends later.
+    signal.setitimer(signal.ITIMER_REAL, WAITING * seconds)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
 
 
 @contextmanager
@@ -395,7 +403,7 @@ def _check_apart(target: Target, seconds: float) -> Verdict:
     ended = run_apart(
         "headwise.checker.verdict",
         {**request_of(target), "seconds": seconds},
-        seconds + STARTING,
+        WAITING * seconds + STARTING,
     )
     if ended.answer:
         verdict = _verdict_of(json.loads(ended.answer))
@@ -479,6 +487,12 @@ def read_request(request: Mapping[str, Any]) -> tuple[Target, Callable[[], None]
                 target.lent.append(target.say("lent", file=file))
         is_loop = bool(source.numbers_of_lines)
         target.namespace.update(CALLED if is_loop else {})
+        if source.says(r"import \*"):
+            # of a file that is not here: sizes, by what their names mean
+            for word in set(names_of([source.tree], ast.Load)):
+                size = value_of(word, options.args)
+                if type(size) in (int, float) and meaning_of(word) is not True:
+                    target.namespace[word] = size
         if torch := sys.modules.get(
             "torch"
         ):  # there is no graphics card, and none is needed
@@ -503,7 +517,8 @@ def main() -> None:
 
     def work() -> dict[str, Any]:
         # First the check stops itself; where the learner's code does not let it, a second later the process ends.
-        faulthandler.dump_traceback_later(request["seconds"] + 1, exit=True, file=trace)
+        late = WAITING * request["seconds"] + 1
+        faulthandler.dump_traceback_later(late, exit=True, file=trace)
         return asdict(judged(target, request["seconds"], load))
 
     alone(request, target.source.text, work)
