@@ -69,7 +69,7 @@ def numbers(version: Version) -> list[Any]:
     examiner = Examiner(target)
     for built in examiner.builds():
         for trial in examiner.trials(built):
-            cases = list(examiner.cases(trial))
+            cases = list(examiner.cases(trial, False))
             return [out for case in cases for out in case.outputs.values()]
     raise LookupError(f"{version.style}: nothing was tried")
 

@@ -402,7 +402,7 @@ def test_what_was_to_be_done_before_a_call_is_no_bug(tmp_path: Path) -> None:
     right = correct_code("nano")
     inner = "B, T, self.n_head"
     for code in (
-        "from constants import *\n" + right.replace(inner, "B, T, N_HEAD"),
+        "from constants import *\n" + right.replace(inner, "B, T, ZORK"),
         right.replace("    def forward", "    def begin(self):\n        self.began = 1\n\n    def forward", 1).replace(
             "B, T, C =", "self.began + 1; B, T, C =", 1
         ),
@@ -410,8 +410,11 @@ def test_what_was_to_be_done_before_a_call_is_no_bug(tmp_path: Path) -> None:
         (tmp_path / "mine.py").write_text(code)
         verdict = hw.check(tmp_path / "mine.py")
         assert verdict.right is None and "Error" in str(verdict.not_checked), verdict
+    # a size whose name tells what it is
+    (tmp_path / "mine.py").write_text("from constants import *\n" + right.replace(inner, "B, T, N_HEAD"))
+    assert hw.check(tmp_path / "mine.py").right
     # without a reason to be elsewhere, the same name is the learner's
-    (tmp_path / "mine.py").write_text(right.replace(inner, "B, T, N_HEAD"))
+    (tmp_path / "mine.py").write_text(right.replace(inner, "B, T, ZORK"))
     assert [finding.bug for finding in hw.check(tmp_path / "mine.py").findings] == ["raises"]
     assert hw.check(SwitchedMask).right and hw.check(SwitchedMask, causal=True).right
 

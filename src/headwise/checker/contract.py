@@ -7,6 +7,7 @@ is tried. To add a layout is a line of LAYOUTS, to know a name a line of `names.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import copy
 import functools
@@ -35,7 +36,7 @@ from headwise.checker.bugs import (
 )
 from headwise.checker.form import Inputs
 from headwise.checker.lent import stand_in
-from headwise.checker.source import CALLS, DATA, MASK, Source
+from headwise.checker.source import CALLS, DATA, KEY, MASK, Source, methods_of
 
 # No two of these sizes are equal, so that no axis can be taken for another.
 BATCH, TOKENS, HEADS, KV_HEADS, HEAD_DIM, CONTEXT = 5, 7, 6, 2, 8, 16
@@ -89,6 +90,7 @@ class Target:
     not_checked: list[str] = field(default_factory=list)
     # what stood in for parts that a file does not have
     lent: list[str] = field(default_factory=list)
+    guesses: bool = False  # was it built with an argument whose value is a guess?
 
     def say(self, key: str, /, **facts: Any) -> str:
         return speaker(self.options.lang)(key, **facts)
@@ -113,10 +115,16 @@ class Target:
         """The text of the object and of what it uses."""
         source = self.source
         nodes = [source.definitions[name] for name in source.reach(self.name)]
-        texts = [
-            "\n".join(source.lines[node.lineno - 1 : node.end_lineno]) for node in nodes
-        ]
-        return Source("\n".join(texts)) if nodes else source
+        spans = [(node.lineno - 1, node.end_lineno) for node in nodes]
+        texts = ["\n".join(source.lines[first:end]) for first, end in spans]
+        whole = "\n".join(texts)
+        for method in [part for node in nodes for part in methods_of(node)]:
+            # what nothing calls, such as a helper for other callers, tells nothing
+            is_called = re.search(rf"\.{method.name}\b", whole) or method.name in CALLS
+            if not is_called and not method.name.startswith("__"):
+                lines = source.lines[method.lineno - 1 : method.end_lineno]
+                whole = whole.replace("\n".join(lines), "")
+        return Source(whole) if nodes else source
 
     def finding(self, bug: str, evidence: str) -> Finding:
         """A bug of the catalogue with its likely line; one that it does not have stands nowhere."""
@@ -208,32 +216,32 @@ def build(target: Target, sizes: Settings, theirs: bool = False) -> Any:
     theirs  the learner's defaults stay, where there are any
     """
     arguments = {}  # what stands in none of the branches below is left at the learner's default
+    meanings = {meaning_of(name) for name in arguments_of(target.thing)}
     for name, parameter in arguments_of(target.thing).items():
         plain, default = name.lower(), parameter.default
         required = default is parameter.empty
         if CALL["config"].fullmatch(plain) and name not in sizes:
-            arguments[name] = Config(sizes, _defaults(default, target), theirs)
+            arguments[name] = Config(sizes, _defaults(parameter, target), theirs)
         elif re.fullmatch(NAMES["call"]["matrix"], plain):
             # a matrix that is handed in, or a module
-            matrix = np.random.default_rng(1).normal(size=(WIDTH, WIDTH)) / WIDTH**0.5
+            is_less = plain.strip("w_")[0] in "kv" and "KV_HEADS" in meanings
+            out = KV_HEADS * HEAD_DIM if is_less else WIDTH
+            matrix = np.random.default_rng(1).normal(size=(WIDTH, out)) / WIDTH**0.5
             is_module = "Module" in str(parameter.annotation)
-            arguments[name] = stand_in("Linear")(WIDTH, WIDTH) if is_module else matrix
+            arguments[name] = stand_in("Linear")(WIDTH, out) if is_module else matrix
+            target.guesses |= is_module
         elif required or name in sizes or (not theirs and _is_ours(plain, default)):
             value = value_of(name, sizes)
             if value is UNFILLED:
-                value = _first_of(parameter.annotation, target.namespace)
+                kind = _annotated(parameter, target.namespace)
+                members = getattr(kind, "__members__", {})  # of an enumeration
+                value = next(iter(members.values()), UNFILLED)
+                target.guesses = True
             if value is not UNFILLED:
                 arguments[name] = value
             elif required:
                 raise UncheckedError("asks_parameter", name=name, call=target.name)
     return target.thing(**arguments)
-
-
-def _first_of(annotation: Any, namespace: dict[str, Any]) -> Any:
-    """The first member of an enumeration."""
-    with contextlib.suppress(Exception):
-        return next(iter(eval(annotation, namespace).__members__.values()))
-    return UNFILLED
 
 
 def _is_ours(name: str, default: Any) -> bool:
@@ -247,14 +255,23 @@ def _is_ours(name: str, default: Any) -> bool:
         return re.search("kv|group|theta|max_seq", name) is not None
     # A default of 0 or 1 is an axis or a switch where the name speaks of a width; no bool, though it counts as one.
     is_axis = meaning_of(name) == "WIDTH" and default in (-2, -1, 0, 1)
-    return type(default) is int and "seed" not in name and not is_axis
+    # and a default of 0 switches something off
+    return type(default) is int and default != 0 and "seed" not in name and not is_axis
 
 
-def _defaults(default: Any, target: Target) -> Any:
+def _annotated(parameter: inspect.Parameter, namespace: dict[str, Any]) -> Any:
+    """The class that a parameter is said to be of; None where that cannot be told."""
+    with contextlib.suppress(Exception):
+        return eval(parameter.annotation, namespace)
+    return None
+
+
+def _defaults(parameter: inspect.Parameter, target: Target) -> Any:
     """What has the learner's own fields of a config: its default, a dictionary or a class of the file; or None."""
-    if default not in (inspect.Parameter.empty, None):
-        return default
-    for value in list(target.namespace.values()):
+    if parameter.default not in (parameter.empty, None):
+        return parameter.default
+    kinds = [_annotated(parameter, target.namespace), *target.namespace.values()]
+    for value in kinds:
         if isinstance(value, dict) and any("head" in str(key) for key in value):
             return types.SimpleNamespace(
                 **{str(key): field for key, field in value.items()}
@@ -277,6 +294,34 @@ def call_of(thing: Any) -> Any:
     if call is None:
         raise UncheckedError("no_call", name=kind.__name__)
     return call
+
+
+def prepared(call: Any, target: Target) -> Any:
+    """A call of one text, before which another method is given the text that keys are made of, where one must be."""
+    name = type(getattr(call, "__self__", None)).__name__
+    node = target.source.definitions.get(name)
+    for method in getattr(node, "body", []) if name != "NoneType" else []:
+        arguments = getattr(getattr(method, "args", None), "args", [])
+        if len(arguments) != 2 or method.name in CALLS or method.name[0] == "_":
+            continue
+        kept = set(re.findall(r"self\.(\w+) = ", ast.unparse(method)))
+        if any(
+            KEY.match(part) for each in {*kept, method.name} for part in each.split("_")
+        ):
+            return _after(getattr(call.__self__, method.name), call)
+    return call
+
+
+def _after(first: Any, call: Any) -> Any:
+    def both(*args: Any, memory: Any, **named: Any) -> Any:
+        first(memory)
+        return call(*args, **named)
+
+    signature = inspect.signature(call)
+    memory = inspect.Parameter("memory", inspect.Parameter.KEYWORD_ONLY)
+    parameters = [*signature.parameters.values(), memory]
+    both.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return both
 
 
 def arguments_of(call: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -624,13 +669,18 @@ def adapters(
     layouts = ["c"] if first.gathers else layouts
     # which of two texts asks is a guess
     orders = [first.inputs, first.inputs[::-1]][: len(first.inputs) % 2 or 2]
-    for name, tables in itertools.product(layouts, tables_of(target, first)):
-        for inputs in orders:
-            fixed = {**first.fixed, **tables(0, TOKENS)}
-            yield replace(
-                first, inputs=inputs, layout=LAYOUTS[name], tables=tables, seen=Seen(), passed=set(),
-                fixed=fixed,
-            )  # fmt: skip
+    if len(first.inputs) == 1:  # and whether it takes another one
+        others = filter(CALL["second"].search, arguments_of(call))
+        orders += [(*first.inputs, name) for name in others if name != first.mask]
+    kinds = itertools.product(layouts, tables_of(target, first))
+    ways = sorted(itertools.product(kinds, orders), key=lambda way: len(way[1]))
+    for (name, tables), inputs in ways:
+        fixed = {**first.fixed, **tables(0, TOKENS)}
+        fixed = {name: fixed[name] for name in fixed if name not in inputs}
+        yield replace(
+            first, inputs=inputs, layout=LAYOUTS[name], tables=tables, seen=Seen(), passed=set(),
+            fixed=fixed,
+        )  # fmt: skip
 
 
 def tables_of(

@@ -44,6 +44,7 @@ from headwise.checker.contract import (
     kind_of_arrays,
     layouts_of,
     meaning_of,
+    prepared,
     to_kind,
 )
 from headwise.checker.form import Inputs, Masks, Weights
@@ -60,7 +61,14 @@ from headwise.checker.reading import (
     styles,
     width_of,
 )
-from headwise.checker.search import Case, Search, close, evidence_of, stage_of
+from headwise.checker.search import (
+    Case,
+    Search,
+    close,
+    evidence_of,
+    stage_of,
+    stages_of,
+)
 from headwise.checker.source import (
     ENCODINGS,
     Stub,
@@ -177,7 +185,8 @@ class Examiner:
         for sizes, theirs in attempts:
             try:
                 instance = build(self.target, sizes, theirs)
-                yield Built(instance, call_of(instance), instance)
+                call = prepared(call_of(instance), self.target)
+                yield Built(instance, call, instance)
             except Exception as error:
                 self.errors.append(error)
 
@@ -241,6 +250,9 @@ class Examiner:
         names = list(arguments_of(self.target.thing))
         table = next((n for n in names if re.fullmatch(SAYS["table"], n)), None)
         wanted = [name for name in names if re.match(SAYS["matrix"], name, re.I)]
+        # pairs of a matrix and a bias, as `**c_attn`
+        pairs = [name for name in names if self.scope.says(rf"\*\*{name}\b")]
+        wanted += pairs
         if table:  # a dictionary, whose keys stand in the code as texts
             nodes = [
                 n for n in ast.walk(self.scope.tree) if isinstance(n, ast.Constant)
@@ -251,7 +263,7 @@ class Examiner:
         if table and {"q", "k", "v"} & set(roles.values()):
             # Code that wrongly takes K for values, too, never names W_V: the table has it all the same.
             roles |= {f"w{role}": role for role in "qkv" if role not in roles.values()}
-        if not {"q", "k", "v"} <= set(roles.values()):
+        if not ({"q", "k", "v"} <= set(roles.values()) or "qkv" in roles.values()):
             return
         # of numbers or matrices of its own
         kind = "lists" if self.target.number else kind_of_arrays(self.target)
@@ -278,7 +290,9 @@ class Examiner:
                 if apart > 1 and role != "o":
                     inner = d
                 shape: tuple[int, ...] = (width, inner)
-                if role == "o":
+                if role == "qkv":
+                    shape = (width, inner + 2 * groups * d)
+                elif role == "o":
                     shape = (inner, width)
                 elif listed:
                     shape = (heads, width, d)
@@ -292,6 +306,9 @@ class Examiner:
                 elif columns and array.ndim == 1:
                     array = array[:, None]  # a column, where tokens are columns
                 arrays[name] = to_kind(np.ascontiguousarray(array), kind)
+                if name in pairs:
+                    bias = self.rng.normal(size=array.shape[-1]) * 0.4
+                    arrays[name] = {"w": arrays[name], "b": to_kind(bias, kind)}
             yield ({table: Table(arrays)} if table else arrays), heads
 
     # Calling.
@@ -304,7 +321,8 @@ class Examiner:
                 first = trials[0] if trials else trial
                 # code that takes a batch is not judged by a document alone
                 is_less = trial.attention.rank < first.attention.rank
-                if is_less or trial.is_joined != first.is_joined:
+                more = len(trial.attention.inputs) > len(first.attention.inputs)
+                if is_less or more or trial.is_joined != first.is_joined:
                     break
                 if self._runs(trial):
                     trials.append(trial)
@@ -482,12 +500,13 @@ class Examiner:
         for trial in trials:
             with contextlib.suppress(UncheckedError):
                 trial.causal = self._causal(trial.attention)
-                trial.cases = list(self.cases(trial))
-                ready += [trial] if trial.cases else []
+                for itself in self._alone(trial):
+                    trial.guesses += self._guesses(trial, itself)
+                ready += [trial] if trial.guesses else []
         if not ready:
             raise UncheckedError("no_form_of_mask", name=self.target.name)
         for trial in ready:
-            for guess, cases in self._guesses(trial).items():
+            for guess, cases in trial.guesses:
                 search = self._search(trial, 1)
                 if explanation := search.right(trial.readings, cases):
                     return self._taken(trial, guess, cases, explanation)
@@ -500,16 +519,18 @@ class Examiner:
                 break
         asked = [trial for trial in ready if "properties" in trial.shown]
         first = min(asked, key=lambda trial: len(trial.shown))
-        ready.sort(key=lambda trial: trial.attention.layout is not first.attention.layout)
+        ready.sort(
+            key=lambda trial: trial.attention.layout is not first.attention.layout
+        )
         is_narrow = self.scope.says(r"half\(|float16|autocast")
         rounds = [(trial, False) for trial in ready[:3]]
         may_mix = "batch-mixed" in first.shown or is_narrow
         if not may_mix and self._may_accuse(first):
             rounds.append((first, True))
         for trial, pairs in rounds:
-            guesses = self._guesses(trial)
-            for guess, cases in guesses.items():
-                search = self._search(trial, 1 / len(rounds) / len(guesses), pairs)
+            for guess, cases in trial.guesses:
+                share = 1 / len(rounds) / len(trial.guesses)
+                search = self._search(trial, share, pairs)
                 explanation = search.explain(trial.readings, cases)
                 # the first case is explained, so the guess is right
                 if cases[0].name not in explanation.unexplained:
@@ -535,12 +556,25 @@ class Examiner:
             properties_of(trial, self.target)
         return self._verdict(trial)
 
-    def _guesses(self, trial: Trial) -> dict[bool, list[Case]]:
-        """The cases by whether the code is taken to be causal; what is not told is tried both ways."""
-        if trial.causal is not None:
-            return {trial.causal: trial.cases}
-        ahead = [replace(c, masks=replace(c.masks, causal=True)) for c in trial.cases]
-        return {False: trial.cases, True: ahead}
+    def _alone(self, trial: Trial) -> list[bool]:
+        """Is it causal without a mask of ours? What is not told is tried both ways."""
+        attention = trial.attention
+        if not trial.causal:
+            return [False]
+        if attention.mask is None or attention.is_lengths or attention.is_told_causal:
+            return [True]  # the code makes a mask of its own
+        if self.options.causal or self.scope.says(r"tril|triu|\.tri\("):
+            return [True]
+        return [True, False] if self.scope.says("is_causal|arange") else [False]
+
+    def _guesses(self, trial: Trial, itself: bool) -> list[tuple[bool, list[Case]]]:
+        """The cases with whether the code is taken to be causal; what is not told is tried both ways."""
+        cases = list(self.cases(trial, itself))
+        trial.cases = trial.cases or cases
+        if trial.causal is not None or not cases:
+            return [(bool(trial.causal), cases)] * bool(cases)
+        ahead = [replace(c, masks=replace(c.masks, causal=True)) for c in cases]
+        return [(False, cases), (True, ahead)]
 
     def _search(self, trial: Trial, share: float, pairs: bool = False) -> Search:
         """The search among the bugs for which this code has what they need."""
@@ -576,18 +610,13 @@ class Examiner:
         )
         return True if told else None
 
-    def cases(self, trial: Trial) -> Iterator[Case]:
-        """Plain; what the code takes by choice; and, where a mask can be passed, a causal one and one for documents."""
-        attention, inputs, causal = trial.attention, trial.inputs, bool(trial.causal)
+    def cases(self, trial: Trial, itself: bool) -> Iterator[Case]:
+        """Plain; what the code takes by choice; and, where a mask can be passed, a causal one and one for documents.
+
+        itself  is it causal without a mask of ours?
+        """
+        attention, inputs = trial.attention, trial.inputs
         B, T = inputs[0].shape[0], inputs[0].shape[-2]
-        # Causal without its argument: the code makes a mask of its own.
-        alone = (
-            attention.mask is None or attention.is_lengths or attention.is_told_causal
-        )
-        says = self.scope.says(r"tril|triu|is_causal|arange|\.tri\(")
-        if self.scope.says(rf"is_causal\s*=\s*[^,)]*\b{attention.mask}\b"):
-            says = self.scope.says("tril|triu")  # causal only where a mask is passed
-        itself = bool(causal and (alone or self.options.causal or says))
         real = np.arange(T)[None] < LENGTHS[:B, None]  # (B,S)
         if not attention.mask_required:
             yield self._case(
@@ -673,6 +702,8 @@ class Examiner:
                 re.fullmatch(bug_named(bug).hidden_by, other) for other in bugs
             )
             # where the output is not right either, a gradient says nothing
+            if trial.explanation.settings.get("act") == "relu":
+                is_hidden = is_hidden or bug == "no-gradient"  # it stops some itself
             if not is_hidden and (explained or bug != "no-gradient"):
                 bugs.append(bug)
         if self._lacks_output(trial):
@@ -682,7 +713,9 @@ class Examiner:
             target.left_out("not_still")
         # None: neither right nor wrong can be said.
         right: bool | None = not bugs and explained
-        if not explained and not self._may_accuse(trial):
+        if not explained and not (self._may_accuse(trial) and self._compares(trial)):
+            # Bugs that explain some cases alone are no evidence beside one that nothing explains.
+            bugs = [bug for bug in bugs if bug in shown]
             right = False if bugs else None
             target.left_out("beyond")
         findings = [self._finding(trial, bug) for bug in dict.fromkeys(bugs)]
@@ -762,6 +795,7 @@ class Examiner:
         scope, module = self.scope, trial.attention.module
         if (
             trial.attention.guessed
+            or self.target.guesses
             or trial.parts.unread
             or scope.says(SAYS["not_modelled"])
         ):
@@ -778,6 +812,11 @@ class Examiner:
         return all(
             re.fullmatch(SAYS["calls"], name) or role_of(name) for name in names - known
         )
+
+    def _compares(self, trial: Trial) -> bool:
+        """Does the form compute numbers beside which the learner's can stand?"""
+        reading, case = trial.explanation.reading, trial.cases[0]
+        return stages_of(reading, reading.settings, case) is not None
 
     def _renamed(self, bug: str) -> str:
         """The bug that gives the numbers of this one in code such as the learner's."""
@@ -826,7 +865,11 @@ class Examiner:
             is_built = frames[-1].name == "__init__" and not isinstance(
                 error, AttributeError
             )
-            is_ours = re.search(SAYS["our_errors"], str(error)) or not self.certain
+            is_ours = re.search(SAYS["our_errors"], str(error)) or target.guesses
+            is_ours = is_ours or not self.certain
+            # what the code refuses itself, it knows of
+            refused = frames[-1].line or source.lines[(frames[-1].lineno or 1) - 1]
+            is_ours = is_ours or re.match(r"\s*(raise|assert)\b", refused)
             of_shapes = self.takes_weights and not isinstance(error, LookupError)
             if is_built or is_ours or of_shapes:
                 raise error

@@ -69,6 +69,7 @@ CORRECT: dict[str, Any] = {
     "rope_values": False,  # are values rotated, too?
     "rope_part": 1,  # how much of a head's features is rotated, 0 to 1: the first ones
     "start": 0,  # position of the first query, where keys begin at 0; or "tokens", "-tokens": T, -T
+    "act": "none",  # or "relu", of what every matrix gives
     "residual": False,  # is the input of queries added to what comes out?
     "slopes": None,  # (h,) of a bias that falls with the distance (ALiBi); "slope" is its sign
     "slope": -1,
@@ -161,6 +162,7 @@ def project(w: Weights, x: Any, place: str, s: Settings) -> Any:
     bias = w.biases.get(place if s["bias_of"] == "place" else role)
     if bias is not None and role not in s["no_bias"]:
         projected = projected + bias
+    projected = weighted(projected, s["act"])
     heads = _split(projected, n, s[f"split_{place}"])
     if role.upper() in s["shared"]:  # the finished head 0 for all, with its bias
         heads = np.concatenate([heads[:, :1]] * n, 1)
@@ -396,7 +398,9 @@ def output(w: Weights, heads: Any, s: Settings) -> Any:
     if matrix is None or not s["out_proj"]:
         return joined
     out = joined @ (matrix.T if "o" in s["turned"] else matrix)
-    return out + w.biases["o"] if "o" in w.biases and "o" not in s["no_bias"] else out
+    if "o" in w.biases and "o" not in s["no_bias"]:
+        out = out + w.biases["o"]
+    return weighted(out, s["act"])
 
 
 def rotate(

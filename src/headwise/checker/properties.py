@@ -40,6 +40,8 @@ class Trial:
     is_joined: bool = False  # heads stand side by side in what it was given
     mask: Any = None  # of the first call, where one is required
     cases: list[Case] = field(default_factory=list)
+    # whether it is taken to be causal, and the cases by that
+    guesses: list[tuple[bool, list[Case]]] = field(default_factory=list)
     causal: bool | None = None
     explanation: Any = None  # an Explanation, once there is one
     # bug -> what shows it, of bugs seen by a property
@@ -88,7 +90,8 @@ def _training(
         weights = parts_of(attention.module, target.options.mapping).weights
         for role, arrays in weights.items():
             for weight in (array.holder for array in arrays):
-                if not getattr(weight, "requires_grad", False):
+                # what is kept of a call is no parameter
+                if not (getattr(weight, "requires_grad", False) and weight.is_leaf):
                     continue
                 if weight.grad is None or (weight.grad == 0).all(-1).any():
                     if target.scope.says(DETACHED):

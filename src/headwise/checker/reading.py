@@ -159,7 +159,7 @@ def role_of(path: str) -> str | None:
     role = None
     # "attn.q_proj.weight": the last parts are the most exact
     for part in reversed(path.lower().split(".")):
-        plain = re.sub(r"[^a-z]", "", part)
+        plain = re.sub(r"[^a-z]", "", re.sub("^w_?0$", "wo", part))
         # The pattern of a role matches some words that tell none by themselves.
         if plain in ("weight", "weights", "bias", "b", "w", "attn", "attention"):
             continue
@@ -200,8 +200,6 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
             parts.gate[not flat] = array.value if flat else _in_out(array)
             continue
         role = role_of(path)
-        if role == "o" and array.linear and array.value.shape[0] == 3 * width_in(array):
-            role = "qkv"  # `linear`: three times as many features come out
         for wanted, name in mapping.items():
             if name in (path, *path.split(".")):
                 role = wanted
@@ -224,9 +222,16 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
         parts.biases = {
             role: next(iter(parts.biases.values())) for role in "qkvo" if parts.biases
         }
-    if len(parts.weights.get("o", ())) in (3, 4) and not {"q", "qkv"} & set(
-        parts.weights
-    ):
+    is_without = not {"q", "qkv"} & set(parts.weights)
+    for array in parts.weights.get("o", []) if is_without else ():
+        if array.linear and array.value.shape[0] == 3 * array.value.shape[1]:
+            # `linear`: three times as many features come out
+            module = array.path.rpartition(".")[0]
+            for held in (parts.weights, parts.biases):
+                moved = [x for x in held["o"] if x.path.startswith(f"{module}.")]
+                held["o"] = [x for x in held["o"] if x not in moved]
+                held["qkv"] = moved
+    if is_without and len(parts.weights.get("o", ())) in (3, 4):
         # `linears`, `projections`: a list without names, W_Q, W_K, W_V, W_O in this order, or the first three of them
         for arrays in (parts.weights, parts.biases):
             arrays.update(
@@ -240,10 +245,6 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
         identity = np.eye(_in_out(parts.weights["o"][0]).shape[0])
         parts.weights |= {role: [Array("", identity)] for role in "qkv"}
     return parts
-
-
-def width_in(array: Array) -> int:
-    return int(array.value.shape[-1])
 
 
 def _without_latent(parts: Parts, others: list[Array]) -> list[Array]:
@@ -359,8 +360,12 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
         # Round bounds: below lie sizes, such as a width of 64; above lie numbers that hide scores, such as 1e9.
         others = [n for n in target.source.numbers if 100 <= n < 1e7 and n != 10000.0]
         bases = [10000.0, *others[:3]]
+    # Where they are a choice of the code, it may have made none.
+    optional = target.scope.says(r"(cos|sin|rope|rotary)\w* = none|use_(rope|rotary)")
     fractions = FRACTIONS if target.scope.says(ROTATES_PART) else (1,)
-    scales: list[Settings] = [{}, {"scale": "none"}] if folded or parts.gains else [{}]
+    # what is normed may say that it needs none
+    unscaled = parts.gains and target.scope.says(r"scal\w* ?= ?1(\.0)?\b")
+    scales: list[Settings] = [{}, {"scale": "none"}] if folded or unscaled else [{}]
     is_normed = target.scope.says(r"norm\(")
     if is_normed:  # what is normed has a length of its own, so its scale is a choice
         factors = [n for n in target.scope.numbers if 1 < n < 100 and n % 1]
@@ -369,6 +374,8 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
         [{}, {"residual": True}] if target.scope.says(RESIDUAL) else [{}]
     )
     extras: list[Settings] = [{}]
+    if target.scope.says("activation"):
+        extras += [{"act": "relu"}]
     if target.scope.says("tanh"):
         numbers = [*attributes, *target.source.numbers]
         caps = dict.fromkeys(
@@ -396,6 +403,8 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
     ):
         settings = {**reading.settings, **scale, **residual, **extra}
         reading = replace(reading, settings=settings)
+        if optional:
+            choices += styles(reading, [], fractions, is_normed)
         choices += styles(reading, bases, fractions, is_normed)
     return choices
 

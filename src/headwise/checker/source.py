@@ -28,6 +28,8 @@ CACHE = re.compile(r"cache", re.I)
 # before a pattern in bugs.toml: it is looked for below a softmax; see `line_of`
 AFTER = "after softmax: "
 MASK = re.compile(r"mask|m[aá]scara", re.I)  # an argument of such a name is a mask
+# What a class around an attention has beside it.
+AROUND = r"relu\(|gelu\(|silu\(|gru\(|lstm\(|rnn\(|embedding\(|feed_?forward|ffn|mlp"
 # Methods of a class that attend, the usual one first.
 CALLS = ("forward", "__call__", "call", "attend", "attention", "step")
 # What attends says so: a softmax by some name, and queries.
@@ -132,7 +134,7 @@ class Source:
         functions = []
         for name in names:
             functions += sorted(
-                _functions(self.definitions[name]),
+                methods_of(self.definitions[name]),
                 key=lambda function: function.name not in CALLS,
             )
         # False comes first; the rest stays in order
@@ -164,7 +166,7 @@ class Source:
     def is_blank(self, name: str) -> bool:
         """Is a function, or every method of a class but `__init__`, still to be written: `...`, `pass`, or a text?"""
         empty = r"pass|\.\.\.|raise NotImplementedError.*|['\"].*"
-        functions = _functions(self.definitions.get(name))
+        functions = methods_of(self.definitions.get(name))
         steps = [
             step
             for function in functions
@@ -183,7 +185,7 @@ class Source:
         return reached
 
 
-def _functions(node: ast.AST | None) -> list[ast.FunctionDef]:
+def methods_of(node: ast.AST | None) -> list[ast.FunctionDef]:
     """A function, or those of a class."""
     parts = [node] if isinstance(node, ast.FunctionDef) else getattr(node, "body", [])
     return [part for part in parts if isinstance(part, ast.FunctionDef)]
@@ -228,11 +230,11 @@ def takes_all_three(names: Iterable[str]) -> bool:
 
 def _is_called(node: ast.AST) -> bool:
     """Is it a class that can be called?"""
-    functions = _functions(node) if isinstance(node, ast.ClassDef) else []
+    functions = methods_of(node) if isinstance(node, ast.ClassDef) else []
     return any(function.name in CALLS for function in functions)
 
 
-def _attends(node: ast.AST) -> bool:
+def attends(node: ast.AST) -> bool:
     """Does it attend by itself: has it a softmax by some name, and queries?"""
     text = ast.unparse(node)
     return bool(re.search(SOFTMAX, text) and re.search(QUERIES, text, re.I))
@@ -246,15 +248,20 @@ def candidates(source: Source) -> dict[str, str]:
         if (kind := kind_of(node))
     }
     called = [name for name, node in source.definitions.items() if _is_called(node)]
-    attending = {name for name in called if _attends(source.definitions[name])}
+    attending = {name for name in called if attends(source.definitions[name])}
     for name in called:  # classes of other names, which attend by themselves
         if name in attending and not set(source.reach(name)) & set(kinds):
             kinds[name] = "layer"
-    # A head of another kind, such as one that classifies, attends nowhere.
+    # A head that classifies attends nowhere; a block of a model uses what attends.
     for name in [*kinds]:
-        told = kinds[name] != "layer" or re.search("att|mha|mqa|gqa", name, re.I)
-        if not told and attending and not attending.intersection(source.reach(name)):
+        text = ast.unparse(source.definitions[name])
+        parts = attending.intersection(source.reach(name)) - {name}
+        is_block = parts and name not in attending and re.search(AROUND, text, re.I)
+        told = ATTENTION.search(name) and re.search(QUERIES, text, re.I)
+        is_elsewhere = attending and not (parts or told or name in attending)
+        if kinds[name] == "layer" and (is_block or is_elsewhere):
             kinds.pop(name)
+            kinds |= dict.fromkeys(parts, "layer")
     # a class of any name that can be called
     kinds = kinds or dict.fromkeys(called, "layer")
     used = {name for candidate in kinds for name in source.reach(candidate)[1:]}
@@ -274,7 +281,7 @@ def passed_over(source: Source) -> list[str]:
     names = []
     for name, node in source.definitions.items():
         if name not in reached and (
-            _attends(node) or kind_of(node) in ("rotary", "cache")
+            attends(node) or kind_of(node) in ("rotary", "cache")
         ):
             names.append(name)
     return names
@@ -455,9 +462,7 @@ def read_text(path: Path) -> str:
             if cell.get("cell_type") == "code"
             else []
         )
-        text = "\n".join(
-            "pass" if re.match(r"\s*[%!?]", line) else line for line in lines
-        )
+        text = "\n".join(re.sub(r"^(\s*)[%!?].*", r"\1pass", line) for line in lines)
         # a cell of another language, or half of one
         with contextlib.suppress(SyntaxError):
             ast.parse(text)
@@ -553,6 +558,9 @@ def run_definitions(source: Source, name: str, namespace: dict[str, Any]) -> lis
                 if getattr(node, "name", "") == name:
                     raise
                 namespace.update({each: Stub(each) for each in bound_by(node)})
+                for inner in ast.walk(node):
+                    if isinstance(inner, ast.Import | ast.ImportFrom):
+                        lent += _import(inner, Path(source.path), namespace)
     finally:
         Stub.loading = False
     return lent
@@ -581,6 +589,8 @@ def _import(
             module = module or (None if level else importlib.import_module(origin))
         if module is None and (near := _sibling(origin or alias.name, path)):
             module = _module_of(near)
+        if module is None and (near := _sibling(f"{origin}.{alias.name}", path)):
+            module = types.SimpleNamespace(**{alias.name: _module_of(near)})
         if module is None and (module := stand_in(origin)):
             lent.append(origin)
         module = module or Stub(origin or alias.name)

@@ -53,6 +53,7 @@ from headwise.checker.reading import ROLES
 from headwise.checker.sandbox import MEMORY, alone, run_apart
 from headwise.checker.source import (
     Source,
+    attends,
     candidates,
     kind_of,
     names_of,
@@ -382,11 +383,28 @@ def _check_file(spec: str, options: Options, seconds: float) -> Verdict:
             None, reason=explained(error, target.source, options.lang)
         )
     verdicts = [_check_apart(target, seconds) for target in targets]
-    # Wrong before unchecked before right.
+    if not name and all(verdict.right is None for verdict in verdicts):
+        # What cannot be built may use parts that can.
+        verdicts += [_check_apart(part, seconds) for part in _parts_of(targets)]
+    # Wrong before right before unchecked, whose reasons stand with them.
     first, *others = sorted(
-        verdicts, key=lambda verdict: (False, None, True).index(verdict.right)
+        verdicts, key=lambda verdict: (False, True, None).index(verdict.right)
     )
+    if first.right is None and not any(map(attends, targets[0].source.tree.body)):
+        reasons = say("no_attention"), *first.not_checked
+        first = replace(first, not_checked=reasons)
     return replace(first, others=tuple(others))
+
+
+def _parts_of(targets: list[Target]) -> Iterator[Target]:
+    """What attends of that which the targets use."""
+    names = {target.name for target in targets}
+    for target in targets:
+        for name in target.source.reach(target.name)[1:]:
+            node = target.source.definitions[name]
+            if (kind := kind_of(node)) and attends(node) and name not in names:
+                names.add(name)
+                yield replace(target, name=name, kind=kind, lent=[])
 
 
 def _verdict_of(fields: dict[str, Any]) -> Verdict:
