@@ -92,6 +92,6 @@ def test_a_function_of_a_few_lines_adapts_a_class(tmp_path: Path) -> None:
     path = tmp_path / "odd.py"
     for code, bugs in ((ODD, ()), (ODD.replace("48**0.5", "48"), ("scale-no-root",))):
         path.write_text(code)
-        assert here(path, "Odd")[0].not_checked[0].endswith("def mine(x): return Odd(...)(x)")
+        assert here(path, "Odd")[0].not_checked[0].endswith("layer = Odd(zork=...)\n    return layer(x=x)")
         (verdict,) = here(path, "mine")
         assert verdict.bugs == bugs and verdict.right is not bool(bugs), verdict

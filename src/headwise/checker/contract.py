@@ -118,7 +118,9 @@ class Target:
         spans = [(node.lineno - 1, node.end_lineno) for node in nodes]
         texts = ["\n".join(source.lines[first:end]) for first, end in spans]
         whole = "\n".join(texts)
-        for method in [part for node in nodes for part in methods_of(node)]:
+        classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+        classes = classes if self.kind == "layer" else []
+        for method in [part for node in classes for part in methods_of(node)]:
             # what nothing calls, such as a helper for other callers, tells nothing
             is_called = re.search(rf"\.{method.name}\b", whole) or method.name in CALLS
             if not is_called and not method.name.startswith("__"):
@@ -801,6 +803,37 @@ def _bound(target: Target, call: Callable[..., Any], module: Any) -> Attention:
         call, kind, tuple(inputs), mask, mask in required, fixed=fixed, guessed=tuple(guessed),
         output=output, gathers=gathers, module=module,
     )  # fmt: skip
+
+
+def adapter_of(target: Target) -> str:
+    """The lines of a function in the file that brings an object to the contract: `...` where no name tells a value."""
+    thing, name = target.thing, target.name
+    if thing is None:  # the file could not be read
+        return f"def mine(x):\n    return {name}(...)(x)"
+
+    def filled(call: Any, data: list[str], text: str) -> str:
+        parts = [f"{each}={text}" for each in data]
+        for each in required_of(call):
+            value = value_of(each, target.options.args)
+            is_plain = isinstance(value, int | float | str | None)
+            is_plain = is_plain and not CALL["tables"].search(each)
+            if each not in data:
+                parts.append(f"{each}={value if is_plain else '...'}")
+        return ", ".join(parts)
+
+    call = call_of(thing)
+    required = required_of(call)
+    data = [each for each in required if any(p.match(each) for p in DATA)]
+    data = data or required[:1]
+    data += [each for each in required if CALL["second"].search(each)]
+    data = list(dict.fromkeys(data))
+    if not isinstance(thing, type):
+        return f"def mine(x):\n    return {name}({filled(call, data, 'x')})"
+    lines = (
+        f"layer = {name}({filled(thing, [], '')})",
+        f"return layer({filled(call, data, 'x')})",
+    )
+    return "\n    ".join(["def mine(x):  # (batch, tokens, width)", *lines])
 
 
 def layouts_of(target: Target) -> list[str]:

@@ -601,6 +601,8 @@ class Examiner:
             return False  # it may see whatever keys it is given
         if self.options.causal is not None:
             return self.options.causal
+        if inspect.isfunction(self.target.thing) and attention.module is not None:
+            return None  # what was adapted by hand gets no mask of ours
         told = (
             attention.rank == 1  # token by token
             or attention.is_told_causal

@@ -46,7 +46,14 @@ from headwise.checker.bugs import (
     speaker,
 )
 from headwise.checker.caches import examine_part
-from headwise.checker.contract import CAUSAL, Options, Target, meaning_of, value_of
+from headwise.checker.contract import (
+    CAUSAL,
+    Options,
+    Target,
+    adapter_of,
+    meaning_of,
+    value_of,
+)
 from headwise.checker.examine import examine
 from headwise.checker.loops import CALLED, NAME, head_loop
 from headwise.checker.reading import ROLES
@@ -190,15 +197,10 @@ def judged(
         reason = target.say("too_long", seconds=seconds)
     except (Exception, SystemExit) as error:
         reason = explained(error, target.source, lang)
-        if getattr(error, "key", None) in ADAPTABLE or not isinstance(
-            error, UncheckedError | SyntaxError | SystemExit
-        ):
-            call = (
-                f"{target.name}(...)(x)"
-                if target.kind == "layer"
-                else f"{target.name}(x, ...)"
-            )
-            reason += "; " + target.say("adapter", call=call)
+        final = UncheckedError | SyntaxError | SystemExit
+        is_open = getattr(error, "key", "") in ADAPTABLE or not isinstance(error, final)
+        if is_open and target.name != "mine":  # which is one
+            reason += "; " + target.say("adapter", lines=adapter_of(target))
     return target.verdict(None, reason=reason)
 
 
@@ -383,7 +385,9 @@ def _check_file(spec: str, options: Options, seconds: float) -> Verdict:
             None, reason=explained(error, target.source, options.lang)
         )
     verdicts = [_check_apart(target, seconds) for target in targets]
-    if not name and all(verdict.right is None for verdict in verdicts):
+    if not _path_and_name(spec, say)[1] and all(
+        verdict.right is None for verdict in verdicts
+    ):
         # What cannot be built may use parts that can.
         verdicts += [_check_apart(part, seconds) for part in _parts_of(targets)]
     # Wrong before right before unchecked, whose reasons stand with them.
