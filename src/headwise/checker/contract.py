@@ -59,6 +59,7 @@ VALUES: dict[str, Any] = {
 NAMES = read_toml("names.toml")
 CALL = {name: re.compile(pattern, re.I) for name, pattern in NAMES["call"].items()}
 CAUSAL = r"(is_?|apply_)?causal(_mask)?"
+Tables = Callable[[int, int], dict[str, Any]]  # from a position on, so many tokens
 # stands for "nothing is known": None is a value that may be passed
 UNFILLED: Any = object()
 STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -556,7 +557,7 @@ class Attention:
     # of an object that keeps tokens: its attributes before any call
     fresh: dict[str, Any] = field(default_factory=dict)
     # rotary tables for so many tokens from a position on, by the names of parameters
-    tables: Callable[[int, int], dict[str, Any]] = lambda start, tokens: {}
+    tables: Tables = lambda start, tokens: {}
 
     @property
     def rank(self) -> int:
@@ -685,50 +686,55 @@ def adapters(
         )  # fmt: skip
 
 
-def tables_of(
-    target: Target, attention: Attention
-) -> Iterator[Callable[[int, int], dict[str, Any]]]:
+def tables_of(target: Target, attention: Attention) -> Iterator[Tables]:
     """What makes the rotary tables that a call wants: functions of the file, or the usual ones in several forms."""
     names = [name for name in attention.fixed if CALL["tables"].search(name)]
     if not names:
         yield lambda start, tokens: {}
         return
-    width = target.options.args.get("HEAD_DIM", HEAD_DIM)
+    asked = target.options.args
+    width = asked.get("HEAD_DIM", HEAD_DIM)
 
     def usual(start: int, tokens: int, which: int, axes: int) -> dict[str, Any]:
-        angles = np.outer(
-            np.arange(start, start + tokens), 1e4 ** (-np.arange(0, width, 2) / width)
-        )
-        forms = angles, np.concatenate([angles, angles], 1), np.repeat(angles, 2, 1)
-        made = {}
+        places = np.arange(start, start + tokens)
+        angles = np.outer(places, 1e4 ** (-np.arange(0, width, 2) / width))
+        table = (angles, np.concatenate([angles, angles], 1), np.repeat(angles, 2, 1))[
+            which
+        ]
+        lead, more = (1,) * (axes > 2), (1,) * (axes > 3)
+        table = table.reshape(*lead, tokens, *more, -1)
+        pairs = np.stack([np.cos(angles), np.sin(angles)], -1)
+        made: dict[str, Any] = {}
         for name in names:
-            if re.search("cis|complex", name):
-                made[name] = to_kind(np.exp(1j * angles), attention.kind)
-                continue
-            if re.search("cache", name):  # pairs of cosine and sine
-                pairs = np.stack([np.cos(angles), np.sin(angles)], -1)
-                made[name] = to_kind(pairs, attention.kind)
-                continue
-            table = forms[which]
-            shape = (1,) * (axes > 2) + (tokens,) + (1,) * (axes > 3) + table.shape[1:]
-            both = [
-                to_kind(f(table).reshape(shape), attention.kind)
-                for f in (np.cos, np.sin)
-            ]
-            told = [bool(re.search(word, name)) for word in ("cos", "sin")]
-            made[name] = tuple(both) if told[0] == told[1] else both[told[1]]
+            told = re.search("(cis|complex)|(cache)|(cos)|(sin)", name)
+            place = (
+                4
+                if told is None or ("cos" in name and "sin" in name)
+                else (told.lastindex or 0) - 1
+            )
+            made[name] = (
+                np.exp(1j * angles),
+                pairs,
+                np.cos(table),
+                np.sin(table),
+                None,
+            )[place]
+            if made[name] is None:
+                made[name] = tuple(
+                    to_kind(f(table), attention.kind) for f in (np.cos, np.sin)
+                )
+            else:
+                made[name] = to_kind(made[name], attention.kind)
         return made
 
     def own(start: int, tokens: int, maker: Any) -> dict[str, Any]:
-        sizes = {
-            "WIDTH": width, "CONTEXT": start + tokens, "end": start + tokens, "length": start + tokens,
-            **target.options.args,
-        }  # fmt: skip
+        end = start + tokens
+        sizes = {"WIDTH": width, "CONTEXT": end, "end": end, "length": end, **asked}
         made = maker(**{name: value_of(name, sizes) for name in required_of(maker)})
-        parts = made if isinstance(made, tuple) else (made,)
-        parts = tuple(part[start:] for part in parts)
-        if len(names) == 1 and len(parts) > 1:
-            return {names[0]: parts}
+        parts = [
+            part[start:] for part in (made if isinstance(made, tuple) else (made,))
+        ]
+        parts = [tuple(parts)] if len(names) == 1 and len(parts) > 1 else parts
         return dict(zip(names, parts, strict=False))
 
     made = []
@@ -808,30 +814,28 @@ def _bound(target: Target, call: Callable[..., Any], module: Any) -> Attention:
 def adapter_of(target: Target) -> str:
     """The lines of a function in the file that brings an object to the contract: `...` where no name tells a value."""
     thing, name = target.thing, target.name
-    if thing is None:  # the file could not be read
-        return f"def mine(x):\n    return {name}(...)(x)"
 
-    def filled(call: Any, data: list[str], text: str) -> str:
-        parts = [f"{each}={text}" for each in data]
-        for each in required_of(call):
-            value = value_of(each, target.options.args)
-            is_plain = isinstance(value, int | float | str | None)
-            is_plain = is_plain and not CALL["tables"].search(each)
-            if each not in data:
-                parts.append(f"{each}={value if is_plain else '...'}")
+    def filled(call: Any, texts: int) -> str:
+        parts = []
+        for number, each in enumerate(required_of(call)):
+            told = [
+                pattern for pattern in (*DATA, CALL["second"]) if pattern.search(each)
+            ]
+            value = value_of(each, target.options.args, "...")
+            is_plain = isinstance(value, int | float | str) and not CALL[
+                "tables"
+            ].search(each)
+            text = texts and (told or number == 0)
+            parts.append(f"{each}={'x' if text else value if is_plain else '...'}")
         return ", ".join(parts)
 
-    call = call_of(thing)
-    required = required_of(call)
-    data = [each for each in required if any(p.match(each) for p in DATA)]
-    data = data or required[:1]
-    data += [each for each in required if CALL["second"].search(each)]
-    data = list(dict.fromkeys(data))
-    if not isinstance(thing, type):
-        return f"def mine(x):\n    return {name}({filled(call, data, 'x')})"
+    if not isinstance(thing, type):  # a function; or what could not be read
+        return (
+            f"def mine(x):\n    return {name}({filled(thing, 1) if thing else '...'})"
+        )
     lines = (
-        f"layer = {name}({filled(thing, [], '')})",
-        f"return layer({filled(call, data, 'x')})",
+        f"layer = {name}({filled(thing, 0)})",
+        f"return layer({filled(call_of(thing), 1)})",
     )
     return "\n    ".join(["def mine(x):  # (batch, tokens, width)", *lines])
 

@@ -72,6 +72,7 @@ from headwise.checker.search import (
 from headwise.checker.source import (
     ENCODINGS,
     Stub,
+    bound_by,
     laid_out,
     meanings_of,
     names_of,
@@ -80,6 +81,8 @@ from headwise.checker.source import (
 
 # words of the learner's code, as patterns, and what they tell
 SAYS = size.NAMES["says"]
+# So many masks in a row, with one and the same error: a round choice.
+ALIKE = 5
 # Of the largest number. bfloat16 keeps 8 bits, so one rounding is off by 0.4 % at most; but several follow one
 # another, and of a score of 5 that is an error of 2 % in its weight.
 TOLERANCE_OF_16_BITS = 2e-2
@@ -467,6 +470,9 @@ class Examiner:
                 self.certain &= not attention.guessed and not attention.mask_required
                 attention.fixed.pop(name, None)
                 attention.restart()
+                last = [repr(each) for each in self.errors[-ALIKE:]]
+                if len(masks) > ALIKE and last.count(last[0]) == ALIKE:
+                    break  # it is not the mask that stops it
                 continue
             trial.mask = mask
             attention.mask_required &= mask is not None
@@ -853,13 +859,14 @@ class Examiner:
         # A name that their own class or file lacks is theirs, whatever we passed.
         owners = "|".join(map(re.escape, source.definitions))
         missing = re.search(r"name '(\w+)' is not", str(error))
-        elsewhere = missing and missing[1] in names_of([source.tree], ast.Store)
-        is_name = isinstance(error, NameError) and not elsewhere
+        bound = {name for node in source.tree.body for name in bound_by(node)}
+        elsewhere = missing and missing[1] in bound
+        is_name = isinstance(error, NameError)
         attribute = re.search(
             rf"'({owners})' object has no attribute '(\w+)'", str(error)
         )
-        if is_name and source.says(r"import \*"):
-            raise error  # it may be a name of a file that is not here
+        if elsewhere or (is_name and source.says(r"import \*")):
+            raise error  # a statement that did not run, or a file that is not here
         if attribute and source.says(rf"self\.{attribute[2].lower()} = "):
             raise error  # another method sets it, which was to be called first
         if not (is_name or attribute):
@@ -867,13 +874,12 @@ class Examiner:
             is_built = frames[-1].name == "__init__" and not isinstance(
                 error, AttributeError
             )
-            is_ours = re.search(SAYS["our_errors"], str(error)) or target.guesses
-            is_ours = is_ours or not self.certain
+            is_ours = re.search(SAYS["our_errors"], str(error)) is not None
             # what the code refuses itself, it knows of
             refused = frames[-1].line or source.lines[(frames[-1].lineno or 1) - 1]
-            is_ours = is_ours or re.match(r"\s*(raise|assert)\b", refused)
-            of_shapes = self.takes_weights and not isinstance(error, LookupError)
-            if is_built or is_ours or of_shapes:
+            is_ours |= re.match(r"\s*(raise|assert)\b", refused) is not None
+            is_ours |= self.takes_weights and not isinstance(error, LookupError)
+            if is_built or is_ours or target.guesses or not self.certain:
                 raise error
         # A helper is right most often, and what it is given is not.
         callers = [

@@ -608,7 +608,7 @@ def _import(
             with contextlib.suppress(Exception):
                 value = importlib.import_module(f"{origin}.{alias.name}")
         if (value is None or isinstance(value, Stub)) and (
-            other := stand_in(alias.name)
+            other := stand_in(f"{origin}.{alias.name}")
         ):
             value = other
             lent.append(alias.name)

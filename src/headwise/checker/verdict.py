@@ -15,8 +15,6 @@ An exercise calls it with the learner's file and reads the verdict:
 from __future__ import annotations
 
 import ast
-import importlib
-import importlib.util
 import inspect
 import json
 import random
@@ -72,12 +70,6 @@ from headwise.errors import HeadwiseError
 from headwise.table import listed
 from headwise.words import unknown
 
-# A course's wrapper of several heads imports their class from its file `casual_attention`, or from one whose name is
-# spelt rightly. A learner may have neither: the module STACKED has the same class.
-LENT, STACKED = (
-    ("casual_attention", "causal_attention"),
-    "headwise.courses.from_scratch",
-)
 # for one check, the import of the file included: a round choice; with less, fewer bugs are tried
 SECONDS = 20.0
 # times as long may pass by the clock, on a busy machine: a round choice
@@ -500,13 +492,6 @@ def read_request(request: Mapping[str, Any]) -> tuple[Target, Callable[[], None]
         module = sys.modules["learner"] = types.ModuleType("learner")
         module.__file__ = path
         target.namespace = vars(module)
-        for file in LENT:
-            if (
-                source.says(rf"from {file} import")
-                and importlib.util.find_spec(file) is None
-            ):
-                sys.modules[file] = importlib.import_module(STACKED)
-                target.lent.append(target.say("lent", file=file))
         is_loop = bool(source.numbers_of_lines)
         target.namespace.update(CALLED if is_loop else {})
         if source.says(r"import \*"):
