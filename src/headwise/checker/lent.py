@@ -114,10 +114,12 @@ class Plain:
     """A layer without weights, which in eval does what `step` does."""
 
     def __init__(self, step: Any) -> None:
-        self.forward = lambda x, *_: step(x)
+        self.step = step
 
-    def __call__(self, x: Any, *_: Any) -> Any:
-        return self.forward(x)
+    def forward(self, x: Any, *_: Any) -> Any:
+        return self.step(x)
+
+    __call__ = forward
 
 
 LENT: dict[str, Any] = {
