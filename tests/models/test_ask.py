@@ -127,6 +127,8 @@ def test_a_cache_goes_by_the_name_that_the_model_has_for_it(kind: type[Newer]) -
         reader(torch.tensor([ids]))
     assert reader.cache == [2, 3, 5, 7, 11]
     assert ask.cache_in({kind.name: reader.cache}) is reader.cache and ask.cache_in({"use_cache": True}) is None
+    answer = type("Answer", (), {"cache": None, "past_key_values": property(pytest.fail)})()  # the older name warns
+    assert ask.cache_in(answer) is None
 
 
 def test_several_tokens_after_a_state_are_read_with_all_before_them() -> None:

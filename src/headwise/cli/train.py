@@ -21,7 +21,8 @@ from headwise.cli.app import (
 from headwise.cli.heads import write_report_of
 from headwise.errors import HeadwiseError
 from headwise.files import STDIN, read_text, text_path
-from headwise.gpt.presets import PRESETS
+from headwise.gpt.presets import PRESETS, find_preset
+from headwise.spec import AttentionSpec
 from headwise.view import Progress, err, screen
 from headwise.words import Facts
 
@@ -88,16 +89,16 @@ def train(
     if preset == LISTED:
         _list_presets()
         return
+    asked = {"n_heads": heads, "n_kv_heads": kv_heads, "head_dim": head_dim}
+    asked |= {"n_layers": layers, "d_model": width, "context": context}
+    shape = {name: size for name, size in asked.items() if size is not None}
+    if not resume:  # refused before torch is loaded
+        sizes = find_preset(preset or "verbs").shape | shape
+        parts = "d_model", "n_heads", "n_kv_heads", "head_dim"
+        AttentionSpec(**{name: sizes.get(name) for name in parts})
     with needs_torch():
         from headwise.gpt.gpt import register_file
         from headwise.gpt.run import kept_text, run_training
-    shape = {
-        "n_heads": heads,
-        "n_kv_heads": kv_heads,
-        "head_dim": head_dim,
-        "n_layers": layers,
-    }
-    shape |= {"d_model": width, "context": context}
     with ExitStack() as stack:
         # it cannot be read twice: the folder keeps it
         if text == [Path(STDIN)] and not resume:
@@ -115,7 +116,7 @@ def train(
             "lines": lines,
             "seed": seed,
             "steps": steps,
-            "shape": {name: size for name, size in shape.items() if size is not None},
+            "shape": shape,
             "attention": attention and register_file(attention),
         }
         folder, settings = run_settings(options, out, resume)

@@ -533,13 +533,11 @@ def cache_name(model: nn.Module) -> str:
 def cache_in(fields: Any) -> Any:
     """The cache of transformers among the arguments of a call, or in its answer; None without one."""
     for name in CACHES:
-        cache = (
-            fields.get(name)
-            if isinstance(fields, Mapping)
-            else getattr(fields, name, None)
-        )
-        if cache is not None:
-            return cache
+        # An answer of 5.24 warns at the older name, and has the newer one, without a cache, too.
+        if hasattr(fields, name):
+            return getattr(fields, name)
+        if isinstance(fields, Mapping) and fields.get(name) is not None:
+            return fields[name]
     return None
 
 
