@@ -97,6 +97,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'headwise' has no attribute {name!r}")
     module, attribute = _LAZY[name]
     try:
+        if name in ("look", "attention"):  # their modules draw without torch
+            importlib.import_module("torch")
         return getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:
         # the two that `pip install headwise` leaves out

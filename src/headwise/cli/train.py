@@ -93,9 +93,10 @@ def train(
     asked |= {"n_layers": layers, "d_model": width, "context": context}
     shape = {name: size for name, size in asked.items() if size is not None}
     if not resume:  # refused before torch is loaded
-        sizes = find_preset(preset or "verbs").shape | shape
-        parts = "d_model", "n_heads", "n_kv_heads", "head_dim"
-        AttentionSpec(**{name: sizes.get(name) for name in parts})
+        sizes: Facts = {"n_kv_heads": None, "head_dim": None}
+        sizes |= find_preset(preset or "verbs").shape | shape
+        named = ("d_model", "n_heads", "n_kv_heads", "head_dim")
+        AttentionSpec(**{name: sizes[name] for name in named})
     with needs_torch():
         from headwise.gpt.gpt import register_file
         from headwise.gpt.run import kept_text, run_training

@@ -87,7 +87,7 @@ class Desk:
         # of images does not run.
         self.layers: dict[Site, slice] = {}
         before, after = self.tokens.frame  # around every text, such as [CLS] and [SEP]
-        words = range(len(self.tokens))
+        words = range(folder.vocab_size or len(self.tokens))
         word = next(i for i in words if i not in self.tokens.specials)  # any will do
         for site in calls_of(folder.model, torch.tensor([[*before, word, *after]])):
             if site not in self.layers:
