@@ -25,6 +25,7 @@ import numpy as np
 from headwise.checker import contract as size
 from headwise.checker.bugs import (
     UNKNOWN,
+    Finding,
     UncheckedError,
     Verdict,
     bug_named,
@@ -667,10 +668,18 @@ class Examiner:
         before: list[Any] = []
         for name, allowed, masks in cases:
             outputs = {}
+            failures: dict[str, Exception] = {}
             for form, mask in self._forms(trial, allowed, masks.real):
-                # a form of the mask that this code does not take
-                with contextlib.suppress(Exception):
+                try:
                     outputs[form] = attention(inputs, mask)
+                except Exception as error:  # it does not take this form of the mask
+                    failures[form] = error
+            # An error of a call's arguments that no mask of truths changes is the learner's.
+            alike = [failures[form] for form in failures if "True" in form]
+            texts = {re.sub(r"\n.*", "", str(error)) for error in alike}
+            is_same = not outputs and len(alike) > 2 and len(texts) == 1
+            if is_same and re.search(SAYS["misused"], *texts):
+                trial.raised = alike[0] if self._frames(alike[0]) else None
             # Where it gives the same as before, any mask makes it causal, whatever it says.
             new = [x for x in outputs.values() if not any(close(x, y) for y in before)]
             before += outputs.values()
@@ -714,9 +723,12 @@ class Examiner:
                 is_hidden = is_hidden or bug == "no-gradient"  # it stops some itself
             if not is_hidden and (explained or bug != "no-gradient"):
                 bugs.append(bug)
+        if trial.raised:
+            bugs.append("raises")
         if self._lacks_output(trial):
             bugs.append("output-projection-missing")
-        if explanation.unexplained and "dropout-in-eval" in bugs:
+        drawn = {"dropout-in-eval", "projection-drawn-anew"}.intersection(bugs)
+        if explanation.unexplained and drawn:
             explained = True  # no numbers are alike while it draws
             target.left_out("not_still")
         # None: neither right nor wrong can be said.
@@ -765,9 +777,13 @@ class Examiner:
 
     def _finding(self, trial: Trial, bug: str) -> Any:
         explanation, say = trial.explanation, self.target.say
-        shown = trial.shown.get(bug)
+        shown = trial.shown.get(bug) or (
+            in_one_line(trial.raised) if bug == "raises" and trial.raised else ""
+        )
         evidence = shown or evidence_of(bug_named(bug), explanation, trial.cases, say)
         finding = self.target.finding(bug, evidence)
+        if bug == "raises" and trial.raised:
+            finding = self._placed(finding, trial.raised)
         fixes = [finding.fix]  # and what the remedy means in this code
         if "einsum" in finding.quote:
             fixes.append(say("einsum_fix"))
@@ -881,11 +897,6 @@ class Examiner:
             is_ours |= self.takes_weights and not isinstance(error, LookupError)
             if is_built or is_ours or target.guesses or not self.certain:
                 raise error
-        # A helper is right most often, and what it is given is not.
-        callers = [
-            f for f in reversed(frames) if not re.search(SAYS["helpers"], f.name)
-        ]
-        line = (callers or frames)[0].lineno or 1
         evidence, bug = in_one_line(error), "raises"
         # Code that stops at our shorter text, and not at one that fills the context, is fixed to that length. Where
         # it stops there as well, the suppressed error skips the rest of this block.
@@ -895,11 +906,16 @@ class Examiner:
             next(adapters(target, call_of(instance), instance, ["btc"]))((text,) * 3)
             facts = {"context": size.CONTEXT, "tokens": size.TOKENS, "error": evidence}
             evidence, bug = target.say("fits_whole", **facts), "length-fixed"
-        quote = source.lines[line - 1].strip()
-        finding = replace(
-            target.finding(bug, evidence), line=source.number_of(line), quote=quote
-        )
+        finding = self._placed(target.finding(bug, evidence), error)
         return target.verdict(False, (finding,))
+
+    def _placed(self, finding: Finding, error: Exception) -> Finding:
+        """The finding at the line of the error. A helper is right most often, and what it is given is not."""
+        frames, source = self._frames(error), self.target.source
+        callers = [f for f in frames if not re.search(SAYS["helpers"], f.name)]
+        line = (callers or frames[:1])[-1].lineno or 1
+        quote = source.lines[line - 1].strip()
+        return replace(finding, line=source.number_of(line), quote=quote)
 
     def _frames(self, error: Exception) -> list[traceback.FrameSummary]:
         """Where in the learner's file an error arose, the outermost call first."""

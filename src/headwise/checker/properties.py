@@ -44,6 +44,7 @@ class Trial:
     guesses: list[tuple[bool, list[Case]]] = field(default_factory=list)
     causal: bool | None = None
     explanation: Any = None  # an Explanation, once there is one
+    raised: Exception | None = None  # by every form of a mask
     # bug -> what shows it, of bugs seen by a property
     shown: dict[str, str] = field(default_factory=dict)
     checked: list[str] = field(default_factory=list)
@@ -60,6 +61,8 @@ def properties_of(trial: Trial, target: Target) -> None:
     drops = target.scope.says("drop|bernoulli|binomial|rand")
     if attention.seen.in_eval or (drops and not still):
         trial.shown["dropout-in-eval"] = ""
+    elif not still:
+        trial.shown["projection-drawn-anew"] = ""
     has_weights = trial.parts.weights and hasattr(attention.module, "train")
     # one key alone weighs 1, whatever the query
     asked = {

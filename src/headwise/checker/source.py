@@ -237,7 +237,7 @@ def _is_called(node: ast.AST) -> bool:
 def attends(node: ast.AST) -> bool:
     """Does it attend by itself: has it a softmax by some name, and queries?"""
     text = ast.unparse(node)
-    return bool(re.search(SOFTMAX, text) and re.search(QUERIES, text, re.I))
+    return all(re.search(pattern, text, re.I) for pattern in (SOFTMAX, QUERIES))
 
 
 def candidates(source: Source) -> dict[str, str]:
