@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -337,20 +337,16 @@ def cache_bug(
     raise UncheckedError("no_cache_kept")
 
 
+@dataclass
 class _Steps:
     """A text that a layer with a cache reads in pieces. `state` makes the cache before the first token."""
 
-    def __init__(
-        self,
-        attention: Attention,
-        x: Any,
-        whole: Any,
-        names: dict[str, str],
-        mask: Any,
-        state: Any,
-    ) -> None:
-        self.attention, self.x, self.whole = attention, x, whole
-        self.names, self.mask, self.state = names, mask, state
+    attention: Attention
+    x: Any
+    whole: Any
+    names: dict[str, str]
+    mask: Any
+    state: Any
 
     def judged(self, target: Target, is_held: bool) -> dict[str, str] | None:
         """The bug and what shows it; None where no cache is kept from call to call."""

@@ -824,17 +824,14 @@ class Examiner:
             or scope.says(SAYS["not_modelled"])
         ):
             return False
-        names, known = set(), {*self.target.source.definitions}
-        known.update(names_of([scope.tree], ast.Store))
-        for node in ast.walk(scope.tree):
-            if isinstance(node, ast.Call):
-                names.add(getattr(node.func, "attr", getattr(node.func, "id", "")))
-            elif isinstance(node, ast.FunctionDef):
-                known.add(node.name)
         kept = {**getattr(module, "__dict__", {}), **getattr(module, "_modules", {})}
-        known |= {name for name in kept if hasattr(kept[name], "forward")}
+        known = {name for name in kept if hasattr(kept[name], "forward")}
+        known.update(self.target.source.definitions, names_of([scope.tree], ast.Store))
+        known.update(re.findall(r"def (\w+)", scope.text))
+        called = set(re.findall(r"(\w+)\(", scope.code))
+        others = called.difference(map(str.lower, known))
         return all(
-            re.fullmatch(SAYS["calls"], name) or role_of(name) for name in names - known
+            re.fullmatch(SAYS["calls"], name, re.I) or role_of(name) for name in others
         )
 
     def _compares(self, trial: Trial) -> bool:

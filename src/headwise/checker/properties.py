@@ -25,9 +25,6 @@ from headwise.checker.reading import Parts, Reading, parts_of
 from headwise.checker.search import Case, close, stages_of
 from headwise.checker.source import ENCODINGS, laid_out
 
-# of keys or values that are kept without their gradient, as code that only writes texts may do
-DETACHED = r"self\.\w*(cache|past)\w*.*=.*detach"
-
 
 @dataclass
 class Trial:
@@ -58,7 +55,8 @@ def properties_of(trial: Trial, target: Target) -> None:
     inputs, mask = trial.cases[0].inputs, trial.mask
     base, again = attention(inputs, mask), attention(inputs, mask)
     still = np.array_equal(base, again, equal_nan=True)
-    drops = target.scope.says("drop|bernoulli|binomial|rand")
+    # torch's own dropout is held still
+    drops = target.scope.says("bernoulli|binomial|rand|default_rng|shuffle")
     if attention.seen.in_eval or (drops and not still):
         trial.shown["dropout-in-eval"] = ""
     elif not still:
@@ -97,7 +95,7 @@ def _training(
                 if not (getattr(weight, "requires_grad", False) and weight.is_leaf):
                     continue
                 if weight.grad is None or (weight.grad == 0).all(-1).any():
-                    if target.scope.says(DETACHED):
+                    if attention.keeps:  # as code that only writes texts may do
                         raise UncheckedError("cached_gradients")
                     yield (
                         "no-gradient",
