@@ -125,8 +125,10 @@ class Target:
             # what nothing calls, such as a helper for other callers, tells nothing
             is_called = re.search(rf"\.{method.name}\b", whole) or method.name in CALLS
             if not is_called and not method.name.startswith("__"):
-                lines = source.lines[method.lineno - 1 : method.end_lineno]
-                whole = whole.replace("\n".join(lines), "")
+                first = min([method.lineno, *(d.lineno for d in method.decorator_list)])
+                lines = source.lines[first - 1 : method.end_lineno]
+                blank = " " * method.col_offset + "pass"
+                whole = whole.replace("\n".join(lines), blank)
         return Source(whole) if nodes else source
 
     def finding(self, bug: str, evidence: str) -> Finding:
