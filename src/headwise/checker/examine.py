@@ -676,9 +676,9 @@ class Examiner:
                     failures[form] = error
             # An error of a call's arguments that no mask of truths changes is the learner's.
             alike = [failures[form] for form in failures if "True" in form]
-            texts = {re.sub(r"\n.*", "", str(error)) for error in alike}
+            texts = {str(error).partition("\n")[0] for error in alike}
             is_same = not outputs and len(alike) > 2 and len(texts) == 1
-            if is_same and re.search(SAYS["misused"], *texts):
+            if is_same and re.search(SAYS["misused"], texts.pop()):
                 trial.raised = alike[0] if self._frames(alike[0]) else None
             # Where it gives the same as before, any mask makes it causal, whatever it says.
             new = [x for x in outputs.values() if not any(close(x, y) for y in before)]
