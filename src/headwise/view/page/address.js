@@ -6,12 +6,12 @@
 import { byId, emit, language, on, say } from './base.js';
 import { hasModel } from './engine.js';
 import { beginHead, openHead } from './head.js';
-import { model, typed } from './local.js';
+import { lastPlace, model, typed } from './local.js';
 import { byWeight } from './model.js';
 import { opening, setOwn } from './own.js';
 import { data, heads, numberOf, view } from './state.js';
 
-let most = {}; // {ids, name}: a sentence, and the head that matters most for it
+let most = {}; // {ids, at, name}: a sentence, a place in it, and the head that matters most there
 let opened = false; // was the enlarged head opened by a click here, so that Back closes it? Not, if a link led to it
 
 // The address of what is shown now; '' where nothing is chosen.
@@ -41,11 +41,10 @@ function leaveAddress() {
 
 // Shows what the address says; what it cannot show it takes out of the address.
 export function readAddress() {
-  let parts = [];
+  let name = '', token = '', text = '';
   try {
-    parts = location.hash.slice(1).split('/').map(decodeURIComponent);
+    [name, token, text] = location.hash.slice(1).split('/').map(decodeURIComponent);
   } catch { /* an address that nobody made here */ }
-  const [name, token, text] = parts;
   if (text && hasModel() && text !== typed.text) setOwn(text);
   const number = numberOf.get(name) ?? -1; // the head to be enlarged, -1: none
   if (token !== undefined && token !== '' && Number(token) >= 0 && Number(token) < view.shown.tokens.length) {
@@ -65,12 +64,14 @@ export function readAddress() {
 }
 
 // The links lead to the enlarged head, else to the answer of the last question, else to the head that matters most
-// for the sentence; without such a page or sentence they stay hidden.
+// at the token that was chosen; without such a page or sentence they stay hidden.
 function showWalk() {
   if (!data.walk || !typed.whole) return;
-  if (most.ids !== typed.ids) most = { ids: typed.ids, name: byWeight(model, typed.ids, Math.max(0, view.at))[0] };
-  const name = view.open >= 0 ? heads[view.open].name : view.answer || most.name;
-  const place = [name, Math.max(0, view.at), typed.text];
+  const { ids } = typed, at = view.at < 0 ? lastPlace() : Math.min(view.at, ids.length - 1);
+  if (most.ids !== ids || most.at !== at) most = { ids, at, name: byWeight(model, ids, at)[0] };
+  const asked = view.answer?.at === at && view.answer.name;
+  const name = view.open >= 0 ? heads[view.open].name : asked || most.name;
+  const place = [name, at, typed.text];
   for (const link of document.querySelectorAll('.to-walk')) {
     link.hidden = false;
     link.textContent = say('report.to_walk', { name });
@@ -81,4 +82,4 @@ function showWalk() {
 window.addEventListener('popstate', readAddress); // Back and Forward
 on('address', ({ detail: step }) => changeAddress(Boolean(step)));
 on('closed', leaveAddress);
-on('point large closed proofs language', showWalk);
+on('address large closed proofs language', showWalk);

@@ -98,8 +98,7 @@ export function watchCards(boxes, draw) {
   const watcher = new IntersectionObserver((entries) => {
     for (const { target, isIntersecting } of entries) {
       const number = Number(target.dataset.number);
-      if (isIntersecting) inSight.add(number);
-      else inSight.delete(number);
+      inSight[isIntersecting ? 'add' : 'delete'](number);
       if (isIntersecting) draw(number);
     }
   }, { rootMargin: '200px' });

@@ -33,8 +33,7 @@ function buildRamps() {
 // tenth of it 2/3, a hundredth 1/3, and a thousandth and all below 0.
 function along(weight, top) {
   const part = Math.min(1, Math.max(0, weight / top));
-  if (!view.log) return part;
-  return part > 0 ? Math.max(0, 1 + Math.log10(part) / DECADES) : 0;
+  return !view.log ? part : part > 0 ? Math.max(0, 1 + Math.log10(part) / DECADES) : 0;
 }
 
 // The colour of a weight, [red, green, blue]; `top` is the weight that has the last colour, and with `diverging` there
@@ -65,8 +64,7 @@ export function drawLegend(place, largest) {
 
 // Paints a map, one pixel a cell; the style sheet enlarges it.
 export function paint(canvas, picture) {
-  canvas.width = picture.columns;
-  canvas.height = picture.rows;
+  Object.assign(canvas, { width: picture.columns, height: picture.rows });
   const image = new ImageData(picture.columns, picture.rows);
   picture.drawn.forEach((weight, at) => {
     image.data.set(colourOf(weight, picture.top, picture.diverging), 4 * at); // four bytes a pixel: red, green, blue,

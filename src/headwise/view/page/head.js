@@ -66,10 +66,9 @@ function showHead() {
 
 // What can stand beside the head: nothing (''), or any other head by its name.
 function showOffers() {
-  const offers = [['', say('report.beside_none')]]; // [value, text]
-  for (const head of heads) if (head !== heads[view.open]) offers.push([head.name, head.name]);
-  byId('beside').replaceChildren(...offers.map(([value, text]) => new Option(text, value)));
-  if (!offers.some(([value]) => value === view.beside)) view.beside = ''; // the head now open stood beside the last one
+  const names = heads.map(({ name }) => name).filter((name) => name !== heads[view.open].name);
+  byId('beside').replaceChildren(new Option(say('report.beside_none'), ''), ...names.map((name) => new Option(name)));
+  if (!names.includes(view.beside)) view.beside = ''; // the head now open stood beside the last one
   byId('beside').value = view.beside;
 }
 

@@ -67,7 +67,7 @@ export function without(names, place, temperature = 1) {
 // The end of the text that may grow into a word that the model knows; '' behind a space and behind a whole word.
 export function growing() {
   const last = typed.pieces.at(-1);
-  if (!last || last.known || /\s$/.test(typed.text) || typed.text.includes(BLANK)) return '';
+  if (!last || last.known || /\s$/.test(typed.text) || BLANK.test(typed.text)) return '';
   return model.tokens.shown.some((name) => name.startsWith(last.text)) ? last.text : '';
 }
 
@@ -83,7 +83,7 @@ export function lastPlace() { return Math.max(0, typed.ids.length - (growing() ?
 // A text as it is typed, one token longer; where it has a place to fill the token stands there.
 export function longer(text, id) {
   if (id === model.tokens.boundary) return text; // the sign that begins a text is not written
-  if (text.includes(BLANK)) return text.replace(BLANK, () => model.tokens.shown[id]);
+  if (BLANK.test(text)) return text.replace(BLANK, () => model.tokens.shown[id]);
   // Are tokens words between spaces? Then one is put between, while tokens of other models bring their spaces along.
   const areWords = JSON.stringify(model.tokens.layout.pre_tokenizer).includes('WhitespaceSplit');
   const gap = areWords && text && !/\s$/.test(text) ? ' ' : '';
@@ -96,7 +96,7 @@ export function goOn(temperature) {
   if (ids.length > model.config.context) { // the page reads the new token, too: the older half makes room for it
     return local.tokens(ids.slice(-Math.max(1, model.config.context >> 1)).reduce(longer, ''));
   }
-  if (typed.text.includes(BLANK)) return local.tokens(longer(typed.text, id)); // what stands behind is read, too
+  if (BLANK.test(typed.text)) return local.tokens(longer(typed.text, id)); // what stands behind is read, too
   const pieces = [...typed.pieces, { id, text: model.tokens.shown[id], known: true }];
   return { text: longer(typed.text, id), ids, pieces };
 }

@@ -61,9 +61,7 @@ engine.ready = () => new Promise((resolve) => {
   else resolve();
 });
 
-function goOnWaiting() {
-  for (const resolve of waiting.splice(0)) resolve();
-}
+function goOnWaiting() { for (const resolve of waiting.splice(0)) resolve(); }
 
 // A key was pressed. After a pause the new text is read.
 function keyPressed() {

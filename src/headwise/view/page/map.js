@@ -36,11 +36,10 @@ export function fillPane(pane, number) {
   Object.assign(pane, { number, picture });
   pane.frame.hidden = !picture;
   pane.missing.hidden = Boolean(picture);
-  if (!picture) {
-    pane.missing.textContent = say('report.no_map_long', { name: heads[number].name });
-    return;
-  }
-  pane.map.setAttribute('aria-label', say('report.map_of', { name: heads[number].name }));
+  const { name } = heads[number];
+  pane.missing.textContent = picture ? '' : say('report.no_map_long', { name });
+  if (!picture) return;
+  pane.map.setAttribute('aria-label', say('report.map_of', { name }));
   paint(pane.small, picture);
   layOut(pane);
 }
@@ -48,10 +47,8 @@ export function fillPane(pane, number) {
 // A canvas of this size has more pixels on dense screens; its pen draws in CSS pixels.
 function sized(canvas, width, height) {
   const dense = window.devicePixelRatio || 1;
-  canvas.width = Math.round(width * dense);
-  canvas.height = Math.round(height * dense);
-  canvas.style.width = width + 'px';
-  canvas.style.height = height + 'px';
+  Object.assign(canvas, { width: Math.round(width * dense), height: Math.round(height * dense) });
+  Object.assign(canvas.style, { width: `${width}px`, height: `${height}px` });
   const pen = canvas.getContext('2d');
   pen.setTransform(dense, 0, 0, dense, 0, 0);
   return pen;
@@ -89,21 +86,17 @@ export function drawPane(pane) {
   if (cell >= NUMBERED) drawNumbers(pane, pen);
   // Thin lines around the row and column of the chosen cell (half a pixel in they are sharp), a thicker one around it.
   const x = view.column * cell, y = view.row * cell;
-  pen.strokeStyle = variable('--mark');
-  pen.lineWidth = 1;
-  pen.globalAlpha = 0.55;
+  Object.assign(pen, { strokeStyle: variable('--mark'), lineWidth: 1, globalAlpha: 0.55 });
   pen.strokeRect(0.5, y + 0.5, width - 1, cell - 1);
   pen.strokeRect(x + 0.5, 0.5, cell - 1, height - 1);
-  pen.globalAlpha = 1;
-  pen.lineWidth = 2;
+  Object.assign(pen, { lineWidth: 2, globalAlpha: 1 });
   pen.strokeRect(x, y, cell, cell);
 }
 
 // The weights, where the cells have room, in the ink that stands out; what rounds to nothing stays empty.
 function drawNumbers({ picture, cell }, pen) {
-  pen.font = `${Math.min(15, Math.floor(cell / 3))}px ${variable('--sans')}`;
-  pen.textAlign = 'center';
-  pen.textBaseline = 'middle';
+  const font = `${Math.min(15, Math.floor(cell / 3))}px ${variable('--sans')}`;
+  Object.assign(pen, { font, textAlign: 'center', textBaseline: 'middle' });
   (picture.diverging ? picture.drawn : picture.weights).forEach((weight, at) => {
     if (Math.abs(weight) < 0.005) return; // it would be 0.00
     const x = ((at % picture.columns) + 0.5) * cell, y = (Math.floor(at / picture.columns) + 0.5) * cell;
@@ -128,8 +121,7 @@ function drawAxis(pane, pen, size, chosen, put) {
 function drawLabels(pane) {
   const { rows, columns } = pane.picture, gutter = pane.gutter;
   const side = sized(pane.rows, gutter, pane.cell * rows);
-  side.textAlign = 'right';
-  side.textBaseline = 'middle';
+  Object.assign(side, { textAlign: 'right', textBaseline: 'middle' });
   // The last argument of fillText is the width into which a longer label is pressed.
   drawAxis(pane, side, rows, view.row, (label, y) => side.fillText(label, gutter - 6, y, gutter - 8));
   const top = sized(pane.columns, pane.cell * columns, gutter);

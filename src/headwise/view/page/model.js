@@ -28,7 +28,7 @@ export function readModel(block) {
     tensors[name] = { numbers: numbers.subarray(start, start + size), rows: shape[0], columns: shape[1] };
     start += size;
   }
-  const config = block.config;
+  const { config } = block;
   // Names are those of the Python module. A tensor that a model has not, such as a bias, is undefined here.
   const linearOf = (name) => tensors[name + '.weight'] &&
     { weight: tensors[name + '.weight'], bias: tensors[name + '.bias']?.numbers };
@@ -61,9 +61,8 @@ export function readModel(block) {
 }
 
 // Small models travel in single precision, larger ones in half.
-function unpackedWeights(bytes, dtype) {
-  if (dtype === 'float32') return new Float32Array(bytes.buffer);
-  return Float32Array.from(new Uint16Array(bytes.buffer), ofHalf);
+function unpackedWeights({ buffer }, dtype) {
+  return dtype === 'float32' ? new Float32Array(buffer) : Float32Array.from(new Uint16Array(buffer), ofHalf);
 }
 
 // The number of 16 bits in IEEE 754 half precision: sign, five bits of exponent (0: no leading 1), ten of fraction.
@@ -339,7 +338,7 @@ export function step(model, ids, { temperature = 0, random = Math.random(), ...c
   return { ids: [...kept, id], id, chances };
 }
 
-export const BLANK = '___'; // the place to fill: what stands behind it is not read, since the model looks back alone
+export const BLANK = /_{3,}/; // the place to fill: what stands behind is not read, since the model looks back alone
 
 // A text as the model sees it, behind the token that begins a text: ids, tokens of the vocabulary, and pieces.
 export function inputOf(model, text) {

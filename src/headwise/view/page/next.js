@@ -27,6 +27,8 @@ function showNext() {
   for (const id of ['verdict', 'verdict-below', 'large-verdict']) {
     setText(id, key, facts);
     byId(id).classList.toggle('turned', turned);
+    const way = view.temperature > 1 ? 'report.warmer' : 'report.colder';
+    if (view.temperature !== 1) byId(id).append(' ', say(way, { temperature: view.temperature.toFixed(1) }));
   }
   byId('verdict-below').hidden = !changed;
   byId('large-verdict').hidden = false;

@@ -6,7 +6,7 @@ import { goOn, growing, lastPlace, longer, model, modelMissing, nameOf, ordered,
 import { BLANK, probabilities } from './model.js';
 import { passage, sentence, showText } from './shown.js';
 import { count, data, percent, quoted, setText, view, visible } from './state.js';
-import { nearest } from './tokens.js';
+import { nearest, replaced } from './tokens.js';
 
 // Round choices, all at most but for the chance: larger counts show more, and a longer wait lets the page lag.
 const WAIT_MS = 60; // after a key, before the model runs, so that it does not run for each key of a fast typist
@@ -25,8 +25,8 @@ export function startOwn() {
     clearTimeout(typing);
     typing = setTimeout(() => setOwn(byId('own-text').value), WAIT_MS);
   });
-  byId('likeliest').addEventListener('click', () => takeOwn(goOn(0), lastPlace));
-  byId('sampled').addEventListener('click', () => takeOwn(goOn(view.temperature), lastPlace));
+  byId('likeliest').addEventListener('click', () => lengthen(0));
+  byId('sampled').addEventListener('click', () => lengthen(view.temperature));
   byId('again').addEventListener('click', () => setOwn(opening, restingPlace));
   byId('vocabulary').addEventListener('toggle', showVocabulary);
   on('changes', () => {
@@ -60,6 +60,13 @@ function begin() {
 export function restingPlace() { return Math.max(0, typed.ids.length - 2); }
 // Takes another sentence; `placed` says at which token the page looks then.
 export function setOwn(text, placed = lastPlace) { takeOwn(engine.tokens(text), placed); }
+
+// One token more; the one that ends a text is no word, and nothing is put there.
+function lengthen(temperature) {
+  const input = goOn(temperature);
+  if (input.text !== typed.text) takeOwn(input, lastPlace);
+  else byId('own-trouble').textContent = say('report.ends_here');
+}
 
 // The same of a sentence whose ids are known. A sentence that the model cannot read leaves the last one in place.
 function takeOwn(input, placed) {
@@ -133,24 +140,22 @@ function sayUnknown() {
     const near = nearest(model.tokens, word, new Map(likelyAt(at - 1))).map((name) => replacement(word, name));
     return near.length ? [` ${quoted(visible(word))} →`, ...near] : [];
   });
-  const unread = typed.text.split(BLANK).slice(1).join(BLANK).trim();
+  const unread = typed.text.split(BLANK).slice(1).join(' ___ ').trim();
   byId('own-trouble').textContent = places.size ? say('report.unknown_words', { words, count: places.size })
-    : unread ? say('report.not_read', { words: quoted(unread) }) : '';
+    : unread ? say('report.not_read', { words: quoted(unread) }) : isTurned() ? say('report.turned') : '';
   byId('own-trouble').append(...offers);
   if (places.size) byId('offers').hidden = true;
   else showFollowing();
 }
 
-// A button that puts a word that the model knows in the place of one that it does not.
-function replacement(word, near) {
-  return wordButton(near, () => {
-    const parts = typed.text.split(/(\s+)/); // words, and in brackets, so that they stay, the spaces between
-    // As a whole word where the text has it as one, so that "a" is not replaced in "cat"; else wherever it stands.
-    return parts.includes(word)
-      ? parts.map((part) => (part === word ? near : part)).join('')
-      : typed.text.replaceAll(word, near);
-  });
+// Is there a Spanish word before `=`, or an English one behind it? No line that the verb model learned has one.
+function isTurned() {
+  const words = typed.pieces.map(({ text }) => text), sign = words.indexOf('=');
+  return sign >= 0 && words.some((word, at) => data.verbs?.words[word]?.[3][0] === (at < sign ? 1 : 0));
 }
+
+// A button that puts a word that the model knows in the place of one that it does not.
+function replacement(word, near) { return wordButton(near, () => replaced(typed.text, word, near)); }
 
 // The words that the model knows, made when the list is first opened; a click adds one.
 function showVocabulary() {

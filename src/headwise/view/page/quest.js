@@ -2,7 +2,8 @@
 //
 // `data.verbs.words` says of which verbs, tenses, persons and languages a word is a form. Without a head each part of
 // the word that comes next stays or changes; the head without which one part alone changes finds it. Where none does,
-// heads are silenced together until it changes or none is left. On another text the question is about the whole word.
+// heads are silenced together until it changes or none is left. A sign, and a word of the other language, show nothing
+// of a part. On another text the question is about the whole word.
 
 import { byId, element, emit, makeButton, on, putWords, say, worded } from './base.js';
 import { hasModel } from './engine.js';
@@ -18,6 +19,7 @@ const SHOWN = 3; // heads, at most, that are named where several are each needed
 const PAIRED = 8; // heads of which every two are tried, those whose silence costs most: a round choice
 let topic = ''; // the part that is asked for; '' before the first question
 let untouched = null, answer = null, guess = ''; // the trial without silence; what was found; the reader's guess
+let left = ''; // the sentence that was there before the question
 
 // What a word tells of a part: the numbers of the verbs, tenses or persons of which it can be a form.
 function tells(part, word) { return part === 'word' ? [word] : data.verbs?.words[word]?.[COLUMNS[part]] ?? []; }
@@ -29,15 +31,16 @@ function shares(part, one, other) { return tells(part, one).some((fact) => tells
 function trial(names, place = placeOf(topic)) {
   const chances = without(names, place), word = nameOf(likeliest(chances)), before = untouched?.word ?? word;
   const has = PARTS.filter((part) => tells(part, before).length);
-  const keeps = (part) => shares(part, before, word), changes = has.filter((part) => !keeps(part));
-  // Languages are 0 and 1. Of the other one no word shows what became of the part alone.
-  if (tells('language', before)[0] + tells('language', word)[0] === 1) changes.push('language');
+  const keeps = (part) => shares(part, before, word);
   const kept = chances.reduce((sum, chance, id) => sum + (shares(topic, before, nameOf(id)) ? chance : 0), 0);
-  const isLost = has.some((part) => !tells(part, word).length);
-  return { names, word, kept, isLost, stays: has.filter(keeps), changes };
+  const whole = has.some((part) => !tells(part, word).length) ? 'word' // languages are 0 and 1
+    : tells('language', before)[0] + tells('language', word)[0] === 1 ? 'language' : '';
+  if (whole) return { names, word, kept, stays: [], changes: [whole] };
+  return { names, word, kept, stays: has.filter(keeps), changes: has.filter((part) => !keeps(part)) };
 }
 
 function breaks({ changes }) { return changes.includes(topic); }
+function isLost({ changes }) { return !PARTS.includes(changes[0] ?? PARTS[0]); } // nothing is shown of the parts
 
 // The pronoun, which tells the person, comes after `=`; all else at the place where the page rests.
 function placeOf(part) {
@@ -54,7 +57,7 @@ async function tried(sets) {
     trials.push(trial(names));
     await new Promise((resolve) => { setTimeout(resolve, 0); }); // the page may answer in between
   }
-  return trials.sort((a, b) => breaks(b) - breaks(a) || a.isLost - b.isLost || a.changes.length - b.changes.length
+  return trials.sort((a, b) => breaks(b) - breaks(a) || isLost(a) - isLost(b) || a.changes.length - b.changes.length
     || a.kept - b.kept);
 }
 
@@ -62,16 +65,16 @@ async function tried(sets) {
 async function solve() {
   if (!tells(topic, untouched.word).length) return { kind: 'unlearnt', trials: [], all: [] };
   const all = await tried(heads.map(({ name }) => [name])), alone = all.filter(breaks);
-  const clean = alone.filter(({ changes, isLost }) => changes.length === 1 && !isLost);
+  const clean = alone.filter(({ changes }) => changes.length === 1);
   if (clean.length) return { kind: clean.length > 1 ? 'several' : 'alone', trials: clean.slice(0, SHOWN), all };
-  if (alone.length) return { kind: alone[0].isLost ? 'broken' : 'mixed', trials: alone.slice(0, 1), all };
+  if (alone.length) return { kind: 'mixed', trials: alone.slice(0, 1), all };
   const costly = all.map(({ names }) => names[0]), near = costly.slice(0, PAIRED);
   const [pair] = await tried(near.flatMap((one, at) => near.slice(at + 1).map((two) => [one, two].sort())));
   if (pair && breaks(pair)) return { kind: 'pair', trials: [pair], all };
-  for (let count = 3; ; count *= 2) {
-    const [many] = await tried([costly.slice(0, count).sort()]);
+  for (let count = 3; ; count = count < PAIRED ? count + 1 : 2 * count) {
+    const [many] = await tried([costly.slice(0, count).sort()]), lost = [...all, many].find(isLost);
     if (breaks(many)) return { kind: 'many', trials: [many], all };
-    if (count >= costly.length) return { kind: 'none', trials: [many], all };
+    if (count >= costly.length) return { kind: lost ? 'broken' : 'none', trials: [lost ?? many], all }; // all heads
   }
 }
 
@@ -81,10 +84,10 @@ function partName(part) { return say(`report.part_of_${part}`); }
 function partNames(parts) { return enumerated(parts.map(partName)); }
 
 // "without L0.H3 the verb stays and the tense changes: traería → trae"
-function putProof(box, { names, word, stays, changes, isLost }) {
+function putProof(box, { names, word, stays, changes }) {
   const facts = { heads: enumerated(names), before: untouched.word, after: word, count: names.length, n: stays.length,
-    m: changes.length, stays: partNames(stays), changes: partNames(changes) };
-  const kind = isLost ? 'lost' : !changes.length ? 'stays' : stays.length ? 'both' : 'changes';
+    m: changes.length, stays: partNames(stays), changes: partNames(changes), what: partName(topic) };
+  const kind = isLost({ changes }) ? changes[0] : !changes.length ? 'stays' : stays.length ? 'both' : 'changes';
   putWords(box, `report.proof_${kind}`, facts);
   return box;
 }
@@ -105,6 +108,8 @@ function showQuestions() {
     const token = view.shown.tokens[untouched.place];
     setText('quest-how', 'report.quest_how', { place: quoted(token), word: untouched.word, what: partName(topic) });
     if (typed.pieces.some(({ text }) => text === '=')) byId('quest-how').append(' ', say('report.quest_equals'));
+    const back = () => makeButton('known', say('report.back_to', { text: left }), () => setOwn(left));
+    if (left) byId('quest-how').append(' ', back());
     byId('guesses').replaceChildren(...[...heads.map(({ name }) => name), ''].map((name) =>
       makeButton('guess', name || say('report.guess_none'), () => take(name))));
   }
@@ -124,19 +129,21 @@ function showAnswer() {
   box.replaceChildren();
   if (!answer) return;
   const { kind, trials, all } = answer, names = trials.flatMap((each) => each.names);
-  const others = partNames([...new Set(trials.flatMap(({ changes }) => changes))].filter((part) => part !== topic));
-  const facts = { heads: enumerated(names), count: names.length, what: partName(topic), others, word: untouched.word };
+  const others = [...new Set(trials.flatMap(({ changes }) => changes))].filter((part) => part !== topic);
+  const facts = { heads: enumerated(names), count: names.length, what: partName(topic), word: untouched.word,
+    others: partNames(others), n: others.length };
   const line = (className, key) => worded('p', className, key, facts);
   const guessed = all.find((each) => each.names[0] === guess);
-  const single = ['alone', 'several', 'mixed', 'broken'].includes(kind);
-  const right = guess ? names.includes(guess) && kind !== 'none' : !single || ['mixed', 'broken'].includes(kind);
-  const how = !right ? 'wrong' : guess && !single ? 'half' : 'right';
+  const single = ['alone', 'several'].includes(kind), shared = ['mixed', 'pair', 'many'].includes(kind);
+  const how = guess && shared && names.includes(guess) ? 'half'
+    : (guess ? single && names.includes(guess) : !single) ? 'right' : 'wrong';
   box.append(line('', `report.guess_${how}`), line('found', `report.answer_${kind}`));
   const proofs = element('ul', 'proofs'), shown = guessed && !trials.includes(guessed) ? [...trials, guessed] : trials;
   proofs.append(...shown.map((each) => putProof(element('li'), each)));
   box.append(proofs);
   if (all.length) box.append(trialTable(all), line('caption', 'report.badge_how'));
-  view.answer = kind === 'none' ? '' : names[0] ?? '';
+  // Of several heads the one that is missed most.
+  view.answer = { name: all.find((each) => names.includes(each.names[0]))?.names[0], at: untouched.place };
   emit('proofs', new Map(all.map((each) => [each.names[0], each.changes.map(partName)])));
 }
 
@@ -146,12 +153,12 @@ function trialTable(all) {
   const parts = PARTS.filter((part) => tells(part, untouched.word).length);
   const names = [say('report.without_it'), say('report.then'), ...parts.map(partName)];
   top.append(...names.map((text) => scoped('col', text)));
-  made.append(top, ...all.map(({ names, word, changes, kept }) => {
+  made.append(top, ...all.map(({ names, word, stays, changes, kept }) => {
     const row = element('tr'), name = scoped('row', '');
     name.append(makeButton('token', names[0], () => toggleSilence(numberOf.get(names[0]))));
     row.append(name, element('td', '', word), ...parts.map((part) => {
       const isBroken = changes.includes(part), left = part === topic ? ` ${percent(kept)}` : '';
-      return element('td', isBroken ? 'fall' : '', (isBroken ? '✗' : '✓') + left);
+      return element('td', isBroken ? 'fall' : '', (isBroken ? '✗' : stays.includes(part) ? '✓' : '?') + left);
     }));
     return row;
   }));
@@ -164,9 +171,10 @@ function trialTable(all) {
 // Leads to the sentence of the question, marks the word, wakes all heads, and leaves time to think.
 function ask(part) {
   view.changes.clear();
+  const before = typed.text === example ? left : typed.text;
   if (typed.text !== example || !view.shown.typed) setOwn(example); // which ends the question before
   emit('changes');
-  [topic, answer, untouched] = [part, null, null];
+  [topic, answer, untouched, left] = [part, null, null, before];
   untouched = { ...trial([]), place: placeOf(part) };
   view.pinned = false;
   pin(untouched.place);
@@ -185,7 +193,7 @@ async function take(name) {
 
 on('language', showQuestions);
 on('words', () => { // another sentence ends the question
-  [topic, answer, view.answer] = ['', null, ''];
+  [topic, answer, view.answer, left] = ['', null, null, ''];
   emit('proofs', new Map());
   showQuestions();
 });

@@ -20,7 +20,7 @@ import './whole.js';
 function showTop() {
   const { family, n_heads, n_layers, n_documents, n_tokens, longest } = data.extent;
   const parts = [family, say('report.extent', { heads: n_heads, layers: n_layers })].filter(Boolean);
-  byId('lede').textContent = parts.join(' · ');
+  byId('lede').textContent = `${parts.join(' · ')}${data.verbs ? `. ${say('report.purpose')}` : ''}`;
   const facts = [say('report.measured_on', { tokens: count(n_tokens), documents: n_documents })];
   if (n_documents > 1) facts.push(say('report.longest', { tokens: count(longest) }));
   if (data.texts.length) facts.push(say('report.text_from', { texts: data.texts.map(told).join(', ') }));

@@ -28,9 +28,6 @@ export function showText(text) {
   emit('point');
 }
 
-// Has a head a map of the text that is shown?
-function hasMap(number) { return view.shown.exact && view.shown.maps.has(heads[number].name); }
-
 const unpackedOnce = new Map(); // base64 -> its weights
 
 function unpackOnce(base64) {
@@ -167,7 +164,8 @@ export function looksOf(number, token) {
 export function looksThrough(number, token) {
   if (number >= 0) return data.served && !storedOf(number) ? null : looksOf(number, token);
   if (data.served) return null;
-  const readers = heads.map((_, at) => at).filter((at) => !heads[at].cross && (!view.shown.exact || hasMap(at)));
+  const readers = [...heads.keys()]
+    .filter((at) => !heads[at].cross && (!view.shown.exact || view.shown.maps.has(heads[at].name)));
   const inside = new Float32Array(view.shown.tokens.length);
   for (const at of readers) looksOf(at, token).inside
     .forEach((weight, key) => { inside[key] += weight / readers.length; });

@@ -28,7 +28,7 @@ export const view = {
   // which are words that the model lacks; `words`, as tokens are set: {text, gap, lines, sign}.
   shown: { tokens: [], exact: true, maps: new Map() },
   at: -1, pinned: false, // the token that is looked at, -1: none; one that is pinned stays while the pointer moves on
-  through: -1, answer: '', // the head through which the sentence is seen, -1: all of them; that of the last question
+  through: -1, answer: null, // the head seen through, -1: all of them; {name, at}, what the last question has found
   changes: new Map(), // name of a head -> its factor, where it is not 1
   scale: 'own', // the last colour is each picture's largest weight; 'fixed': it is 1
   hideFirst: false, log: false, // switches: without the first token, on a log scale
@@ -129,17 +129,20 @@ export function points(change) {
 // What has become of a chance: the class of its cell, which is '' where it stays.
 export function moved(change) { return change < -UNMOVED ? 'fall' : change > UNMOVED ? 'rise' : ''; }
 
+// Digits in groups of three, with a comma between them, in Spanish with a space: 12,000 and 12 000. Decimals have a
+// point in both.
+export function count(number, digits = 0) {
+  const text = number.toLocaleString('en-US', { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  return language() === 'es' ? text.replaceAll(',', '\u202f') : text;
+}
+
 // A number of a column of the table, with its decimals; no zero has a sign. A dash for what is not there.
 export function figure(value, column, sign = column.signed) {
   if (value === null || value === undefined) return '–';
-  const text = Math.abs(value).toLocaleString('en-US',
-    { minimumFractionDigits: column.decimals, maximumFractionDigits: column.decimals });
+  const text = count(Math.abs(value), column.decimals);
   const zero = !/[1-9]/.test(text);
   return (zero || (value > 0 && !sign) ? '' : value > 0 ? '+' : '−') + text;
 }
-
-// A count with a comma at the thousands, in every language: 12,000.
-export function count(number) { return number.toLocaleString('en-US'); }
 
 // The interval of a value, [mean, low, high, documents], in words, or why there is none.
 export function intervalIn(value, column) {

@@ -158,11 +158,8 @@ function showTip(cell) {
   const row = cell?.parentElement, over = row && sorted[cell.cellIndex]; // the heading above the cell
   if (!over || !Number.isInteger(Number(over.dataset.sort))) return hideTip();
   const head = heads[row.dataset.number], at = Number(over.dataset.sort);
-  const lines = tipLines(head, at), tip = byId('tip');
-  tip.replaceChildren(
-    element('b', '', `${head.name}, ${columnName(data.columns[at])}`),
-    ...lines.map((line) => element('span', '', line)),
-  );
+  const tip = byId('tip'), lines = tipLines(head, at).map((line) => element('span', '', line));
+  tip.replaceChildren(element('b', '', `${head.name}, ${columnName(data.columns[at])}`), ...lines);
   tip.hidden = false; // first, for what is hidden has no size
   // Above the cell with its right edge on the cell's, 8 pixels inside the window; where there is no room, below.
   const box = cell.getBoundingClientRect(), size = tip.getBoundingClientRect(), above = box.top - size.height - 6;

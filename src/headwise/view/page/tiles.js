@@ -7,10 +7,8 @@ import { cut, distinct, factorOf, heads, inWords, kindName, kindWords, lookThrou
   view } from './state.js';
 
 // Kind of key (`_kind` in heads/look.py) -> the number of its colour, .r0 to .r9 in heads.css, as roles have them.
-const KINDS = {
-  first_token: 9, self: 7, previous_token: 0, next_token: 6, delimiter: 1, duplicate_token: 3, induction: 5,
-  elsewhere: 4,
-};
+const KINDS = { first_token: 9, self: 7, previous_token: 0, next_token: 6, delimiter: 1, duplicate_token: 3,
+  induction: 5, elsewhere: 4 };
 const cards = []; // of all heads, by number
 let tiles = [], inSight = new Set(); // of all heads, by number; the numbers of the cards in the window
 
@@ -46,10 +44,7 @@ function makeTile(number) {
   tile.tabIndex = -1;
   tile.setAttribute('aria-haspopup', 'dialog');
   lookWhile(tile, number);
-  tile.addEventListener('focus', () => {
-    stopAt(tiles, tile);
-    lookThrough(number);
-  });
+  tile.addEventListener('focus', () => { stopAt(tiles, tile); lookThrough(number); });
   tile.addEventListener('blur', () => lookThrough(-1));
   return tile;
 }
@@ -70,8 +65,7 @@ function showTiles() {
     for (const sign of Object.values(KINDS)) tile.classList.toggle(`r${sign}`, sign === KINDS[kind]);
     tile.style.setProperty('--strength', Math.min(1, part).toFixed(2));
     tile.classList.toggle('silent', factorOf(number) === 0);
-    tile.title = `${heads[number].name}: ${kindWords(number)}`;
-    tile.setAttribute('aria-label', tile.title);
+    tile.title = tile.ariaLabel = `${heads[number].name}: ${kindWords(number)}`;
   });
   const seen = distinct(view.kinds.map(([kind]) => kind));
   byId('kinds').replaceChildren(...Object.keys(KINDS).filter((kind) => seen.includes(kind)).map((kind) => {

@@ -67,6 +67,13 @@ export function nearest(tokens, word, chances = new Map()) {
   return near.sort((a, b) => far.get(a) - far.get(b) || chance(b) - chance(a)).slice(0, OFFERED);
 }
 
+// A text with another word in the place of one: as a whole word where the text has it as one, so that "a" is not
+// replaced in "cat"; else wherever it stands.
+export function replaced(text, word, near) {
+  const parts = text.split(/(\s+)/), isWord = (part) => part.toLowerCase() === word.toLowerCase(); // spaces stay
+  return parts.some(isWord) ? parts.map((part) => (isWord(part) ? near : part)).join('') : text.replaceAll(word, near);
+}
+
 // The letters of a word without capitals and accents, which NFD writes as marks of their own.
 function bare(word) { return [...word.toLowerCase().normalize('NFD').replace(/\p{M}/gu, '')]; }
 

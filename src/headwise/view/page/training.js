@@ -51,8 +51,8 @@ function baselineName() {
 function measure(label, value, longest, kind) {
   const box = element('div', 'measure'), drawing = svg('svg', { 'aria-hidden': 'true' });
   const wide = finite(value) ? (100 * Math.max(0, value)) / longest : 0;
-  drawing.append(svg('rect', { class: 'track', width: '100%', height: '100%' }));
-  drawing.append(svg('rect', { class: kind, width: `${wide.toFixed(2)}%`, height: '100%' }));
+  drawing.append(svg('rect', { class: 'track', width: '100%', height: '100%' }),
+    svg('rect', { class: kind, width: `${wide.toFixed(2)}%`, height: '100%' }));
   box.append(element('span', '', label), element('span', 'value', loss(value)), drawing);
   return box;
 }
@@ -89,13 +89,13 @@ function curveDrawing(points, baseline) {
   const label = (at, up, text, anchor, more = {}) =>
     svg('text', { x: at.toFixed(1), y: up.toFixed(1), 'text-anchor': anchor, ...more }, text);
   for (const tick of ticks) {
-    drawing.append(svg('line', { class: 'grid-line', x1: left, x2: width - right, y1: y(tick), y2: y(tick) }));
-    drawing.append(label(left - 8, y(tick) + 5, String(tick), 'end'));
+    drawing.append(svg('line', { class: 'grid-line', x1: left, x2: width - right, y1: y(tick), y2: y(tick) }),
+      label(left - 8, y(tick) + 5, String(tick), 'end'));
   }
-  drawing.append(...steps.map((step) => label(x(step), height - bottom + 24, count(step), 'middle')));
-  drawing.append(label((left + width - right) / 2, height - 10, say('report.step'), 'middle'));
   const upright = { transform: `translate(18 ${((top + height - bottom) / 2).toFixed(0)}) rotate(-90)` };
-  drawing.append(label(0, 0, say('report.loss_unit'), 'middle', upright));
+  drawing.append(...steps.map((step) => label(x(step), height - bottom + 24, count(step), 'middle')),
+    label((left + width - right) / 2, height - 10, say('report.step'), 'middle'),
+    label(0, 0, say('report.loss_unit'), 'middle', upright));
   const across = { class: 'baseline', x1: left, x2: width - right, y1: y(baseline), y2: y(baseline) };
   if (finite(baseline)) drawing.append(svg('line', across));
   for (const [kind, name] of [['train', 'train_loss'], ['held-out', 'held_out_loss']]) { // [class, field of a point]
@@ -121,9 +121,7 @@ function curveWords(points, baseline) {
 function curveNumbers(points) {
   const details = element('details'), scroll = element('div', 'scroll'), list = element('table'), head = element('tr');
   const title = say('report.curve_numbers');
-  scroll.tabIndex = 0; // so that it can be scrolled by keyboard
-  scroll.setAttribute('role', 'region');
-  scroll.setAttribute('aria-label', title);
+  Object.assign(scroll, { tabIndex: 0, role: 'region', ariaLabel: title }); // 0: it can be scrolled by keyboard
   head.append(...['report.step', 'report.training', 'report.held_out'].map((key) => scoped('col', say(key))));
   list.append(head);
   for (const { step, train_loss: train, held_out_loss: held } of points) {
@@ -190,10 +188,8 @@ function makeFilm() {
   const layers = new Set(film.heads.map((name) => name.split('.H')[0])).size; // "L0.H3" -> "L0"
   byId('film-heads').style.setProperty('--across', Math.min(8, Math.max(2, film.heads.length / layers)));
   byId('film-heads').replaceChildren(...film.heads.map((name, head) => {
-    const figure = element('figure'), canvas = element('canvas');
-    figure.setAttribute('role', 'listitem');
-    canvas.setAttribute('role', 'img');
-    canvas.setAttribute('aria-label', name);
+    const figure = Object.assign(element('figure'), { role: 'listitem' });
+    const canvas = Object.assign(element('canvas'), { role: 'img', ariaLabel: name });
     canvas.addEventListener('pointermove', (event) => sayCell(event, head));
     figure.append(canvas, element('figcaption', '', name));
     canvases.push(canvas);

@@ -3,6 +3,7 @@
 import { arrowOf, byId, element, isShortcut, language, makeButton, on, putWords, readData, remake, say,
   setWord } from './base.js';
 import { byWeight, forward, headName, headNames, inputOf, offer } from './model.js';
+import { nearest, replaced } from './tokens.js';
 import { DRAW, STEPS } from './walk_steps.js';
 import { chooseHead, origins, tellOf, visible, walk } from './walk_tables.js';
 
@@ -36,6 +37,7 @@ function readText() {
   walk.pieces = pieces.slice(0, context);
   // An empty text in a model without a token that begins a text: so that there is something to show, its first token.
   if (!walk.ids.length) [walk.ids, walk.pieces] = [[0], [{ id: 0, text: walk.model.tokens.strings[0], known: true }]];
+  walk.unknown = walk.pieces.find((piece) => !piece.known)?.text ?? ''; // of such a word nothing is shown
   walk.run = forward(walk.model, walk.ids);
   walk.at = Math.min(walk.at, walk.ids.length - 1);
 }
@@ -43,13 +45,21 @@ function readText() {
 function draw() {
   byId('head').value = headName(walk.layer, walk.head);
   drawTokens();
+  for (const id of ['steps', 'stage']) byId(id).hidden = Boolean(walk.unknown);
   drawSteps();
   drawStage();
   showWayBack();
 }
 
 function numbersOf(name) { return name.slice(1).split('.H').map(Number); } // "L0.H3" -> 0, 3
-function wordsOf({ id, text }) { return { word: text, seen: walk.model.tokens.shown[id] }; }
+
+// Another text, of which the last token asks: `readText` puts Infinity there.
+function takeText(text) {
+  if (byId('text').value !== text) byId('text').value = text; // a field that is written to loses its cursor
+  walk.at = Infinity;
+  readText();
+  draw();
+}
 
 // The bar of tokens, each a button that makes it the one that asks.
 function drawTokens() {
@@ -62,16 +72,16 @@ function drawTokens() {
     chip.setAttribute('aria-pressed', String(at === walk.at));
     chip.classList.toggle('later', at > walk.at); // which the model hides from the one that asks
     chip.classList.toggle('unknown', !piece.known);
-    if (!piece.known) chip.title = say('walk.unknown_note', wordsOf(piece));
     // From the step on in which the weights come up, each token is tinted by its own.
-    if (STEPS.indexOf('softmax') <= walk.step) chip.style.setProperty('--share', String(weights[at]));
+    if (STEPS.indexOf('softmax') <= walk.step && !walk.unknown) chip.style.setProperty('--share', String(weights[at]));
     return chip;
   }));
-  const unknown = walk.pieces.find((piece) => !piece.known);
-  const note = byId('tokens-note');
-  if (walk.cut) setWord(note, 'walk.cut', { count: walk.ids.length, left: walk.cut });
-  else if (unknown) setWord(note, 'walk.unknown_note', wordsOf(unknown));
-  else setWord(note, 'walk.choose_token');
+  const { unknown } = walk, note = byId('tokens-note');
+  if (unknown) putWords(note, 'walk.unknown_note', { word: unknown });
+  else if (walk.cut) putWords(note, 'walk.cut', { count: walk.ids.length, left: walk.cut });
+  else putWords(note, 'walk.choose_token');
+  if (unknown) note.append(...nearest(walk.model.tokens, unknown).flatMap((near) => [' ', makeButton('', near, () =>
+    takeText(replaced(byId('text').value, unknown, near)))]));
 }
 
 // The list of the eight steps, each a button.
@@ -103,6 +113,8 @@ function goTo(step) {
   walk.step = Math.min(STEPS.length - 1, Math.max(0, step));
   if (walk.step === STEPS.length - 1) stop(); // at the last step a walk that plays ends
   draw();
+  // A button that has nowhere more to lead loses the focus, which stays in the walk.
+  if (document.activeElement === document.body) byId('stage-title').focus();
 }
 
 function stop() { // ends the playing
@@ -134,11 +146,7 @@ byId('head').append(...headNames(walk.model).map((name) => new Option(name, name
 byId('head').addEventListener('change', (event) =>
   chooseHead(...numbersOf(event.target.value)));
 byId('text').value = begin.text;
-byId('text').addEventListener('input', () => {
-  walk.at = Infinity; // the last token: `readText` puts it there
-  readText();
-  draw();
-});
+byId('text').addEventListener('input', () => takeText(byId('text').value));
 byId('choices').addEventListener('submit', (event) => event.preventDefault());
 byId('numbers').addEventListener('change', (event) => { walk.numbers = event.target.checked; drawStage(); });
 byId('back').addEventListener('click', () => goTo(walk.step - 1));

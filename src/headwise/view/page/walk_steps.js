@@ -48,8 +48,7 @@ function queryRow(values, more) { return { id: 'q', label: 'q', token: tokenAt(w
 
 // Step 1: what the layer reads at the token, x, and x normalised.
 function drawText() {
-  const { layer, at } = facts(), { model } = walk;
-  const rows = [];
+  const { layer, at } = facts(), { model } = walk, rows = [];
   if (walk.layer === 0) { // here x is made of embeddings; later the layers before have made it
     const row = ({ numbers, columns }, n) => numbers.slice(n * columns, (n + 1) * columns);
     const values = row(model.tokenEmbedding, walk.ids[at]), places = model.positionEmbedding;

@@ -44,8 +44,7 @@ export function stripTable(title, rows, { columns = null, tail = '', figures = f
   const frame = element('div', 'frame');
   const table = element('table', figures || walk.numbers ? 'strips numbers' : 'strips');
   table.classList.toggle('few', rows[0].values.length <= FEW); // all rows are of one length
-  table.setAttribute('role', 'grid');
-  table.setAttribute('aria-label', title);
+  Object.assign(table, { role: 'grid', ariaLabel: title });
   const names = columns ?? (walk.numbers ? Array.from(rows[0].values, (_, i) => String(i)) : null);
   if (names) table.append(headLine([...names, ...(tail ? [tail] : [])]));
   const top = largest(rows.map((row) => row.values)); // one scale of colours for the whole table
@@ -129,8 +128,7 @@ function barOf(parts) {
 export function joinedSlices(title, name, parts, chosen) {
   const group = element('div', 'slices'), top = largest(parts);
   const decimals = decimalsFor(parts.flatMap((values) => Array.from(values)));
-  group.setAttribute('role', 'group');
-  group.setAttribute('aria-label', title);
+  Object.assign(group, { role: 'group', ariaLabel: title });
   parts.forEach((values, h) => {
     const strip = element('span', 'mini');
     const slice = makeButton(h === chosen ? 'slice chosen' : 'slice', undefined, () => chooseHead(walk.layer, h));
@@ -142,9 +140,8 @@ export function joinedSlices(title, name, parts, chosen) {
       cell.textContent = walk.numbers ? shown(value, decimals) : '';
       strip.append(cell);
     }
-    const width = values.length;
-    slice.append(element('code', '', `${name}[${h * width}:${(h + 1) * width}]`), strip,
-      element('span', 'name', `H${h}`));
+    const label = `${name}[${h * values.length}:${(h + 1) * values.length}]`;
+    slice.append(element('code', '', label), strip, element('span', 'name', `H${h}`));
     group.append(slice);
   });
   return group;
@@ -187,15 +184,13 @@ export function tellOf(cell) {
   for (const marked of document.querySelectorAll('.from, .pointed')) marked.classList.remove('from', 'pointed');
   const readout = byId('readout');
   readout.classList.toggle('speaking', Boolean(cell));
-  if (!cell) return putWords(readout, 'walk.point');
+  if (!cell) return putWords(readout, walk.step === 7 ? 'walk.point_chances' : 'walk.point'); // 7: with, without
   cell.classList.add('pointed');
-  const origin = origins.get(cell.dataset.cell)?.();
-  if (!origin) readout.textContent = cell.dataset.number;
-  else {
-    putWords(readout, origin.key, { result: cell.dataset.number, ...origin.values });
-    for (const id of origin.cells) { // two tables of a step may show the same cell
-      for (const from of document.querySelectorAll(`[data-cell="${id}"]`)) from.classList.add('from');
-    }
+  const { key, values, cells = [] } = origins.get(cell.dataset.cell)?.() ?? {};
+  if (key) putWords(readout, key, { result: cell.dataset.number, ...values });
+  else readout.textContent = cell.dataset.number;
+  for (const id of cells) { // two tables of a step may show the same cell
+    for (const from of document.querySelectorAll(`[data-cell="${id}"]`)) from.classList.add('from');
   }
 }
 
