@@ -170,7 +170,11 @@ def test_text_token_and_head_change_in_the_page(walk: Page) -> None:
     walk.fill("#text", "he xyzzy ran")
     assert walk.locator(".token").count() == 4
     assert walk.locator(".token.unknown bdi").all_inner_texts() == ["xyzzy"]
-    assert "“xyzzy”" in walk.inner_text("#tokens-note")
+    assert "“xyzzy”" in walk.inner_text("#tokens-note")  # of such a text nothing is shown
+    assert walk.locator("#stage:visible, #steps:visible, #tokens-note button").count() == 0
+    walk.fill("#text", "he Writess ran")
+    walk.click("#tokens-note button")
+    assert walk.input_value("#text") == "he writes ran" and walk.locator("#stage:visible").count() == 1
     assert walk.locator(".token[aria-pressed=true] bdi").inner_text() == "ran"
     before = walk.locator("[data-cell='s0:3']").inner_text()
     walk.select_option("#head", "L1.H2")

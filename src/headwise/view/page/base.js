@@ -58,10 +58,14 @@ export function say(key, values = {}) { return placed(PHRASES[language()][key], 
 // The text of what Python sent: [key of a phrase, values], or words of the user's own, which stay as they are.
 export function told(sent) { return typeof sent === 'string' ? sent : say(...sent); }
 
-// A phrase with its values in its places.
+// A phrase with its values in its places; in Spanish 12,000 becomes 12 000, and 1,200 is 1200.
 function placed(text, values) {
   return text.replace(PLACE, (_, name, single, several) =>
-    single === undefined ? String(values[name]) : Number(values[name]) === 1 ? single : several);
+    single === undefined ? grouped(String(values[name])) : Number(values[name]) === 1 ? single : several);
+}
+
+export function grouped(text) {
+  return language() === 'es' && /^\d{1,3}(,\d{3})+(\.\d+)?$/.test(text) ? text.replaceAll(',', text.length > 5 ? '\u202f' : '') : text;
 }
 
 // A phrase as the content of an element, its marks as elements. Only the table has marks: values are text.
@@ -172,4 +176,4 @@ export function stopAt(elements, chosen) {
 }
 
 makeLanguages();
-if (firstLanguage() !== language()) setLanguage(firstLanguage());
+setLanguage(firstLanguage());

@@ -10,7 +10,7 @@
 //
 // Heads and tokens are numbers: their places in `heads` and in the text.
 
-import { PHRASES, byId, bytesOf, element, emit, language, putWords, readData, say, told } from './base.js';
+import { PHRASES, byId, bytesOf, element, emit, grouped, language, putWords, readData, say, told } from './base.js';
 
 export const LEVELS = 65535; // a stored weight is a whole number of this many parts, in two bytes
 export const ROUNDS_TO_0 = 0.0005; // below it a weight of three decimals is written as 0.000
@@ -129,11 +129,9 @@ export function points(change) {
 // What has become of a chance: the class of its cell, which is '' where it stays.
 export function moved(change) { return change < -UNMOVED ? 'fall' : change > UNMOVED ? 'rise' : ''; }
 
-// Digits in groups of three, with a comma between them, in Spanish with a space: 12,000 and 12 000. Decimals have a
-// point in both.
+// Decimals have a point in both languages.
 export function count(number, digits = 0) {
-  const text = number.toLocaleString('en-US', { minimumFractionDigits: digits, maximumFractionDigits: digits });
-  return language() === 'es' ? text.replaceAll(',', '\u202f') : text;
+  return grouped(number.toLocaleString('en-US', { minimumFractionDigits: digits, maximumFractionDigits: digits }));
 }
 
 // A number of a column of the table, with its decimals; no zero has a sign. A dash for what is not there.

@@ -113,8 +113,7 @@ function goTo(step) {
   walk.step = Math.min(STEPS.length - 1, Math.max(0, step));
   if (walk.step === STEPS.length - 1) stop(); // at the last step a walk that plays ends
   draw();
-  // A button that has nowhere more to lead loses the focus, which stays in the walk.
-  if (document.activeElement === document.body) byId('stage-title').focus();
+  if (document.activeElement.disabled) byId(walk.step ? 'back' : 'next').focus(); // at either end
 }
 
 function stop() { // ends the playing
