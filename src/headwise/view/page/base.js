@@ -65,7 +65,8 @@ function placed(text, values) {
 }
 
 export function grouped(text) {
-  return language() === 'es' && /^\d{1,3}(,\d{3})+(\.\d+)?$/.test(text) ? text.replaceAll(',', text.length > 5 ? '\u202f' : '') : text;
+  if (language() !== 'es' || !/^\d{1,3}(,\d{3})+(\.\d+)?$/.test(text)) return text;
+  return text.replaceAll(',', text.length > 5 ? '\u202f' : '');
 }
 
 // A phrase as the content of an element, its marks as elements. Only the table has marks: values are text.
