@@ -184,9 +184,11 @@ def _rotation(
         "right": right,
         "wrong": "half" if right == "interleaved" else "interleaved",
         "none": "none",
+        "plus": f"{right}-plus",
     }
     of_turn, of_table, power = row
-    return layouts[of_turn], layouts[of_table], theta**power
+    # a table may be cut in the same wrong way whatever the layout
+    return layouts[of_turn], layouts.get(of_table, of_table), theta**power
 
 
 # What a check found.

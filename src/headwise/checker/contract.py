@@ -778,8 +778,9 @@ def _bound(target: Target, call: Callable[..., Any], module: Any) -> Attention:
         if len(told) == 2 and len(data) > 2:
             gathers = tuple(told)
             data = [name for name in data if name not in told and not meaning_of(name)]
-        inputs = data[:1] or rest[:1]
-        inputs += [name for name in data[1:] if CALL["second"].search(name)][:1]
+        if len(inputs) != 2 or len(data) != 2:  # a text that asks, and another one
+            inputs = data[:1] or rest[:1]
+            inputs += [name for name in data[1:] if CALL["second"].search(name)][:1]
     sizes = {"CONTEXT": TOKENS, **target.options.args}
     fixed: dict[str, Any] = {}
     guessed: list[str] = list(inputs[1:]) if len(inputs) == 2 else []

@@ -183,6 +183,8 @@ class Examiner:
             return
         names = set(arguments_of(thing))
         attempts = [(args, False), (args, True)]
+        if "HEADS" in map(meaning_of, names):  # `dim_K` may be the width of keys
+            attempts.append(({"HEAD_DIM": size.WIDTH, **args}, False))
         if {"d_in", "d_out"} <= names and "HEADS" not in map(meaning_of, names):
             # A single head comes out narrower than its input first, so that a scale by the wrong width shows.
             attempts.insert(0, ({"d_out": size.HEAD_DIM, **args}, False))
@@ -253,10 +255,10 @@ class Examiner:
         """
         names = list(arguments_of(self.target.thing))
         table = next((n for n in names if re.fullmatch(SAYS["table"], n)), None)
-        wanted = [name for name in names if re.match(SAYS["matrix"], name, re.I)]
-        # pairs of a matrix and a bias, as `**c_attn`
-        pairs = [name for name in names if self.scope.says(rf"\*\*{name}\b")]
-        wanted += pairs
+        keys = {name: self._keys_of(name) for name in names}  # of a dictionary
+        wanted = [
+            name for name in names if keys[name] or re.match(SAYS["matrix"], name, re.I)
+        ]
         if table:  # a dictionary, whose keys stand in the code as texts
             nodes = [
                 n for n in ast.walk(self.scope.tree) if isinstance(n, ast.Constant)
@@ -285,11 +287,13 @@ class Examiner:
         if apart > 1:  # each head has matrices of its own name
             heads, d, width = apart, size.HEAD_DIM, size.WIDTH
         for narrow, columns in ((1, 0), (0, 0), (1, 1), (0, 1)):
-            if narrow and ("o" in roles.values() or d != size.WIDTH):
+            if narrow and ({"o", "qkv"} & {*roles.values()} or d != size.WIDTH):
                 continue
             arrays: dict[str, Any] = {}
             for name, role in roles.items():
-                count = groups if role in "kv" else heads
+                count = {"k": groups, "v": groups, "qkv": heads + 2 * groups}.get(
+                    role, heads
+                )
                 inner = size.HEAD_DIM if narrow else count * d
                 if apart > 1 and role != "o":
                     inner = d
@@ -309,11 +313,25 @@ class Examiner:
                     array = array.T
                 elif columns and array.ndim == 1:
                     array = array[:, None]  # a column, where tokens are columns
-                arrays[name] = to_kind(np.ascontiguousarray(array), kind)
-                if name in pairs:
-                    bias = self.rng.normal(size=array.shape[-1]) * 0.4
-                    arrays[name] = {"w": arrays[name], "b": to_kind(bias, kind)}
+                parts = dict.fromkeys(keys.get(name, ()), array)
+                for key in parts:
+                    if re.match(SAYS["bias"], key):
+                        parts[key] = self.rng.normal(size=shape[1])
+                array = np.ascontiguousarray(array)
+                arrays[name] = to_kind(parts or array, kind)
             yield ({table: Table(arrays)} if table else arrays), heads
+
+    def _keys_of(self, name: str) -> list[str]:
+        """The keys of a dictionary that is handed on as `f(x, **name)`: the parameters of f, but for x."""
+        for node in ast.walk(self.scope.tree):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
+                continue
+            function = self.target.namespace.get(node.func.id)
+            spread = [key.value for key in node.keywords if key.arg is None]
+            names = {each.id for each in spread if isinstance(each, ast.Name)}
+            if name in names and callable(function):
+                return list(arguments_of(function))[len(node.args) :]
+        return []
 
     # Calling.
 
@@ -507,6 +525,7 @@ class Examiner:
         for trial in trials:
             with contextlib.suppress(UncheckedError):
                 trial.causal = self._causal(trial.attention)
+                trial.is_told = bool(trial.causal) and self._says_causal()
                 for itself in self._alone(trial):
                     trial.guesses += self._guesses(trial, itself)
                 ready += [trial] if trial.guesses else []
@@ -615,9 +634,15 @@ class Examiner:
             or attention.is_told_causal
             or re.search(SAYS["causal_name"], self.target.name, re.I)
             or self.scope.says(SAYS["causal"])
-            or self.scope.tells(SAYS["causal_text"])
+            or self._says_causal()
         )
         return True if told else None
+
+    def _says_causal(self) -> bool:
+        """Do the caller, its name or its text say that it is causal?"""
+        is_named = re.search("causal", self.target.name, re.I)
+        told = is_named or self.scope.tells(SAYS["causal_text"])
+        return bool(self.options.causal or told)
 
     def cases(self, trial: Trial, itself: bool) -> Iterator[Case]:
         """Plain; what the code takes by choice; and, where a mask can be passed, a causal one and one for documents.
@@ -739,7 +764,7 @@ class Examiner:
             right = False if bugs else None
             target.left_out("beyond")
         findings = [self._finding(trial, bug) for bug in dict.fromkeys(bugs)]
-        if not explained and right is False:
+        if not explained and right is False and self._may_accuse(trial):
             cases = [c for c in trial.cases if c.name in explanation.unexplained]
             clue = stage_of(explanation, (cases or trial.cases)[0], target.say)
             clues = filter(None, [clue, shown.get("no-gradient")])

@@ -21,7 +21,7 @@ Arrays = Mapping[str, Any]  # by their roles
 # Every step of the layer, as it is right. A comment tells the step, and in quotes other values, which bugs give it.
 CORRECT: dict[str, Any] = {
     "input_width": 1,  # of the input, filled in by `compute`
-    # how much of queries and keys a head compares: its own slice, or "all" of their width
+    # how much of queries and keys a head compares: its own slice, "all" of their width, or "nothing"
     "compared": "head",
     # the width by whose root scores are divided; the other divisors are named in `attend`
     "scale": "head",
@@ -39,10 +39,15 @@ CORRECT: dict[str, Any] = {
     "empty": "nan",
     # or "weights": after the softmax; or "times": scores times what ought to be added
     "mask_at": "scores",
+    # or "lost": later queries find zeros in the place of the first token's key and value
+    "first": "kept",
     "mixes": "rows",  # what of the weights meets the values; or "columns": the weights transposed
     # the document whose padding a head sees; or "cycle", "next": see `allowed_by`
     "mask_of": "own",
-    "padding": "keys",  # what the padding mask lies on; or "queries", "nothing"
+    # what the padding mask lies on; or "pairs" of real queries and keys, "queries", "nothing"
+    "padding": "keys",
+    # or "one-more": a token of padding is taken for a real one; "one-less": the last real one for padding
+    "real": "all",
     "split_q": "blocks",  # (B,T,h*d) -> (B,h,T,d): see `_split`
     "split_k": "blocks",
     "split_v": "blocks",
@@ -61,6 +66,8 @@ CORRECT: dict[str, Any] = {
     "out_proj": True,  # is W_O there?
     "no_bias": "",  # those of q, k, v, o that leave their bias out
     "turned": "",  # those of q, k, v, o that use their matrix transposed
+    # or "summed": the queries of a group become one, "summed-cycled" those of every G-th head
+    "queries": "apart",
     "group": "repeat",  # how key/value heads are spread over query heads: see `_spread`
     "grouped": "kv",  # those of k, v that are spread so; the other one is spread rightly
     "rope": None,  # none; or (layout of the turn, layout of the table, base): see `rotate`
@@ -130,10 +137,14 @@ def compute(
         vectors["k"] = rotate(vectors["k"], s["rope_k"] or s["rope"], 0, **turned)
         if s["rope_values"]:
             vectors["v"] = rotate(vectors["v"], s["rope"], 0, **turned)
+    n_heads = weights.n_heads
+    if s["queries"] != "apart":
+        n_heads = weights.n_kv_heads
+        vectors["q"] = _summed(vectors["q"], n_heads, s["queries"])
     if s["split_k"] != "tokens":  # there axis 1 is not heads
         for place in "kv":
             how = s["group"] if place in s["grouped"] else "repeat"
-            vectors[place] = _spread(vectors[place], weights.n_heads, how)
+            vectors[place] = _spread(vectors[place], n_heads, how)
     q, k, v = vectors.values()
     scores, attention, heads = attend(q, k, v, masks, s, weights.sink)
     if weights.gate is not None and weights.gate[1] is not None:
@@ -212,6 +223,14 @@ def _spread(x: Any, n_heads: int, how: Any) -> Any:
     return x.reshape(B, S, n_heads, d).swapaxes(1, 2)
 
 
+def _summed(q: Any, n: int, how: str) -> Any:
+    """Queries (B,h,T,d) of the heads that read one key/value head added up: (B,n,T,d)."""
+    B, H, T, d = q.shape
+    if how == "summed":
+        return q.reshape(B, n, H // n, T, d).sum(2)
+    return q.reshape(B, H // n, n, T, d).sum(1)
+
+
 def attend(
     q: Any, k: Any, v: Any, masks: Masks, s: Settings, sink: Any = None
 ) -> tuple[Any, Any, Any]:
@@ -237,6 +256,10 @@ def attend(
     if s["compared"] == "all":
         # the same for every head, in the shape (B,H,T,S)
         scores = scores * 0 + scores.sum(1)[:, None]
+    if s["compared"] == "nothing":
+        scores = scores * 0
+    if s["first"] == "lost":
+        scores = _without_first(scores)
     if s["scale_at"] == "scores":
         scores = scores / size
     if s["slopes"] is not None:
@@ -284,11 +307,20 @@ def attend(
         )
     if s["scale_at"] == "weights":
         weights = weights / size
+    if s["first"] == "lost":
+        weights = _without_first(weights)
     return (
         scores,
         weights,
         (weights if s["mixes"] == "rows" else weights.swapaxes(-1, -2)) @ v,
     )
+
+
+def _without_first(x: Any) -> Any:
+    """Of (B,h,T,S) the first key's numbers as 0, but for the first query."""
+    x = x.copy()
+    x[:, :, 1:, 0] = 0.0
+    return x
 
 
 def weighted(x: Any, how: str) -> Any:
@@ -348,13 +380,22 @@ def allowed_by(masks: Masks, s: Settings, B: int, H: int, T: int, S: int) -> Any
     if masks.real is not None and s["padding"] != "nothing":
         document, head = np.arange(B)[:, None], np.arange(H)[None]
         # "cycle": the B masks are laid again and again on the B * H maps, so that head 1 of document 0 gets the mask
-        # of document 1. "next": the mask of the next document.
+        # of document 1. "fold": each of the B masks is repeated H times, and the maps stand head by head. "next": the
+        # mask of the next document.
         owners = {"cycle": (document * H + head) % B, "next": (document + 1) % B}
+        owners["fold"] = (head * B + document) // H
         # (B,H|1,S), of whose mask a head gets
-        real = np.asarray(masks.real)[owners.get(s["mask_of"], document)]
+        real = np.asarray(masks.real)
+        if s["real"] == "one-more":
+            real = real | np.concatenate([real[:, :1], real[:, :-1]], 1)
+        elif s["real"] == "one-less":
+            real = real & np.concatenate([real[:, 1:], real[:, -1:]], 1)
+        real = real[owners.get(s["mask_of"], document)]
         # Where T differs from S the mask, as long as the keys, cannot lie on queries.
         on_queries = s["padding"] == "queries" and T == S
         allowed = allowed & (real[:, :, :, None] if on_queries else real[:, :, None, :])
+        if s["padding"] == "pairs" and T == S:
+            allowed = allowed & real[:, :, :, None]
     return ~allowed if s["see"] == "inverse" else allowed
 
 
@@ -373,6 +414,10 @@ def output(w: Weights, heads: Any, s: Settings) -> Any:
     # tokens and features are exchanged, in the place of tokens and heads
     elif how == "raw-columns":
         joined = heads.swapaxes(2, 3)
+    elif how == "heads-first":  # (h,B,T,e), named anew
+        joined = heads.swapaxes(0, 1)
+    elif how == "heads-first-turned":  # (h,T,B,e)
+        joined = heads.transpose(1, 2, 0, 3)
     elif how == "reversed":
         joined = np.flip(heads, (1,)).swapaxes(1, 2)
     elif how in ("mean", "sum"):
@@ -409,8 +454,10 @@ def rotate(
     """Rotary positions on (...,T,d), Su et al. 2021 (arXiv 2104.09864).
 
     rope   (turn, table, base), as follows
-    turn   which features make a pair: "half" (i, i + d/2) or "interleaved" (2i, 2i + 1); "none" turns nothing
-    table  in which order the angles stand; another one than that of the turn is the bug
+    turn   which features make a pair: "half" (i, i + d/2) or "interleaved" (2i, 2i + 1); "none" turns nothing; with
+           "-plus" behind it the minus of the rotation is forgotten
+    table  in which order the angles stand; another one than that of the turn is the bug. "cut-sin": sines and cosines
+           take turns, and the table is cut into halves, of which one is taken for the sines; "cut-cos": cosines first
     base   of the angles: position * base**(-2i/d) for pair i; the paper has 10000
     start  position of the first token
     part   how much of the features is turned, 0 to 1: the first ones
@@ -421,19 +468,25 @@ def rotate(
             [rotate(x[..., :width], rope, start, 1, sign), x[..., width:]], -1
         )
     turn, table, base = rope
+    minus = 1 if turn.endswith("-plus") else -1
+    turn = turn.removesuffix("-plus")
     if turn == "none":
         return x
     T, d = x.shape[-2:]
     angles = sign * np.outer(np.arange(T) + start, base ** (-np.arange(0, d, 2) / d))
-    full = (
-        np.repeat(angles, 2, 1)
-        if table == "interleaved"
-        else np.concatenate([angles, angles], 1)
-    )
-    cos, sin = (f(full).astype(x.dtype) for f in (np.cos, np.sin))
+    cos, sin = np.cos(angles), np.sin(angles)
+    if table == "cut-sin":
+        sin, cos = np.split(np.stack([sin, cos], -1).reshape(T, d), 2, 1)
+    elif table == "cut-cos":
+        cos, sin = np.split(np.stack([cos, sin], -1).reshape(T, d), 2, 1)
+    if (turn if "cut" in table else table) == "interleaved":
+        cos, sin = (np.repeat(each, 2, 1) for each in (cos, sin))
+    else:
+        cos, sin = (np.concatenate([each, each], 1) for each in (cos, sin))
+    cos, sin = cos.astype(x.dtype), sin.astype(x.dtype)
     # (a, b) -> (a cos - b sin, b cos + a sin) of each pair: `other` has -b in the place of a, and a in that of b.
     if turn == "interleaved":
-        other = np.stack([-x[..., 1::2], x[..., 0::2]], -1).reshape(x.shape)
+        other = np.stack([minus * x[..., 1::2], x[..., 0::2]], -1).reshape(x.shape)
     else:
-        other = np.concatenate([-x[..., d // 2 :], x[..., : d // 2]], -1)
+        other = np.concatenate([minus * x[..., d // 2 :], x[..., : d // 2]], -1)
     return x * cos + other * sin

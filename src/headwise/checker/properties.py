@@ -40,6 +40,8 @@ class Trial:
     # whether it is taken to be causal, and the cases by that
     guesses: list[tuple[bool, list[Case]]] = field(default_factory=list)
     causal: bool | None = None
+    # does its name, its text or the caller say so, and not only its code?
+    is_told: bool = False
     explanation: Any = None  # an Explanation, once there is one
     raised: Exception | None = None  # by every form of a mask
     # bug -> what shows it, of bugs seen by a property
@@ -67,6 +69,7 @@ def properties_of(trial: Trial, target: Target) -> None:
         _training: has_weights and attention.rank > 1,
         _backward: still and callable(getattr(attention.module, "backward", None)),
         _documents: still and attention.rank == inputs[0].ndim,
+        _future: still and trial.is_told and _is_alone(attention),
         _steps: attention.module and len(attention.inputs) == 1 and attention.rank == 3,
     }
     for ask, applies in asked.items():
@@ -149,6 +152,22 @@ def _documents(
     trial.checked.append("batch")
     if not close(trial.attention((q, k, v), trial.mask)[1:], base[1:]):
         yield "batch-mixed", ""
+
+
+def _is_alone(attention: Attention) -> bool:
+    """Does the code take one text and no mask?"""
+    is_masked = attention.mask is not None or attention.keeps
+    return attention.rank > 1 and len(attention.inputs) == 1 and not is_masked
+
+
+def _future(
+    trial: Trial, target: Target, inputs: Any, base: Any
+) -> Iterator[tuple[str, str]]:
+    """Of causal code a change of the last token must change nothing before it."""
+    x = inputs[0].copy()
+    x[..., -1, :] = np.random.default_rng(5).normal(size=x[..., -1, :].shape)
+    if not close(trial.attention((x, x, x))[..., :-1, :], base[..., :-1, :]):
+        yield "mask-missing", target.say("later_seen")
 
 
 def _steps(

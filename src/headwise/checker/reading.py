@@ -115,7 +115,14 @@ def arrays_of(target: Any) -> list[Array]:
             arrays.append(Array(path, numbers, linear, value))
 
     visit(target, "", False)
-    return arrays
+    # beside weights that are drawn an array of zeros waits for keys and values
+    drawn = [array for array in arrays if not _waits(array)]
+    return drawn if len(drawn) >= 3 else arrays
+
+
+def _waits(array: Array) -> bool:
+    is_numpy = isinstance(array.holder, np.ndarray)
+    return is_numpy and array.value.ndim > 1 and not array.value.any()
 
 
 def _numbers_of(value: Any) -> Any:
@@ -477,6 +484,13 @@ def _read(
         for held in (matrices, biases):
             if fused in held:
                 held.update(_unfused(held.pop(fused), fused, H, G, order))
+    small = matrices["q"].shape
+    is_cut = small[0] == small[1] and 1 < H == width // small[0] and listed == 1
+    if is_cut:  # the input is cut into heads first, and one small matrix serves all
+        for role in "qkv":
+            matrices[role] = np.kron(np.eye(H), matrices[role])
+            if role in biases:
+                biases[role] = np.tile(biases[role], H)
     # How many features each matrix makes, of all its heads together.
     of_q, of_k, of_v = (matrices[role].shape[1] for role in "qkv")
     d = of_q // H
@@ -497,7 +511,9 @@ def _read(
     if not G or of_q % H or of_k % d or H % G or of_v % G:
         raise ValueError("heads of other widths")
     out = matrices["o"]
-    if out is not None and not shared and len(out) not in (H * of_v // G, of_v // G):
+    # of all query heads, of their mean, or of as many as there are keys
+    joined = (H * of_v // G, of_v // G, of_v)
+    if out is not None and not shared and len(out) not in joined:
         raise ValueError("W_O reads other heads")
     # A norm of all heads together, (h*d,), is left out: the form has none.
     gains = {
@@ -505,7 +521,7 @@ def _read(
         for role, array in parts.gains.items()
         if array.value.shape[-1] == d
     }
-    structural = ("heads-share-projection",) if shared else ()
+    structural = ("heads-share-projection",) if shared or is_cut else ()
     return Reading(
         Weights(H, G, matrices, biases, gains, parts.sink, parts.gate),
         {"qk_norm": "rms"} if gains else {},
@@ -607,9 +623,12 @@ def width_of(parts: Parts, sizes: Settings) -> int:
     if not arrays:
         raise UncheckedError("no_weights")
     shape = arrays[0].value.shape
+    usual = sizes.get("WIDTH", WIDTH)
+    outputs = [n for array in parts.weights.get("o", ()) for n in array.value.shape]
+    if shape == (HEAD_DIM, HEAD_DIM) and usual in outputs:
+        return int(usual)  # one small matrix for the parts of the input
     if arrays[0].linear:
         return int(shape[1])
-    usual = sizes.get("WIDTH", WIDTH)
     return usual if usual in shape else int(max(shape))
 
 

@@ -218,6 +218,10 @@ class Search:
         s = {**CORRECT, **settings}
         if not case.is_masked or "fill" in settings or s["mask_at"] == "weights":
             return
+        if case.masks.real is not None and "padding" not in settings:
+            # queries that are padding may see nothing: nobody reads what they give
+            for rest in ({}, {"empty": "zero"}, {"empty": "uniform"}):
+                yield {"padding": "pairs", **rest}
         (B, T), S = case.inputs[0].shape[:2], case.inputs[1].shape[-2]
         # Are there rows without a key? Inputs (B,h,T,d), whose second size is not T, are taken to have some.
         empty = (
