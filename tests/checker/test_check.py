@@ -112,7 +112,7 @@ def test_a_mask_may_have_a_spanish_name() -> None:
 @pytest.mark.slow
 def test_what_the_check_has_no_form_of_is_not_called_wrong() -> None:
     cooled = correct_code("nano").replace("att = F.softmax(att", "att = F.softmax(torch.asinh(att)")
-    verdict = judge(Version("strange", 0, (), cooled))
+    verdict = judge(Version("strange", 0, (), cooled), 40)  # the search has 12 seconds of the processor
     assert (verdict.right, verdict.exit_code) == (None, 2), verdict
     assert any("no correct form" in reason for reason in verdict.not_checked)
 

@@ -389,7 +389,7 @@ def allowed_by(masks: Masks, s: Settings, B: int, H: int, T: int, S: int) -> Any
         if s["real"] == "one-more":
             real = real | np.concatenate([real[:, :1], real[:, :-1]], 1)
         elif s["real"] == "one-less":
-            real = real & np.concatenate([real[:, 1:], real[:, -1:]], 1)
+            real = real & np.concatenate([real[:, 1:], real[:, :1] & False], 1)
         real = real[owners.get(s["mask_of"], document)]
         # Where T differs from S the mask, as long as the keys, cannot lie on queries.
         on_queries = s["padding"] == "queries" and T == S

@@ -218,8 +218,8 @@ class Search:
         s = {**CORRECT, **settings}
         if not case.is_masked or "fill" in settings or s["mask_at"] == "weights":
             return
-        if case.masks.real is not None and "padding" not in settings:
-            # queries that are padding may see nothing: nobody reads what they give
+        is_of_pairs = "mask_of" in settings or _is_of_pairs(case)
+        if case.masks.real is not None and "padding" not in settings and is_of_pairs:
             for rest in ({}, {"empty": "zero"}, {"empty": "uniform"}):
                 yield {"padding": "pairs", **rest}
         (B, T), S = case.inputs[0].shape[:2], case.inputs[1].shape[-2]
@@ -238,6 +238,18 @@ class Search:
             for fill in self.strong:
                 yield {"fill": fill, "fill_by": "replace"}
                 yield {"fill": fill, "fill_by": "add"}
+
+
+def _is_of_pairs(case: Case) -> bool:
+    """Do queries that are padding see nothing? Then all of a document give the same, and nobody reads that."""
+    if case.masks.real is None:  # every query is real
+        return False
+    shortest = int(np.argmin(case.masks.real.sum(1)))
+    for out in case.outputs.values():
+        last, before = out[shortest, ..., -1, :], out[shortest, ..., -2, :]
+        if np.allclose(last, before, equal_nan=True):
+            return True
+    return False
 
 
 def stages_of(reading: Reading, settings: Settings, case: Case) -> Stages | None:
