@@ -291,9 +291,7 @@ class Examiner:
                 continue
             arrays: dict[str, Any] = {}
             for name, role in roles.items():
-                count = {"k": groups, "v": groups, "qkv": heads + 2 * groups}.get(
-                    role, heads
-                )
+                count = groups if role in "kv" else heads
                 inner = size.HEAD_DIM if narrow else count * d
                 if apart > 1 and role != "o":
                     inner = d
