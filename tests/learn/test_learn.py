@@ -145,7 +145,7 @@ def test_what_is_told_first_and_last(in_process: None) -> None:
     silent = written(exercise, exercise.code().replace("return join(heads) @ w_o", "join(heads) @ w_o"))
     verdict = mark(exercise, silent, "en")
     assert verdict.evidence == "output(heads, w_o) gives nothing: is a `return` missing?"
-    assert len(told(exercise, verdict, "en", 0, "f", "c")) == 2  # the heading and this: all is said
+    assert "begin its line with a name and =, or with return" in verdict.fix and verdict.quoted == "join(heads) @ w_o"
     rotary = find_exercise(11)
     halves = written(rotary, rotary.code().replace("np.concatenate([a", "tuple([a").replace("], axis=1)", "])"))
     verdict = mark(rotary, halves, "en")  # a later call fails, since a tuple has no .T
@@ -179,6 +179,40 @@ def test_a_hint_is_on_the_function_that_failed(in_process: None, tmp_path: Path)
     assert verdict.bugs == ("values-from-keys",) and verdict.function == "CausalAttention"
 
 
+@every("number, right, wrong, said, line", [
+    (2, "[sum(w * value[e] for w, value in zip(weights, values)) for e in range(len(values[0]))]",
+     "[[w * x for x in v] for w, v in zip(weights, values)]", "weighted and not added", "out = [[w"),
+    (3, "scores = [score if", "[score if", "A result is kept nowhere", "[score if j"),
+    (3, "score if j <= i else -math.inf", "(score)", "Nothing is hidden", "scores = [(score)"),  # not in softmax
+    (4, "outs.append(attention(q, k, v))", "outs.append(attention(x, x, x))", "read x itself", "outs.append(att"),
+    (4, "outs.append", "outs.extend", "extend adds the tokens", "outs.extend"),
+    (4, "q, k, v = matmul(x, w_q[h]), matmul(x, w_k[h]), matmul(x, w_v[h])", "q = matmul(x, w_q[h])\n        k = matmul"
+     "(x, w_k[h])\n        v = matmul(x, w_k[h])", "with the matrix of the keys", "v = matmul(x, w_k"),
+    (6, "w_o[h * d : (h + 1) * d]", "w_o[:, h*d:(h+1)*d]", "takes columns", "return [heads[h] @ w_o[:"),
+    (6, "heads[h] @ w_o[h * d : (h + 1) * d]", "(join(heads) @ w_o)[:, h*d:(h+1)*d]", "cuts the output", "return [("),
+])  # fmt: skip
+def test_the_line_is_one_that_the_learner_wrote(
+    in_process: None, number: int, right: str, wrong: str, said: str, line: str
+) -> None:
+    exercise = find_exercise(number)
+    verdict = mark(exercise, written(exercise, exercise.code().replace(right, wrong)), "en")
+    assert said in verdict.fix and verdict.quoted.startswith(line), verdict
+    if verdict.bugs:  # the last hint is the line that was to be written
+        assert any(right in text for text in verdict.right.splitlines()) and verdict.right in told(
+            exercise, verdict, "en", 3, "f", "c")[-2]  # fmt: skip
+
+
+def test_hints_begin_anew_with_another_bug(in_process: None, tmp_path: Path) -> None:
+    course, _ = open_course(tmp_path, "en")
+    exercise = find_exercise(3)
+    for wrong, answer, due in (("j < i", "a", 1), ("j < i", "a", 2), ("j > i", "a", 1), ("j <= i", "none", 0), (
+            "j <= i", "none", 0), ("j > i", "a", 1)):  # fmt: skip
+        course.path(exercise).write_text(written(exercise, exercise.code().replace("j <= i", wrong), answer), "utf-8")
+        course.mark(exercise)
+        assert course.hint(exercise) == due, (wrong, answer)
+    assert open_course(tmp_path, None)[0].causes == {"3": "mask-inverted"}
+
+
 def test_words_for_those_who_know_no_types(in_process: None) -> None:
     exercise = find_exercise(1)
     for answer, letter in (("dos tercios", "b"), ("Casi todo.", "c"), ("la mitad", "a, b o c")):
@@ -188,7 +222,8 @@ def test_words_for_those_who_know_no_types(in_process: None) -> None:
         ("return (x * y for x, y in zip(a, b))", "da algo que todavía no se calculó: ponlo entre corchetes"),
         ("return [x * y for x, y in zip(a, b)]", "da una lista de 3 ([4.0, -10.0, 18.0]); debe dar 12."),
         ("return sum", "da algo que no es número ni lista, sino builtin_function"),
-        ("return a + 1", "dos cosas que no van juntas, como un número y una lista"),
+        ("return a + 1", "+ une una lista con otra lista, y aquí un lado no es una lista"),
+        ("return 1 + None", "dos cosas que no van juntas, como un número y una lista"),
         ("return a[7]", "se pide un lugar más allá del final de una lista (IndexError: list index out of range)"),
     ):
         code = exercise.code().replace("return sum(x * y for x, y in zip(a, b))", line)
@@ -203,6 +238,7 @@ def test_errors_of_numpy_are_told_in_plain_words_and_of_the_right_function(in_pr
     for number, right, wrong, said in (
         (4, "matmul(x, w_q[h]),", "x @ w_q[h],", "@ multiplies arrays, and these are plain lists"),
         (5, "n_heads, width // n_heads)", "n_heads, width / n_heads)", "a size must be a whole number: divide with //"),
+        (5, "transpose(1, 0, 2)\n\n", "transpose(0, 1)\n\n", "transpose names every axis in its new order"),
         (6, "w_o[h * d : (h + 1) * d]", "w_o[:5]", "row of the first has 2 numbers, and the second has 5 rows"),
     ):
         exercise = find_exercise(number)

@@ -103,6 +103,8 @@ ERRORS = {
     "error_whole": r"interpreted as an integer|indices must be integers",
     "error_matmul": r"gufunc signature.*size (?P<rows>\d+) is different from (?P<columns>\d+)",
     "error_lists": r"operand type\(s\) for @: 'list'",
+    "error_axes": r"axes don't match array",
+    "error_joined": r"can only concatenate list",
 }
 
 

@@ -89,7 +89,8 @@ def _tell_catalogue(explain: str | None) -> None:
             "bugs", {"bugs": [{"id": bug.id, **bug.texts[lang]} for bug in bugs]}
         )
     elif explain is None:
-        Table(("bug", "name"), [(bug.id, bug.name(lang)) for bug in bugs]).print(
+        headings = words(lang)["bug_id"], words(lang)["bug_name"]
+        Table(headings, [(bug.id, bug.name(lang)) for bug in bugs]).print(
             screen, left=(0, 1)
         )
     else:

@@ -43,6 +43,8 @@ class Course:
     passed: list[int] = field(default_factory=list)
     # of exercises that are not right yet; JSON keys are texts
     tries: dict[str, int] = field(default_factory=dict)
+    # what was wrong at the last of them: ids of bugs, or a function
+    causes: dict[str, str] = field(default_factory=dict)
 
     @property
     def words(self) -> Mapping[str, str]:
@@ -58,7 +60,9 @@ class Course:
         return self.folder / exercise.file
 
     def save(self) -> None:
-        content = {name: vars(self)[name] for name in ("language", "passed", "tries")}
+        content = {
+            name: value for name, value in vars(self).items() if name != "folder"
+        }
         write_whole(self.folder / PROGRESS, json.dumps(content, indent=2) + "\n")
 
     def write_files(self) -> None:
@@ -89,19 +93,27 @@ class Course:
         marked for the first time, or at a save and not because the learner `asked`.
         """
         verdict = mark(exercise, read_text(self.path(exercise)), self.language)
-        unknown = verdict.status == "wrong" and not (verdict.bugs or verdict.silent)
+        unknown = verdict.status == "wrong" and not verdict.fix
         if unknown and exercise.name_of_class:
             verdict = self._named_by_check(exercise, verdict)
         number, passed = exercise.number, {*self.passed} - {exercise.number}
         times = self.tries.pop(str(number), None)  # None before it has been marked
+        cause = " ".join(verdict.bugs) or verdict.function
+        if times and self.causes.get(str(number)) != cause:
+            times = 0  # the hints on another bug begin with the first
+        self.causes[str(number)] = cause
         if verdict.status == "passed":
             passed.add(number)
         else:
+            # what is open without a line is the question alone
             is_try = verdict.status != "open" or (
-                asked and times is not None and not self._untouched(exercise)
+                asked
+                and times is not None
+                and verdict.line
+                and not self._untouched(exercise)
             )
             # from now on it counts as marked, also with 0
-            self.tries[str(number)] = (times or 0) + is_try
+            self.tries[str(number)] = (times or 0) + bool(is_try)
         self.passed = sorted(passed)
         self.save()
         return verdict
@@ -191,12 +203,12 @@ def told(
         # the fix: a remark on code that is right
         return list(filter(None, (first, line, verdict.fix)))
     lines = [verdict.evidence]
-    if verdict.bugs:
+    if verdict.fix:
         # Ids of an exercise's own bugs are not in the catalogue: their sentence alone is shown, which is the fix.
         known = [catalogue()[bug] for bug in verdict.bugs if bug in catalogue()]
         names = [f"{bug.name(language)} ({bug.id})." for bug in known]
         lines.append(say("bug", text=" ".join([*names, verdict.fix])))
-    elif verdict.status == "wrong" and not verdict.silent:
+    elif verdict.status == "wrong":
         lines.append(say("unknown_bug"))
     if verdict.line and verdict.quoted:
         key = "likely_line" if verdict.status == "wrong" else "error_line"
@@ -205,6 +217,8 @@ def told(
         due = 0  # only the question is open, on which there are no hints
     if due:
         hint = exercise.hint(language, due, verdict.function)
+        if due == HINTS and verdict.right:
+            hint = verdict.right
         lines.append(say("hint", step=due, steps=HINTS, hint=hint))
     if due == HINTS:  # the last: the command that shows the solution is offered
         lines.append(say("last_hint", command=command, number=exercise.number))

@@ -20,7 +20,7 @@ import tomllib
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 from functools import cache
 from importlib import resources
 from itertools import combinations
@@ -43,6 +43,7 @@ COURSE_NAMES = {
     "MultiHeadAttn": "MultiHeadAttention",
     "MultiHeadedAttentionWrapper": "MultiHeadAttentionWrapper",
 }
+LIKE = 0.45  # of 1: how much a line is at least like another to be taken for it; a round choice
 SHOWN = 60  # characters of a value or call, at most
 
 
@@ -194,7 +195,7 @@ class Mark:
     evidence: str = ""
     fix: str = ""
     function: str = ""  # that is at fault, or still blank
-    silent: bool = False  # a call gives nothing at all, which is all there is to say
+    right: str = ""  # what the solution has in place of the bugs
 
 
 def mark(exercise: Exercise, source: str, language: str) -> Mark:
@@ -238,33 +239,45 @@ def judge(
 ) -> Mark:
     """The verdict on `outcomes`: the learner's under the file's name, the solution's under "", those of the bugs."""
     # Where the process ended early, there is nothing of the solution.
-    learner, right = outcomes.pop(exercise.file), outcomes.pop("", {"values": []})
+    learner, wanted = outcomes.pop(exercise.file), outcomes.pop("", {"values": []})
     error, say = learner.get("error"), speaker(language)
     wrong_call, difference = first_difference(
-        exercise, learner["values"], right["values"], language
+        exercise, learner["values"], wanted["values"], language
     )
     if not difference and error is None:
         return Mark("passed", guess)
-    alike = (
+    alike = [
         name
         for name, wrong in outcomes.items()
         if wrong.get("error") == error and close(learner["values"], wrong["values"])
+    ]
+    # where single bugs give it, not two together
+    single = [name for name in alike if " " not in name] or alike[:1]
+    ratio, number, variant = most_like(exercise, source, single)
+    bugs, place = exercise.bugs_of(variant), None if difference else learner.get("line")
+    line, fix = (
+        number if ratio >= LIKE else place,
+        " ".join(bug[language] for bug in bugs),
     )
-    variant = next(alike, "")  # none: no known bug does the same
-    bugs = exercise.bugs_of(variant)
     if difference:
         # remarks alone: the exercise is passed
         is_right = bool(bugs) and all(bug.get("told") for bug in bugs)
         status, evidence = "passed" if is_right else "wrong", difference
-        line, place = likely_line(exercise, source, variant), None
+        lost = unkept(source)
+        if lost or evidence == say("nothing", call=shortened(wrong_call)):
+            bugs, line, fix = [], lost, say("unkept")
     else:
         status, evidence = "failed", plainly(str(error), language)
-        line = place = learner.get("line")
         wrong_call = learner.get("call", "")
         if wrong_call:
             evidence = f"{shortened(wrong_call)}: {evidence}"
         if "end" in learner:
             evidence = say(learner["end"], seconds=SECONDS)
+    right = [
+        line.strip()
+        for line in exercise.code().splitlines()
+        if bugs and line not in exercise.variants()[variant]
+    ]
     return Mark(
         status,
         guess,
@@ -272,9 +285,9 @@ def judge(
         source.splitlines()[line - 1].strip() if line else "",
         tuple(bug["id"] for bug in bugs),
         evidence,
-        " ".join(bug[language] for bug in bugs),
+        fix,
         exercise.function_at(source, place, wrong_call),
-        silent=evidence == say("nothing", call=shortened(wrong_call)),
+        "\n".join(right),
     )
 
 
@@ -407,17 +420,27 @@ def shortened(text: str) -> str:
     return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
 
 
-def likely_line(exercise: Exercise, source: str, variant: str) -> int | None:
-    """The line of the file that looks most like what the first bug makes of the solution."""
-    lines = [line.strip() for line in source.splitlines()]
-    right = exercise.code().splitlines()
-    for wrong in (
-        exercise.variants()[variant.split()[0]].splitlines() if variant else ()
-    ):
-        # difflib's own bound of likeness, 0.6; "pass" stands where the bug leaves a line out
-        if wrong not in right and wrong.strip() != "pass":
-            for line in get_close_matches(wrong.strip(), lines, 1):
-                return lines.index(line) + 1
+def most_like(
+    exercise: Exercise, source: str, variants: Sequence[str]
+) -> tuple[float, int, str]:
+    """How much a line that the learner wrote is like one that a bug writes, at most; its number; and the variant."""
+    given, right = exercise.code(solved=False), exercise.code().splitlines()
+    best = 0.0, 0, "".join(variants[:1])
+    for variant in variants:
+        for wrong in exercise.variants()[variant].splitlines():
+            for number, line in enumerate(source.splitlines(), 1):
+                if wrong not in right and line.strip() not in given:
+                    ratio = SequenceMatcher(None, line.strip(), wrong.strip()).ratio()
+                    best = max(best, (ratio, number, variant))
+    return best
+
+
+def unkept(source: str) -> int | None:
+    """The line of a statement whose result nothing keeps, such as a list that has no name; None where there is none."""
+    kept = ast.Constant | ast.Call | ast.Await
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and not isinstance(node.value, kept):
+            return node.lineno
     return None
 
 
