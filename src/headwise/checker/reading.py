@@ -334,8 +334,7 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
     width = width_of(parts, target.options.args)
     counts = [heads_of(instance, target)]
     inside = getattr(instance, "__dict__", {})
-    attributes = inside.values()
-    kept = {x for x in attributes if type(x) is int and 1 < x < width}
+    kept = {x for x in inside.values() if type(x) is int and 1 < x < width}
     # A count that the object does not keep may be wrong: then each number that it keeps is tried, too.
     if counts[0][0] not in kept:
         counts += [(n, None) for n in sorted(kept) if width % n == 0]
@@ -380,28 +379,7 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
     residuals: list[Settings] = (
         [{}, {"residual": True}] if target.scope.says(RESIDUAL) else [{}]
     )
-    extras: list[Settings] = [{}]
-    if target.scope.says("activation"):
-        extras += [{"act": "relu"}]
-    if target.scope.says("tanh"):
-        numbers = [*attributes, *target.source.numbers]
-        caps = dict.fromkeys(
-            float(n) for n in numbers if type(n) in (int, float) and n > 1
-        )
-        extras += [{"softcap": cap} for cap in list(caps)[:6]]
-    for name, value in {**inside, **inside.get("_buffers", {})}.items():
-        slopes = to_array(value) if "slope" in name else None
-        if slopes is not None and slopes.size == counts[0][0]:
-            extras = [{**extra, "slopes": slopes.ravel()} for extra in extras]
-    values = parts.weights.get("v", [])
-    if (
-        len(values) > 1
-        and "o" not in parts.weights
-        and set(values[0].value.shape) == {width}
-    ):
-        extras += [{"join": "sum"}]  # W_V and W_O of a head in one matrix
-    if parts.gate[1] is not None:
-        extras += [{"gate": "silu"}]
+    extras = _extras(target, parts, inside, counts[0][0])
     choices: list[Reading] = []
     # Of readings that give the same numbers the first one counts, so the usual ones come before a scale that is
     # folded into a weight, and before an input that is added.
@@ -414,6 +392,30 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
             choices += styles(reading, [], fractions, is_normed)
         choices += styles(reading, bases, fractions, is_normed)
     return choices
+
+
+def _extras(target: Target, parts: Parts, inside: Any, heads: Any) -> list[Settings]:
+    """What correct code may have besides: activations, a cap, slopes, gates, W_V and W_O in one."""
+    extras: list[Settings] = [{}]
+    if target.scope.says("activation"):
+        extras += [{"act": "relu"}]
+    if target.scope.says("tanh"):
+        numbers = [*inside.values(), *target.source.numbers]
+        caps = dict.fromkeys(
+            float(n) for n in numbers if type(n) in (int, float) and n > 1
+        )
+        extras += [{"softcap": cap} for cap in list(caps)[:6]]
+    for name, value in {**inside, **inside.get("_buffers", {})}.items():
+        slopes = to_array(value) if "slope" in name else None
+        if slopes is not None and slopes.size == heads:
+            extras = [{**extra, "slopes": slopes.ravel()} for extra in extras]
+    values = parts.weights.get("v", [])
+    shape = set(values[0].value.shape) if len(values) > 1 else set()
+    if len(shape) == 1 and "o" not in parts.weights:
+        extras += [{"join": "sum"}]  # W_V and W_O of a head in one matrix
+    if parts.gate[1] is not None:
+        extras += [{"gate": "silu"}]
+    return extras
 
 
 def _is_square(array: Array) -> bool:
