@@ -377,19 +377,22 @@ def _check_file(spec: str, options: Options, seconds: float) -> Verdict:
             None, reason=explained(error, target.source, options.lang)
         )
     verdicts = [_check_apart(target, seconds) for target in targets]
-    if not _path_and_name(spec, say)[1] and all(
-        verdict.right is None for verdict in verdicts
-    ):
+    ran = any(verdict.right is not None or verdict.checked for verdict in verdicts)
+    if not _path_and_name(spec, say)[1] and not ran:
         # What cannot be built may use parts that can.
         verdicts += [_check_apart(part, seconds) for part in _parts_of(targets)]
-    # Wrong before right before unchecked, whose reasons stand with them.
-    first, *others = sorted(
-        verdicts, key=lambda verdict: (False, True, None).index(verdict.right)
-    )
+    # Wrong, then what differs without a reason, then right, then what did not run, whose reasons stand with them.
+    first, *others = sorted(verdicts, key=_rank)
     if first.right is None and not any(map(attends, targets[0].source.tree.body)):
         reasons = say("no_attention"), *first.not_checked
         first = replace(first, not_checked=reasons)
     return replace(first, others=tuple(others))
+
+
+def _rank(verdict: Verdict) -> int:
+    if verdict.right is None:
+        return 1 if verdict.checked else 3
+    return 2 * verdict.right
 
 
 def _parts_of(targets: list[Target]) -> Iterator[Target]:
