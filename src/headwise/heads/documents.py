@@ -257,7 +257,7 @@ class _Readers:
             if reads and not LAYER_INPUTS & set(names[:1]):
                 reader = _Reader(module, names)
             elif module is model and adapter_of(model) is not None:
-                reader = _Reader(module, names, own=True)
+                reader = _Reader(module, names, first_has_ids=True)
             elif OTHERS & set(names):
                 reader = _Reader()  # one that knows nothing
             # a caller may run any module around an attention that is free
@@ -308,7 +308,9 @@ class _Reader:
     # None of one that is given no tokens: then all that follows stays empty
     model: nn.Module | None = None
     parameters: Sequence[str] = ()  # names of the arguments of its `forward`
-    own: bool = False  # a model of one's own, whose first argument are the ids
+    first_has_ids: bool = (
+        False  # a model of one's own, whose first argument are the ids
+    )
     ids: Tensor | None = None  # (B,L); None where one of them is not known
     padding: Tensor | None = None  # (B,L) bool, True = real
     # (B,L) or (1,L), where there is no cache: a document begins where they start anew
@@ -336,7 +338,7 @@ class _Reader:
         self.past, cache = _past(arguments)
         # `ids` is the name in our GPT, `input_ids` that in transformers.
         ids = arguments.get("input_ids", arguments.get("ids"))
-        if self.own:
+        if self.first_has_ids:
             ids = arguments.get(self.parameters[0])
         embedded = arguments.get("inputs_embeds")
         known, self.ids, self.spans = self.ids, None, {}
@@ -569,7 +571,7 @@ def _document(
         _, gone = reader.held_by(call.layer) or (0, 0)
         keys, start, ids = _attended(call, b), None, None
     # a model of one's own may have a cache that is not seen
-    if ids is not None and len(ids) == length and (T == S or not reader.own):
+    if ids is not None and len(ids) == length and (T == S or not reader.first_has_ids):
         q_ids, k_ids = ids[-T:], _fit(ids, S, -1)
         before = int(ids[gone - 1]) if gone else -1
     marks = {}
