@@ -169,7 +169,7 @@ def test_a_loop_is_checked_as_it_is_pasted_and_inside_its_function(invoke: Invok
         assert invoke("check", target).code == 0
     pasted.write_text(TEXTS["side by side"])
     outcome = invoke("check", pasted)
-    assert outcome.code == 0 and "headwise's own class of that name" in outcome.out, outcome
+    assert outcome.code == 0 and "CausalAttention, taken as usual" in outcome.out, outcome
     own = "class CausalAttention:\n    def __init__(self, *sizes): 1 / 0\n"
     (tmp_path / "casual_attention.py").write_text(own)  # the reader's own file comes first
     assert "ZeroDivisionError" in invoke("check", pasted).out

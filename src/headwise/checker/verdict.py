@@ -384,7 +384,7 @@ def _check_file(spec: str, options: Options, seconds: float) -> Verdict:
     # Wrong, then what differs without a reason, then right, then what did not run, whose reasons stand with them.
     first, *others = sorted(verdicts, key=_rank)
     if first.right is None and not any(map(attends, targets[0].source.tree.body)):
-        reasons = say("no_attention"), *first.not_checked
+        reasons = *first.not_checked, say("no_attention")
         first = replace(first, not_checked=reasons)
     return replace(first, others=tuple(others))
 
