@@ -308,9 +308,8 @@ class _Reader:
     # None of one that is given no tokens: then all that follows stays empty
     model: nn.Module | None = None
     parameters: Sequence[str] = ()  # names of the arguments of its `forward`
-    first_has_ids: bool = (
-        False  # a model of one's own, whose first argument are the ids
-    )
+    # a model of one's own, whose first argument are the ids
+    first_has_ids: bool = False
     ids: Tensor | None = None  # (B,L); None where one of them is not known
     padding: Tensor | None = None  # (B,L) bool, True = real
     # (B,L) or (1,L), where there is no cache: a document begins where they start anew
