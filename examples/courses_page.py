@@ -33,9 +33,9 @@ Written by `python examples/courses_page.py` from `examples/courses.txt`; a test
 
 headwise grew from five pages of courses. For each there is a page that walks through it: {pages}.
 
-Below is every thing that they teach, the line to paste, and what it prints: {here} of {total} are here; of the others
-it is said why not. What they claim is judged in [the report on claims](../studies/claims.md); the terms are in the
-[glossary](glossary.md); the exercises, which `headwise learn` sets, in [learn](learn.md).
+Below is every thing that they teach, the line to paste, after those above it, and what it prints: {here} of {total}
+are here; of the others it is said why not. [The report on claims](../studies/claims.md) judges what they claim; the
+[glossary](glossary.md) has the terms, [learn](learn.md) the exercises of `headwise learn`.
 """,
     "es": """# Los cursos, cosa por cosa
 
@@ -45,9 +45,9 @@ Escrito por `python examples/courses_page.py` a partir de `examples/courses.txt`
 
 headwise creció a partir de cinco páginas de cursos. Para cada una hay una página que la recorre: {pages}.
 
-Abajo está cada cosa que enseñan, la línea para pegar y lo que imprime: {here} de {total} están aquí; de las otras se
-dice por qué no. Lo que afirman se juzga en [un informe](../studies/claims.md), en inglés; los términos están en el
-[glosario](glossary.md); los ejercicios, que propone `headwise learn`, en [aprender](learn.es.md).
+Abajo está cada cosa que enseñan, la línea para pegar, tras las de arriba, y lo que imprime: {here} de {total} están
+aquí; de las otras se dice por qué no. [Un informe](../studies/claims.md), en inglés, juzga lo que afirman; el
+[glosario](glossary.md) tiene los términos, [aprender](learn.es.md) los ejercicios de `headwise learn`.
 """,
 }
 COLUMNS = {"en": "| | thing | paste | it gives |", "es": "| | cosa | pegar | da |"}
