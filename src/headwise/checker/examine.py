@@ -286,7 +286,12 @@ class Examiner:
         )
         if apart > 1:  # each head has matrices of its own name
             heads, d, width = apart, size.HEAD_DIM, size.WIDTH
-        for narrow, columns in ((1, 0), (0, 0), (1, 1), (0, 1)):
+        ways = [(1, 0), (0, 0), (1, 1), (0, 1)]
+        if heads == 1 and self.scope.says("einsum"):
+            ways.append((0, 2))  # an axis of heads in every matrix
+        for narrow, columns in ways:
+            if columns == 2:
+                heads, groups, d, listed = size.HEADS, size.HEADS, size.HEAD_DIM, True
             if narrow and ({"o", "qkv"} & {*roles.values()} or d != size.WIDTH):
                 continue
             arrays: dict[str, Any] = {}
@@ -299,17 +304,17 @@ class Examiner:
                 if role == "qkv":
                     shape = (width, inner + 2 * groups * d)
                 elif role == "o":
-                    shape = (inner, width)
+                    shape = (heads, d, width) if columns == 2 else (inner, width)
                 elif listed:
                     shape = (heads, width, d)
-                is_out_in = columns or re.search("_proj_weight|_weight$", name)
+                is_out_in = columns == 1 or re.search("_proj_weight|_weight$", name)
                 if re.match(SAYS["bias"], name, re.I):
                     shape, is_out_in = (shape[1],), False
                 # 1.2 as in `renew`, which tells why.
                 array = self.rng.normal(size=shape) * 1.2 / width**0.5
                 if is_out_in and array.ndim == 2:
                     array = array.T
-                elif columns and array.ndim == 1:
+                elif columns == 1 and array.ndim == 1:
                     array = array[:, None]  # a column, where tokens are columns
                 parts = dict.fromkeys(keys.get(name, ()), array)
                 for key in parts:

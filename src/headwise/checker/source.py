@@ -360,6 +360,11 @@ def _told(text: str) -> str | None:
         for line in lines
         if (re.search(r"mask|m[aá]scara|pad|tril|triu", line, re.I) or len(lines) < 4)
         and not re.search("0 for.*negative", line)
+        # "0 for tokens and -10000 for padding" speaks of what is added
+        and not re.search(
+            r"\b0 (for|at|where|on|and|or|o|y|en|para)\b[^.;:]{0,40}-\s?(inf|1e\d|\d{3})",
+            line,
+        )
     )
     # `other` is what a one means where the text says of `number` that it may attend: of 0, a one is forbidden then.
     for number, other in (
