@@ -286,43 +286,50 @@ class Examiner:
         )
         if apart > 1:  # each head has matrices of its own name
             heads, d, width = apart, size.HEAD_DIM, size.WIDTH
-        ways = [(1, 0), (0, 0), (1, 1), (0, 1)]
+        ways = ["narrow", "wide", "narrow columns", "columns"]
         if heads == 1 and self.scope.says("einsum"):
-            ways.append((0, 2))  # an axis of heads in every matrix
-        for narrow, columns in ways:
-            if columns == 2:
-                heads, groups, d, listed = size.HEADS, size.HEADS, size.HEAD_DIM, True
+            ways.append("by head")  # every matrix has an axis of heads
+        for way in ways:
+            narrow = "narrow" in way
             if narrow and ({"o", "qkv"} & {*roles.values()} or d != size.WIDTH):
                 continue
+            if way == "by head":
+                heads, groups, d = size.HEADS, size.HEADS, size.HEAD_DIM
             arrays: dict[str, Any] = {}
             for name, role in roles.items():
-                count = groups if role in "kv" else heads
-                inner = size.HEAD_DIM if narrow else count * d
+                inner = size.HEAD_DIM if narrow else heads * d
+                if role in "kv" and not narrow:
+                    inner = groups * d
                 if apart > 1 and role != "o":
                     inner = d
                 shape: tuple[int, ...] = (width, inner)
                 if role == "qkv":
                     shape = (width, inner + 2 * groups * d)
                 elif role == "o":
-                    shape = (heads, d, width) if columns == 2 else (inner, width)
-                elif listed:
+                    shape = (heads, d, width) if way == "by head" else (inner, width)
+                elif listed or way == "by head":
                     shape = (heads, width, d)
-                is_out_in = columns == 1 or re.search("_proj_weight|_weight$", name)
-                if re.match(SAYS["bias"], name, re.I):
-                    shape, is_out_in = (shape[1],), False
-                # 1.2 as in `renew`, which tells why.
-                array = self.rng.normal(size=shape) * 1.2 / width**0.5
-                if is_out_in and array.ndim == 2:
-                    array = array.T
-                elif columns == 1 and array.ndim == 1:
-                    array = array[:, None]  # a column, where tokens are columns
+                array = self._drawn(name, shape, "columns" in way, width)
                 parts = dict.fromkeys(keys.get(name, ()), array)
                 for key in parts:
                     if re.match(SAYS["bias"], key):
                         parts[key] = self.rng.normal(size=shape[1])
-                array = np.ascontiguousarray(array)
                 arrays[name] = to_kind(parts or array, kind)
             yield ({table: Table(arrays)} if table else arrays), heads
+
+    def _drawn(
+        self, name: str, shape: tuple[int, ...], columns: bool, width: int
+    ) -> Any:
+        """A matrix of that shape, or a bias of its width; where tokens are columns, for the product from the left."""
+        if re.match(SAYS["bias"], name, re.I):
+            shape = (shape[1],)
+        # 1.2 as in `renew`, which tells why
+        array = self.rng.normal(size=shape) * 1.2 / width**0.5
+        if array.ndim == 1:
+            return array[:, None] if columns else array
+        if array.ndim == 2 and (columns or re.search("_proj_weight|_weight$", name)):
+            array = array.T
+        return np.ascontiguousarray(array)
 
     def _keys_of(self, name: str) -> list[str]:
         """The keys of a dictionary that is handed on as `f(x, **name)`: the parameters of f, but for x."""
