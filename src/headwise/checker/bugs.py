@@ -109,11 +109,10 @@ ERRORS = {
 
 
 def plainly(error: str, lang: str) -> str:
-    """An error of Python in plain words where there are some for it, and as Python writes it, unless that is jargon."""
+    """An error of Python in plain words where there are some for it; behind those for its kind, as Python writes it."""
     for key, pattern in ERRORS.items():
         if match := re.search(pattern, error):
-            text = speaker(lang)(key, **match.groupdict())
-            return text if match.groupdict() else f"{text} ({error})"
+            return speaker(lang)(key, **match.groupdict())
     text = words(lang).get(f"error_{error.split(':')[0]}", "")
     return f"{text} ({error})" if text else error
 

@@ -96,24 +96,22 @@ class Course:
         unknown = verdict.status == "wrong" and not verdict.fix
         if unknown and exercise.name_of_class:
             verdict = self._named_by_check(exercise, verdict)
-        number, passed = exercise.number, {*self.passed} - {exercise.number}
-        times = self.tries.pop(str(number), None)  # None before it has been marked
+        key, passed = str(exercise.number), {*self.passed} - {exercise.number}
+        times = self.tries.pop(key, None)  # None before it has been marked
         cause = " ".join(verdict.bugs) or verdict.function
-        if times and self.causes.get(str(number)) != cause:
+        if times and self.causes.get(key) != cause:
             times = 0  # the hints on another bug begin with the first
-        self.causes[str(number)] = cause
+        self.causes[key] = cause
         if verdict.status == "passed":
-            passed.add(number)
+            passed.add(exercise.number)
         else:
-            # what is open without a line is the question alone
+            # What is open without a line is the question alone.
+            again = asked and times is not None and bool(verdict.line)
             is_try = verdict.status != "open" or (
-                asked
-                and times is not None
-                and verdict.line
-                and not self._untouched(exercise)
+                again and not self._untouched(exercise)
             )
             # from now on it counts as marked, also with 0
-            self.tries[str(number)] = (times or 0) + bool(is_try)
+            self.tries[key] = (times or 0) + is_try
         self.passed = sorted(passed)
         self.save()
         return verdict
@@ -217,8 +215,7 @@ def told(
         due = 0  # only the question is open, on which there are no hints
     if due:
         hint = exercise.hint(language, due, verdict.function)
-        if due == HINTS and verdict.right:
-            hint = verdict.right
+        hint = (due == HINTS and verdict.right) or hint
         lines.append(say("hint", step=due, steps=HINTS, hint=hint))
     if due == HINTS:  # the last: the command that shows the solution is offered
         lines.append(say("last_hint", command=command, number=exercise.number))

@@ -255,10 +255,9 @@ def judge(
     single = [name for name in alike if " " not in name] or alike[:1]
     ratio, number, variant = most_like(exercise, source, single)
     bugs, place = exercise.bugs_of(variant), None if difference else learner.get("line")
-    line, fix = (
-        number if ratio >= LIKE else place,
-        " ".join(bug[language] for bug in bugs),
-    )
+    line, fix = place, " ".join(bug[language] for bug in bugs)
+    if ratio >= LIKE:
+        line = number
     if difference:
         # remarks alone: the exercise is passed
         is_right = bool(bugs) and all(bug.get("told") for bug in bugs)
@@ -424,12 +423,12 @@ def most_like(
     exercise: Exercise, source: str, variants: Sequence[str]
 ) -> tuple[float, int, str]:
     """How much a line that the learner wrote is like one that a bug writes, at most; its number; and the variant."""
-    given, right = exercise.code(solved=False), exercise.code().splitlines()
+    blank, right = exercise.code(solved=False), exercise.code().splitlines()
     best = 0.0, 0, "".join(variants[:1])
     for variant in variants:
         for wrong in exercise.variants()[variant].splitlines():
             for number, line in enumerate(source.splitlines(), 1):
-                if wrong not in right and line.strip() not in given:
+                if wrong not in right and line.strip() not in blank:
                     ratio = SequenceMatcher(None, line.strip(), wrong.strip()).ratio()
                     best = max(best, (ratio, number, variant))
     return best
