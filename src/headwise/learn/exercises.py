@@ -349,16 +349,14 @@ def outcome(code: str, name: str, setup: str, calls: Sequence[str]) -> dict[str,
             for frame in traceback.extract_tb(error.__traceback__)
             if frame.filename == name
         ]
-        text = str(error)
-        if isinstance(error, SyntaxError):
-            text, lines = error.msg, [error.lineno]
+        text, at = getattr(error, "msg", str(error)), getattr(error, "lineno", None)
         # of an error without a text
         text = f"{type(error).__name__}: {text}".removesuffix(": ")
         return {
             "values": values,
             "call": call,
             "error": text,
-            "line": lines[-1] if lines else None,
+            "line": at or (lines[-1] if lines else None),
         }
     return {"values": values}
 
@@ -387,12 +385,11 @@ def first_difference(
             pairs = enumerate(zip(got, wanted, strict=True))
             index = next(n for n, pair in pairs if not close(*pair))
             got, wanted, call = got[index], wanted[index], f"{call}[{index}]"
-        facts = {"call": call, "got": _in_words(got, language)}
-        facts["right"] = _in_words(wanted, language)
         key = "nothing" if got is None else "gives"
+        said = [_in_words(value, language) for value in (got, wanted)]
         if isinstance(got, list) and isinstance(wanted, list) and arrays:
-            key, facts["got"], facts["right"] = "shape", str(shapes[0]), str(shapes[1])
-        return text, speaker(language)(key, **facts)
+            key, said = "shape", list(map(str, shapes))
+        return text, speaker(language)(key, call=call, got=said[0], right=said[1])
     return "", ""
 
 

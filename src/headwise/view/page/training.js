@@ -2,7 +2,7 @@
 //
 // The baseline is an n-gram model of the same text. Losses are in nats for each token; null where one was not finite.
 
-import { byId, bytesOf, element, on, putWords, readData, say, svg, told } from './base.js';
+import { byId, bytesOf, element, grouped, on, putWords, readData, say, svg, told } from './base.js';
 import { paint } from './colours.js';
 import { count, data, quoted, sayOr, scoped, visible } from './state.js';
 
@@ -17,7 +17,7 @@ function makeRun() {
   byId('run').hidden = !data.run;
   if (!data.run) return;
   byId('facts').replaceChildren(...data.run.facts.flatMap(([name, value]) => [
-    element('dt', '', sayOr(`fact.${name.replaceAll(/\W+/g, '_')}`, name)), element('dd', '', told(value))]));
+    element('dt', '', sayOr(`fact.${name.replaceAll(/\W+/g, '_')}`, name)), element('dd', '', grouped(told(value)))]));
   byId('losses').replaceChildren(...comparison(data.run));
   byId('curve').replaceChildren(...curveFigure(data.run));
   byId('samples').replaceChildren(...data.run.samples.map((sample) => {
