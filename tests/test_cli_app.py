@@ -15,6 +15,7 @@ from invoking import Invoke
 from rich.table import Table
 from rich.text import Text
 
+from headwise import cli
 from headwise.cli import app, run
 from headwise.cli.app import call, in_options, print_json
 from headwise.view import Progress, err, harmless, screen
@@ -130,3 +131,13 @@ def test_the_first_screen_and_common_options(invoke: Invoke) -> None:
 def test_the_language_is_taken_from_before_two_dashes_alone() -> None:
     words = ["trace", "--lang=es", "--json", "--", "--lang=en", "--language=x"]
     assert run._hoisted(words) == ["--lang", "es", "--json", "trace", "--", "--lang=en", "--language=x"]
+
+
+def test_threads_that_wait_leave_the_cores_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "run", lambda: None)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    cli.main()
+    assert os.environ["OMP_WAIT_POLICY"] == "active"
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    cli.main()
+    assert os.environ["OMP_WAIT_POLICY"] == "passive"
