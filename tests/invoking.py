@@ -100,7 +100,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
     What it prints with --json must be a document of the schema.
     """
-    monkeypatch.setattr("headwise.view.Progress.FIRST", 3600.0)
+    monkeypatch.setattr("headwise.view.Progress.FIRST_GAP", 3600.0)
 
     def run(*arguments: object) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["headwise", *map(str, arguments)])

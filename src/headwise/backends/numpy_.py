@@ -37,44 +37,41 @@ def trace(q: Array, k: Array, v: Array, options: Options) -> Trace[Array]:
 
 
 def _steps(q: Array, k: Array, v: Array, options: Options, keep: bool) -> Trace[Array]:
-    """All steps; without `keep` the weights are written over the scores."""
-    mask, scale, softcap, sink, dropout, gate, kv_index = options
-    if dropout:
+    """All steps. Without `keep` the weights are written over the scores, and only `out` is to be read."""
+    if options.dropout:
         raise HeadwiseError(
-            f"dropout={dropout} on NumPy arrays: dropout needs the torch backend; pass torch tensors"
+            f"dropout={options.dropout} on NumPy arrays: dropout needs the torch backend; pass torch tensors"
         )
     sizes = check_shapes(q.shape, k.shape, v.shape)
-    check_scores(scale, softcap)
+    check_scores(options.scale, options.softcap)
     check_floats(q, k, v, ".astype(numpy.float32)")
     # float16 is computed in float32; wider ones stay as they are
     dtype = np.promote_types(q.dtype, np.float32)
-    sink, gate = (
-        _per_head(name, x, sizes.H, dtype)
-        for name, x in (("sink", sink), ("gate", gate))
-    )
-    index = resolve_kv_index(sizes.H, sizes.G, kv_index)
-    scale = 1 / math.sqrt(sizes.D) if scale is None else float(scale)
-    allowed, bias = _masks(mask, sizes, dtype)
+    sink = _per_head("sink", options.sink, sizes.H, dtype)
+    gate = _per_head("gate", options.gate, sizes.H, dtype)
+    index = resolve_kv_index(sizes.H, sizes.G, options.kv_index)
+    allowed, bias = _masks(options.mask, sizes, dtype)
 
-    # while there is one k and v for each key/value head
+    # before k and v are repeated for query heads
     k, v = _alive_only(k, v, allowed, index)
     k, v = k.astype(dtype, copy=False), v.astype(dtype, copy=False)
-    # `by_group` reads equal groups of adjacent heads; for any other order each query head gets a k and v of its own.
+    # `by_group` takes equal groups of adjacent heads; in any other order each query head gets its own copy of k and v.
     if not is_adjacent(index, sizes.H, sizes.G):
         k, v = k[:, index], v[:, index]
 
+    # `dtype.type`: a scale or softcap that is a float64 of NumPy would widen the scores.
+    scale = 1 / math.sqrt(sizes.D) if options.scale is None else options.scale
     scores = by_group(
         q.astype(dtype, copy=False) * dtype.type(scale), k.swapaxes(-1, -2)
     )
-    # `dtype.type`, as a softcap that is a float64 of NumPy would widen the scores.
-    capped = (
-        scores
-        if softcap is None
-        else np.tanh(scores / dtype.type(softcap)) * dtype.type(softcap)
-    )
+    capped = scores
+    if options.softcap is not None:
+        softcap = dtype.type(options.softcap)
+        capped = np.tanh(scores / softcap) * softcap
     masked = capped if bias is None else capped + bias
     if allowed is not None:
         masked = np.where(allowed, masked, dtype.type(-np.inf))
+    # `masked` may be the same array as `scores`: writing over it changes both
     weights, lse = _softmax(masked, sink, None if keep else masked)
     out = by_group(weights, v)
     if gate is not None:
@@ -101,7 +98,7 @@ def _softmax(
     total = weights.sum(-1, keepdims=True)
     if sink is not None:
         total = total + np.exp(sink - top)
-    # an empty row has weights 0 already: not 0 / 0, and a sink changes nothing
+    # the weights of an empty row are 0 already; 1 avoids 0 / 0
     total = np.where(empty, 1, total)
     weights /= total
     lse = np.where(empty, -np.inf, np.log(total) + top)
@@ -124,9 +121,11 @@ def _masks(
 
     allowed, bias = resolve(mask.parts(), grid, np.where, narrowed)
     if allowed is not None and allowed.all():
-        allowed = None  # nothing is forbidden, and what follows is spared
-    # `resolve` narrows a bias only to see what becomes -inf; a float64 that it returns would widen the scores.
-    return allowed, None if bias is None else narrowed(bias)
+        allowed = None  # nothing is forbidden
+    # `resolve` looks for -inf in a narrowed copy and returns the bias as it was; float64 would widen the scores.
+    if bias is not None:
+        bias = narrowed(bias)
+    return allowed, bias
 
 
 def _alive_only(

@@ -56,39 +56,47 @@ def generate(
     folder = open_folder(model, device=device)
     decode = require_tokens(folder).decode
     ids = prompt_ids(folder.model, prompt)
+    # ids leave out a ___ that is a place to fill, and keep one that is text
     fills = BLANK in prompt and BLANK not in decode(ids)
     if tokens is None:
         tokens = 1 if fills else 100
     if temperature is None:
         temperature = 0.0 if fills else 0.8
     stream = generate(folder.model, ids, tokens, temperature, top_k, seed, stream=True)
-    began, n_prompt = time.monotonic(), len(ids)
     if not wants_json():
         _print_text(ids, stream, decode)
         return
+    n_prompt = len(ids)
+    began = time.monotonic()
     with Progress("reading the prompt") as progress:
         for token in stream:
             ids.append(token)
             progress("token", len(ids) - n_prompt, tokens)
-    # never 0: it is a divisor
-    n_new, seconds = len(ids) - n_prompt, max(time.monotonic() - began, 1e-9)
-    document = {"prompt": prompt, "text": decode(ids), "ids": ids, "n_tokens": n_new}
-    print_json("generate", {**document, "tokens_per_second": round(n_new / seconds, 1)})
+    n_new = len(ids) - n_prompt
+    seconds = max(time.monotonic() - began, 1e-9)  # never 0: it divides
+    document = {
+        "prompt": prompt,
+        "text": decode(ids),
+        "ids": ids,
+        "n_tokens": n_new,
+        "tokens_per_second": round(n_new / seconds, 1),
+    }
+    print_json("generate", document)
 
 
 def _print_text(
     ids: list[int], stream: Iterable[int], decode: Callable[[list[int]], str]
 ) -> None:
-    """Print the prompt, then each token as it comes; `ids` are those of the prompt, to which the new ones are added."""
+    """Print the prompt, then each token as it comes. `ids` holds the prompt; the new tokens are appended to it."""
     written = decode(ids)
     screen.print(written, end="")
     for token in stream:
         ids.append(token)
-        # all of it: what a token reads as may depend on those before
+        # the whole text, as the text of a token may depend on the tokens before it
         text = decode(ids)
-        # A character may take several tokens; until the last arrives it decodes to U+FFFD, so printing waits.
+        # A character of several tokens decodes to U+FFFD until its last token arrives, so printing waits.
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):
             screen.print(text[len(written) :], end="")
             written = text
-    # what still waits, and the end of the line
+    # the rest that waited, and the line end
     screen.print(decode(ids)[len(written) :])

@@ -1,9 +1,9 @@
 """Multi-head attention in NumPy alone: head by head, all heads in one product, and by einsum.
 
-The layer, its names and its draw are those of a course; it computes in float32. `attend_loop`, `attend_batched` and
-`attend_einsum` are the attention itself. They give one result, in the precision of what they are given. There may be
-fewer key/value heads than query heads. Suffixes name the axes: h query head, g key/value head, t query position,
-s key position, d width of a head.
+`MultiHeadAttention` has the names and the random weights of a course, and computes in float32. `attend_loop`,
+`attend_batched` and `attend_einsum` are the attention itself: three ways to the same result, in the precision of their
+inputs, also with fewer key/value heads than query heads. Suffixes name the axes: h query head, g key/value head,
+t query position, s key position, d width of a head.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def attend_loop(
 ) -> Steps:
     """One head after another, each a small attention of its own; without a batch.
 
-    `mask_ts` is added to the scores of each head, here and below: 0 lets look, -inf forbids, None lets all look.
+    `mask_ts` is added to the scores of each head, here and below: 0 allows, -inf forbids; None allows all.
     """
     # with groups of 3, query heads 0, 1 and 2 read key/value head 0
     group = len(q_htd) // len(k_gsd)
@@ -64,13 +64,12 @@ def attend_batched(
 def attend_einsum(
     q_htd: Array, k_gsd: Array, v_gsd: Array, mask_ts: Array | None
 ) -> Steps:
-    """The same by the names of axes. Queries that share a key stand on an axis r, and K and V are not repeated."""
+    """The same as sums over named axes. Axis r holds the query heads of one key/value head; K, V are not repeated."""
     *batch, H, T, d = q_htd.shape
     q_grtd = q_htd.reshape(*batch, k_gsd.shape[-3], -1, T, d)
     # `optimize` makes einsum use matrix products: ten times as fast for 8 heads and 128 tokens.
-    scores = np.einsum(
-        "...grtd,...gsd->...grts", q_grtd, k_gsd, optimize=True
-    ) / math.sqrt(d)
+    scores = np.einsum("...grtd,...gsd->...grts", q_grtd, k_gsd, optimize=True)
+    scores = scores / math.sqrt(d)
     if mask_ts is not None:
         scores = scores + mask_ts
     weights = softmax(scores)
@@ -82,8 +81,8 @@ def attend_einsum(
 def softmax(x: Array) -> Array:
     """exp x / sum exp x along the last axis; a row of -inf, which may look at nothing, gives zeros."""
     top = x.max(axis=-1, keepdims=True)
-    # The row's maximum is subtracted, so that exp cannot overflow. From a row of -inf 0 is subtracted, as -inf - -inf
-    # is nan; its total, 0, is divided by 1.
+    # Subtracting the row's maximum keeps exp from overflowing. In a row of -inf, 0 is subtracted, as -inf - -inf is
+    # nan, and 1 divides, as the total is 0.
     powers = np.exp(x - np.where(top == -np.inf, 0, top))
     total = powers.sum(axis=-1, keepdims=True)
     return powers / np.where(total == 0, 1, total)
@@ -115,18 +114,14 @@ class MultiHeadAttention:
         )
         self.d_model, self.n_heads, self.d_head = d_model, n_heads, d_model // n_heads
         rng = np.random.default_rng(seed)
-        # By 1/sqrt(d_model) a sum of d_model products with numbers of size 1 has size 1 again.
-        self.W_Q, self.W_K, self.W_V, self.W_O = (
-            (rng.standard_normal((d_model, d_model)) / math.sqrt(d_model)).astype(
-                np.float32
-            )
-            for _ in range(4)
-        )
+        # With 1/sqrt(d_model), x @ W has variance 1 where the features of x have.
+        weights = rng.standard_normal((4, d_model, d_model)) / math.sqrt(d_model)
+        self.W_Q, self.W_K, self.W_V, self.W_O = weights.astype(np.float32)
 
     def forward(self, x: Array, mask: Array | None = None) -> Array:
         """All heads at once. x (T,d_model) -> (T,d_model), float32.
 
-        mask  (T,T), added to the scores before the softmax: 0 lets look, -inf (or -1e9) forbids; None lets all look.
+        mask  (T,T), added to the scores before the softmax: 0 allows, -inf (or -1e9) forbids; None allows all.
               `causal_mask` makes the usual one
         """
         return self._forward(attend_batched, x, mask)
@@ -137,10 +132,10 @@ class MultiHeadAttention:
         """The same, head by head."""
         return self._forward(attend_loop, x, mask)
 
-    # attend  one of the three functions above
     def _forward(
         self, attend: Callable[..., Steps], x: Array, mask: Array | None
     ) -> Array:
+        """The layer around `attend`, which is one of the three functions above."""
         x, mask = self._checked(x, mask)
         # (T,h*d) -> (h,T,d): head i owns the i-th slice of the width
         shape = (len(x), self.n_heads, self.d_head)
@@ -148,7 +143,7 @@ class MultiHeadAttention:
             (x @ W).reshape(shape).swapaxes(0, 1)
             for W in (self.W_Q, self.W_K, self.W_V)
         )
-        heads_htd = attend(q, k, v, mask)[2]  # without scores and weights
+        heads_htd = attend(q, k, v, mask)[-1]
         # (h,T,d) -> (T,h*d)
         joined = heads_htd.swapaxes(0, 1).reshape(len(x), self.d_model)
         return joined @ self.W_O

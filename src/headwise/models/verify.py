@@ -205,19 +205,19 @@ def _compared(
 def _read(
     model: Any,
     parts: list[Part],
-    given: Sequence[str] = (),
+    inputs: Sequence[str] = (),
     lengths: Any = None,
     static: bool = False,
 ) -> States:
     """What each layer and the model give for texts side by side, read at once or in pieces with a cache.
 
-    given    what the model is told of each token: MASK, POSITIONS
+    inputs   arguments beside the ids, a number for each token: MASK, POSITIONS
     lengths  of the pieces
     """
     taken, cached = ask.parameters_of(model), ask.cache_name(model)
     if lengths:
-        given = [*given, cached]
-    for name in given:
+        inputs = [*inputs, cached]
+    for name in inputs:
         if name not in taken:
             raise HeadwiseError(f"its forward takes no {name}")
     text, row, start = parts[-1]
@@ -248,14 +248,14 @@ def _read(
         # the mask is one of the tokens in the cache, too
         told = {MASK: mask[:, :end], POSITIONS: positions[:, start:end], cached: cache}
         with _kept(model, piece) as of_piece:
-            output = model(piece, **fixed, **{name: told[name] for name in given})
+            output = model(piece, **fixed, **{name: told[name] for name in inputs})
         states.append(of_piece)
         cache = ask.cache_in(output) or cache
         if lengths and cache is None:
             raise HeadwiseError("it gives no cache back")
         layers = getattr(cache, "layers", ())
         if layers and not any(hasattr(layer, "keys") for layer in layers):
-            given = [cached]  # a state holds no padding
+            inputs = [cached]  # a state holds no padding
     return {name: torch.cat([x[name] for x in states], 1) for name in states[0]}
 
 

@@ -15,9 +15,11 @@ from rich.text import Text
 
 from headwise.table import say
 
-# What a terminal obeys instead of showing (codes below 0x20 and around 0x80), what changes the direction of text
-# (0x202A and on), and half of a surrogate pair, which UTF-8 cannot write (0xD800 and on). Tab and line end stay. A
-# carriage return alone does not: what follows it would be written over the line. As part of a line end it stays.
+# Characters that are replaced by their codes:
+# - a carriage return outside a line end: the text behind it would overwrite the line;
+# - 0x00 to 0x1F, except tab and line feed, and 0x7F to 0x9F: a terminal obeys them instead of showing them;
+# - from 0x202A and from 0x2066: they change the direction of text;
+# - from 0xD800: halves of surrogate pairs, which UTF-8 cannot write.
 CONTROL = re.compile(
     "\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
@@ -37,7 +39,7 @@ class Screen(Console):
 
     # rich calls these two for all that it prints: the first makes texts of strings, the second draws.
     def render_str(self, text: str, **options: Any) -> Text:
-        # before rich drops some of them without a trace
+        # escaped first, as rich drops some control characters silently
         return super().render_str(harmless(text), **options)
 
     def render(
@@ -49,11 +51,11 @@ class Screen(Console):
         return super().render(renderable, options)
 
     def on_broken_pipe(self) -> None:
-        """Nobody reads on, as behind `| head`, which is no failure: rich would end the process with code 1."""
+        """A reader that stops early (`| head`) is no failure; rich would end the process with code 1."""
         raise BrokenPipeError
 
 
-# Text goes out as it is: rich neither colours numbers, nor reads [brackets] or :names:, nor breaks lines.
+# Plain text: rich colours no numbers, reads no [markup] or :emoji:, and breaks no lines.
 # results, on standard output
 screen = Screen(highlight=False, markup=False, emoji=False, soft_wrap=True)
 # messages
@@ -63,12 +65,13 @@ err = Screen(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=
 class Progress:
     """How far long work is, on standard error: a bar for each stage on a terminal, plain lines elsewhere.
 
-    A plain line comes after 2 seconds without one, then after 4, 8, 16 and every 30, also while one step takes long;
-    `begins` is what it says before the first stage.
+    Plain lines are printed in a thread, so also during one long step: the first after 2 seconds, the next after 4, 8
+    and 16 more, then every 30. `begins` is their text before the first stage.
     """
 
-    # seconds between plain lines, at first and at last: a log of hours stays short
-    FIRST, LONGEST = 2.0, 30.0
+    # seconds between plain lines; the gap doubles, so that a log of hours stays short
+    FIRST_GAP = 2.0
+    LONGEST_GAP = 30.0
 
     def __init__(self, begins: str) -> None:
         columns = (
@@ -78,20 +81,16 @@ class Progress:
             rich_progress.BarColumn(bar_width=24),
             rich_progress.TimeRemainingColumn(elapsed_when_finished=True),
         )
-        # Transient: gone at the end. Speed is that of ten minutes: from steps of over 30 seconds rich would forecast
-        # nothing.
+        # The bar disappears at the end. Its forecast averages over 600 seconds: rich's 30 hold too few long steps.
         self._bar = rich_progress.Progress(
             *columns, console=err, transient=True, speed_estimate_period=600
         )
         self._tasks: dict[str, rich_progress.TaskID] = {}  # the bar of each stage
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._print_now_and_then, daemon=True)
-        # What the next plain line says; when the work began, and when the latest plain line came.
-        self._state, self._began, self._printed = (
-            begins,
-            time.monotonic(),
-            time.monotonic(),
-        )
+        self._state = begins  # text of the next plain line
+        self._began = time.monotonic()
+        self._printed = self._began  # time of the latest plain line
 
     def __enter__(self) -> Progress:
         if not err.is_terminal:
@@ -139,10 +138,12 @@ class Progress:
             err.print(self._state)
 
     def _print_now_and_then(self) -> None:  # in the thread, until the work is done
-        gap = self.FIRST
-        # `wait` is true at once when the work is done. A time that is past (below zero) is not waited for.
+        gap = self.FIRST_GAP
+        # `wait` returns True as soon as the work is done, and False when the time is over or already past.
         while not self._done.wait(self._printed + gap - time.monotonic()):
-            # else a milestone was printed while this waited
-            if time.monotonic() >= self._printed + gap:
-                self._printed, gap = time.monotonic(), min(2 * gap, self.LONGEST)
-                err.print(f"{self._state}  ({time.monotonic() - self._began:.0f} s)")
+            now = time.monotonic()
+            # a milestone printed meanwhile moves the next plain line back
+            if now >= self._printed + gap:
+                self._printed = now
+                gap = min(2 * gap, self.LONGEST_GAP)
+                err.print(f"{self._state}  ({now - self._began:.0f} s)")
