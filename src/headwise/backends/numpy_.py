@@ -60,7 +60,7 @@ def _steps(q: Array, k: Array, v: Array, options: Options, keep: bool) -> Trace[
         k, v = k[:, index], v[:, index]
 
     # `dtype.type`: a scale or softcap that is a float64 of NumPy would widen the scores.
-    scale = 1 / math.sqrt(sizes.D) if options.scale is None else options.scale
+    scale = 1 / math.sqrt(sizes.D) if options.scale is None else float(options.scale)
     scores = by_group(
         q.astype(dtype, copy=False) * dtype.type(scale), k.swapaxes(-1, -2)
     )
