@@ -386,10 +386,10 @@ def first_difference(
             index = next(n for n, pair in pairs if not close(*pair))
             got, wanted, call = got[index], wanted[index], f"{call}[{index}]"
         key = "nothing" if got is None else "gives"
-        said = [_in_words(value, language) for value in (got, wanted)]
+        shown = [_in_words(value, language) for value in (got, wanted)]
         if isinstance(got, list) and isinstance(wanted, list) and arrays:
-            key, said = "shape", list(map(str, shapes))
-        return text, speaker(language)(key, call=call, got=said[0], right=said[1])
+            key, shown = "shape", list(map(str, shapes))
+        return text, speaker(language)(key, call=call, got=shown[0], right=shown[1])
     return "", ""
 
 
