@@ -11,7 +11,7 @@ from measure import all_nodes, parsed
 import headwise
 
 SOURCE = Path(headwise.__file__).parent
-LONGEST_FUNCTION = 92  # lines, from def to the end
+LONGEST_FUNCTION = 80  # lines, from def to the end
 VAGUE = {"one", "found", "own", "given", "mine", "said", "heard"}  # names are nouns of the field
 
 

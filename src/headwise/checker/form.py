@@ -235,38 +235,9 @@ def attend(
     q: Any, k: Any, v: Any, masks: Masks, s: Settings, sink: Any = None
 ) -> tuple[Any, Any, Any]:
     """Scores and weights (B,h,T,S), heads (B,h,T,e). `s` has all of CORRECT."""
-    (B, H, T, d), S = q.shape, k.shape[2]
-    widths = {
-        "head": d,
-        "model": H * d,
-        "input": s["input_width"],
-        "heads": H,
-        "tokens": T,
-    }
-    # What scores are divided by, under the name of each scale. "head" is the root of that width, "whole-head" the
-    # width itself, and so for the other widths. "times" and "times-width" multiply by the root, or by the width, of a
-    # head: to divide by 1 / n is to multiply by n.
-    sizes = {"none": 1, "times": d**-0.5, "times-width": 1 / d}
-    for name, width in widths.items():
-        sizes |= {name: width**0.5, f"whole-{name}": width}
-    # a number is a factor that stands beside the usual scale
-    size = float(sizes.get(s["scale"]) or sizes["head"] / s["scale"])
-    scores = q @ k.swapaxes(-1, -2)
-    # a dot product of the whole width is the sum of those of its heads
-    if s["compared"] == "all":
-        # the same for every head, in the shape (B,H,T,S)
-        scores = scores * 0 + scores.sum(1)[:, None]
-    if s["compared"] == "nothing":
-        scores = scores * 0
-    if s["first"] == "lost":
-        scores = _without_first(scores)
-    if s["scale_at"] == "scores":
-        scores = scores / size
-    if s["slopes"] is not None:
-        distance = np.abs(np.arange(S)[None] - np.arange(T)[:, None] - (S - T))
-        scores = scores + s["slope"] * np.reshape(s["slopes"], (-1, 1, 1)) * distance
-    if s["softcap"]:
-        scores = s["softcap"] * np.tanh(scores / s["softcap"])
+    (B, H, T, _), S = q.shape, k.shape[2]
+    size = _divisor(q, s)
+    scores = _scores(q, k, s, size)
     ok = allowed_by(masks, s, B, H, T, S)
     if ok is not None and s["mask_at"] == "scores":
         fill = s["fill"]
@@ -309,11 +280,51 @@ def attend(
         weights = weights / size
     if s["first"] == "lost":
         weights = _without_first(weights)
-    return (
-        scores,
-        weights,
-        (weights if s["mixes"] == "rows" else weights.swapaxes(-1, -2)) @ v,
-    )
+    mixing = weights if s["mixes"] == "rows" else weights.swapaxes(-1, -2)
+    return scores, weights, mixing @ v
+
+
+def _divisor(q: Any, s: Settings) -> float:
+    """What scores are divided by, under the name of each scale.
+
+    "head" is the root of that width, "whole-head" the width itself, and so for the other widths. "times" and
+    "times-width" multiply by the root, or by the width, of a head: to divide by 1 / n is to multiply by n.
+    """
+    _, H, T, d = q.shape
+    widths = {
+        "head": d,
+        "model": H * d,
+        "input": s["input_width"],
+        "heads": H,
+        "tokens": T,
+    }
+    sizes = {"none": 1, "times": d**-0.5, "times-width": 1 / d}
+    for name, width in widths.items():
+        sizes |= {name: width**0.5, f"whole-{name}": width}
+    # a number is a factor that stands beside the usual scale
+    return float(sizes.get(s["scale"]) or sizes["head"] / s["scale"])
+
+
+def _scores(q: Any, k: Any, s: Settings, size: float) -> Any:
+    """Scores (B,h,T,S) before a mask."""
+    T, S = q.shape[2], k.shape[2]
+    scores = q @ k.swapaxes(-1, -2)
+    # a dot product of the whole width is the sum of those of its heads
+    if s["compared"] == "all":
+        # the same for every head, in the shape (B,H,T,S)
+        scores = scores * 0 + scores.sum(1)[:, None]
+    if s["compared"] == "nothing":
+        scores = scores * 0
+    if s["first"] == "lost":
+        scores = _without_first(scores)
+    if s["scale_at"] == "scores":
+        scores = scores / size
+    if s["slopes"] is not None:
+        distance = np.abs(np.arange(S)[None] - np.arange(T)[:, None] - (S - T))
+        scores = scores + s["slope"] * np.reshape(s["slopes"], (-1, 1, 1)) * distance
+    if s["softcap"]:
+        scores = s["softcap"] * np.tanh(scores / s["softcap"])
+    return scores
 
 
 def _without_first(x: Any) -> Any:

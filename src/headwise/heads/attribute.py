@@ -182,13 +182,7 @@ def added(
     blocks = {layer.block: layer for layer in ran}
     chain = _chain(kind, rows, names := _stacked(passes), blocks, len(direction))
     last = rows[chain[-1]].gave  # (C,) the residual stream behind the last layer
-    # The last norm is the module beside the layers that read what the last layer gave. A model may have none.
-    norm = None
-    for module in passes.layers[-1].around:
-        row = rows.get(module)
-        # W_U reads it, too, and gives other numbers
-        if row and row.read.equal(last) and row.gave.shape == last.shape:
-            norm = norm or module
+    norm = _last_norm(passes, rows, last)
     # (C,) what the output matrix reads
     normed = last if norm is None else rows[norm].gave
     scale = _logit_scale(model, normed, text.answer.cpu().double(), close)
@@ -240,6 +234,16 @@ def added(
             f"what its layers add up is not known well enough{remedy}"
         )
     return whole
+
+
+def _last_norm(passes: Passes, rows: Rows, last: Tensor) -> nn.Module | None:
+    """The module beside the layers that read what the last layer gave; a model may have none."""
+    for module in passes.layers[-1].around:
+        row = rows.get(module)
+        # W_U reads it, too, and gives other numbers
+        if row and row.read.equal(last) and row.gave.shape == last.shape:
+            return module
+    return None
 
 
 def _chain(

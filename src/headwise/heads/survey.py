@@ -511,24 +511,13 @@ def _survey(
     effects = _effects(folder, text, how, progress, notes)
     loss, _, _ = effects
     profiles = _profiles(tally, vocabulary, text, untrained or {}, roles, effects)
-    # Such as heads whose part of W_O `headwise prune` has set to 0: they add nothing to the residual stream.
-    silent = [profile.name for profile in profiles if profile.means.get("norm") == 0]
-    if silent:
-        notes.append(Note.of("note.silent", heads=", ".join(silent)))
+    notes += _silent(profiles)
     if text.note and loss is not None:  # it is about the loss on this text
         notes.append(text.note)
     meanings = {key: item.meaning for key, item in all_statistics().items()}
     for relation in relations:
         meanings[relation.name] = f"mass on the right tokens: {relation.meaning}"
     present = {key for profile in profiles for key in profile.scores}
-    # A mask may hide all keys of a role from all heads: even attention has 0 there. Then the role is left out of those
-    # that were looked for, and no reader takes it for missing. A statistic without a control counts as 1.
-    possible = {
-        key
-        for profile in profiles
-        for key in present
-        if profile.uniform.get(key, 1.0) > 0
-    }
     return Survey(
         model=folder.name,
         family=folder.family,
@@ -539,7 +528,7 @@ def _survey(
         statistics={
             key: meaning for key, meaning in meanings.items() if key in present
         },
-        roles=tuple(role for role in roles if role.score in possible),
+        roles=tuple(role for role in roles if _is_possible(role, profiles)),
         untrained=untrained,
         loss=loss,
         ablated=None if loss is None else how,
@@ -549,6 +538,22 @@ def _survey(
         notes=tuple(notes),
         relations=relations,
     )
+
+
+def _silent(profiles: Sequence[HeadProfile]) -> list[str]:
+    """A note on heads that add nothing, such as those whose part of W_O `headwise prune` has set to 0."""
+    silent = [profile.name for profile in profiles if profile.means.get("norm") == 0]
+    return [Note.of("note.silent", heads=", ".join(silent))] if silent else []
+
+
+def _is_possible(role: Role, profiles: Sequence[HeadProfile]) -> bool:
+    """Can any head have it? A mask may hide all keys of a role from all heads: even attention has 0 there.
+
+    Then the role is left out of those that were looked for, and no reader takes it for missing.
+    """
+    scored = any(role.score in profile.scores for profile in profiles)
+    # a statistic without a control counts as 1
+    return scored and any(p.uniform.get(role.score, 1.0) > 0 for p in profiles)
 
 
 def _notes(folder: Folder, text: Text, tally: Tally) -> list[str]:

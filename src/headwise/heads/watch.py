@@ -20,7 +20,13 @@ from headwise.corpus.documents import Text
 from headwise.corpus.tokens import Ids
 from headwise.errors import HeadwiseError, MissingError
 from headwise.heads.blocks import THUMBNAIL, Factors, Measured, measure, row_weights
-from headwise.heads.documents import Document, listening, some_rows, unpacked
+from headwise.heads.documents import (
+    Document,
+    Marker,
+    listening,
+    some_rows,
+    unpacked,
+)
 from headwise.heads.statistics import (
     Statistics,
     all_statistics,
@@ -397,24 +403,10 @@ def watch(
     # of each W_O, kept between calls, from which the length of what a head adds is computed
     factors = Factors()
 
-    sets = {name: torch.tensor(list(ids)) for name, ids in (marks or {}).items()}
-
-    def mark(ids: Tensor) -> dict[str, Tensor]:
-        return {
-            name: torch.isin(ids, tokens.to(ids.device))
-            for name, tokens in sets.items()
-        }
-
     def note(site: Site, call: Call, documents: Sequence[Document]) -> None:
-        T = call.n_queries
         # "", which `seen` drops, where the call's numbers need no word
         seen.note(call.note)
-        # The rows whose maps are kept: all, those of the list that the text has (-1 is the last one), or none.
-        kept = (
-            range(T)
-            if maps is True
-            else [row % T for row in maps or () if -T <= row < T]
-        )
+        kept = _kept_rows(maps, call.n_queries)
         for b, document in enumerate(documents):
             for part, place, of_part in unpacked(call, b, document):
                 some = some_rows(of_part, part.n_queries, rows, seed)
@@ -427,11 +419,33 @@ def watch(
             weights = [_maps(call, b, kept) for b in range(len(documents))]
             seen.add_maps(site, weights, documents[-1])
 
-    with listening(model, note, mark if sets else None, sites):
+    with listening(model, note, _marker(marks), sites):
         if text is not None:  # else the caller runs the model, in whatever mode it is
             with torch.no_grad(), evaluating(model):
                 run_body(model, row_of(model, text))
         yield seen
+
+
+def _marker(marks: Mapping[str, Sequence[int]] | None) -> Marker | None:
+    """What marks the keys of named sets of token ids."""
+    if not marks:
+        return None
+    sets = {name: torch.tensor(list(ids)) for name, ids in marks.items()}
+
+    def mark(ids: Tensor) -> dict[str, Tensor]:
+        return {
+            name: torch.isin(ids, tokens.to(ids.device))
+            for name, tokens in sets.items()
+        }
+
+    return mark
+
+
+def _kept_rows(maps: bool | Sequence[int], T: int) -> Sequence[int]:
+    """The rows whose maps are kept: all, those of the list that the text has (-1 is the last one), or none."""
+    if maps is True:
+        return range(T)
+    return [row % T for row in maps or () if -T <= row < T]
 
 
 def _maps(call: Call, b: int, rows: Sequence[int]) -> Tensor:
