@@ -273,7 +273,7 @@ def test_caches_are_cropped_and_reordered() -> None:
 
 
 def test_a_layer_that_is_trained_inside_the_block() -> None:
-    """Each call counts with the W_O of its time."""
+    """Each call counts with the W_O of its time, in this block and in a later one."""
     layer, x = layer_of("causal"), floats(B, T, 29)
     with hw.watch(layer) as seen:
         layer(x)
@@ -281,6 +281,10 @@ def test_a_layer_that_is_trained_inside_the_block() -> None:
         layer(x)
     rows = seen["L0.H2"].rows.norm
     np.testing.assert_allclose(rows[B * T :], 3 * rows[: B * T], rtol=1e-5)
+    layer.o_proj.weight.data.mul_(2)  # no count of torch's tells of it
+    with hw.watch(layer) as later:
+        layer(x)
+    np.testing.assert_allclose(later["L0.H2"].rows.norm, 2 * rows[B * T :], rtol=1e-5)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
