@@ -385,7 +385,9 @@ class _Steps:
         if worst:
             return worst
         failure = in_one_line(failures[0])
-        if not isinstance(failures[0], FAILS):
+        # a mask that every call wants, and that fits the first piece alone
+        is_ours = self.attention.mask_required and not self.mask
+        if is_ours or not isinstance(failures[0], FAILS):
             raise UncheckedError("no_steps", failure=failure)
         return {"cache-raises": failure}
 
@@ -406,7 +408,14 @@ class _Steps:
                 attention.tables(0, LONG) if is_cut else attention.tables(start, n)
             )
             arguments |= self.mask(start, n) if self.mask else {}
-            result = attention.result(arguments, n)
+            try:
+                result = attention.result(arguments, n)
+            except FAILS as error:
+                if start:
+                    raise
+                # before anything is held: how the cache is passed is a guess
+                failure = in_one_line(error)
+                raise UncheckedError("no_steps", failure=failure) from error
             outs.append(pick(result, piece.shape))
             # the output, and then the cache for the next call
             later = (
@@ -415,8 +424,10 @@ class _Steps:
                 else []
             )
             if later:  # keys and values, one after the other, or both in one
-                several = len(later) > 1 and hasattr(later[-1], "shape")
-                state = tuple(later) if several else later[-1]
+                records = [x for x in later if not hasattr(x, "shape")]
+                # beside weights, a record or a pair holds them
+                several = len(later) > 1 and not records
+                state = tuple(later) if several else (records or later)[-1]
             start += n
         # A cache may also stand in attributes of the object; torch keeps buffers apart from the others.
         kept = {**vars(attention.module), **getattr(attention.module, "_buffers", {})}

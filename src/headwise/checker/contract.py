@@ -235,6 +235,8 @@ def build(target: Target, sizes: Settings, theirs: bool = False) -> Any:
             is_module = "Module" in str(parameter.annotation)
             arguments[name] = stand_in("Linear")(WIDTH, out) if is_module else matrix
             target.guesses |= is_module
+        elif plain in ("scale", "scaled") and default is False:
+            arguments[name] = True  # a switch
         elif required or name in sizes or (not theirs and _is_ours(plain, default)):
             value = value_of(name, sizes)
             if value is UNFILLED:
@@ -254,7 +256,7 @@ def _is_ours(name: str, default: Any) -> bool:
 
     At their defaults biases are often off and dropout 0, and None stands for as many key/value heads as heads.
     """
-    if re.search("bias|drop|causal|^p$|soft_?cap|logit_?cap", name):
+    if re.search("bias|drop|causal|^p$|soft_?cap|logit_?cap|^masked$", name):
         return True
     if default is None:
         return re.search("kv|group|theta|max_seq", name) is not None
@@ -847,4 +849,8 @@ def layouts_of(target: Target) -> list[str]:
     """The orders of axes that the text of the code leaves open, the likeliest first."""
     layouts = ["btc", "tc", "ct", "bct", "image"]
     text = f"{target.scope.code}\n{target.scope.text.lower()}"
-    return ["tbc", *layouts] if re.search(NAMES["layouts"]["tbc"], text) else layouts
+    if re.search(NAMES["layouts"]["tbc"], text):
+        return ["tbc", *layouts]
+    # torch's own layer takes tokens first, which who forgets `batch_first` does not want
+    is_torch = target.scope.says(r"multiheadattention\((?!.*batch_first)")
+    return layouts if is_torch else [layouts[0], "tbc", *layouts[1:]]

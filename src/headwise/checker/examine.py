@@ -136,6 +136,13 @@ def examine(target: Target) -> Verdict:
     return min(doubtful, key=lambda each: (each.right is False, len(each.bugs)))
 
 
+def _has_other_size(error: str) -> bool:
+    """Does a tensor of our tokens meet one that is longer than any text of ours?"""
+    match = re.search(r"size of tensor a \((\d+)\).* tensor b \((\d+)\)", error)
+    both = sorted(map(int, match.groups())) if match else [0, 0]
+    return both[0] == size.TOKENS and both[1] > size.WIDTH
+
+
 class Examiner:
     """One check: the object, what is known of it, and every error on the way."""
 
@@ -368,6 +375,8 @@ class Examiner:
             return
         target, module = self.target, built.module
         shown: dict[str, str] = {}
+        if hasattr(module, "training") and not hasattr(module, "eval"):
+            module.training = False
         if hasattr(module, "named_parameters"):
             module.eval()
             # torch finds no module in a plain list, so that an optimizer never gets its weights.
@@ -492,9 +501,13 @@ class Examiner:
                 if mask is None and attention.mask_required:
                     attention.fixed[name] = None
                 out = attention(trial.inputs, mask)
-                if np.ptp(out) == 0:
+                if np.ptp(out) == 0 or (len(masks) > 1 and np.isnan(out).all()):
                     raise UncheckedError("returns_nothing", name=self.target.name)
             except Exception as error:
+                usual = LAYOUTS[layouts_of(self.target)[0]]
+                vars(error)["is_usual"] = not trial.parts.weights or (
+                    attention.layout in (usual, LAYOUTS["btc"])
+                )
                 self.errors.append(error)
                 self.certain &= not attention.guessed and not attention.mask_required
                 attention.fixed.pop(name, None)
@@ -888,8 +901,10 @@ class Examiner:
         target, source = self.target, self.target.source
         if not self.errors:
             raise UncheckedError("no_qkv", name=target.name)
-        # The error that came farthest. An UncheckedError is raised by what reads the result, after the call.
-        error = max(self.errors, key=self._reached)
+        # The error that came farthest, in the usual order of axes where any call stopped in it. An UncheckedError is
+        # raised by what reads the result, after the call.
+        usual = [e for e in self.errors if getattr(e, "is_usual", True)]
+        error = max(usual or self.errors, key=self._reached)
         frames = self._frames(error)
         is_unchecked = isinstance(error, UncheckedError)
         if (
@@ -927,6 +942,8 @@ class Examiner:
             refused = frames[-1].line or source.lines[(frames[-1].lineno or 1) - 1]
             is_ours |= re.match(r"\s*(raise|assert)\b", refused) is not None
             is_ours |= self.takes_weights and not isinstance(error, LookupError)
+            # a part that stands in may not be what they import; a size that is none of ours comes of one of ours
+            is_ours |= bool(target.lent) or _has_other_size(str(error))
             if is_built or is_ours or target.guesses or not self.certain:
                 raise error
         evidence, bug = in_one_line(error), "raises"

@@ -67,7 +67,9 @@ def properties_of(trial: Trial, target: Target) -> None:
     # one key alone weighs 1, whatever the query
     asked = {
         _training: has_weights and attention.rank > 1,
-        _backward: still and callable(getattr(attention.module, "backward", None)),
+        _backward: still
+        and len(attention.inputs) == 1
+        and callable(getattr(attention.module, "backward", None)),
         _documents: still and attention.rank == inputs[0].ndim,
         _future: still and trial.is_told and _is_alone(attention),
         _steps: attention.module and len(attention.inputs) == 1 and attention.rank == 3,
@@ -113,6 +115,7 @@ def _training(
         trial.left.append(("no_gradients", {"failure": in_one_line(error)}))
         if drops:
             trial.left.append(("no_dropout", {}))
+        drops = False
     finally:
         attention.learns = False
         attention.module.eval()
@@ -125,8 +128,14 @@ def _training(
             new.train()
             other = replace(attention, call=call_of(new), module=new, seen=Seen())
             other(inputs, trial.mask)
-            if other.seen.dropped:
+            # else it was built with their own rate, which may be 0
+            is_alike = _rates(new) == _rates(attention.module)
+            if other.seen.dropped and is_alike:
                 yield "dropout-lost", ""
+
+
+def _rates(module: Any) -> list[Any]:
+    return [getattr(part, "p", None) for part in module.modules()]
 
 
 def _backward(

@@ -367,7 +367,9 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
         others = [n for n in target.source.numbers if 100 <= n < 1e7 and n != 10000.0]
         bases = [10000.0, *others[:3]]
     # Where they are a choice of the code, it may have made none.
-    optional = target.scope.says(r"(cos|sin|rope|rotary)\w* = none|use_(rope|rotary)")
+    optional = target.scope.says(
+        r"(cos|sin|rope|rotary)\w*(: [^,=)]*)? ?= ?none|use_(rope|rotary)"
+    )
     fractions = FRACTIONS if target.scope.says(ROTATES_PART) else (1,)
     # what is normed may say that it needs none
     unscaled = parts.gains and target.scope.says(r"scal\w* ?= ?1(\.0)?\b")
