@@ -54,6 +54,7 @@ def answered(page: Page, part: str, guess: int = 0) -> str:
     return " ".join(plain(line) for line in lines)
 
 
+HERE = "In this model and this sentence no head finds"
 W, OTHER, PRESENT, BOTH = "trabajaría", "comería", "trabaja", "comió"
 ALL = " ".join(f"L{n}.H{h}" for n in range(2) for h in range(3))
 KINDS = {
@@ -69,10 +70,10 @@ KINDS = {
     "mixed": ({"": W, "L0.H1": BOTH}, "You are right. No head finds the tense alone: without L0.H1, the "
               "verb changes with it. Without L0.H1, the person stays and the verb and the tense change: "
               "trabajaría → comió", 6),
-    "pair": ({"": W, "L0.H1 L1.H2": PRESENT}, "It is one of them. No head finds the tense alone: L0.H1 and L1.H2 share "
+    "pair": ({"": W, "L0.H1 L1.H2": PRESENT}, f"It is one of them. {HERE} the tense alone: L0.H1 and L1.H2 share "
              "the work. Without either of them the tense stays; without both it changes. Without L0.H1 and L1.H2, the "
              "person and the verb stay and the tense changes", 1),
-    "many": ({"": W, ALL: PRESENT}, "You are right. No head finds the tense alone: several share the work. 6 heads "
+    "many": ({"": W, ALL: PRESENT}, f"You are right. {HERE} the tense alone: several share the work. 6 heads "
              "must be silent together before it changes: L0.H0, ", 6),
     "none": ({"": W}, "You are right. No head finds the tense: it stays without any head. The word where the model "
              "stands is enough. Without L0.H0, L0.H1, L0.H2, L1.H0, L1.H1 and L1.H2, the person, the verb and the "
@@ -110,7 +111,7 @@ def test_the_person_is_asked_for_where_the_pronoun_comes(page: Page) -> None:
     # A word of the other language, and a sign, show nothing of the person: two other heads find it together.
     page.evaluate(PLANT, {"": "él", "L1.H0": "I", "L0.H1 L0.H2": "tú"})
     answer = answered(page, "person", 6)
-    assert answer.startswith("You are right. No head finds the person alone: L0.H1 and L0.H2 share the work.")
+    assert answer.startswith(f"You are right. {HERE} the person alone: L0.H1 and L0.H2 share the work.")
     assert answer.endswith("Without L0.H1 and L0.H2, the person changes: él → tú")
     assert "stands before =, the same in Spanish after it" in page.inner_text("#quest-how")
     answer = answered(page, "person", 3)

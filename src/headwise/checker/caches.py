@@ -6,6 +6,7 @@ what the whole text gives, and stand in its order.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import itertools
 import re
@@ -337,6 +338,20 @@ def cache_bug(
     raise UncheckedError("no_cache_kept")
 
 
+def _read_alone(tree: ast.AST) -> set[str]:
+    """The keys of a cache that are read there and never written."""
+    keys: dict[type, set[str]] = {ast.Load: set(), ast.Store: set()}
+    for node in ast.walk(tree):
+        if not (
+            isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)
+        ):
+            continue
+        if re.search("cache|past", ast.unparse(node.value)):
+            keys.setdefault(type(node.ctx), set()).add(str(node.slice.value))
+    named = {key for key in keys[ast.Load] if not key.lstrip("-").isdigit()}
+    return named - keys[ast.Store]
+
+
 @dataclass
 class _Steps:
     """A text that a layer with a cache reads in pieces. `state` makes the cache before the first token."""
@@ -385,8 +400,8 @@ class _Steps:
         if worst:
             return worst
         failure = in_one_line(failures[0])
-        # a mask that every call wants, and that fits the first piece alone
-        is_ours = self.attention.mask_required and not self.mask
+        # a part of the cache that the code reads and another place writes
+        is_ours = _read_alone(target.scope.tree)
         if is_ours or not isinstance(failures[0], FAILS):
             raise UncheckedError("no_steps", failure=failure)
         return {"cache-raises": failure}

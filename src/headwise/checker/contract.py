@@ -220,7 +220,9 @@ def build(target: Target, sizes: Settings, theirs: bool = False) -> Any:
 
     theirs  the learner's defaults stay, where there are any
     """
-    arguments = {}  # what stands in none of the branches below is left at the learner's default
+    arguments: dict[
+        str, Any
+    ] = {}  # what stands in none of the branches below is left at the learner's default
     meanings = {meaning_of(name) for name in arguments_of(target.thing)}
     for name, parameter in arguments_of(target.thing).items():
         plain, default = name.lower(), parameter.default
