@@ -94,9 +94,9 @@ def test_no_function_is_long() -> None:
 
 
 # What `make measure` counts may fall, and rises with a reason alone; who makes it fall lowers the number here.
-# Last rise: every backend and the scores of heads, windows and documents at the price of their pairs, models of one's
-# own in every study, questions of the report that answer.
-MOST = {"nodes": 271_551, "files": 125, "circles": 0, "messages": 0, "options": 95, "test lines": 24_141}
+# Last rise: ways to build and to call other people's attention, which give `check` twice as many verdicts on their files;
+# hints of `learn` for each bug; redundant heads in `why`.
+MOST = {"nodes": 277_258, "files": 125, "circles": 0, "messages": 0, "options": 95, "test lines": 24_341}
 
 
 def test_the_package_grows_no_more() -> None:
