@@ -169,9 +169,8 @@ def test_interrupted_and_resumed_equals_left_alone(
     whole, curve = train(_folder(tmp_path / "whole"), config, recipe, data, 3, quiet)
     folder, handler = _folder(tmp_path / "run"), signal.getsignal(signal.SIGINT)
     for step in (3, 20, 31):
-        with pytest.raises(Stopped, match=f"stopped after step {step}") as stop:
+        with pytest.raises(Stopped, match=f"stopped after step {step},"):
             train(folder, config, recipe, data, 3, interrupted_at(step))
-        assert stop.value.step == step
         assert signal.getsignal(signal.SIGINT) is handler
         torch.manual_seed(step)  # whatever the new process's random state
     resumed, again = train(folder, config, recipe, data, 3, quiet)

@@ -74,7 +74,7 @@ def test_whole_maps_on_request(model: GPT, monkeypatch: pytest.MonkeyPatch) -> N
     with hw.watch(model, maps=[7, 50]) as seen, torch.no_grad():
         model(ids)
         model(ids[:, :1])  # has no row 7: the map is that of the call before
-    assert seen["L1.H1"].map == pytest.approx(head.map[:, 7:8], abs=1e-7) and seen["L1.H1"].n_rows == 28
+    assert seen["L1.H1"].map == pytest.approx(head.map[:, 7:8], abs=1e-6) and seen["L1.H1"].n_rows == 28
 
 
 def test_maps_of_a_batch_are_in_the_graph() -> None:

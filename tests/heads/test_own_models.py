@@ -165,7 +165,7 @@ def test_every_study_of_a_model_of_ones_own(name: str) -> None:
             patched = row(model, OTHER)
             hook.remove()
             share = (float(patched[7] - patched[11]) - bad) / (good - bad)
-            assert found[f"L{n}.H{h}"].mean == pytest.approx(share, abs=1e-4)
+            assert found[f"L{n}.H{h}"].mean == pytest.approx(share, rel=1e-4, abs=1e-4)
     # in the place of a head's output that of another text, or what a function makes of it
     part = slice(2 * C // H, None)  # L1.H2
     read: list[Tensor] = []

@@ -135,7 +135,9 @@ def _training(
 
 
 def _rates(module: Any) -> list[Any]:
-    return [getattr(part, "p", None) for part in module.modules()]
+    """Those of torch's own dropout."""
+    parts = module.modules()
+    return [part.p for part in parts if "Dropout" in type(part).__name__]
 
 
 def _backward(
