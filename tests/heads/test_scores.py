@@ -99,9 +99,10 @@ def test_families(family: str) -> None:
             rows = seen[f"L{layer}.H{h}"].rows
             assert {"score_max", "lse", "sink", "gate"} & set(rows) == {"score_max", "lse"} | more
             for name in ("score_max", "lse", *more):
-                np.testing.assert_allclose(
-                    rows[name], of_layer[name][h], rtol=1e-5, atol=1e-5, err_msg=f"{name} {layer}"
-                )
+                right = of_layer[name][h]
+                # a score is a sum of products, as large as the largest score of its head
+                near = 1e-5 + 2e-6 * float(abs(right).max())
+                np.testing.assert_allclose(rows[name], right, rtol=1e-5, atol=near, err_msg=f"{name} {layer}")
 
 
 def test_only_some_statistics() -> None:
