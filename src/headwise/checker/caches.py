@@ -10,6 +10,7 @@ import ast
 import contextlib
 import itertools
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -340,15 +341,12 @@ def cache_bug(
 
 def _read_alone(tree: ast.AST) -> set[str]:
     """The keys of a cache that are read there and never written."""
-    keys: dict[type, set[str]] = {ast.Load: set(), ast.Store: set()}
-    for node in ast.walk(tree):
-        if not (
-            isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)
-        ):
-            continue
-        if re.search("cache|past", ast.unparse(node.value)):
-            keys.setdefault(type(node.ctx), set()).add(str(node.slice.value))
-    named = {key for key in keys[ast.Load] if not key.lstrip("-").isdigit()}
+    keys = defaultdict[type, set[str]](set)
+    parts = (node for node in ast.walk(tree) if isinstance(node, ast.Subscript))
+    for part in parts:
+        if re.search("cache|past", ast.unparse(part.value)):
+            keys[type(part.ctx)].add(ast.unparse(part.slice))
+    named = {key for key in keys[ast.Load] if key.startswith("'")}
     return named - keys[ast.Store]
 
 

@@ -220,9 +220,8 @@ def build(target: Target, sizes: Settings, theirs: bool = False) -> Any:
 
     theirs  the learner's defaults stay, where there are any
     """
-    arguments: dict[
-        str, Any
-    ] = {}  # what stands in none of the branches below is left at the learner's default
+    # what stands in none of the branches below is left at the learner's default
+    arguments: dict[str, Any] = {}
     meanings = {meaning_of(name) for name in arguments_of(target.thing)}
     for name, parameter in arguments_of(target.thing).items():
         plain, default = name.lower(), parameter.default
@@ -704,33 +703,23 @@ def tables_of(target: Target, attention: Attention) -> Iterator[Tables]:
     def usual(start: int, tokens: int, which: int, axes: int) -> dict[str, Any]:
         places = np.arange(start, start + tokens)
         angles = np.outer(places, 1e4 ** (-np.arange(0, width, 2) / width))
-        table = (angles, np.concatenate([angles, angles], 1), np.repeat(angles, 2, 1))[
-            which
-        ]
+        halves = np.concatenate([angles, angles], 1)
+        table = (angles, halves, np.repeat(angles, 2, 1))[which]
         lead, more = (1,) * (axes > 2), (1,) * (axes > 3)
         table = table.reshape(*lead, tokens, *more, -1)
-        pairs = np.stack([np.cos(angles), np.sin(angles)], -1)
+        both = [to_kind(f(table), attention.kind) for f in (np.cos, np.sin)]
         made: dict[str, Any] = {}
         for name in names:
-            told = re.search("(cis|complex)|(cache)|(cos)|(sin)", name)
-            place = (
-                4
-                if told is None or ("cos" in name and "sin" in name)
-                else (told.lastindex or 0) - 1
-            )
-            made[name] = (
-                np.exp(1j * angles),
-                pairs,
-                np.cos(table),
-                np.sin(table),
-                None,
-            )[place]
-            if made[name] is None:
-                made[name] = tuple(
-                    to_kind(f(table), attention.kind) for f in (np.cos, np.sin)
-                )
+            has_cos, has_sin = "cos" in name, "sin" in name
+            if re.search("cis|complex", name):
+                made[name] = to_kind(np.exp(1j * angles), attention.kind)
+            elif has_cos != has_sin:
+                made[name] = both[has_sin]
+            elif "cache" in name and not has_cos:
+                pairs = np.stack([np.cos(angles), np.sin(angles)], -1)
+                made[name] = to_kind(pairs, attention.kind)
             else:
-                made[name] = to_kind(made[name], attention.kind)
+                made[name] = tuple(both)
         return made
 
     def own(start: int, tokens: int, maker: Any) -> dict[str, Any]:

@@ -125,7 +125,9 @@ def in_options(message: str) -> str:
         unquoted = value.strip("'")  # a shell needs quotation marks around spaces alone
         return f"{option} {value if ' ' in value else unquoted}"
 
-    return ARGUMENT.sub(translated, message)
+    # lines of code, such as those of an adapter, stay as Python reads them
+    words, mark, code = message.partition("\ndef ")
+    return ARGUMENT.sub(translated, words) + mark + code
 
 
 def named_path(name: str) -> Path:
