@@ -285,6 +285,13 @@ def test_a_layer_that_is_trained_inside_the_block() -> None:
     with hw.watch(layer) as later:
         layer(x)
     np.testing.assert_allclose(later["L0.H2"].rows.norm, 2 * rows[B * T :], rtol=1e-5)
+    whole = layer.o_proj.weight.data.mul_(100).round_()
+    for _ in range(2):  # the sums of columns stay, exactly
+        with hw.watch(layer) as seen, hw.watch(twin := copy.deepcopy(layer)) as fresh:
+            twin(x), layer(x)
+        np.testing.assert_allclose(seen["L0.H2"].rows.norm, fresh["L0.H2"].rows.norm, rtol=1e-5)
+        whole[0] += 7
+        whole[1] -= 7
 
 
 @pytest.mark.parametrize("threads", [1, 2])
