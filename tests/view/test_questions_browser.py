@@ -98,6 +98,7 @@ def test_every_question_ends(page: Page, kind: str) -> None:
         # Each head alone, those first that break what is asked for: the rank is not that of the likeliest word's fall.
         page.locator("#quest-answer summary").click()
         assert page.locator(".trials tr").nth(1).inner_text().split()[:5] == ["L0.H2", "trabaja", "✓", "✓", "✗"]
+        assert "? the word tells nothing of it" in page.inner_text(".trials + .caption")
 
 
 def test_the_person_is_asked_for_where_the_pronoun_comes(page: Page) -> None:
@@ -148,6 +149,27 @@ def test_the_walk_opens_at_the_head_that_is_asked_for(page: Page) -> None:
     assert page.input_value("#own-text") == "he works" and page.locator("#quest-how").inner_text() == ""
 
 
+def test_a_question_about_ones_own_sentence(page: Page) -> None:
+    mine = page.get_by_role("button", name="ask it about mine")
+    for text, place in {"yo trabajo , tú trabajas , él": "él", "zzz": ""}.items():
+        page.fill("#own-text", text)
+        page.wait_for_function("(text) => typed.text === text", arg=text)
+        page.evaluate(PLANT, {"": "trabaja", "L0.H2": "trabajó"})
+        page.click("#quests [data-part=tense]")
+        assert mine.count() == bool(place)  # the model does not know each word of the second
+    page.fill("#own-text", "yo trabajo , tú trabajas , él")
+    page.wait_for_function("() => typed.ids.length === 8 && typed.pieces.at(-1).text === 'él'")
+    page.click("#quests [data-part=tense]")
+    mine.click()
+    assert page.input_value("#own-text").endswith(", él") and mine.count() == 0
+    assert plain(page.inner_text("#quest-how")).startswith("After 'él' the model says trabaja.")
+    page.locator("#guesses button").nth(2).click()
+    page.wait_for_selector("#quest-answer .found")
+    assert page.locator(".proofs li").all_inner_texts() == [
+        "Without L0.H2, the person and the verb stay and the tense changes: trabaja → trabajó"
+    ]
+
+
 def test_what_was_never_learned_is_said(page: Page) -> None:
     trouble = page.locator("#own-trouble")
     for text, turned in {
@@ -162,6 +184,17 @@ def test_what_was_never_learned_is_said(page: Page) -> None:
     page.fill("#own-text", "he ____ now")  # as many lines as one likes
     page.wait_for_function("() => typed.ids.length === 2")
     assert "'now'" in plain(trouble.inner_text())
+    for text, put in {
+        "he works = el ___": "he works = él ___",
+        "El niño": "",
+        "yo canto , el": "yo canto , él",
+    }.items():
+        page.fill("#own-text", text)
+        page.wait_for_function("(text) => typed.text === text", arg=text)
+        assert ("the subject" in trouble.inner_text()) is bool(put), text
+        if put:  # a subject has the same letters, but for the accent
+            trouble.get_by_role("button", name="él", exact=True).click()
+            assert page.input_value("#own-text") == put
     page.evaluate("() => { goOn = () => ({ ...typed }); }")
     page.click("#again")
     page.click("#likeliest")
@@ -179,6 +212,8 @@ def test_what_the_model_does_not_know_has_no_maps(page: Page) -> None:
     assert page.locator("#sentence .word").all_inner_texts()[-2:] == ["dragón", "?"]
     assert set(page.locator("#grid .largest").all_inner_texts()) == {"no map"} and page.inner_text("#saying") == ""
     assert "→" not in page.inner_text("#own-trouble")  # no word is near
+    look = "(id) => Number(getComputedStyle(document.getElementById(id)).opacity)"
+    assert [page.evaluate(look, id) < 0.6 for id in ("likeliest", "sampled", "again")] == [True, True, False]
     page.click("#again")
     page.wait_for_function("() => !document.querySelector('#sentence .unknown')")
 
@@ -208,3 +243,8 @@ def test_on_a_phone_and_for_all(page: Page) -> None:
     for width in (1280, 390):
         page.set_viewport_size({"width": width, "height": 844})
         assert width_beyond(page) == 0 and faults(page) == []
+        # What a silenced head changes is read beside the pictures: on a phone below them.
+        page.click(".head[data-number='2'] .picture")
+        assert page.inner_text("#live-below" if width == 390 else "#quest-live").startswith("Without L0.H2, the person")
+        assert page.is_visible("#live-below") is (width == 390) and not page.is_visible("#verdict-below")
+        page.click("#wake")

@@ -144,6 +144,10 @@ def test_forth_and_back_by_keys_and_by_buttons(walk: Page) -> None:
     assert walk.locator("#next").is_disabled()
     walk.locator("#back").click()
     assert walk.inner_text("#stage-title") == titles[-2]
+    walk.focus("#next")
+    for _ in range(3):  # held down, it stays at the end
+        walk.keyboard.press("Enter")
+    assert walk.inner_text("#stage-title") == titles[-1]
     walk.locator("#steps [data-step='2']").click()
     walk.locator("[data-cell='q:0']").focus()
     walk.keyboard.press("ArrowRight")  # within a table the arrows belong to its numbers

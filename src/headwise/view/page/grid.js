@@ -27,10 +27,7 @@ export function makeGrid() {
   }
   boxes = [...byId('grid').querySelectorAll('.head')].sort((a, b) => a.dataset.number - b.dataset.number);
   stopAtHead(0);
-  inSight = watchCards(boxes, (number) => {
-    if (stale.has(number)) draw(number);
-    countDrawn();
-  });
+  inSight = watchCards(boxes, (number) => { if (stale.has(number)) draw(number); countDrawn(); });
 }
 
 // The grid of one stack.

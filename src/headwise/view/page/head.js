@@ -102,8 +102,7 @@ function followPoint() {
   }
   tint(largeWords, view.at, view.open);
   // Without a token: what each receives from all; of cross attention nothing, since keys are of another text.
-  byId('row-title').textContent = view.at >= 0
-    ? say('report.where_looks', { token: named(view.at, tokens) })
+  byId('row-title').textContent = view.at >= 0 ? say('report.where_looks', { token: named(view.at, tokens) })
     : say(heads[view.open].cross ? 'report.choose_other' : 'report.what_receives');
   byId('row-most').textContent = view.at >= 0 ? lookWords(view.at, view.open) : mostReceived();
   if (view.at < 0) tintReceived();

@@ -109,7 +109,4 @@ export function modelMissing() {
   return reason === 'none' ? why : `${why} ${say('report.open_live')}`;
 }
 
-if (model) {
-  Object.assign(engine, local);
-  offer(model);
-}
+if (model) { Object.assign(engine, local); offer(model); }

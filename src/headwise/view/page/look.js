@@ -67,10 +67,7 @@ function goOnWaiting() { for (const resolve of waiting.splice(0)) resolve(); }
 function keyPressed() {
   clearTimeout(typing);
   byId('main').classList.add('asking');
-  typing = setTimeout(() => {
-    forget();
-    read();
-  }, WAIT_MS);
+  typing = setTimeout(() => { forget(); read(); }, WAIT_MS);
 }
 
 // As if the reader had typed it.
@@ -151,10 +148,7 @@ document.addEventListener('keydown', keysOnPage);
 on('language', () => { if (view.shown.words) showTitle(); sayTrouble(); });
 on('trouble', ({ detail }) => {
   troubled = detail;
-  if (troubled) {
-    byId('main').classList.remove('asking');
-    goOnWaiting();
-  }
+  if (troubled) { byId('main').classList.remove('asking'); goOnWaiting(); }
   sayTrouble();
 });
 on('read', goOnWaiting);

@@ -49,10 +49,7 @@ function showTokens({ rows, follow, truth }, changed) {
 // A token, whose button makes it the one that is followed, and its chances as bars.
 function tokenRow([id, token, before, now, other], changed, second, follow, truth) {
   const row = element('tr', id === follow ? 'chosen' : ''), name = scoped('row', '');
-  const button = makeButton('token', undefined, () => {
-    view.follow = id;
-    showNext();
-  });
+  const button = makeButton('token', undefined, () => { view.follow = id; showNext(); });
   button.dataset.id = id;
   button.setAttribute('aria-pressed', String(id === follow));
   button.append(element('bdi', '', token));

@@ -6,7 +6,7 @@ import { goOn, growing, lastPlace, longer, model, modelMissing, nameOf, ordered,
 import { BLANK, probabilities } from './model.js';
 import { passage, sentence, showText } from './shown.js';
 import { count, data, percent, quoted, setText, view, visible } from './state.js';
-import { nearest, replaced } from './tokens.js';
+import { alike, nearest, replaced } from './tokens.js';
 
 // Round choices, all at most but for the chance: larger counts show more, and a longer wait lets the page lag.
 const WAIT_MS = 60; // after a key, before the model runs, so that it does not run for each key of a fast typist
@@ -29,10 +29,7 @@ export function startOwn() {
   byId('sampled').addEventListener('click', () => lengthen(view.temperature));
   byId('again').addEventListener('click', () => setOwn(opening, restingPlace));
   byId('vocabulary').addEventListener('toggle', showVocabulary);
-  on('changes', () => {
-    if (typed.whole) engine.run(typed);
-    showOwn();
-  });
+  on('changes', () => { if (typed.whole) engine.run(typed); showOwn(); });
   on('language', () => { if (typed.whole && !reopen()) sayUnknown(); });
   begin();
 }
@@ -140,12 +137,25 @@ function sayUnknown() {
     const near = nearest(model.tokens, word, new Map(likelyAt(at - 1))).map((name) => replacement(word, name));
     return near.length ? [` ${quoted(visible(word))} →`, ...near] : [];
   });
+  const [slip, meant] = places.size ? [] : noSubject();
+  if (slip) offers.push(...meant.map((name) => replacement(slip, name)));
   const unread = typed.text.split(BLANK).slice(1).join(' ___ ').trim();
   byId('own-trouble').textContent = places.size ? say('report.unknown_words', { words, count: places.size })
-    : unread ? say('report.not_read', { words: quoted(unread) }) : isTurned() ? say('report.turned') : '';
+    : unread ? say('report.not_read', { words: quoted(unread) })
+      : slip ? say('report.no_subject', { word: quoted(slip) }) : isTurned() ? say('report.turned') : '';
   byId('own-trouble').append(...offers);
   if (places.size) byId('offers').hidden = true;
   else showFollowing();
+}
+
+// The first word that stands where a subject does, before a verb or last, and what of its letters is one: ‘el’, [‘él’].
+function noSubject() {
+  const facts = (word) => data.verbs?.words[word] ?? [[], [], []], isSubject = (word) => facts(word)[2].length;
+  const texts = typed.pieces.map(({ text }) => text);
+  const ends = (at) => at + 1 === texts.length || facts(texts[at + 1])[0].length;
+  const at = texts.findIndex((text, n) => n && ['', '=', ','].includes(texts[n - 1]) && ends(n) && !isSubject(text)
+    && alike(model.tokens, text).some(isSubject));
+  return at < 0 ? [] : [texts[at], alike(model.tokens, texts[at]).filter(isSubject)];
 }
 
 // Is there a Spanish word before `=`, or an English one behind it? No line that the verb model learned has one.

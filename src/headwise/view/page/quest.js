@@ -6,8 +6,8 @@
 // of a part. On another text the question is about the whole word.
 
 import { byId, element, emit, makeButton, on, putWords, say, worded } from './base.js';
-import { hasModel } from './engine.js';
-import { nameOf, typed, without } from './local.js';
+import { engine, hasModel } from './engine.js';
+import { lastPlace, nameOf, typed, without } from './local.js';
 import { likeliest } from './model.js';
 import { example, restingPlace, setOwn } from './own.js';
 import { data, enumerated, heads, numberOf, percent, pin, quoted, scoped, setText, toggleSilence,
@@ -28,7 +28,7 @@ function tells(part, word) { return part === 'word' ? [word] : data.verbs?.words
 function shares(part, one, other) { return tells(part, one).some((fact) => tells(part, other).includes(fact)); }
 
 // What the model says without some heads: the parts that stay and change; `kept`, the chance of words with this part.
-function trial(names, place = placeOf(topic)) {
+function trial(names, place = untouched?.place ?? placeOf(topic)) {
   const chances = without(names, place), word = nameOf(likeliest(chances)), before = untouched?.word ?? word;
   const has = PARTS.filter((part) => tells(part, before).length);
   const keeps = (part) => shares(part, before, word);
@@ -42,10 +42,13 @@ function trial(names, place = placeOf(topic)) {
 function breaks({ changes }) { return changes.includes(topic); }
 function isLost({ changes }) { return !PARTS.includes(changes[0] ?? PARTS[0]); } // nothing is shown of the parts
 
-// The pronoun, which tells the person, comes after `=`; all else at the place where the page rests.
+// The pronoun, which tells the person, comes after `=`; all else at the place where the page rests. A sentence of the
+// reader's may end before the word that is asked for, or behind it.
 function placeOf(part) {
   const sign = typed.pieces.findIndex((piece) => piece.text === '=');
-  return part === 'person' && sign >= 0 ? sign : restingPlace();
+  if (part === 'person' && sign >= 0) return sign;
+  const isOpen = typed.text !== example && tells(part, trial([], lastPlace()).word).length;
+  return isOpen ? lastPlace() : restingPlace();
 }
 
 // --- The search ---
@@ -108,8 +111,11 @@ function showQuestions() {
     const token = view.shown.tokens[untouched.place];
     setText('quest-how', 'report.quest_how', { place: quoted(token), word: untouched.word, what: partName(topic) });
     if (typed.pieces.some(({ text }) => text === '=')) byId('quest-how').append(' ', say('report.quest_equals'));
-    const back = () => makeButton('known', say('report.back_to', { text: left }), () => setOwn(left));
-    if (left) byId('quest-how').append(' ', back());
+    if (left && left !== typed.text) { // the reader's own: back to it, or the same question about it
+      byId('quest-how').append(' ', makeButton('known', say('report.back_to', { text: left }), () => setOwn(left)));
+      const isRead = engine.tokens(left).pieces.every(({ known }) => known);
+      if (isRead) byId('quest-how').append(' ', makeButton('known', say('report.ask_own'), () => ask(topic, left)));
+    }
     byId('guesses').replaceChildren(...[...heads.map(({ name }) => name), ''].map((name) =>
       makeButton('guess', name || say('report.guess_none'), () => take(name))));
   }
@@ -120,8 +126,9 @@ function showQuestions() {
 // What stays and what changes with the heads that are silenced now.
 function showLive() {
   const silent = [...view.changes.keys()].filter((name) => !view.changes.get(name)).sort();
-  byId('quest-live').replaceChildren();
-  if (topic && silent.length) putProof(byId('quest-live'), trial(silent));
+  const words = () => (topic && silent.length ? putProof(element('span'), trial(silent)) : '');
+  // Beside the question; and in a narrow window below the pictures, which lie far from it.
+  for (const id of ['quest-live', 'live-below']) byId(id).replaceChildren(words());
 }
 
 function showAnswer() {
@@ -162,17 +169,17 @@ function trialTable(all) {
     }));
     return row;
   }));
-  details.append(element('summary', '', say('report.each_alone')), made);
+  details.append(element('summary', '', say('report.each_alone')), made, worded('p', 'caption', 'report.trial_signs'));
   return details;
 }
 
 // --- The moves ---
 
 // Leads to the sentence of the question, marks the word, wakes all heads, and leaves time to think.
-function ask(part) {
+function ask(part, text = example) {
   view.changes.clear();
   const before = typed.text === example ? left : typed.text;
-  if (typed.text !== example || !view.shown.typed) setOwn(example); // which ends the question before
+  if (typed.text !== text || !view.shown.typed) setOwn(text); // which ends the question before
   emit('changes');
   [topic, answer, untouched, left] = [part, null, null, before];
   untouched = { ...trial([]), place: placeOf(part) };

@@ -57,8 +57,7 @@ function tableRow(head, number) {
 function showNow() {
   if (!sorted.length) return;
   const button = sorted[NOW].firstChild;
-  button.textContent = view.at < 0
-    ? say('report.looks_now')
+  button.textContent = view.at < 0 ? say('report.looks_now')
     : say('report.looks_from', { token: quoted(cut(view.shown.tokens[view.at])) });
   rowsInOrder.forEach((row, number) => { row.cells[NOW].textContent = view.at < 0 ? '–' : strongestWords(number); });
 }

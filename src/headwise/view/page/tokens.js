@@ -62,10 +62,14 @@ export function nearest(tokens, word, chances = new Map()) {
   const chance = (name) => chances.get(tokens.ids.get(name)) ?? 0;
   const known = [...tokens.ids.keys()].filter((name) => tokens.ids.get(name) !== tokens.boundary);
   // Token -> edits for each letter of the longer word.
-  const far = new Map(known.map((name) => [name, edits(bare(name), bare(word)) / Math.max(name.length, word.length)]));
+  const far = new Map(known.map((name) =>
+    [name, edits([...bare(name)], [...bare(word)]) / Math.max(name.length, word.length)]));
   const near = known.filter((name) => far.get(name) <= NEAR);
   return near.sort((a, b) => far.get(a) - far.get(b) || chance(b) - chance(a)).slice(0, OFFERED);
 }
+
+// Other words of the same letters, but for capitals and accents.
+export function alike({ ids }, word) { return [...ids.keys()].filter((it) => it !== word && bare(it) === bare(word)); }
 
 // A text with another word in the place of one: as a whole word where the text has it as one, so that "a" is not
 // replaced in "cat"; else wherever it stands.
@@ -75,7 +79,7 @@ export function replaced(text, word, near) {
 }
 
 // The letters of a word without capitals and accents, which NFD writes as marks of their own.
-function bare(word) { return [...word.toLowerCase().normalize('NFD').replace(/\p{M}/gu, '')]; }
+function bare(word) { return word.toLowerCase().normalize('NFD').replace(/\p{M}/gu, ''); }
 
 // How many letters must be put in, taken out or changed to make one word of the other (Levenshtein 1966). `row` has the
 // edits from the letters of `from` read so far to each beginning of `to`; a new entry comes from three neighbours.

@@ -113,7 +113,7 @@ function goTo(step) {
   walk.step = Math.min(STEPS.length - 1, Math.max(0, step));
   if (walk.step === STEPS.length - 1) stop(); // at the last step a walk that plays ends
   draw();
-  if (document.activeElement.disabled) byId(walk.step ? 'back' : 'next').focus(); // at either end
+  if (document.activeElement.disabled) byId('stage-title').focus(); // at either end, where a key held down stays
 }
 
 function stop() { // ends the playing
@@ -142,8 +142,7 @@ function keys(event) {
 }
 
 byId('head').append(...headNames(walk.model).map((name) => new Option(name, name)));
-byId('head').addEventListener('change', (event) =>
-  chooseHead(...numbersOf(event.target.value)));
+byId('head').addEventListener('change', (event) => chooseHead(...numbersOf(event.target.value)));
 byId('text').value = begin.text;
 byId('text').addEventListener('input', () => takeText(byId('text').value));
 byId('choices').addEventListener('submit', (event) => event.preventDefault());

@@ -23,10 +23,7 @@ export function visible(piece) { // of `inputOf`; or {text} alone, which is writ
 }
 
 // Goes on with another head, at the same step and token.
-export function chooseHead(layer, head) {
-  Object.assign(walk, { layer, head });
-  emit('head');
-}
+export function chooseHead(layer, head) { Object.assign(walk, { layer, head }); emit('head'); }
 
 // Round choices: what fits on a screen without scrolling.
 export const MOST_KEYS = 12; // keys that are shown, those with the largest weights
