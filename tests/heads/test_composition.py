@@ -19,6 +19,11 @@ MODELS: dict[str, Any] = {
         hw.GPTConfig(vocab_size=131, context=31, n_layers=3, n_heads=6, n_kv_heads=2, d_model=42, head_dim=10)
     ),
     "packed": lambda: tf.GPT2LMHeadModel(tf.GPT2Config(n_embd=42, n_layer=3, n_head=6, **SIZES)),
+    "interleaved": lambda: tf.GPTNeoXForCausalLM(
+        tf.GPTNeoXConfig(
+            hidden_size=42, num_hidden_layers=3, num_attention_heads=6, intermediate_size=37, rotary_pct=0.6, **SIZES
+        )
+    ),
     "grouped": lambda: tf.LlamaForCausalLM(
         tf.LlamaConfig(
             hidden_size=42, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2, head_dim=10,
@@ -38,6 +43,10 @@ def dense(model: nn.Module, name: str) -> tuple[Tensor, Tensor]:
         attention = model.transformer.h[layer].attn
         q, k, v = (x[:, h * 7 : h * 7 + 7].T.double() for x in attention.c_attn.weight.split(42, 1))
         return q.T @ k, attention.c_proj.weight[h * 7 : h * 7 + 7].T.double() @ v
+    if isinstance(model, tf.GPTNeoXForCausalLM):
+        attention = model.gpt_neox.layers[layer].attention
+        q, k, v = attention.query_key_value.weight.view(6, 3, 7, 42)[h].double()
+        return q.T @ k, attention.dense.weight[:, h * 7 : h * 7 + 7].double() @ v
     attention, g = model.model.layers[layer].self_attn, h // 3  # type: ignore[union-attr, index]
     q = attention.q_proj.weight[h * 10 : h * 10 + 10].double()
     k, v = (x.weight[g * 10 : g * 10 + 10].double() for x in (attention.k_proj, attention.v_proj))
@@ -87,6 +96,29 @@ def test_the_gains_of_norms_are_a_table_of_their_own() -> None:
             expected = float((matrix @ ov).norm() / matrix.norm() / ov.norm())
             assert found.loc[(f"L{a}.H{s}", f"L{b}.H{r}"), f"{at}_gain"] == pytest.approx(expected, abs=1e-6)
             assert abs(found.loc[(f"L{a}.H{s}", f"L{b}.H{r}"), at] - expected) > 1e-4
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"), [("StableLm", {"qk_layernorm": True}), ("Cohere", {"use_qk_norm": True}), ("Qwen3", {})]
+)
+def test_a_gain_of_queries_may_be_of_one_head(kind: str, more: dict[str, Any]) -> None:
+    """It gives what the same gain gives in the rows of W_Q and W_K."""
+    sizes = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2}
+    config = getattr(tf, f"{kind}Config")(intermediate_size=37, head_dim=8, pad_token_id=0, **sizes, **SIZES, **more)
+    model = shaken(getattr(tf, f"{kind}ForCausalLM")(config), size=0.3).requires_grad_(False)
+    found = hw.composition(model)
+    for name, norm in list(model.named_modules()):
+        if name.rpartition(".")[2] not in ("q_norm", "k_norm", "q_layernorm", "k_layernorm"):
+            continue
+        gain = torch.cat([p.reshape(-1, 8).clone() for p in norm.parameters()])
+        rows = model.get_submodule(f"{name[: name.rindex('.') + 2]}_proj").weight.view(-1, 8, 48)
+        rows *= gain[..., None]
+        for p in norm.parameters():
+            p.fill_(1)
+    folded = hw.composition(model)
+    assert (found.k - folded.k).abs().max() > 1e-3
+    for at in ("q_gain", "k_gain"):
+        assert found[at].to_numpy() == pytest.approx(folded[at].to_numpy(), abs=1e-6)
 
 
 def test_the_induction_circuit_is_the_strongest_path() -> None:

@@ -31,7 +31,8 @@ from headwise.spec import resolve_kv_index
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-Factors = dict[str, Tensor]  # of a layer's norms by "reads" and "writes" (C,), "q", "k"
+# of a layer's norms by "reads" and "writes" (1,C), "q" and "k" (1,D), (H,D) or (1,H D)
+Factors = dict[str, Tensor]
 
 
 @torch.no_grad()
@@ -114,13 +115,12 @@ def _matrices(
     )
     o = w_o.cpu().double().reshape(-1, H, E).transpose(0, 1)
     if factors:
-        # A gain of queries is one for all heads, (D,), or has a part for each, (H D,).
         q, k = (
             x * factors[at].reshape(-1, x.shape[1], 1) if at in factors else x
             for at, x in (("q", q), ("k", k))
         )
         q, k, v = (x * factors["reads"] for x in (q, k, v))
-        o = o * factors["writes"][:, None]
+        o = o * factors["writes"].mT
     k, v = k[index], v[index]
     # in matrices as small as these two threads wait for each other more than they work
     with one_thread():
@@ -170,16 +170,16 @@ def _seen(
             if weights[site][at] is None:
                 weights[site][at] = _rows_of(site, getattr(calls[site], at), read)
         entered, left = read[site.module]
-        ones = torch.ones(entered.shape[-1], dtype=torch.float64)
+        ones = torch.ones(1, entered.shape[-1], dtype=torch.float64)
         gains[site] = {"reads": ones, "writes": ones}
         layer = model.get_submodule(paths[site.module].rpartition(".")[0])
         for norm in filter(is_norm, read):
             if norm in site.module.children() and paths[norm].split(".")[-1][0] in "qk":
-                gains[site][paths[norm].split(".")[-1][0]] = _gain(norm, read[norm])
+                gains[site][paths[norm].split(".")[-1][0]] = _gain(norm, read[norm][0])
             elif norm in layer.children() and read[norm][1].equal(entered):
-                gains[site]["reads"] = _gain(norm, read[norm])
+                gains[site]["reads"] = _gain(norm, read[norm][0])
             elif norm in layer.children() and read[norm][0].equal(left):
-                gains[site]["writes"] = _gain(norm, read[norm])
+                gains[site]["writes"] = _gain(norm, read[norm][0])
     return weights, gains
 
 
@@ -191,27 +191,32 @@ def _rows_of(
     site: Site, heads: Tensor, read: Mapping[nn.Module, tuple[Tensor, Tensor]]
 ) -> Tensor | None:
     """The rows of a matrix of this site whose products are these queries, keys or values (1,n,T,D); None: of none."""
-    made = heads[0].transpose(0, 1).flatten(1)  # (T,n D)
-    width, D = made.shape[1], heads.shape[-1]
+    first, D = heads[0, :, 0], heads.shape[-1]  # no rotation turns the first token
     for module in site.module.modules():
         weight = getattr(module, "weight", None)
         if module not in read or weight is None or weight.ndim != 2 or not D:
             continue
-        gave = read[module][1].flatten(0, -2)
-        for start in range(0, gave.shape[1] - width + 1, D):
-            if gave[:, start : start + width].equal(made):
-                return as_rows(module)[start : start + width]
+        pieces = read[module][1].flatten(0, -2)[0].split(D)
+        places = [
+            [at for at, piece in enumerate(pieces) if piece.equal(head)]
+            for head in first
+        ]
+        if all(len(found) == 1 for found in places):
+            rows = as_rows(module).split(D)
+            return torch.cat([rows[at] for (at,) in places])
     return None
 
 
-def _gain(norm: nn.Module, states: tuple[Tensor, Tensor]) -> Tensor:
-    """The factor of each feature in a norm, float64, but for a factor that all have in common.
+def _gain(norm: nn.Module, state: Tensor) -> Tensor:
+    """The factor of each feature in a norm, (1,C) or of each head (H,D), but for a factor that all have in common.
 
-    states  what it reads and gives, which tell its width
+    state  what it reads, which tells its shape
     """
     twin: Any = copy.deepcopy(norm).cpu().double()
-    n = states[1].shape[-1]
-    x = torch.randn(1, n, dtype=torch.float64, generator=torch.Generator())
-    x = x - x.mean()  # so that a LayerNorm subtracts nothing
+    x = torch.randn(state.shape[-1], dtype=torch.float64, generator=torch.Generator())
+    x = (x - x.mean()).expand(state.shape)  # so that a LayerNorm subtracts nothing
     made: Tensor = (twin(x) - twin(torch.zeros_like(x))).double() / x
-    return made[0]
+    for axis in range(made.ndim - 1):  # all tokens are alike, and heads mostly
+        first = made.narrow(axis, 0, 1)
+        made = first if first.expand_as(made).allclose(made) else made
+    return made.flatten(0, -2)
