@@ -196,13 +196,13 @@ def _rows_of(
         weight = getattr(module, "weight", None)
         if module not in read or weight is None or weight.ndim != 2 or not D:
             continue
-        pieces = read[module][1].flatten(0, -2)[0].split(D)
+        pieces = torch.split(read[module][1].flatten(0, -2)[0], D)
         places = [
             [at for at, piece in enumerate(pieces) if piece.equal(head)]
             for head in first
         ]
         if all(len(found) == 1 for found in places):
-            rows = as_rows(module).split(D)
+            rows = torch.split(as_rows(module), D)
             return torch.cat([rows[at] for (at,) in places])
     return None
 
