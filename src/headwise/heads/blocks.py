@@ -452,9 +452,8 @@ class Pass:
     def _reach(self, strip: Strip, e: Tensor, total: Tensor) -> Tensor:
         """How many of the latest keys hold all but FAR of a row's weight, beside the first key: (n,), else NaN."""
         t = len(strip.at)
-        rows = torch.arange(t, device=self.device)[
-            (len(self.at) - 1 - strip.rows.start) % EVERY :: EVERY
-        ]
+        first = (len(self.at) - 1 - strip.rows.start) % EVERY
+        rows = torch.arange(min(first, t), t, EVERY, device=self.device)
         others = e.view(-1, t, strip.width)[:, rows]
         others[:, torch.arange(len(rows), device=self.device), strip.near[rows, 0]] *= (
             1 - strip.has_near[rows, 0]

@@ -29,6 +29,7 @@ from headwise.records import Call
 # is 64 to 127 of them, or all where there are fewer. A round choice: more take longer.
 OTHERS = 64
 
+Shown = Callable[[Sequence[int]], Sequence[str]]  # ids as text, one by one
 Scores = dict[str, dict[str, Followed]]  # relation -> head -> how well it follows
 
 
@@ -36,7 +37,7 @@ Scores = dict[str, dict[str, Followed]]  # relation -> head -> how well it follo
 def follow(
     model: nn.Module,
     relations: Relations,
-    shown: Callable[[Sequence[int]], Sequence[str]] = lambda ids: [str(i) for i in ids],
+    shown: Shown = lambda ids: [str(i) for i in ids],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Scores:
     """How well every head of self attention follows each relation; relation -> head -> `Followed`.
@@ -196,7 +197,7 @@ def _followed(
     name: str,
     of_pairs: Sequence[PairCells],
     numbers: Sequence[Tensor],
-    shown: Callable[[Sequence[int]], Sequence[str]],
+    shown: Shown,
     first: int,
 ) -> list[Followed]:
     """For each head of a site how it follows the relation `name`, from the (H+1, 3, pairs) of each document.

@@ -81,11 +81,13 @@ EXAMPLES = 5  # of each head
 WHOLE, SAMPLE = 200_000_000, 2
 ABLATE_UP_TO = 10_000_000  # parameters; a larger model is ablated when asked for: it takes a pass for each head
 # Of `vocabulary_product`: multiplications at most, so that all tokens of GPT-2 small count; tokens widened at a time.
-PRODUCTS, ROWS = 2**38, 4096
+PRODUCTS, ROWS = 2**36, 4096
 GUESS = 0.98  # of the loss of an even guess: a note says of a loss above it that it is no better
 ABLATIONS = ("auto", "zero", "mean", "none")
 
 Texts = str | Path | Sequence[str | Path] | Sequence[Sequence[int]]
+# the loss; by head its importance, and what silencing it changes
+Effects = tuple[float | None, Mapping[str, float], Mapping[str, Interval]]
 # of a document: statistic -> its mean over the rows, (H,)
 Means = dict[str, NDArray[np.float64]]
 
@@ -581,7 +583,7 @@ def _profiles(
     text: Text,
     untrained: Mapping[str, float],
     roles: Sequence[Role],
-    effects: tuple[float | None, Mapping[str, float], Mapping[str, Interval]],
+    effects: Effects,
 ) -> list[HeadProfile]:
     """Of each head its numbers, what they are held against, and the roles that it earns by that."""
     profiles = []
@@ -635,7 +637,7 @@ def _profiles(
 
 def _effects(
     folder: Folder, text: Text, how: str, progress: Progress, notes: list[str]
-) -> tuple[float | None, Mapping[str, float], Mapping[str, Interval]]:
+) -> Effects:
     """The loss on the first documents, and by head its importance and what silencing it changes; `how` as `ablate`.
 
     A note says why, where there is no loss.
@@ -792,6 +794,8 @@ def fresh_model(model: Any, seed: int) -> nn.Module:
         config.num_hidden_layers = SAMPLE
         if getattr(config, "layer_types", None):
             config.layer_types = config.layer_types[:SAMPLE]
+        # its embeddings are the model's own: what is drawn here goes
+        config.vocab_size = 1 + (getattr(config, "pad_token_id", 0) or 0)
         fresh = type(model)._from_config(config, dtype=model.dtype)
     inside = {part for block in blocks(fresh) for part in block.modules()}
     for path, module in model.named_modules(remove_duplicate=False):

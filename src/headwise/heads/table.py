@@ -45,6 +45,7 @@ TOKENS = 1024
 
 Row = dict[str, Any]  # column -> value, of a data frame
 Array = NDArray[np.float32]
+Drawn = tuple[Sequence[str], Sequence[str]]  # names of lines and of columns
 
 
 class HeadRow(Statistics[V]):
@@ -65,7 +66,7 @@ class HeadRow(Statistics[V]):
         """The mean of each statistic."""
 
     @property
-    def drawn(self) -> tuple[Sequence[str], Sequence[str]]:
+    def drawn(self) -> Drawn:
         """Names of the lines and of the columns of the thumbnail: numbers of blocks."""
         rows, keys = self.thumbnail.shape
         return list(map(str, range(rows))), list(map(str, range(keys)))

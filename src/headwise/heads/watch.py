@@ -33,7 +33,7 @@ from headwise.heads.statistics import (
     unknown_head,
     unknown_statistic,
 )
-from headwise.heads.table import Array, HeadRow, HeadTable, Row
+from headwise.heads.table import Array, Drawn, HeadRow, HeadTable, Row
 from headwise.intervals import Interval, interval_of
 from headwise.models.ask import context_of, evaluating, run_body
 from headwise.models.open import Folder, described, row_of
@@ -48,6 +48,7 @@ LONGEST = 400  # tokens of a text whose maps are drawn; every head keeps a T x T
 # numbers of all maps that are drawn beside a survey: they all stand in one page
 CELLS = 2**20
 
+Marks = Mapping[str, Sequence[int]]  # name -> ids
 Shown = Callable[[Ids], Sequence[str]]  # ids as a reader should see them, one by one
 
 
@@ -225,7 +226,7 @@ class SeenHead(HeadRow[float]):
         )
 
     @property
-    def tokens(self) -> tuple[Sequence[str], Sequence[str]] | None:
+    def tokens(self) -> Drawn | None:
         """The tokens that look and are looked at in `thumbnail`; None where one line of it stands for several."""
         if self._site.ids is None:
             return None
@@ -245,7 +246,7 @@ class SeenHead(HeadRow[float]):
         return f"{self.name}({', '.join(numbers)}, rows={self.n_rows})"
 
     @property
-    def drawn(self) -> tuple[Sequence[str], Sequence[str]]:
+    def drawn(self) -> Drawn:
         """Names of the lines and of the columns of the thumbnail: tokens, or of a long text numbers of blocks."""
         return self.tokens or super().drawn
 
@@ -352,7 +353,7 @@ def watch(
     text: str | Tensor | Sequence[int] | None = None,
     *,
     offsets: Sequence[int] = (),
-    marks: Mapping[str, Sequence[int]] | None = None,
+    marks: Marks | None = None,
     maps: bool | Sequence[int] = False,
     only: Sequence[str] = (),
     rows: float | None = None,
@@ -426,7 +427,7 @@ def watch(
         yield seen
 
 
-def _marker(marks: Mapping[str, Sequence[int]] | None) -> Marker | None:
+def _marker(marks: Marks | None) -> Marker | None:
     """What marks the keys of named sets of token ids."""
     if not marks:
         return None
@@ -462,7 +463,7 @@ def _maps(call: Call, b: int, rows: Sequence[int]) -> Tensor:
 
 def _check(
     offsets: Sequence[int],
-    marks: Mapping[str, Sequence[int]],
+    marks: Marks,
     maps: bool | Sequence[int],
     only: Sequence[str],
 ) -> None:

@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from headwise.errors import HeadwiseError
 from headwise.gpt.checkpoint import hf_config
@@ -31,6 +32,8 @@ from headwise.models.weights import blocks, body_of
 # Tokens of the vocabulary whose rows of the output matrix are copied to float32 at a time: at a width of 4096 that is
 # 256 MiB. A round choice; the whole matrix of a large vocabulary would take some GiB.
 ROWS = 2**14
+# Logits whose losses are computed at a time: as float32 they fit into what malloc keeps and need no fresh memory.
+LOGITS = 2**22
 DECLARE = (
     "say how it is asked: hw.open(model, logits=lambda model, ids: ..., unembed=...)"
 )
@@ -387,15 +390,25 @@ def next_token_losses(
         raise HeadwiseError(
             f"documents of {ids.shape[1]} tokens have no next token to predict; pass longer ones"
         )
-    predicted = logits(model, ids)[:, :-1].flatten(0, 1)
-    # In float32, for half precision would round each loss to 8 or 11 bits.
-    losses = F.cross_entropy(predicted.float(), ids[:, 1:].flatten(), reduction="none")
-    losses = losses.reshape(ids.shape[0], -1)
+    predicted = logits(model, ids).flatten(0, 1)
+    # The last row has nothing to predict: it gets the first token, and is left out.
+    targets, step = ids.roll(-1, 1).flatten(), max(1, LOGITS // predicted.shape[1])
+    # Memory for all rows in float32, and what the way back keeps of it, takes longer to come than the loss to count.
+    parts = [
+        checkpoint(_losses, *part, use_reentrant=False, preserve_rng_state=False)
+        for part in zip(predicted.split(step), targets.split(step), strict=True)
+    ]
+    losses = torch.cat(parts).reshape(ids.shape)[:, :-1]
     if after is None:
         return losses.mean(1)
     # False up to that token, True from it on: it predicts the next
     counted = (ids[:, :-1] == after).cumsum(1) > 0
     return (losses * counted).sum(1) / counted.sum(1)
+
+
+def _losses(logits: Tensor, targets: Tensor) -> Tensor:
+    # In float32, for half precision would round each loss to 8 or 11 bits.
+    return F.cross_entropy(logits.float(), targets, reduction="none")
 
 
 def embeddings(model: Any) -> tuple[Tensor, Tensor] | None:

@@ -6,6 +6,7 @@ Everything is read from disk: nothing is downloaded, no code of a folder is run,
 from __future__ import annotations
 
 import copy
+import gc
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -216,6 +217,9 @@ def _loading(config: Path, failure: str, remedy: str = "") -> Iterator[None]:
 
     config  where a field auto_map shows that the folder relies on code of its own, that is the reason
     """
+    collects = gc.isenabled()
+    # of a million new strings and pairs of a tokenizer none is garbage, and each search reads them all
+    gc.disable()
     try:
         with quiet():
             yield
@@ -225,6 +229,9 @@ def _loading(config: Path, failure: str, remedy: str = "") -> Iterator[None]:
             if "auto_map" in read_json(config):
                 first = f"transformers has no class for it{FOREIGN_CODE}"
         raise HeadwiseError(f"{failure}: {first}{remedy}") from None
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _architecture(folder: Path, config: Mapping[str, Any]) -> Any:

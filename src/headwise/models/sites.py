@@ -36,6 +36,7 @@ NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 # the path up to the number of a layer, and is it cross attention? See `_stack`
 Stack = tuple[str, bool]
 Modules = Mapping[str, nn.Module]  # by their paths
+Listed = dict[str, list[str]]  # paths that go together, by what they share
 # W_Q to W_O by "q" to "o", and "packed", the first three in one
 Projections = dict[str, nn.Module | None]
 # by name: models of ours need no transformers
@@ -293,7 +294,7 @@ def _free_sites(
         yield site
 
 
-def _listed(modules: Modules, paths: Sequence[str]) -> dict[str, list[str]]:
+def _listed(modules: Modules, paths: Sequence[str]) -> Listed:
     """Modules that join what the attentions of one list give, by their paths, and the paths of those: their heads."""
     lists = {}
     for path, module in modules.items():
@@ -411,9 +412,7 @@ def missing(model: nn.Module) -> list[str]:
     return lines
 
 
-def _layers_without(
-    modules: Modules, place: str, attentions: Sequence[str]
-) -> dict[str, list[str]]:
+def _layers_without(modules: Modules, place: str, attentions: Sequence[str]) -> Listed:
     """Numbers of the layers of a stack that have no heads, by the first kind of module that those with heads lack."""
     usual: set[type] = set()
     without: dict[str, nn.Module] = {}
@@ -424,7 +423,7 @@ def _layers_without(
                 usual.update(map(type, module.modules()))
             else:
                 without[number] = module
-    numbers: dict[str, list[str]] = {}
+    numbers: Listed = {}
     for number, module in without.items():
         # What stands in the place of the attention: not the layer itself, and no norm or feed-forward that all have.
         _, *parts = map(type, module.modules())
@@ -446,7 +445,7 @@ def _names(model: nn.Module, modules: Modules, paths: Sequence[str]) -> dict[str
         names[path] = prefixes[stack] + layers[path]
         orders[stack] += 1
     for name in _several_times(names):
-        parts_of: dict[str, list[str]] = {}
+        parts_of: Listed = {}
         for path in paths:
             if names[path] == name:
                 # its parts with their numbers, without that of the layer: "layers.3.attn.1" is layers, attn1

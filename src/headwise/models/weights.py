@@ -27,6 +27,8 @@ from headwise.models.sites import as_rows, attention_layers, is_hf
 from headwise.positions import RoPE
 from headwise.spec import LatentSpec, is_adjacent
 
+Pairs = tuple[tuple[int, int], ...]
+
 
 @dataclass(frozen=True)
 class AttentionWeights:
@@ -42,7 +44,7 @@ class AttentionWeights:
     q_gain: Tensor | None = None  # (D,) of the qk-norm, one for all heads
     k_gain: Tensor | None = None  # (D,)
     # features of a head that RoPE rotates together
-    pairs: tuple[tuple[int, int], ...] = ()
+    pairs: Pairs = ()
 
     @property
     def n_heads(self) -> int:
@@ -378,7 +380,7 @@ def _views(model: nn.Module, module: nn.Module) -> dict[str, Tensor]:
     return views
 
 
-def _pairs(model: nn.Module, head_dim: int) -> tuple[tuple[int, int], ...]:
+def _pairs(model: nn.Module, head_dim: int) -> Pairs:
     """The features that RoPE rotates together; none without RoPE."""
     rope = None
     if isinstance(model, GPT):
