@@ -396,7 +396,9 @@ def next_token_losses(
     # Memory for all rows in float32, and what the way back keeps of it, takes longer to come than the loss to count.
     parts = [
         checkpoint(_losses, *part, use_reentrant=False, preserve_rng_state=False)
-        for part in zip(predicted.split(step), targets.split(step), strict=True)
+        for part in zip(
+            torch.split(predicted, step), torch.split(targets, step), strict=True
+        )
     ]
     losses = torch.cat(parts).reshape(ids.shape)[:, :-1]
     if after is None:
