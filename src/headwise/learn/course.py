@@ -93,8 +93,8 @@ class Course:
         marked for the first time, or at a save and not because the learner `asked`.
         """
         verdict = mark(exercise, read_text(self.path(exercise)), self.language)
-        unknown = verdict.status == "wrong" and not verdict.fix
-        if unknown and exercise.name_of_class:
+        unknown = verdict.status == "wrong" and not verdict.bugs
+        if unknown and exercise.checked:
             verdict = self._named_by_check(exercise, verdict)
         key, passed = str(exercise.number), {*self.passed} - {exercise.number}
         times = self.tries.pop(key, None)  # None before it has been marked
@@ -121,23 +121,22 @@ class Course:
 
         The same verdict where it finds none.
         """
-        checked = check(
-            self.place_of_class(exercise), causal=exercise.causal, lang=self.language
-        )
-        findings = [finding for finding in checked.findings if finding.bug != UNKNOWN]
+        place = self.place_of_class(exercise)
+        checked = check(place, causal=exercise.causal, lang=self.language)
+        findings = [each for each in checked.findings if each.bug != UNKNOWN]
         if not findings:
             return verdict
-        bugs = tuple(finding.bug for finding in findings)
-        fix = " ".join(finding.fix for finding in findings)
-        return replace(
-            verdict, bugs=bugs, line=findings[0].line, quoted=findings[0].quote, fix=fix
-        )
+        if not verdict.line:
+            line, quoted = findings[0].line, findings[0].quote
+            verdict = replace(verdict, line=line, quoted=quoted)
+        fix = " ".join([*(each.fix for each in findings), verdict.fix]).strip()
+        return replace(verdict, bugs=tuple(each.bug for each in findings), fix=fix)
 
     def place_of_class(self, exercise: Exercise) -> str:
         """FILE:NAME of the class that an exercise asks for, by the name that it has in a course; else FILE alone."""
-        wanted, path = exercise.name_of_class, self.path(exercise).resolve()
-        for name in re.findall(r"\bclass (\w+)", read_text(path)):
-            if COURSE_NAMES.get(name, name) == wanted:
+        path = self.path(exercise).resolve()
+        for name in re.findall(r"\b(?:class|def) (\w+)", read_text(path)):
+            if COURSE_NAMES.get(name, name) == exercise.checked:
                 return f"{path}:{name}"
         return str(path)
 
@@ -195,20 +194,20 @@ def told(
     say, texts = speaker(language), exercise.texts[language]
     first = say(verdict.status, number=exercise.number, title=texts["title"], file=file)
     if verdict.status == "passed":
-        key = "guess_right" if verdict.guess == exercise.answer else "guess_wrong"
-        answer, reveal = exercise.answer, texts["reveal"]
-        line = say(key, guess=verdict.guess, answer=answer, reveal=reveal)
+        answer = exercise.answer
+        key = "guess_right" if verdict.guess == answer else "guess_wrong"
+        line = say(key, guess=verdict.guess, answer=answer, reveal=texts["reveal"])
         # the fix: a remark on code that is right
         return list(filter(None, (first, line, verdict.fix)))
     lines = [verdict.evidence]
     if verdict.fix:
         # Ids of an exercise's own bugs are not in the catalogue: their sentence alone is shown, which is the fix.
-        known = [catalogue()[bug] for bug in verdict.bugs if bug in catalogue()]
-        names = [f"{bug.name(language)} ({bug.id})." for bug in known]
+        bugs = [catalogue()[bug] for bug in verdict.bugs if bug in catalogue()]
+        names = [f"{bug.name(language)} ({bug.id})." for bug in bugs]
         lines.append(say("bug", text=" ".join([*names, verdict.fix])))
     elif verdict.status == "wrong":
         lines.append(say("unknown_bug"))
-    if verdict.line and verdict.quoted:
+    if verdict.quoted:
         key = "likely_line" if verdict.status == "wrong" else "error_line"
         lines.append(say(key, line=verdict.line, quoted=verdict.quoted))
     if verdict.status == "open" and not verdict.line:

@@ -4,26 +4,23 @@ A solution is the code itself. Lines that end in `#?` are what the learner write
 place. `<0>`, `<1>` and so on stand for the notes of the language. A bug is a solution with some text replaced.
 
 Every known bug of an exercise, and every two of them, is run as a variant of the solution. The one that reproduces the
-learner's numbers is the learner's bug.
+learner's numbers is the learner's bug. Where one edit of a line makes all numbers right, the bug stands in that line.
 """
 
 from __future__ import annotations
 
 import ast
-import contextlib
-import copy
 import json
 import re
 import sys
 import textwrap
 import tomllib
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
 from functools import cache
 from importlib import resources
-from itertools import combinations
+from itertools import combinations, combinations_with_replacement
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +32,7 @@ from headwise.words import LANGUAGES
 
 FOLDER = resources.files("headwise.learn")
 
-BLANK = re.compile(r"^\s*\.\.\.\s*(#.*)?$")  # a line that the learner must replace
+BLANK = re.compile(r"^\s*\.\.\.\s*(#.*)?$")  # a line that the learner must
 WIDTH = 88  # columns of the text of an exercise
 SECONDS = 30  # of the learner's process, the import of torch included
 # The name of a class in the course of `courses.from_scratch` -> in its book, which the exercises use.
@@ -43,8 +40,11 @@ COURSE_NAMES = {
     "MultiHeadAttn": "MultiHeadAttention",
     "MultiHeadedAttentionWrapper": "MultiHeadAttentionWrapper",
 }
-LIKE = 0.45  # of 1: how much a line is at least like another to be taken for it; a round choice
 SHOWN = 60  # characters of a value or call, at most
+# seconds of the search for an edit that makes a file right; a round choice
+REPAIRING = 12.0
+WORDS = re.compile(r"(\w+|[-+*/<>=@]+)")
+OPERATORS = "+ - * / // ** @ < <= > >= = +="
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class Exercise:
     texts: dict[str, dict[str, Any]]
     setup: str = ""  # code that makes the inputs, run before the calls
     figure: str | None = None
-    name_of_class: str | None = None  # that `headwise.check` reads as a whole
-    causal: bool = True  # ought that class to be causal by itself?
+    checked: str | None = None  # class or function that `headwise.check` reads
+    causal: bool = True  # ought it to be causal by itself?
     # Each has an id, `replace` (pairs of texts: of the solution, and what stands there with the bug) and a sentence
     # for each language. With `told` it is a remark, and the exercise is passed all the same.
     bugs: tuple[dict[str, Any], ...] = ()
@@ -99,32 +99,28 @@ class Exercise:
         return f'"""{head}\n"""\n\nanswer = "{answer}"  # {say("choose")}\n\n\n{self.code(language, solved)}'
 
     def variants(self) -> dict[str, str]:
-        """The solution with each bug, by its place in `bugs`, then with each two that do not touch the same text."""
+        """The solution with each bug, by its place in `bugs`, then with each two of them."""
         places = range(len(self.bugs))
         variants = {}
         for chosen in (*combinations(places, 1), *combinations(places, 2)):
             code = self.code()
-            pairs = [pair for place in chosen for pair in self.bugs[place]["replace"]]
-            for before, after in pairs:
-                # The first of two bugs may have changed the text that the second one would change: then the pair is
-                # no variant.
-                if before not in code:
-                    break
-                code = code.replace(before, after)
-            else:
-                variants[" ".join(map(str, chosen))] = code
+            for place in chosen:
+                # Where the first of two has changed this text, nothing is left to replace.
+                for before, after in self.bugs[place]["replace"]:
+                    code = code.replace(before, after)
+            variants[" ".join(map(str, chosen))] = code
         return variants
 
-    def bugs_of(self, variant: str) -> list[dict[str, Any]]:
-        """The bugs of a variant."""
-        return [self.bugs[int(place)] for place in variant.split()]
+    def written(self, source: str) -> list[tuple[int, str]]:
+        """The lines of a file that no blank has, whatever its language, and their numbers."""
+        blank = "".join(map(self.source, LANGUAGES))
+        lines = enumerate(source.splitlines(), 1)
+        return [(number, line) for number, line in lines if line.strip() not in blank]
 
     def hint(self, language: str, step: int, function: str) -> str:
         """The hint of that number, from 1; where several functions are written, on the one at fault."""
         hints = self.texts[language]["hints"]
-        if isinstance(hints, dict):  # by function
-            hints = hints.get(function, next(iter(hints.values())))
-        return str(hints[step - 1])
+        return str(hints.get(function, next(iter(hints.values())))[step - 1])
 
     def function_at(self, source: str, line: int | None, call: str = "") -> str:
         """The function or class at fault: that of a line of the file, else the first one that a call names."""
@@ -137,14 +133,11 @@ class Exercise:
 
     def letter_of(self, language: str, answer: str) -> str:
         """The letter of the choice that an answer words, such as b of "two thirds"; none of them: all letters."""
-        choices = re.findall(
-            r"\b([abc])\) +(.+?)(?= {2,}[abc]\)|\n|$)", self.texts[language]["question"]
-        )
+        pattern = r"\b([abc])\) +(.+?)(?= {2,}[abc]\)|\n|$)"
+        choices = re.findall(pattern, self.texts[language]["question"])
+        letters = {text.strip(" .").casefold(): letter for letter, text in choices}
         wanted = answer.strip(" .").casefold()
-        for letter, text in choices:
-            if wanted == text.strip(" .").casefold():
-                return str(letter)
-        return speaker(language)("letters")
+        return str(letters.get(wanted, speaker(language)("letters")))
 
     def figure_file(self, language: str) -> str:
         return f"figures/{self.figure}.{language}.svg"
@@ -220,74 +213,64 @@ def mark(exercise: Exercise, source: str, language: str) -> Mark:
         first, evidence = next(iter(blanks), None), " ".join(missing)
         function = exercise.function_at(source, first)
         return Mark("open", guess, first, evidence=evidence, function=function)
+    return judge(exercise, source, guess, language)
+
+
+def judge(exercise: Exercise, source: str, guess: str | None, language: str) -> Mark:
+    """The verdict on a file without blanks: its calls beside those of the solution and of the bugs, then its repair."""
+    say, solution = speaker(language), exercise.code()
     job = {
         "name": exercise.file,
         "source": source,
         "setup": exercise.setup,
         "calls": exercise.calls,
-        "variants": {"": exercise.code(), **exercise.variants()},
+        "variants": {"": solution, **exercise.variants()},
     }
-    return judge(exercise, source, run(job), guess, language)
-
-
-def judge(
-    exercise: Exercise,
-    source: str,
-    outcomes: dict[str, Any],
-    guess: str | None,
-    language: str,
-) -> Mark:
-    """The verdict on `outcomes`: the learner's under the file's name, the solution's under "", those of the bugs."""
+    outcomes = run(job)
     # Where the process ended early, there is nothing of the solution.
     learner, wanted = outcomes.pop(exercise.file), outcomes.pop("", {"values": []})
-    error, say = learner.get("error"), speaker(language)
-    wrong_call, difference = first_difference(
+    error, line, found = learner.get("error"), learner.get("line"), {}
+    call, difference = first_difference(
         exercise, learner["values"], wanted["values"], language
     )
     if not difference and error is None:
         return Mark("passed", guess)
-    alike = [
+    # single bugs come before two together
+    alike = (
         name
         for name, wrong in outcomes.items()
         if wrong.get("error") == error and close(learner["values"], wrong["values"])
-    ]
-    # where single bugs give it, not two together
-    single = [name for name in alike if " " not in name] or alike[:1]
-    ratio, number, variant = most_like(exercise, source, single)
-    bugs, place = exercise.bugs_of(variant), None if difference else learner.get("line")
-    line, fix = place, " ".join(bug[language] for bug in bugs)
-    if ratio >= LIKE:
-        line = number
+    )
+    bugs = [exercise.bugs[int(place)] for place in next(alike, "").split()]
+    ids, fix = tuple(bug["id"] for bug in bugs), " ".join(bug[language] for bug in bugs)
+    status, evidence = "wrong", difference
+    # remarks alone
+    if bugs and all(bug.get("told") for bug in bugs):
+        return Mark("passed", guess, bugs=ids, evidence=evidence, fix=fix)
     if difference:
-        # remarks alone: the exercise is passed
-        is_right = bool(bugs) and all(bug.get("told") for bug in bugs)
-        status, evidence = "passed" if is_right else "wrong", difference
-        lost = unkept(source)
-        if lost or evidence == say("nothing", call=shortened(wrong_call)):
-            bugs, line, fix = [], lost, say("unkept")
+        line = None
     else:
         status, evidence = "failed", plainly(str(error), language)
-        wrong_call = learner.get("call", "")
-        if wrong_call:
-            evidence = f"{shortened(wrong_call)}: {evidence}"
-        if "end" in learner:
-            evidence = say(learner["end"], seconds=SECONDS)
-    right = [
-        line.strip()
-        for line in exercise.code().splitlines()
-        if bugs and line not in exercise.variants()[variant]
-    ]
-    return Mark(
-        status,
-        guess,
-        line,
-        source.splitlines()[line - 1].strip() if line else "",
-        tuple(bug["id"] for bug in bugs),
-        evidence,
-        fix,
-        exercise.function_at(source, place, wrong_call),
-        "\n".join(right),
-    )
+        if call := learner.get("call", ""):
+            evidence = f"{shortened(call)}: {evidence}"
+    function = exercise.function_at(source, line, call)
+    if "end" in learner:
+        evidence = say(learner["end"], seconds=SECONDS)
+    else:
+        calls = [text for text in exercise.calls if function in text]
+        more = {
+            "calls": calls or exercise.calls,
+            "lines": exercise.written(source),
+            "right": [line for _, line in exercise.written(solution)],
+        }
+        found = run({**job, **more}, REPAIRING)
+        line = found.get("line", line)
+    quoted = source.splitlines()[line - 1].strip() if line else ""
+    right = found.get("right", "").strip()
+    # a result that is kept nowhere lacks its name, or return
+    if right and (not fix or right.endswith(quoted)):
+        fix = say("repair", right=found["right"])
+    return Mark(status, guess, line, quoted, ids, evidence, fix, function, right)
 
 
 def answer_of(source: str) -> str:
@@ -302,7 +285,7 @@ def answer_of(source: str) -> str:
 def choice(value: object) -> str | None:
     """a, b or c, as people write them; None for anything else."""
     letter = str(value).strip(" ().").lower()  # "(B)." -> "b"
-    return letter if letter in ("a", "b", "c") else None
+    return letter if letter in {*"abc"} else None
 
 
 def run(job: dict[str, Any], seconds: float = SECONDS) -> dict[str, Any]:
@@ -311,8 +294,7 @@ def run(job: dict[str, Any], seconds: float = SECONDS) -> dict[str, Any]:
     if not ended.answer:
         end = "timeout" if ended.code is None else "ended"
         return {job["name"]: {"values": [], "error": "", "end": end}}
-    outcomes: dict[str, Any] = json.loads(ended.answer)
-    return outcomes
+    return dict(json.loads(ended.answer))
 
 
 def plain(value: Any) -> Any:
@@ -337,12 +319,12 @@ def outcome(code: str, name: str, setup: str, calls: Sequence[str]) -> dict[str,
         # The calls find a class that has a course's name, too.
         for theirs in COURSE_NAMES.keys() & module:
             module.setdefault(COURSE_NAMES[theirs], module[theirs])
-        inputs: dict[str, Any] = {}
-        exec(compile(setup, "setup", "exec"), inputs)
+        prepared = compile(setup, "setup", "exec")
         for call in calls:
-            # fresh inputs for each call
-            kept = {key: _copied(value) for key, value in inputs.items()}
-            values.append(plain(eval(call, {**module, **kept})))
+            # fresh inputs for each call, so that code which writes into them spoils nothing
+            inputs: dict[str, Any] = {}
+            exec(prepared, inputs)
+            values.append(plain(eval(call, {**module, **inputs})))
     except BaseException as error:  # `exit()` too
         lines = [
             frame.lineno
@@ -361,13 +343,6 @@ def outcome(code: str, name: str, setup: str, calls: Sequence[str]) -> dict[str,
     return {"values": values}
 
 
-def _copied(value: Any) -> Any:
-    """A copy, so that code which writes into its input spoils nothing; modules and functions as they are."""
-    with contextlib.suppress(TypeError):  # of what cannot be copied, such as a module
-        return copy.deepcopy(value)
-    return value
-
-
 def first_difference(
     exercise: Exercise, values: list[Any], right: list[Any], language: str
 ) -> tuple[str, str]:
@@ -377,19 +352,20 @@ def first_difference(
     for text, got, wanted in zip(exercise.calls, values, right, strict=False):
         if close(got, wanted):
             continue
-        call, shapes = shortened(text), (_shape(got), _shape(wanted))
+        call, say = shortened(text), speaker(language)
         # Down to the first number that differs, call[0][2], or to a list that ought to be longer, shorter or a number.
         while isinstance(got, list) and isinstance(wanted, list):
-            if len(got) != len(wanted) or (arrays and shapes[0] != shapes[1]):
+            shapes = _shape(got), _shape(wanted)
+            if arrays and shapes[0] != shapes[1]:
+                return text, say("shape", call=call, got=shapes[0], right=shapes[1])
+            if len(got) != len(wanted):
                 break
             pairs = enumerate(zip(got, wanted, strict=True))
             index = next(n for n, pair in pairs if not close(*pair))
             got, wanted, call = got[index], wanted[index], f"{call}[{index}]"
         key = "nothing" if got is None else "gives"
         shown = [_in_words(value, language) for value in (got, wanted)]
-        if isinstance(got, list) and isinstance(wanted, list) and arrays:
-            key, shown = "shape", list(map(str, shapes))
-        return text, speaker(language)(key, call=call, got=shown[0], right=shown[1])
+        return text, say(key, call=call, got=shown[0], right=shown[1])
     return "", ""
 
 
@@ -416,28 +392,39 @@ def shortened(text: str) -> str:
     return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
 
 
-def most_like(
-    exercise: Exercise, source: str, variants: Sequence[str]
-) -> tuple[float, int, str]:
-    """How much a line that the learner wrote is like one that a bug writes, at most; its number; and the variant."""
-    blank, right = exercise.code(solved=False), exercise.code().splitlines()
-    best = 0.0, 0, "".join(variants[:1])
-    for variant in variants:
-        for wrong in exercise.variants()[variant].splitlines():
-            for number, line in enumerate(source.splitlines(), 1):
-                if wrong not in right and line.strip() not in blank:
-                    ratio = SequenceMatcher(None, line.strip(), wrong.strip()).ratio()
-                    best = max(best, (ratio, number, variant))
-    return best
+def repairs(
+    lines: Sequence[tuple[int, str]], right: Sequence[str]
+) -> Iterator[tuple[int, int, str]]:
+    """What may make a file right: first and last of the learner's lines, and the line in their place.
+
+    A word or operator is another one, two are exchanged, a line leaves its loop; then the lines of the solution.
+    """
+    others = sorted({*WORDS.findall(" ".join([OPERATORS, *right]))})
+    for number, line in lines:
+        parts = dict(enumerate(WORDS.split(line)))
+        # not the name that a line begins with
+        places = range(3, len(parts), 2)
+        edits = [{place: other} for place in places for other in others]
+        for one, two in combinations(places, 2):
+            edits += [{one: parts[two], two: parts[one]}]
+        for edit in edits:
+            yield number, number, "".join({**parts, **edit}.values())
+        yield number, number, line.removeprefix("    ")
+    for (first, _), (last, _) in combinations_with_replacement(lines, 2):
+        for text in right:
+            yield first, last, text
 
 
-def unkept(source: str) -> int | None:
-    """The line of a statement whose result nothing keeps, such as a list that has no name; None where there is none."""
-    kept = ast.Constant | ast.Call | ast.Await
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Expr) and not isinstance(node.value, kept):
-            return node.lineno
-    return None
+def repair(job: dict[str, Any]) -> dict[str, Any]:
+    """The first repair that makes all calls right, its last `line` and `right`; empty for none."""
+    rest = job["name"], job["setup"], job["calls"]
+    wanted = outcome(job["variants"][""], *rest)["values"]
+    for first, last, right in repairs(job["lines"], job["right"]):
+        lines = job["source"].splitlines()
+        lines[first - 1 : last] = [right]
+        if close(outcome("\n".join(lines), *rest)["values"], wanted):
+            return {"line": last, "right": right}
+    return {}
 
 
 def main() -> None:
@@ -447,6 +434,8 @@ def main() -> None:
     codes = {**job["variants"], job["name"]: job["source"]}
 
     def work() -> dict[str, Any]:
+        if "right" in job:
+            return repair(job)
         return {
             name: outcome(code, name, job["setup"], job["calls"])
             for name, code in codes.items()
