@@ -22,6 +22,7 @@ from headwise.words import LANGUAGES
 
 ALL = exercises()
 DOT = "    return sum(x * y for x, y in zip(a, b))"
+LOOP = "    total = 0\n    for x, y in zip(a, b):\n        total"
 
 
 @cache
@@ -198,16 +199,16 @@ def test_a_hint_is_on_the_function_that_failed(in_process: None, tmp_path: Path)
     (4, "outs.append", "outs.extend", "extend adds the tokens", "outs.extend"),
     (4, "q, k, v = matmul(x, w_q[h]), matmul(x, w_k[h]), matmul(x, w_v[h])", "q = matmul(x, w_q[h])\n        k = matmul"
      "(x, w_k[h])\n        v = matmul(x, w_k[h])", "with the matrix of the keys", "v = matmul(x, w_k"),
-    (1, DOT, "    total = 0\n    for x, y in zip(a, b):\n        total += x * y\n        return total", "as `    return t", "return t"),
-    (1, DOT, "    total = 0\n    for x, y in zip(a, b):\n        total = x * y\n    return total", "total += x", "total = x"),
+    (1, DOT, f"{LOOP} += x * y\n        return total", "as `    return t", "return t"),
+    (1, DOT, f"{LOOP} = x * y\n    return total", "total += x", "total = x"),
     (1, "power / sum(powers)", "power / max(powers)", "The largest is 1", "return [power"),
-    (2, "w * value[e] for w, value in zip(weights, values)) for e in range(len(values[0]))", "w * x for x in value) for w,"
-     " value in zip(weights, values)", "Add up over the tokens", "out ="),
+    (2, "w * value[e] for w, value in zip(weights, values)) for e in range(len(values[0]))",
+     "w * x for x in value) for w, value in zip(weights, values)", "Add up over the tokens", "out ="),
     (4, "append(attention(q, k, v)", "append(attention(k, q, v)", "Queries and keys are exchanged", "outs.append("),
-    (4, "sum((out[t] for out in outs), []) for t in range(len(x))", "sum(r, []) for r in zip(outs)", "zip(*outs)", "joined"),
+    (4, "sum((out[t] for out in outs), []) for t in range(len(x))", "sum(r, []) for r in zip(outs)", "zip(*", "join"),
     (4, "w_q[h]", "w_q[0]", "matmul(x, w_q[h]), matmul(x, w_k", "q, k, v = matmul(x, w_q[0])"),
-    (4, "    joined = [sum((out[t] for out in outs), []) for t in range(len(x))]", "    joined = []\n    for out in outs:\n"
-     "        joined += out", "joined along the tokens", "joined += out"),
+    (4, "[sum((out[t] for out in outs), []) for t in range(len(x))]", "[]\n    for out in outs:\n        joined += out",
+     "joined along the tokens", "joined += out"),
     (5, "x.reshape(T, n_heads, width // n_heads).transpose(1, 0, 2)", "x.reshape(n_heads, T, width // n_heads)",
      "split cuts straight", "return x"),
     (6, "join(heads) @ w_o", "join(heads) * w_o", "`*` multiplies number by number", "return join(heads) *"),

@@ -202,8 +202,11 @@ def told(
     lines = [verdict.evidence]
     if verdict.fix:
         # Ids of an exercise's own bugs are not in the catalogue: their sentence alone is shown, which is the fix.
-        bugs = [catalogue()[bug] for bug in verdict.bugs if bug in catalogue()]
-        names = [f"{bug.name(language)} ({bug.id})." for bug in bugs]
+        names = [
+            f"{catalogue()[bug].name(language)} ({bug})."
+            for bug in verdict.bugs
+            if bug in catalogue()
+        ]
         lines.append(say("bug", text=" ".join([*names, verdict.fix])))
     elif verdict.status == "wrong":
         lines.append(say("unknown_bug"))

@@ -206,9 +206,9 @@ def mark(exercise: Exercise, source: str, language: str) -> Mark:
     blanks = [number for number, line in lines if BLANK.match(line)]
     missing = [say("blank", line=number) for number in blanks]
     if guess is None:
-        letter = exercise.letter_of(language, answer)
         key = "which_letter" if answer else "unanswered"
-        missing.insert(0, say(key, answer=answer, letter=letter))
+        letter = exercise.letter_of(language, answer)
+        missing = [say(key, answer=answer, letter=letter), *missing]
     if missing:
         first, evidence = next(iter(blanks), None), " ".join(missing)
         function = exercise.function_at(source, first)
@@ -229,7 +229,7 @@ def judge(exercise: Exercise, source: str, guess: str | None, language: str) -> 
     outcomes = run(job)
     # Where the process ended early, there is nothing of the solution.
     learner, wanted = outcomes.pop(exercise.file), outcomes.pop("", {"values": []})
-    error, line, found = learner.get("error"), learner.get("line"), {}
+    error, line, found = learner.get("error"), None, {}
     call, difference = first_difference(
         exercise, learner["values"], wanted["values"], language
     )
@@ -243,14 +243,12 @@ def judge(exercise: Exercise, source: str, guess: str | None, language: str) -> 
     )
     bugs = [exercise.bugs[int(place)] for place in next(alike, "").split()]
     ids, fix = tuple(bug["id"] for bug in bugs), " ".join(bug[language] for bug in bugs)
-    status, evidence = "wrong", difference
     # remarks alone
     if bugs and all(bug.get("told") for bug in bugs):
-        return Mark("passed", guess, bugs=ids, evidence=evidence, fix=fix)
-    if difference:
-        line = None
-    else:
-        status, evidence = "failed", plainly(str(error), language)
+        return Mark("passed", guess, bugs=ids, evidence=difference, fix=fix)
+    status, evidence = "wrong", difference or plainly(str(error), language)
+    if not difference:
+        status, line = "failed", learner.get("line")
         if call := learner.get("call", ""):
             evidence = f"{shortened(call)}: {evidence}"
     function = exercise.function_at(source, line, call)
@@ -299,8 +297,6 @@ def run(job: dict[str, Any], seconds: float = SECONDS) -> dict[str, Any]:
 
 def plain(value: Any) -> Any:
     """Numbers and lists of what a call gave; the name of its type where it is neither."""
-    if hasattr(value, "detach"):
-        value = value.detach()
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, list | tuple):
@@ -400,6 +396,7 @@ def repairs(
     A word or operator is another one, two are exchanged, a line leaves its loop; then the lines of the solution.
     """
     others = sorted({*WORDS.findall(" ".join([OPERATORS, *right]))})
+    edited = []
     for number, line in lines:
         parts = dict(enumerate(WORDS.split(line)))
         # not the name that a line begins with
@@ -407,9 +404,10 @@ def repairs(
         edits = [{place: other} for place in places for other in others]
         for one, two in combinations(places, 2):
             edits += [{one: parts[two], two: parts[one]}]
-        for edit in edits:
-            yield number, number, "".join({**parts, **edit}.values())
-        yield number, number, line.removeprefix("    ")
+        texts = ["".join({**parts, **edit}.values()) for edit in edits]
+        edited += [(number, number, text) for text in (line[4:], *texts)]
+    # those first that the solution has
+    yield from sorted(edited, key=lambda edit: edit[2] not in right)
     for (first, _), (last, _) in combinations_with_replacement(lines, 2):
         for text in right:
             yield first, last, text
