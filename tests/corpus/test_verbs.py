@@ -145,6 +145,7 @@ def test_what_a_reader_types_is_known() -> None:
         "ella cantaba en la casa",
         "Ella CANTABA en la casa.",
         "I work, you work, he ___",
+        "yo trabajo, tú trabajas, él …",
         "The girl used to sing.",
     ):
         assert tokens.unknown is None and len(tokens.prompt(text)) > 4

@@ -181,6 +181,9 @@ def test_what_was_never_learned_is_said(page: Page) -> None:
         page.fill("#own-text", text)
         page.wait_for_function("(text) => typed.text === text", arg=text)
         assert ("English before =" in trouble.inner_text()) is turned, text
+    for text in ("the girl ...", "the girl …"):  # as the examples write it
+        page.fill("#own-text", text)
+        page.wait_for_function("() => typed.ids.length === 3")
     page.fill("#own-text", "he ____ now")  # as many lines as one likes
     page.wait_for_function("() => typed.ids.length === 2")
     assert "'now'" in plain(trouble.inner_text())

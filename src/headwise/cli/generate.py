@@ -51,13 +51,15 @@ def generate(
         "pass a model with a causal language-model head, such as a GPT-2, a Llama or a Gemma",
     )
     with needs_torch():
-        from headwise.corpus.tokens import BLANK, require_tokens
+        from headwise.corpus.tokens import BLANK, ELLIPSIS, require_tokens
         from headwise.models.open import generate, open_folder, prompt_ids
     folder = open_folder(model, device=device)
     decode = require_tokens(folder).decode
     ids = prompt_ids(folder.model, prompt)
     # ids leave out a ___ that is a place to fill, and keep one that is text
-    fills = BLANK in prompt and BLANK not in decode(ids)
+    dots = ELLIPSIS.search(prompt)
+    blank = dots[1] if dots else BLANK
+    fills = blank in prompt and blank not in decode(ids)
     if tokens is None:
         tokens = 1 if fills else 100
     if temperature is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -43,6 +44,7 @@ NEAR = 0.5
 # it may go on there.
 BOUNDARY = "<|end|>"
 BLANK = "___"  # the place to fill, at the end of a prompt
+ELLIPSIS = re.compile(r"(?<!\S)(…|\.{3})\s*$")  # the same among words
 
 
 class TextTokens(Protocol):
@@ -282,8 +284,10 @@ class Tokens:
     def prompt(self, text: str) -> list[int]:
         """Ids that a model continues: the text, after a boundary where the model knows one.
 
-        `___` at the end is the place to fill, unless the vocabulary has such a sign.
+        `___` at the end is the place to fill, unless the vocabulary has such a sign; among words also `...` and `…`.
         """
+        if self._by_word:
+            text = ELLIPSIS.sub(BLANK, text)
         before, blank, behind = text.partition(BLANK)
         if blank and not any("_" in token for token in self.vocabulary):
             behind = behind.strip("_ .")

@@ -85,8 +85,7 @@ export function longer(text, id) {
   if (id === model.tokens.boundary) return text; // the sign that begins a text is not written
   if (BLANK.test(text)) return text.replace(BLANK, () => model.tokens.shown[id]);
   // Are tokens words between spaces? Then one is put between, while tokens of other models bring their spaces along.
-  const areWords = JSON.stringify(model.tokens.layout.pre_tokenizer).includes('WhitespaceSplit');
-  const gap = areWords && text && !/\s$/.test(text) ? ' ' : '';
+  const gap = model.tokens.areWords && text && !/\s$/.test(text) ? ' ' : '';
   return text + gap + model.tokens.shown[id];
 }
 

@@ -28,7 +28,8 @@ export function readModel(block) {
     tensors[name] = { numbers: numbers.subarray(start, start + size), rows: shape[0], columns: shape[1] };
     start += size;
   }
-  const { config } = block;
+  const { config } = block, tokens = readTokens(block.tokenizer, block.shown);
+  if (tokens.areWords) BLANK = /_{3,}|(?<!\S)(?:…|\.{3})\s*$/; // as the examples write it
   // Names are those of the Python module. A tensor that a model has not, such as a bias, is undefined here.
   const linearOf = (name) => tensors[name + '.weight'] &&
     { weight: tensors[name + '.weight'], bias: tensors[name + '.bias']?.numbers };
@@ -46,8 +47,7 @@ export function readModel(block) {
     down: linearOf(`blocks.${n}.feed_forward.down`),
   });
   return {
-    config,
-    tokens: readTokens(block.tokenizer, block.shown),
+    config, tokens,
     tokenEmbedding: tensors['token_embedding.weight'],
     positionEmbedding: tensors['position_embedding.weight'],
     embeddingNorm: config.embedding_norm && normOf('embedding_norm'),
@@ -338,7 +338,7 @@ export function step(model, ids, { temperature = 0, random = Math.random(), ...c
   return { ids: [...kept, id], id, chances };
 }
 
-export const BLANK = /_{3,}/; // the place to fill: what stands behind is not read, since the model looks back alone
+export let BLANK = /_{3,}/; // the place to fill: what stands behind is not read, since the model looks back alone
 
 // A text as the model sees it, behind the token that begins a text: ids, tokens of the vocabulary, and pieces.
 export function inputOf(model, text) {

@@ -22,7 +22,7 @@ export function readTokens(layout, shown) {
   const pairs = (model.merges ?? []).map((pair) => (Array.isArray(pair) ? pair.join(' ') : pair));
   return {
     layout, ids, strings, shown: shown ?? strings,
-    boundary: ids.get(BOUNDARY),
+    boundary: ids.get(BOUNDARY), areWords: JSON.stringify(layout.pre_tokenizer ?? '').includes('WhitespaceSplit'),
     // The token for unknown words, or where there is none another one: the model has to read something.
     unknown: ids.get(model.unk_token) ?? ids.get(BOUNDARY) ?? ids.get(' ') ?? 0,
     ranks: new Map(pairs.map((pair, rank) => [pair, rank])),
@@ -40,7 +40,7 @@ export function encode(tokens, text) {
 
 // A text in whose words signs stand for themselves, as the vocabulary has them: "perro?" is read as "perro ?".
 export function apart(tokens, text) {
-  if (!JSON.stringify(tokens.layout.pre_tokenizer ?? '').includes('WhitespaceSplit')) return text;
+  if (!tokens.areWords) return text;
   return text.replace(/\S+/gu, (word) => (tokens.ids.has(word) || tokens.layout.model.type === 'BPE' ? word
     : word.replace(/^([¿¡]+)(?=\p{L})/u, '$1 ').replace(/(?<=\p{L})([.,;:?!]+)$/u, ' $1')));
 }
