@@ -220,6 +220,8 @@ def bare_mask_error(mask: object) -> HeadwiseError:
         f"mask is a bare {type(mask).__name__}, and its meaning is ambiguous; wrap it: "
         f"Allowed(array) for bool with True = may attend, Bias(array) for float added to the scores"
     )
+    if isinstance(mask, str | bool):
+        message = f"mask={mask!r} is no mask; pass an object, such as hw.Causal() where a query sees no later key"
     if "bool" in str(getattr(mask, "dtype", "")):  # "bool" of NumPy, "torch.bool"
         message += (
             "; True forbids in nn.MultiheadAttention (pass Allowed(~array)), "

@@ -30,6 +30,18 @@ ELSEWHERE = {
     "softmax_scale": "scale=",
     "enable_gqa": "left out: k and v may have fewer heads than q",
     "key_padding_mask": "mask=hw.Allowed(~key_padding_mask[:, None, None]), where True is padding",
+    **dict.fromkeys(
+        ("n_heads", "num_heads", "n_head", "h"),
+        "the second axis of q, (B, heads, T, D): q.reshape(B, T, heads, -1).transpose(1, 2)",
+    ),
+    **dict.fromkeys(
+        ("d_k", "d_model", "n_embd", "d_in", "d_out", "head_dim"),
+        "left out: the last axis of q is the width of a head",
+    ),
+    **dict.fromkeys(
+        ("context_length", "block_size"), "mask=hw.Causal(), for texts of any length"
+    ),
+    "valid_lens": "mask=hw.Lengths(valid_lens)",
 }
 
 
