@@ -400,6 +400,9 @@ def test_metrics_of_ones_own_and_prompts_of_unlike_lengths() -> None:
     of_sets = patch(model, clean, bad, heads=["L1.H2", "L2.H4"], target=({7, 13}, {11}))
     of_function = patch(model, clean, bad, heads=["L1.H2", "L2.H4"], target=own)
     assert of_sets.by_pair["L1.H2"] == pytest.approx(of_function.by_pair["L1.H2"], abs=1e-6)
+    each = patch(model, clean, bad, heads=["L1.H2"], target=[own, lambda logits: logits[5]])
+    assert each.ends[0] == pytest.approx(of_function.ends[0])
+    assert each.ends[1, 0] == pytest.approx(float(logits(model, clean[1][None])[0, -1, 5]), abs=1e-5)
     for n in range(2):  # each pair alone, as a list of one and as ids
         one = patch(model, [clean[n]], [bad[n].tolist()], heads=["L1.H2"], target=own)
         assert one.effects["L1.H2"].mean == pytest.approx(of_sets.by_pair["L1.H2"][n], abs=1e-6)

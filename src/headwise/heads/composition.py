@@ -174,12 +174,14 @@ def _seen(
         gains[site] = {"reads": ones, "writes": ones}
         layer = model.get_submodule(paths[site.module].rpartition(".")[0])
         for norm in filter(is_norm, read):
-            if norm in site.module.children() and paths[norm].split(".")[-1][0] in "qk":
-                gains[site][paths[norm].split(".")[-1][0]] = _gain(norm, read[norm][0])
-            elif norm in layer.children() and read[norm][1].equal(entered):
-                gains[site]["reads"] = _gain(norm, read[norm][0])
-            elif norm in layer.children() and read[norm][0].equal(left):
-                gains[site]["writes"] = _gain(norm, read[norm][0])
+            (state, out), place = read[norm], paths[norm].rpartition(".")[2][0]
+            if norm not in site.module.children() or place not in "qk":
+                if norm not in layer.children():
+                    continue
+                place = "reads" if out.equal(entered) else "writes"
+                if place == "writes" and not state.equal(left):
+                    continue
+            gains[site][place] = _gain(norm, state)
     return weights, gains
 
 

@@ -126,8 +126,13 @@ class Patching:
 
     def _row(self, name: str) -> Row:
         effect, shares = self.effects[name], self.by_pair[name]
-        row = {"head": name, "share_of_means": effect.mean, "low": effect.low}
-        return row | {"high": effect.high, "mean_of_shares": float(shares.mean())}
+        return {
+            "head": name,
+            "share_of_means": effect.mean,
+            "low": effect.low,
+            "high": effect.high,
+            "mean_of_shares": float(shares.mean()),
+        }
 
     def figure(self, n: int | None = None) -> Figure:
         """A figure of matplotlib: all heads, a line a layer; with `n` the strongest as bars with their intervals.
@@ -175,7 +180,8 @@ def patch(
         target: the answer to the clean text and the one to the corrupted text: two token ids, or words such as
             " Mary"; two sets of them, whose mean logits are compared, ({7, 13}, {11}) or [[7], [11]]; (N,2), a row
             of two for each pair, so that [[7, 11], [13, 17]] is one where there are two pairs; or a function of the
-            logits (V,), float64, that gives a number. Default: what the model likes best after each
+            logits (V,), float64, that gives a number, or a list of them, one for each pair. Default: what the model
+            likes best after each
         together: patch all `heads` at once; the one effect is named "together"
         progress: is called with the number of pairs of texts done, and of all
     """
@@ -202,15 +208,12 @@ def patch(
         return study.ask(variants)
 
     effects, ends = _of_pairs(model, pairs, target, tried, progress)
-    shares: dict[str, Interval] = {}
-    by_token: dict[str, list[float]] = defaultdict(list)
-    for (name, t), share in _shares(effects, ends).items():
-        if t is None:
-            shares[name] = share
-        else:
-            by_token[name].append(share.mean)
+    found = _shares(effects, ends)
+    shares = {name: share for (name, t), share in found.items() if t is None}
+    by_position = {}
+    for name in shares if is_each else ():
+        by_position[name] = np.array([found[name, t].mean for t in range(T)])
     good, bad = (interval_of(values) for values in ends.T.tolist())
-    by_position = {name: np.array(row) for name, row in by_token.items()}
     by_pair = {name: np.array(effects[name, None]) for name in shares}
     return Patching(at, shares, good, bad, ends, by_position, by_pair)
 
@@ -297,10 +300,12 @@ def _of_pairs(
 def _metrics(model: nn.Module, target: Any, n: int) -> list[Metric | None]:
     """What is compared in each of n pairs; None: what the model likes best after each text."""
     if target is None or callable(target):
-        return [None if target is None else partial(_row_by_row, target)] * n
+        target = [target] * n
     # one token alone is no pair, and the letters of a word are not its tokens
     sides = [] if isinstance(target, int | str) else target
     sides = sides.tolist() if hasattr(sides, "tolist") else list(sides)
+    if len(sides) == n and all(side is None or callable(side) for side in sides):
+        return [side and partial(_row_by_row, side) for side in sides]
     several = [isinstance(side, list | tuple | set | frozenset) for side in sides]
     is_each = all(several) and not any(isinstance(side, set) for side in sides)
     if len(sides) == n and is_each and all(len(row) == 2 for row in sides):
@@ -309,8 +314,8 @@ def _metrics(model: nn.Module, target: Any, n: int) -> list[Metric | None]:
         rows = [sides] * n
     else:
         raise HeadwiseError(
-            f"target={target!r:.60} is not known; pass two token ids, or ({n}, 2) of them, two sets of tokens, or a "
-            f"function of the logits"
+            f"target={target!r:.60} is not known; pass two token ids, or ({n}, 2) of them, two sets of tokens, a "
+            f"function of the logits, or {n} functions"
         )
     metrics: list[Metric | None] = []
     for row in rows:
@@ -339,11 +344,14 @@ class Compared:
     other: tuple[int, ...] = ()
 
     def __call__(self, logits: Tensor) -> Tensor:
-        first, second = list(self.answer), list(self.other)
-        if not second:
-            return logits.cpu().double().log_softmax(-1)[..., first].mean(-1)
-        means = [logits[..., side].cpu().double().mean(-1) for side in (first, second)]
-        return means[0] - means[1]
+        if not self.other:
+            scores = logits.cpu().double().log_softmax(-1)
+            return scores[..., list(self.answer)].mean(-1)
+        first, second = (
+            logits[..., list(side)].cpu().double().mean(-1)
+            for side in (self.answer, self.other)
+        )
+        return first - second
 
     def check(self, n: int) -> None:
         """Refuse what a vocabulary of n tokens does not have, and a comparison of a token with itself."""

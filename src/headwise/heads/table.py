@@ -579,11 +579,10 @@ class Story:
         if self.embedding is not None and self.bias is not None:
             adds = math.fsum(part.adds or 0.0 for part in self.heads)
             feed = math.fsum(self.feed_forwards.values())
-            parts = {"heads": adds, "embedding": self.embedding, "feed": feed}
-            facts = {
-                name: f"{x:+.2f}" for name, x in (parts | {"bias": self.bias}).items()
-            }
-            lines.append(phrase("why.sum", lang, logit=f"{self.logit:.2f}", **facts))
+            parts = {"embedding": self.embedding, "bias": self.bias}
+            parts |= {"heads": adds, "feed": feed}
+            facts = {name: number(x, 2, signed=True) for name, x in parts.items()}
+            lines.append(phrase("why.sum", lang, logit=number(self.logit, 2), **facts))
         lines.append(phrase("why.columns", lang))
         for carried in self.keys:
             if max(abs(carried.k), abs(carried.v)) >= self.CLEAR:

@@ -161,8 +161,8 @@ def tokens_of(model: nn.Module) -> TextTokens:
     tokens = folder_of(model).tokens
     if tokens is None:
         raise HeadwiseError(
-            f"no tokenizer of this {type(model).__name__} is known, so it reads no text; open its folder with "
-            f"headwise.open, beside whose weights tokenizer.json lies, or pass ids"
+            f"no tokenizer of this {type(model).__name__} is known, so it reads no text; pass ids, open its "
+            f"folder, where tokenizer.json lies, or name it: headwise.open(model, tokenizer=...)"
         )
     return tokens
 
