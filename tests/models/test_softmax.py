@@ -351,6 +351,9 @@ def test_modules_of_a_list_are_heads_of_one_layer(way: str, projects: bool) -> N
     half *= 0
     with hw.ablate(model, ["L2.H1"]):
         without = model(X)
+    with hw.watch(first.heads) as seen, hw.ablate(second.heads, ["L0.H1"]):  # of the lists themselves
+        torch.testing.assert_close(without, model(X))
+    assert list(seen) == [f"L0.H{h}" for h in range(3)]
     second.heads[1].W_value.weight.zero_()
     torch.testing.assert_close(without, model(X))
 

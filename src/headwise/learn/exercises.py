@@ -42,7 +42,7 @@ COURSE_NAMES = {
 }
 SHOWN = 60  # characters of a value or call, at most
 # seconds of the search for an edit that makes a file right; a round choice
-REPAIRING = 12.0
+REPAIRING = 20.0
 WORDS = re.compile(r"(\w+|[-+*/<>=@]+)")
 OPERATORS = "+ - * / // ** @ < <= > >= = +="
 

@@ -90,7 +90,10 @@ class Site:
         return self.weights("o")
 
     def head(self, number: int) -> str:
-        return head_name(self.name, number)
+        # of a bare list of heads, of which each is a site
+        return (
+            self.name if self.name.startswith("L0.H") else head_name(self.name, number)
+        )
 
     @property
     def heads(self) -> list[str]:
@@ -261,6 +264,8 @@ def _free_sites(
         if attends(module) and not uses_interface(module)
     ]
     lists = _listed(modules, paths)
+    # a list that is watched itself: its heads are of one layer, and nothing here joins them
+    bare = lists.pop("", []) if isinstance(model, nn.ModuleList) else []
     heads = set(itertools.chain(*lists.values()))
     paths = [
         path
@@ -274,6 +279,7 @@ def _free_sites(
         if not any(path != part and _within(part, path) for part in paths)
     ]
     names = _names(model, modules, innermost)
+    names |= {path: head_name("L0", number) for number, path in enumerate(bare)}
     for path in paths:
         # "whole": the model itself, whose path is ""
         name, module = names.get(path, f"{path or 'whole'}.L0"), modules[path]
@@ -301,7 +307,7 @@ def _listed(modules: Modules, paths: Sequence[str]) -> Listed:
         parent, _, name = path.rpartition(".")
         if not isinstance(module, nn.ModuleList) or len(module) < 2 or parent in paths:
             continue
-        members = [f"{path}.{number}" for number in range(len(module))]
+        members = [f"{path}.{n}".removeprefix(".") for n in range(len(module))]
         # One with several heads, or a W_O of its own, is a layer.
         are_heads = all(
             member in paths
@@ -311,7 +317,7 @@ def _listed(modules: Modules, paths: Sequence[str]) -> Listed:
         )
         code = codes_of(type(modules[parent]).forward)
         names = set(itertools.chain(*(part.co_names for part in code)))
-        if are_heads and name in names and names & JOINS:
+        if are_heads and (not path or (name in names and names & JOINS)):
             lists[parent] = members
     return lists
 
