@@ -266,7 +266,7 @@ def test_errors_of_numpy_are_told_in_plain_words_and_of_the_right_function(in_pr
         (4, "matmul(x, w_q[h]),", "x @ w_q[h],", "@ multiplies arrays, and these are plain lists"),
         (5, "n_heads, width // n_heads)", "n_heads, width / n_heads)", "a size must be a whole number: divide with //"),
         (5, "transpose(1, 0, 2)\n\n", "transpose(0, 1)\n\n", "transpose names every axis in its new order"),
-        (6, "w_o[h * d : (h + 1) * d]", "w_o[:5]", "row of the first has 2 numbers, and the second has 5 rows"),
+        (6, "w_o[h * d : (h + 1) * d]", "w_o[:5]", "row of the first has 4 numbers, and the second has 5 rows"),
     ):
         exercise = find_exercise(number)
         verdict = mark(exercise, written(exercise, exercise.code().replace(right, wrong)), "en")

@@ -44,7 +44,7 @@ SHOWN = 60  # characters of a value or call, at most
 # seconds of the search for an edit that makes a file right; a round choice
 REPAIRING = 20.0
 WORDS = re.compile(r"(\w+|[-+*/<>=@]+)")
-OPERATORS = "+ - * / // ** @ < <= > >= = +="
+OPERATORS = "+ - * / // ** @ < <= > >= = += append extend"
 
 
 @dataclass(frozen=True)
@@ -256,12 +256,13 @@ def judge(exercise: Exercise, source: str, guess: str | None, language: str) -> 
         evidence = say(learner["end"], seconds=SECONDS)
     else:
         calls = [text for text in exercise.calls if function in text]
-        more = {
+        question = {
+            **job,
             "calls": calls or exercise.calls,
             "lines": exercise.written(source),
             "right": [line for _, line in exercise.written(solution)],
         }
-        found = run({**job, **more}, REPAIRING)
+        found = run(question, REPAIRING)
         line = found.get("line", line)
     quoted = source.splitlines()[line - 1].strip() if line else ""
     right = found.get("right", "").strip()
@@ -301,7 +302,7 @@ def plain(value: Any) -> Any:
         value = value.tolist()
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    is_plain = isinstance(value, bool | int | float | str | None)
+    is_plain = isinstance(value, int | float | str | None)
     return value if is_plain else f"<{type(value).__name__}>"
 
 
@@ -389,15 +390,16 @@ def shortened(text: str) -> str:
 
 
 def repairs(
-    lines: Sequence[tuple[int, str]], right: Sequence[str]
+    lines: dict[int, str], right: Sequence[str]
 ) -> Iterator[tuple[int, int, str]]:
     """What may make a file right: first and last of the learner's lines, and the line in their place.
 
     A word or operator is another one, two are exchanged, a line leaves its loop; then the lines of the solution.
     """
-    others = sorted({*WORDS.findall(" ".join([OPERATORS, *right]))})
+    known = [OPERATORS, *right, *lines.values()]
+    others = sorted({*WORDS.findall(" ".join(known))})
     edited = []
-    for number, line in lines:
+    for number, line in lines.items():
         parts = dict(enumerate(WORDS.split(line)))
         # not the name that a line begins with
         places = range(3, len(parts), 2)
@@ -408,7 +410,7 @@ def repairs(
         edited += [(number, number, text) for text in (line[4:], *texts)]
     # those first that the solution has
     yield from sorted(edited, key=lambda edit: edit[2] not in right)
-    for (first, _), (last, _) in combinations_with_replacement(lines, 2):
+    for first, last in combinations_with_replacement(lines, 2):
         for text in right:
             yield first, last, text
 
@@ -417,7 +419,7 @@ def repair(job: dict[str, Any]) -> dict[str, Any]:
     """The first repair that makes all calls right, its last `line` and `right`; empty for none."""
     rest = job["name"], job["setup"], job["calls"]
     wanted = outcome(job["variants"][""], *rest)["values"]
-    for first, last, right in repairs(job["lines"], job["right"]):
+    for first, last, right in repairs(dict(job["lines"]), job["right"]):
         lines = job["source"].splitlines()
         lines[first - 1 : last] = [right]
         if close(outcome("\n".join(lines), *rest)["values"], wanted):
