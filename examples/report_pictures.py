@@ -3,8 +3,8 @@
     headwise train                                     # a minute: runs/verbs
     python examples/report_pictures.py runs/verbs      # some seconds, with the package playwright and a Chromium
 
-It does what a reader does: opens the page, asks its three questions, silences the head that reads the tense, and puts
-two heads side by side. What docs/report.md says of heads is what the page says.
+It does what a reader does: opens the page, asks its three questions, silences what reads the tense, and puts two heads
+side by side. What docs/report.md says of heads is what the page says.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ and the page answers, with its words:
 
 A badge below a picture says where a head looks; what it does, its silence says.
 
-![The head that reads the tense is silenced](report-silenced{end}.png)
+![Without what reads the tense](report-silenced{end}.png)
 
 **Your own sentence.** Maps and the expected word follow at each key. A word that the model does not know is refused
 before it predicts anything, and the nearest that it knows are offered; `___` is the place to fill. The temperature
@@ -86,7 +86,7 @@ cambia. Da tu respuesta, y la página contesta con su prueba:
 
 La etiqueta bajo una imagen dice adónde mira la cabeza; lo que hace lo dice su silencio.
 
-![La cabeza que lee el tiempo verbal, silenciada](report-silenced{end}.png)
+![Sin lo que lee el tiempo verbal](report-silenced{end}.png)
 
 **Tu propia frase.** Los mapas y la palabra esperada siguen cada tecla. Una palabra que el modelo no conoce se
 rechaza antes de predecir nada, y se ofrecen las más parecidas; `___` es el hueco que se llena. La temperatura está
@@ -136,7 +136,8 @@ def walk_through(page: Page, address: str, lang: str) -> None:
     page.locator("#whole").screenshot(path=DOCS / f"report-whole{end}.png")
     answers = "\n".join(answer(page, part) for part in ("person", "verb", "tense"))
     head, *others = page.evaluate("[...answer.trials, ...answer.all].flatMap((each) => each.names)")
-    page.locator(f".head[data-number='{page.evaluate(f'numberOf.get({head!r})')}'] .picture").click()
+    for name in page.evaluate("answer.trials[0].names"):  # one head, or those that share the work
+        page.locator(f".head[data-number='{page.evaluate(f'numberOf.get({name!r})')}'] .picture").click()
     page.mouse.move(640, 60)
     page.evaluate("scrollTo(0, 0)")
     page.screenshot(path=DOCS / f"report-silenced{end}.png")

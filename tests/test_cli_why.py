@@ -17,11 +17,11 @@ TENSE = ("--prompt", "he will work = él", "--corrupt", "he would work = él")
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The verb model after three fifths of its training: by then its heads have parted on any processor."""
+    """The verb model after half of its training: by then its heads have parted on any processor."""
     import headwise as hw
 
     folder = tmp_path_factory.mktemp("why") / "verbs"
-    hw.train(preset="verbs", steps=360, out=folder)
+    hw.train(preset="verbs", steps=210, out=folder)
     return folder
 
 
