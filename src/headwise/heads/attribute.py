@@ -260,7 +260,7 @@ def _chain(
         if row is None or {len(row.read), len(row.gave)} != {C}:
             raise HeadwiseError(
                 f"{names.get(block, 'a layer')} of {kind} reads or gives something else than one residual stream of "
-                f"{C} numbers a token, such as several streams: what its parts add is not known"
+                f"{C} numbers a token, such as several streams: what its parts add is not known; patch them"
             )
     return chain
 
