@@ -174,7 +174,8 @@ def _seen(
         gains[site] = {"reads": ones, "writes": ones}
         layer = model.get_submodule(paths[site.module].rpartition(".")[0])
         for norm in filter(is_norm, read):
-            (state, out), place = read[norm], paths[norm].rpartition(".")[2][0]
+            state, out = read[norm]
+            place = paths[norm].rpartition(".")[2][0]
             if norm not in site.module.children() or place not in "qk":
                 if norm not in layer.children():
                     continue

@@ -210,9 +210,11 @@ def patch(
     effects, ends = _of_pairs(model, pairs, target, tried, progress)
     found = _shares(effects, ends)
     shares = {name: share for (name, t), share in found.items() if t is None}
-    by_position = {}
-    for name in shares if is_each else ():
-        by_position[name] = np.array([found[name, t].mean for t in range(T)])
+    by_position = {
+        name: np.array([found[name, t].mean for t in range(T)])
+        for name in shares
+        if is_each
+    }
     good, bad = (interval_of(values) for values in ends.T.tolist())
     by_pair = {name: np.array(effects[name, None]) for name in shares}
     return Patching(at, shares, good, bad, ends, by_position, by_pair)

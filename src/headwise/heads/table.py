@@ -579,8 +579,12 @@ class Story:
         if self.embedding is not None and self.bias is not None:
             adds = math.fsum(part.adds or 0.0 for part in self.heads)
             feed = math.fsum(self.feed_forwards.values())
-            parts = {"embedding": self.embedding, "bias": self.bias}
-            parts |= {"heads": adds, "feed": feed}
+            parts = {
+                "heads": adds,
+                "feed": feed,
+                "embedding": self.embedding,
+                "bias": self.bias,
+            }
             facts = {name: number(x, 2, signed=True) for name, x in parts.items()}
             lines.append(phrase("why.sum", lang, logit=number(self.logit, 2), **facts))
         lines.append(phrase("why.columns", lang))
