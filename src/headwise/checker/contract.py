@@ -92,6 +92,7 @@ class Target:
     # what stood in for parts that a file does not have
     lent: list[str] = field(default_factory=list)
     guesses: bool = False  # was it built with an argument whose value is a guess?
+    unnamed: str = ""  # a parameter of its call of which nothing is known
 
     def say(self, key: str, /, **facts: Any) -> str:
         return speaker(self.options.lang)(key, **facts)
@@ -191,7 +192,12 @@ class Config:
         self._sizes, self._defaults, self._theirs = sizes, defaults, theirs
 
     def get(self, name: str, default: Any = None) -> Any:
-        kept = getattr(self._defaults, name, default)
+        kept = default
+        with contextlib.suppress(KeyError):  # of a dictionary with attributes
+            kept = getattr(self._defaults, name, default)
+        if isinstance(kept, dict):  # a section
+            section = types.SimpleNamespace(**kept)
+            return Config(self._sizes, section, self._theirs)
         if self._theirs and kept is not default:
             return kept
         is_choice = (
@@ -205,7 +211,10 @@ class Config:
         # Python asks for such names itself, as for `__deepcopy__`
         if name.startswith("__"):
             raise AttributeError(name)
-        if (value := self.get(name, UNFILLED)) is UNFILLED:
+        value = self.get(name, UNFILLED)
+        if value is UNFILLED and CALL["sections"].fullmatch(name):
+            return self
+        if value is UNFILLED:
             raise AskedError("asks_config", name=name)
         return value
 
@@ -520,6 +529,7 @@ LAYOUTS = {
     "image": Layout(
         3, lambda x: x.swapaxes(1, 2)[..., None], lambda y: y[..., 0].swapaxes(1, 2), 1
     ),
+    "grid": Layout(3, lambda x: x[:, :, None], lambda y: y[:, :, 0]),
     "tc": Layout(2),
     "ct": _swapped(2, 0, 1),
     "c": Layout(1),
@@ -581,6 +591,12 @@ class Attention:
     def is_lengths(self) -> bool:
         """Are the lengths of the documents what it takes for a mask?"""
         return self.mask is not None and bool(CALL["lengths"].fullmatch(self.mask))
+
+    @property
+    def is_double(self) -> bool:
+        """Does a module of torch keep weights of 64 bits?"""
+        parameters: Any = getattr(self.module, "parameters", tuple)()
+        return self.kind == "torch" and any("64" in str(x.dtype) for x in parameters)
 
     @property
     def is_told_causal(self) -> bool:
@@ -651,6 +667,8 @@ class Attention:
         shared: dict[int, Any] = {}
         for name, x in zip(self.inputs, inputs, strict=False):
             arguments[name] = shared.setdefault(id(x), to_kind(x, self.kind))
+        if self.is_double:
+            arguments = {name: x.double() for name, x in arguments.items()}
         if mask is not None and self.mask:
             arguments[self.mask] = to_kind(mask, self.kind)
         if self.output:
@@ -771,12 +789,23 @@ def _bound(target: Target, call: Callable[..., Any], module: Any) -> Attention:
         if len(told) == 2 and len(data) > 2:
             gathers = tuple(told)
             data = [name for name in data if name not in told and not meaning_of(name)]
-        if len(inputs) != 2 or len(data) != 2:  # a text that asks, and another one
+        unknown = [name for name in data if meaning_of(name) is None]
+        if len(unknown) == 3 and module is not None:  # of any names, in the usual order
+            inputs = unknown
+        elif len(inputs) != 2 or len(data) != 2:  # a text that asks, and another one
             inputs = data[:1] or rest[:1]
-            inputs += [name for name in data[1:] if CALL["second"].search(name)][:1]
+            says = target.scope.says
+            others = [
+                name
+                for name in data[1:]
+                # by its name, or because it is projected
+                if CALL["second"].search(name) or says(rf"self\.\w+\({name}\)")
+            ]
+            inputs += others[:1]
     sizes = {"CONTEXT": TOKENS, **target.options.args}
     fixed: dict[str, Any] = {}
-    guessed: list[str] = list(inputs[1:]) if len(inputs) == 2 else []
+    is_sure = len(inputs) == 1 or all(map(DATA[0].match, inputs[:1]))
+    guessed: list[str] = [] if is_sure and len(inputs) != 2 else list(inputs[1:])
     kind = kind_of_arrays(target, module)
     for name in names:
         if name in (*inputs, *gathers, mask, output):
@@ -797,8 +826,10 @@ def _bound(target: Target, call: Callable[..., Any], module: Any) -> Attention:
                 continue
             is_table = CALL["tables"].search(name) or CALL["nothing"].fullmatch(name)
             fixed[name] = None if is_table else value_of(name, sizes)
+            if target.scope.says(rf"\b{name.lower()}\[0\]") and fixed[name] == TOKENS:
+                fixed[name] = TOKENS, 0  # of a window, to the left and to the right
             if fixed[name] is UNFILLED:
-                raise UncheckedError("asks_call", name=name)
+                target.unnamed, fixed[name] = name, None
             if is_table or meaning_of(name) is None:
                 guessed.append(name)
     return Attention(
@@ -839,6 +870,8 @@ def adapter_of(target: Target) -> str:
 def layouts_of(target: Target) -> list[str]:
     """The orders of axes that the text of the code leaves open, the likeliest first."""
     layouts = ["btc", "tc", "ct", "bct", "image"]
+    if target.scope.says(NAMES["layouts"]["grid"]):
+        layouts.insert(1, "grid")
     text = f"{target.scope.code}\n{target.scope.text.lower()}"
     if re.search(NAMES["layouts"]["tbc"], text):
         return ["tbc", *layouts]

@@ -82,6 +82,8 @@ from headwise.checker.source import (
 
 # words of the learner's code, as patterns, and what they tell
 SAYS = size.NAMES["says"]
+# Values for what no name tells: a width first.
+GUESSES = (size.WIDTH, size.HEADS, size.HEAD_DIM, size.TOKENS, 1, False, None)
 # So many masks in a row, with one and the same error: a round choice.
 ALIKE = 5
 # Of the largest number. bfloat16 keeps 8 bits, so one rounding is off by 0.4 % at most; but several follow one
@@ -195,13 +197,20 @@ class Examiner:
         if {"d_in", "d_out"} <= names and "HEADS" not in map(meaning_of, names):
             # A single head comes out narrower than its input first, so that a scale by the wrong width shows.
             attempts.insert(0, ({"d_out": size.HEAD_DIM, **args}, False))
-        for sizes, theirs in attempts:
+        for sizes, theirs in attempts:  # the list grows in the loop
+            guessed = sizes.keys() - args.keys() - {"HEAD_DIM", "d_out"}
+            self.target.guesses |= bool(guessed)
             try:
                 instance = build(self.target, sizes, theirs)
                 call = prepared(call_of(instance), self.target)
                 yield Built(instance, call, instance)
             except Exception as error:
-                self.errors.append(error)
+                self.errors += [] if guessed else [error]
+                # a parameter, or a field of a config, of which nothing is known
+                name = getattr(error, "facts", {}).get("name")
+                is_asked = getattr(error, "key", "") in ("asks_parameter", "asks_config")
+                if is_asked and not theirs and len(guessed) < 2:
+                    attempts += [({**sizes, name: x}, theirs) for x in GUESSES]
 
     def _adapted(self) -> Built | None:
         """An adapter by hand: a function of one text that builds a class of its file; here one object for all calls."""
@@ -612,9 +621,10 @@ class Examiner:
             return [False]
         if attention.mask is None or attention.is_lengths or attention.is_told_causal:
             return [True]  # the code makes a mask of its own
-        if self.options.causal or self.scope.says(r"tril|triu|\.tri\("):
+        if self.options.causal or self.scope.says(SAYS["kept_mask"]):
             return [True]
-        return [True, False] if self.scope.says("is_causal|arange") else [False]
+        makes = self.scope.says(r"is_causal|arange|tril|triu|\.tri\(")
+        return [True, False] if makes else [False]
 
     def _guesses(self, trial: Trial, itself: bool) -> list[tuple[bool, list[Case]]]:
         """The cases with whether the code is taken to be causal; what is not told is tried both ways."""
@@ -901,6 +911,8 @@ class Examiner:
         target, source = self.target, self.target.source
         if not self.errors:
             raise UncheckedError("no_qkv", name=target.name)
+        if target.unnamed:
+            raise UncheckedError("asks_call", name=target.unnamed)
         # The error that came farthest, in the usual order of axes where any call stopped in it. An UncheckedError is
         # raised by what reads the result, after the call.
         usual = [e for e in self.errors if getattr(e, "is_usual", True)]

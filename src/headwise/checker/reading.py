@@ -107,11 +107,15 @@ def arrays_of(target: Any) -> list[Array]:
         numbers = _numbers_of(value)
         if numbers is None:
             is_linear = hasattr(value, "in_features") and hasattr(value, "out_features")
+            # a convolution of one place is a matrix, too
+            is_linear |= {*getattr(value, "kernel_size", ())} == {1}
             for name, item in _children(value):
                 visit(item, f"{path}.{name}", is_linear and name == "weight")
         elif (
             numbers.dtype.kind == "f" and numbers.size > 1
         ):  # a single number is a scale
+            if linear:
+                numbers = numbers.reshape(numbers.shape[:2])
             arrays.append(Array(path, numbers, linear, value))
 
     visit(target, "", False)
@@ -286,29 +290,44 @@ LATENT = {
 
 
 def _add_unnamed(parts: Parts, others: list[Array]) -> None:
-    """A single matrix without a role is W_QKV, or W_O, where its shape allows that and no other one has the role."""
-    weights = parts.weights
-    role = None
-    matrices = [array for array in others if array.value.ndim > 1]
-    if len(matrices) == 1 and matrices[0].value.ndim == 2:
-        small, large = sorted(matrices[0].value.shape)
-        if not {"q", "qkv"} & set(weights) and large == 3 * small:
-            role = "qkv"
-        elif "o" not in weights and len(weights.get("q", weights.get("qkv", ()))) == 1:
-            shapes = [
-                n
-                for array in (weights.get("q") or weights["qkv"])
-                for n in array.value.shape
-            ]
-            if small in shapes and large in (*shapes, max(shapes) // 3):
-                role = "o"
-    if role:
-        weights[role] = matrices
-        module = matrices[0].path.rpartition(".")[0]
-        if biases := [each for each in others if each.path == f"{module}.bias"]:
-            parts.biases[role] = biases
-    else:
-        parts.unread.extend(array.path for array in matrices)
+    """Matrices without a role get one that is missing: by a word of their names, or where one shape alone allows it."""
+    weights, left = parts.weights, []
+    for array in others:
+        role = _role_of_words(array.path)
+        if array.value.ndim < 2 or role is None or weights.keys() & {role, *role}:
+            left.append(array)
+        else:
+            _give(parts, role, array, others)
+    matrices = [array for array in left if array.value.ndim > 1]
+    first = [array.value.shape for array in weights.get("q") or weights.get("qkv", ())]
+    for array in matrices if [each.value.ndim for each in matrices] == [2] else ():
+        small, large = sorted(array.value.shape)
+        # the features of all heads, or of a fused matrix a third
+        made = {sum(map(min, first)), sum(map(max, first)), max(first or [(0,)])[0] // 3}
+        other = large + small - WIDTH  # beside the width of the input
+        if not first and WIDTH in (small, large) and other % 3 == 0 != small - large:
+            _give(parts, "qkv", array, left)
+        elif "o" not in weights and made & {small, large}:
+            _give(parts, "o", array, left)
+    known = {id(array) for arrays in weights.values() for array in arrays}
+    parts.unread.extend(x.path for x in matrices if id(x) not in known)
+
+
+def _give(parts: Parts, role: str, array: Array, others: list[Array]) -> None:
+    """Let a matrix have a role, and the bias of its module too."""
+    parts.weights[role] = [array]
+    module = array.path.rpartition(".")[0]
+    if biases := [each for each in others if each.path == f"{module}.bias"]:
+        parts.biases[role] = biases
+
+
+def _role_of_words(path: str) -> str | None:
+    """The role that single words of a path tell: q of `cast_queries`, kv of `cast_keys_values`."""
+    roles = {role_of(word) for word in re.split(r"[._\d]+", path)} - {None}
+    if len(roles) > 1:
+        roles.discard("o")
+    joined = "".join(sorted(map(str, roles), key="qkvo".find))
+    return joined if joined in ROLES else None
 
 
 def still_norms(module: Any) -> bool:
@@ -408,7 +427,8 @@ def _extras(target: Target, parts: Parts, inside: Any, heads: Any) -> list[Setti
         )
         extras += [{"softcap": cap} for cap in list(caps)[:6]]
     for name, value in {**inside, **inside.get("_buffers", {})}.items():
-        slopes = to_array(value) if "slope" in name else None
+        is_slope = re.search("slope|alibi|^m$", name)
+        slopes = to_array(value) if is_slope else None
         if slopes is not None and slopes.size == heads:
             extras = [{**extra, "slopes": slopes.ravel()} for extra in extras]
     values = parts.weights.get("v", [])
@@ -613,10 +633,14 @@ def kept_as(meaning: str, instance: Any, target: Target) -> int | None:
 
 def heads_of(instance: Any, target: Target) -> tuple[int | None, int | None]:
     """How many heads of queries, and of keys and values, as far as anything tells."""
+    if target.scope.code and not target.scope.says(r"head|cabeza|\bn?_?h\b|\bnh\b"):
+        return None, None  # a file's own number is of other code
     heads = kept_as("HEADS", instance, target)
     # The class has an argument of that kind, which the object need not keep: it was given our number of heads.
-    counts = r"(?i)^(?!.*(dim|size)).*(head|cabeza|^h$|config|cfg)"
-    if heads is None and any(re.search(counts, n) for n in arguments_of(target.thing)):
+    names = arguments_of(target.thing)
+    counts = "(?i)^(?!.*(dim|size)).*(head|cabeza|config|cfg)"
+    told = [n for n in names if meaning_of(n) is None and re.search(counts, n)]
+    if heads is None and (told or "HEADS" in map(meaning_of, names)):
         heads = target.options.args.get("HEADS", HEADS)
     return heads, kept_as("KV_HEADS", instance, target)
 
@@ -683,4 +707,4 @@ def renew(arrays: list[Array], rng: np.random.Generator) -> None:
             import torch
 
             with torch.no_grad():
-                array.holder.copy_(torch.from_numpy(numbers))
+                array.holder.copy_(torch.from_numpy(numbers).view_as(array.holder))

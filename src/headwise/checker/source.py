@@ -44,7 +44,7 @@ QUERIES = r"\b(w_?q\w*|q|q_\w+|to_q\w*|quer\w+|c_attn|consultas?)\b"
 _END = r"(_?(new|in|input|states?|heads?|x))?\w?$"  # what may follow: "k_new", "q_heads", "ks"
 # Names of what attention takes: q, k_new, x_v, values, consultas.
 QUERY, KEY, VALUE = DATA = tuple(
-    re.compile(rf"^(_|x_?|encodings_for_|input_?|in_)*({words}){_END}", re.I)
+    re.compile(rf"^(_|x_?|encodings_for_|input_?|in_|pre_?)*({words}){_END}", re.I)
     for words in (
         "q|query|queries|consultas?",
         "k|keys?|claves?",
