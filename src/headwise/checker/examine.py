@@ -62,8 +62,10 @@ from headwise.checker.reading import (
     styles,
     width_of,
 )
+from headwise.checker.repair import repaired
 from headwise.checker.search import (
     Case,
+    Explanation,
     Search,
     close,
     evidence_of,
@@ -119,23 +121,27 @@ class Built:
     sizes: tuple[int, int, int] | None = None
 
 
+# bugs whose line no pattern tells: a small change that makes the code right does
+PLACELESS = {UNKNOWN, "batch-mixed"}
+
+
 def examine(target: Target) -> Verdict:
     """The verdict on a layer or a function. UncheckedError where it cannot be built or called."""
     examiner = Examiner(target)
-    doubtful: list[Verdict] = []
-    for built in examiner.builds():
-        if trials := examiner.trials(built):
-            verdict = examiner.judged(trials)
-            if verdict.right or (
-                verdict.right is False and UNKNOWN not in verdict.bugs
-            ):
-                return verdict
-            doubtful.append(verdict)
-            if verdict.right is False and built.sizes is None:
-                break
-    if not doubtful:
-        return examiner.stopped()
-    return min(doubtful, key=lambda each: (each.right is False, len(each.bugs)))
+    try:
+        verdict = examiner.verdict()
+    except Exception as error:
+        evidence = in_one_line(error)
+        if (verdict := examiner.repaired("raises", evidence)) is None:
+            raise
+        return verdict
+    bugs = PLACELESS.intersection(verdict.bugs)
+    if verdict.right or (verdict.right is False and not bugs):
+        return verdict
+    bug = UNKNOWN if not bugs or UNKNOWN in bugs else verdict.bugs[0]
+    findings = [finding for finding in verdict.findings if finding.bug == bug]
+    evidence = findings[0].evidence if findings else target.say("repair_evidence")
+    return examiner.repaired(bug, evidence) or verdict
 
 
 def _has_other_size(error: str) -> bool:
@@ -158,7 +164,25 @@ class Examiner:
         self.takes_weights = False
         self.left = len(target.not_checked)
         self.until = time.process_time() + 1.5 * target.options.seconds
+        # is nothing of what was called a guess?
+        self.is_sure = not target.guesses
         self.read = set(names_of([self.scope.tree], ast.expr_context))
+
+    def verdict(self) -> Verdict:
+        """Right under one way to build and to call it; else the bugs of the first; else what stopped every call."""
+        doubtful: list[Verdict] = []
+        for built in self.builds():
+            if trials := self.trials(built):
+                verdict = self.judged(trials)
+                is_known = verdict.right is False and UNKNOWN not in verdict.bugs
+                if verdict.right or is_known:
+                    return verdict
+                doubtful.append(verdict)
+                if verdict.right is False and built.sizes is None:
+                    break
+        if not doubtful:
+            return self.stopped()
+        return min(doubtful, key=lambda each: (each.right is False, len(each.bugs)))
 
     # Building.
 
@@ -208,7 +232,10 @@ class Examiner:
                 self.errors += [] if guessed else [error]
                 # a parameter, or a field of a config, of which nothing is known
                 name = getattr(error, "facts", {}).get("name")
-                is_asked = getattr(error, "key", "") in ("asks_parameter", "asks_config")
+                is_asked = getattr(error, "key", "") in (
+                    "asks_parameter",
+                    "asks_config",
+                )
                 if is_asked and not theirs and len(guessed) < 2:
                     attempts += [({**sizes, name: x}, theirs) for x in GUESSES]
 
@@ -553,21 +580,11 @@ class Examiner:
         """Right under one trial; else the bugs that explain the likeliest one; else what differs."""
         self.target.not_checked[self.left :] = []
         self.target.checked.clear()
-        ready = []
-        for trial in trials:
-            with contextlib.suppress(UncheckedError):
-                trial.causal = self._causal(trial.attention)
-                trial.is_told = bool(trial.causal) and self._says_causal()
-                for itself in self._alone(trial):
-                    trial.guesses += self._guesses(trial, itself)
-                ready += [trial] if trial.guesses else []
+        ready = self._ready(trials)
         if not ready:
             raise UncheckedError("no_form_of_mask", name=self.target.name)
-        for trial in ready:
-            for guess, cases in trial.guesses:
-                search = self._search(trial, 1)
-                if explanation := search.right(trial.readings, cases):
-                    return self._taken(trial, guess, cases, explanation)
+        if right := self._right(ready):
+            return self._taken(*right)
         # Single bugs under every trial, then pairs under the likeliest; roundings of 16 bits last.
         # Which of the layouts? The one under which most properties hold.
         for layout in dict.fromkeys(trial.attention.layout for trial in ready):
@@ -604,7 +621,49 @@ class Examiner:
                 if not self.scope.says(SAYS["wide"]):
                     first.shown["softmax-narrow"] = ""
         first.causal = bool(first.causal)
+        self.is_sure = not (first.attention.guessed or first.parts.unread)
         return self._verdict(first)
+
+    def _ready(self, trials: list[Trial]) -> list[Trial]:
+        """Those whose cases came to an end, with whether they are taken to be causal."""
+        ready = []
+        for trial in trials:
+            with contextlib.suppress(UncheckedError):
+                trial.causal = self._causal(trial.attention)
+                trial.is_told = bool(trial.causal) and self._says_causal()
+                for itself in self._alone(trial):
+                    trial.guesses += self._guesses(trial, itself)
+                ready += [trial] if trial.guesses else []
+        return ready
+
+    def _right(
+        self, ready: list[Trial]
+    ) -> tuple[Trial, bool, list[Case], Explanation] | None:
+        """The first trial under which the correct form gives the numbers."""
+        for trial in ready:
+            for guess, cases in trial.guesses:
+                search = self._search(trial, 1)
+                if explanation := search.right(trial.readings, cases):
+                    return trial, guess, cases, explanation
+        return None
+
+    def repaired(self, bug: str, evidence: str) -> Verdict | None:
+        """The verdict that the line is wrong which one small change makes right; None where there is no such line."""
+
+        def is_right(version: Target) -> bool:
+            other = Examiner(version)
+            trials = map(other.trials, other.builds())
+            return any(other._right(other._ready(each)) for each in trials)
+
+        target = self.target
+        if target.guesses or not (self.certain and self.is_sure):
+            return None
+        repair = repaired(target, is_right, self.until - time.process_time())
+        if repair is None:
+            return None
+        fix = target.say("repair", text=repair.text)
+        finding = Finding(bug, repair.line, repair.quote, evidence, fix)
+        return target.verdict(False, (finding,))
 
     def _taken(
         self, trial: Trial, causal: bool, cases: list[Case], explanation: Any

@@ -303,7 +303,11 @@ def _add_unnamed(parts: Parts, others: list[Array]) -> None:
     for array in matrices if [each.value.ndim for each in matrices] == [2] else ():
         small, large = sorted(array.value.shape)
         # the features of all heads, or of a fused matrix a third
-        made = {sum(map(min, first)), sum(map(max, first)), max(first or [(0,)])[0] // 3}
+        made = {
+            sum(map(min, first)),
+            sum(map(max, first)),
+            max(first or [(0,)])[0] // 3,
+        }
         other = large + small - WIDTH  # beside the width of the input
         if not first and WIDTH in (small, large) and other % 3 == 0 != small - large:
             _give(parts, "qkv", array, left)
