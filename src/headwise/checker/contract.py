@@ -49,6 +49,7 @@ VALUES: dict[str, Any] = {
     "HEADS": HEADS,
     "HEAD_DIM": HEAD_DIM,
     "CONTEXT": CONTEXT,
+    "TOKENS": TOKENS,
     "WIDTH": WIDTH,
     "BATCH": BATCH,
     "DROPOUT": 0.5,
@@ -58,7 +59,9 @@ VALUES: dict[str, Any] = {
 }
 NAMES = read_toml("names.toml")
 CALL = {name: re.compile(pattern, re.I) for name, pattern in NAMES["call"].items()}
-CAUSAL = r"(is_?|apply_)?causal(_mask)?"
+CAUSAL = (
+    r"((is|apply|use)_?)?(causal|autoregressive)(_mask)?|(is_?)?masked|(use|apply)_mask"
+)
 Tables = Callable[[int, int], dict[str, Any]]  # from a position on, so many tokens
 # stands for "nothing is known": None is a value that may be passed
 UNFILLED: Any = object()
@@ -307,10 +310,11 @@ def call_of(thing: Any) -> Any:
     kind = thing if isinstance(thing, type) else type(thing)
     if kind is functools.partial:  # a function with weights bound
         return thing
-    call = next((getattr(thing, name) for name in CALLS if name in dir(kind)), None)
-    if call is None:
+    calls = [getattr(thing, name) for name in CALLS if name in dir(kind)]
+    if not calls:
         raise UncheckedError("no_call", name=kind.__name__)
-    return call
+    # one of a base may hand all on, as `__call__(*args)`
+    return next(filter(arguments_of, calls), calls[0])
 
 
 def prepared(call: Any, target: Target) -> Any:
@@ -490,7 +494,7 @@ def still_dropout(seen: Seen, trains: bool, tokens: int) -> Iterator[None]:
 
     def fused(*args: Any, dropout_p: float = 0.0, **more: Any) -> Any:
         dropout_p = args[4] if len(args) > 4 else dropout_p
-        dropout(args[0][:0], dropout_p)
+        dropout((args[0] if args else more["query"])[:0], dropout_p)
         return attend(*args[:4], *args[4:5] and [0.0], *args[5:], **more)
 
     functions: dict[str, Any] = {
@@ -600,7 +604,7 @@ class Attention:
 
     @property
     def is_told_causal(self) -> bool:
-        return any("causal" in name.lower() for name in self.fixed)
+        return any(re.fullmatch(CAUSAL, name.lower()) for name in self.fixed)
 
     def __call__(self, inputs: Inputs, mask: Any = None) -> Any:
         # axes that the code does not take are looped over
@@ -767,6 +771,7 @@ def tables_of(target: Target, attention: Attention) -> Iterator[Tables]:
 def _bound(target: Target, call: Callable[..., Any], module: Any) -> Attention:
     """A call with its inputs and its mask told apart, and with values for whatever else it wants."""
     names, required = list(arguments_of(call)), required_of(call)
+    code = target.scope.code
     lengths = [name for name in required if CALL["lengths"].fullmatch(name)]
     parameters = arguments_of(call)
     # `causal_mask=False` is a switch, whatever its name says.
@@ -775,6 +780,8 @@ def _bound(target: Target, call: Callable[..., Any], module: Any) -> Attention:
         for name in filter(MASK.search, names)
         if not isinstance(parameters[name].default, bool)
     ]
+    # of several the one that the code reads
+    masks.sort(key=lambda name: len(re.findall(rf"\b{name.lower()}\b", code)) < 2)
     mask = next(iter([*masks, *lengths]), None)
     output = next((name for name in required if CALL["output"].fullmatch(name)), "")
     rest = [name for name in names if name not in (mask, output)]

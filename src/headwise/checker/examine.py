@@ -141,7 +141,14 @@ def examine(target: Target) -> Verdict:
     bug = UNKNOWN if not bugs or UNKNOWN in bugs else verdict.bugs[0]
     findings = [finding for finding in verdict.findings if finding.bug == bug]
     evidence = findings[0].evidence if findings else target.say("repair_evidence")
-    return examiner.repaired(bug, evidence) or verdict
+    if mended := examiner.repaired(bug, evidence):
+        return mended
+    if bug != UNKNOWN or not findings:
+        return verdict
+    # What no bug and no small change explains may be another kind of attention.
+    target.left_out("unexplained", evidence=evidence)
+    rest = tuple(finding for finding in verdict.findings if finding.bug != UNKNOWN)
+    return target.verdict(False if rest else None, rest)
 
 
 def _has_other_size(error: str) -> bool:
@@ -541,6 +548,7 @@ class Examiner:
                     raise UncheckedError("returns_nothing", name=self.target.name)
             except Exception as error:
                 usual = LAYOUTS[layouts_of(self.target)[0]]
+                vars(error)["none"] = None in attention.fixed.values()
                 vars(error)["is_usual"] = not trial.parts.weights or (
                     attention.layout in (usual, LAYOUTS["btc"])
                 )
@@ -1003,12 +1011,15 @@ class Examiner:
             raise error  # a statement that did not run, or a file that is not here
         if attribute and source.says(rf"self\.{attribute[2].lower()} = "):
             raise error  # another method sets it, which was to be called first
-        if not (is_name or attribute):
+        # a default of theirs, for which nothing was passed
+        is_default = "NoneType" in str(error) and not getattr(error, "none", True)
+        if not (is_name or attribute or is_default):
             # A size that its __init__ refuses, and axes that cannot be unpacked, are ours.
             is_built = frames[-1].name == "__init__" and not isinstance(
                 error, AttributeError
             )
             is_ours = re.search(SAYS["our_errors"], str(error)) is not None
+            is_ours |= "NoneType" in str(error)
             # what the code refuses itself, it knows of
             refused = frames[-1].line or source.lines[(frames[-1].lineno or 1) - 1]
             is_ours |= re.match(r"\s*(raise|assert)\b", refused) is not None

@@ -6,6 +6,7 @@ To lend another name is a function of that name in LENT.
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
 import re
 import types
@@ -71,10 +72,10 @@ def rearrange(x: Any, pattern: str, **sizes: int) -> Any:
     return x.reshape([math.prod(sizes[name] for name in names) for names in groups])
 
 
-def attend(
-    q: Any, k: Any, v: Any, mask: Any = None, *_: Any, **__: Any
-) -> tuple[Any, Any]:
+def attend(*args: Any, mask: Any = None, **named: Any) -> tuple[Any, Any]:
     """Scaled dot products as courses put them into a file of their own; 0 in a mask hides."""
+    q, k, v, *masks = [*args, *named.values()]
+    mask = masks[0] if masks else mask
     scores = q @ k.swapaxes(-1, -2) / q.shape[-1] ** 0.5
     if mask is not None:
         scores = scores.masked_fill(mask == 0, -math.inf)
@@ -90,6 +91,22 @@ def flash(
     function = library_of(q).nn.functional.scaled_dot_product_attention
     out = function(q, k, v, bias, is_causal=causal, enable_gqa=True)
     return out.swapaxes(1, 2)
+
+
+def vmap(function: Any, in_axes: Any = 0, out_axes: int = 0) -> Any:
+    """A function along an axis of its arguments, as JAX has it; None: an argument stays whole."""
+
+    def mapped(*args: Any) -> Any:
+        axes = in_axes if isinstance(in_axes, tuple) else (in_axes,) * len(args)
+        whole = [
+            itertools.repeat(x) if axis is None else np.moveaxis(x, axis, 0)
+            for x, axis in zip(args, axes, strict=True)
+        ]
+        return np.stack(
+            [*itertools.starmap(function, zip(*whole, strict=False))], out_axes
+        )
+
+    return mapped
 
 
 def linear(width: int, out: int, bias: bool = True, **_: Any) -> Any:
@@ -141,7 +158,25 @@ LENT: dict[str, Any] = {
     "ColumnParallelLinear": linear,
     "RowParallelLinear": linear,
     "get_model_parallel_world_size": lambda: 1,
+    "get_device": lambda *_: "cpu",
 }
+
+
+def on_processor(torch: Any) -> None:
+    """From here on a device of the name cuda is the processor."""
+
+    def plain(x: Any) -> Any:
+        is_device = isinstance(x, str | torch.device)
+        return "cpu" if is_device and str(x).startswith("cuda") else x
+
+    class OnProcessor(torch.overrides.TorchFunctionMode):  # type: ignore[name-defined,misc]
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            named = {name: plain(x) for name, x in (kwargs or {}).items()}
+            return func(*map(plain, args), **named)
+
+    OnProcessor().__enter__()
 
 
 def stand_in(name: str) -> Any:
@@ -151,8 +186,8 @@ def stand_in(name: str) -> Any:
         course = importlib.import_module("headwise.courses.from_scratch")
         return vars(course)["CausalAttention"]
     nn = types.SimpleNamespace(softmax=softmax, relu=lambda x: np.maximum(x, 0))
-    jax = types.SimpleNamespace(numpy=np, nn=nn)
-    modules = {"jax.numpy": np, "jax.nn": nn, "jax": jax}
+    jax = types.SimpleNamespace(numpy=np, nn=nn, vmap=vmap, jit=lambda f, **_: f)
+    modules = {"jax.numpy": np, "jax.nn": nn, "jax": jax, "cupy": np}
     if name in ("einops", "fancy_einsum"):
         return types.SimpleNamespace(**LENT)
     return modules.get(name, LENT.get(name.rpartition(".")[2]))

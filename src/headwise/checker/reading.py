@@ -283,7 +283,7 @@ def _in_out(array: Array) -> Any:
 
 # Names of the matrices of latent attention: down to what keys and values are made of, and up to each.
 LATENT = {
-    "down": "w?(d|down|to)?(kv)(a|down|compress|latent)?|w?kvlatent",
+    "down": "w?(d|down|to)?(kv)(a|down|compress|latent)?|w?kvlatent|down",
     "k": "w?(u|up)?k(up|u|b)?|w?upk",
     "v": "w?(u|up)?v(up|u|b)?|w?upv",
 }
@@ -366,7 +366,9 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
     # how q, k and v stand in one fused matrix; see `_unfused`
     orders: tuple[str, ...] = ("blocks",)
     if {"qkv", "kv"} & set(parts.weights):
-        orders = ("blocks", "groups", "features", "kqv", "vqk", "qvk")
+        orders = (
+            "blocks", "groups", "features", "kqv", "vqk", "qvk", "(d k h)", "(d h k)",
+        )  # fmt: skip
     sides: tuple[str, ...] = (
         "in-out",
     )  # of a matrix: which of its axes is summed over
@@ -562,7 +564,7 @@ def _unfused(x: Any, fused: str, H: int, G: int, order: str) -> dict[str, Any]:
 
     fused  "qkv" or "kv"
     order  "blocks" q | k | v; "groups", of each key/value head its queries, its key, its value; "features" (h, d, 3);
-           "kqv" and such: blocks in another order
+           "kqv" and such: blocks in another order; axes in parentheses: features first
     """
     names = fused
     if order in ("kqv", "vqk", "qvk"):
@@ -574,6 +576,11 @@ def _unfused(x: Any, fused: str, H: int, G: int, order: str) -> dict[str, Any]:
         H // G if role == "q" else 1 for role in names
     ]  # heads of each, for a key/value head
     n = sum(shares)
+    if order[0] == "(":  # (d, roles, h) or (d, h, roles): to (roles, h, d)
+        x = x.reshape(*x.shape[:-1], -1, *((n, H) if order == "(d k h)" else (H, n)))
+        x = np.moveaxis(x, -3, -1)
+        x = x if order == "(d k h)" else x.swapaxes(-2, -3)
+        x = x.reshape(*x.shape[:-3], -1)
     axes = {"groups": (G, n, -1), "features": (-1, n)}.get(order, (n, -1))
     lead = x.shape[:-1]
     x = x.reshape(*lead, *axes)

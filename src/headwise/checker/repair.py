@@ -7,6 +7,7 @@ arguments, a comparison, q for k. To try another kind of change is a branch of `
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
 import time
 from collections.abc import Callable, Iterator
@@ -52,8 +53,10 @@ def repaired(
                 target, thing=thing, source=other, namespace=namespace, checked=[], not_checked=[],
             )  # fmt: skip
             if is_right(version):
-                quote = source.lines[number - 1].strip()
-                return Repair(source.number_of(number), quote, text.strip())
+                quote, text = source.lines[number - 1].strip(), text.strip()
+                with contextlib.suppress(SyntaxError):  # half of a statement
+                    text = ast.unparse(ast.parse(text))
+                return Repair(source.number_of(number), quote, text)
         except Exception:  # such a change may raise anything
             continue
     return None
@@ -75,10 +78,8 @@ def _versions(source: Source, name: str) -> Iterator[tuple[int, str]]:
                 line = source.lines[node.lineno - 1].encode()
                 for changed in changes_of_node(node, names, kept):
                     inner = ast.unparse(changed)
-                    is_plain = isinstance(changed, ast.Name | ast.Constant | ast.Call)
-                    inner = inner if is_plain else f"({inner})"
                     before, after = line[: node.col_offset], line[node.end_col_offset :]
-                    yield node.lineno, (before + inner.encode() + after).decode()
+                    yield node.lineno, f"{before.decode()}({inner}){after.decode()}"
 
 
 def changes_of_node(node: Any, names: set[str], kept: set[str]) -> Iterator[ast.AST]:

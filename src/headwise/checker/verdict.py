@@ -53,6 +53,7 @@ from headwise.checker.contract import (
     value_of,
 )
 from headwise.checker.examine import examine
+from headwise.checker.lent import on_processor
 from headwise.checker.loops import CALLED, NAME, head_loop
 from headwise.checker.reading import ROLES
 from headwise.checker.sandbox import MEMORY, alone, run_apart
@@ -507,6 +508,8 @@ def read_request(request: Mapping[str, Any]) -> tuple[Target, Callable[[], None]
             "torch"
         ):  # there is no graphics card, and none is needed
             torch.Tensor.cuda = torch.nn.Module.cuda = lambda x, *_, **__: x
+            if source.says("cuda"):
+                on_processor(torch)
         lent = run_definitions(source, target.name, target.namespace)
         if lent and not is_loop:
             target.lent.append(
