@@ -41,6 +41,7 @@ from headwise.checker.source import CALLS, DATA, KEY, MASK, Source, methods_of
 # No two of these sizes are equal, so that no axis can be taken for another.
 BATCH, TOKENS, HEADS, KV_HEADS, HEAD_DIM, CONTEXT = 5, 7, 6, 2, 8, 16
 WIDTH = HEADS * HEAD_DIM
+WINDOW = 3  # keys that a query sees, or as many before it
 # Real tokens of the documents: of one all, as in a batch that was padded to its longest; of the others fewer.
 LENGTHS = np.array([7, 4, 6, 3, 5])
 # What is passed for a parameter, by what its name means in names.toml. Dropout is high, so that it shows.
@@ -54,6 +55,8 @@ VALUES: dict[str, Any] = {
     "BATCH": BATCH,
     "DROPOUT": 0.5,
     "ROOT": HEAD_DIM**0.5,
+    "SCALE": HEAD_DIM**-0.5,
+    "WINDOW": WINDOW,
     "none": None,
     "rng": np.random.default_rng(0),
 }
@@ -192,6 +195,8 @@ class Config:
     def __init__(
         self, sizes: Settings, defaults: Any = None, theirs: bool = False
     ) -> None:
+        if isinstance(defaults, dict):
+            defaults = types.SimpleNamespace(**{str(k): defaults[k] for k in defaults})
         self._sizes, self._defaults, self._theirs = sizes, defaults, theirs
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -199,8 +204,7 @@ class Config:
         with contextlib.suppress(KeyError):  # of a dictionary with attributes
             kept = getattr(self._defaults, name, default)
         if isinstance(kept, dict):  # a section
-            section = types.SimpleNamespace(**kept)
-            return Config(self._sizes, section, self._theirs)
+            return Config(self._sizes, kept, self._theirs)
         if self._theirs and kept is not default:
             return kept
         is_choice = (
@@ -257,6 +261,8 @@ def build(target: Target, sizes: Settings, theirs: bool = False) -> Any:
                 members = getattr(kind, "__members__", {})  # of an enumeration
                 value = next(iter(members.values()), UNFILLED)
                 target.guesses = True
+            # a window may be a square of tokens
+            target.guesses |= meaning_of(name) == "WINDOW"
             if value is not UNFILLED:
                 arguments[name] = value
             elif required:
@@ -293,9 +299,7 @@ def _defaults(parameter: inspect.Parameter, target: Target) -> Any:
     kinds = [_annotated(parameter, target.namespace), *target.namespace.values()]
     for value in kinds:
         if isinstance(value, dict) and any("head" in str(key) for key in value):
-            return types.SimpleNamespace(
-                **{str(key): field for key, field in value.items()}
-            )
+            return value
         if isinstance(value, type) and re.search(
             r"config|args$|cfg", value.__name__, re.I
         ):
@@ -833,8 +837,8 @@ def _bound(target: Target, call: Callable[..., Any], module: Any) -> Attention:
                 continue
             is_table = CALL["tables"].search(name) or CALL["nothing"].fullmatch(name)
             fixed[name] = None if is_table else value_of(name, sizes)
-            if target.scope.says(rf"\b{name.lower()}\[0\]") and fixed[name] == TOKENS:
-                fixed[name] = TOKENS, 0  # of a window, to the left and to the right
+            if meaning_of(name) == "WINDOW" and f"{name.lower()}[0]" in code:
+                fixed[name] = WINDOW, 0  # to the left and to the right
             if fixed[name] is UNFILLED:
                 target.unnamed, fixed[name] = name, None
             if is_table or meaning_of(name) is None:

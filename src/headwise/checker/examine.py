@@ -889,9 +889,6 @@ class Examiner:
         target.did(one_query or ("causal" if trial.causal else "not_causal"))
         if "norm" in trial.shown:
             target.left_out("norm")
-        # A window gets our CONTEXT for its size, which is longer than our text: it hides nothing.
-        if self.scope.says("window_size|sliding_window"):
-            target.left_out("window")
         if trial.explanation.settings.get("residual"):
             target.did("residual")
         for fill in self.scope.numbers if self.scope.says("fill|mask|where") else ():

@@ -32,6 +32,7 @@ CORRECT: dict[str, Any] = {
     "top": "all",
     "norm": "softmax",  # or another function of the scores, such as "exp-shared": see `weighted`
     "see": "past",  # the keys that a causal query sees, itself too; others: see `allowed_by`
+    "window": None,  # as many keys that it sees, itself too; None: all of them
     "fill": -math.inf,  # what stands in the place of a forbidden score
     "fill_by": "replace",  # or "add" to the score
     "fill_at": "scaled",  # or "raw": before the scores are divided
@@ -388,6 +389,8 @@ def allowed_by(masks: Masks, s: Settings, B: int, H: int, T: int, S: int) -> Any
             "all": True,
         }
         allowed = allowed & rules.get(s["see"], ahead <= 0)
+        if s["window"]:
+            allowed = allowed & (ahead > -s["window"])
     if masks.real is not None and s["padding"] != "nothing":
         document, head = np.arange(B)[:, None], np.arange(H)[None]
         # "cycle": the B masks are laid again and again on the B * H maps, so that head 1 of document 0 gets the mask

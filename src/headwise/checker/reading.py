@@ -17,11 +17,14 @@ import numpy as np
 
 from headwise.checker.bugs import Settings, UncheckedError
 from headwise.checker.contract import (
+    CALL,
     HEAD_DIM,
     HEADS,
     NAMES,
+    TOKENS,
     VALUES,
     WIDTH,
+    WINDOW,
     Target,
     arguments_of,
     meaning_of,
@@ -207,7 +210,7 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
         if re.search("sink", path) and array.value.size > 1:
             parts.sink = array.value.ravel()
             continue
-        if re.search("(?<![a-z])gate", path):
+        if re.search("(?<![a-z])gate", path) and (flat or WIDTH in array.value.shape):
             parts.gate[not flat] = array.value if flat else _in_out(array)
             continue
         role = role_of(path)
@@ -426,17 +429,24 @@ def _extras(target: Target, parts: Parts, inside: Any, heads: Any) -> list[Setti
     extras: list[Settings] = [{}]
     if target.scope.says("activation"):
         extras += [{"act": "relu"}]
+    kept = [*inside.values(), *target.source.numbers, WINDOW]
+    numbers = [float(n) for n in kept if type(n) in (int, float) and n > 1]
     if target.scope.says("tanh"):
-        numbers = [*inside.values(), *target.source.numbers]
-        caps = dict.fromkeys(
-            float(n) for n in numbers if type(n) in (int, float) and n > 1
-        )
-        extras += [{"softcap": cap} for cap in list(caps)[:6]]
+        caps = list(dict.fromkeys(numbers))[:6]
+        extras += [{"softcap": cap} for cap in caps]
+    if target.scope.says("window|sliding|local|ventana"):
+        sizes = sorted({int(n) for n in numbers if n < TOKENS})
+        # a window of n, and n beside the query itself
+        windows = [{"window": n + more} for n in sizes for more in (0, 1)]
+        extras += [{**extra, **window} for extra in extras for window in windows]
+    if heads and target.scope.says("alibi|slope"):
+        usual = 2 ** (-8 / heads * np.arange(1, heads + 1))
+        extras += [{**extra, "slopes": usual} for extra in extras]
     for name, value in {**inside, **inside.get("_buffers", {})}.items():
         is_slope = re.search("slope|alibi|^m$", name)
         slopes = to_array(value) if is_slope else None
         if slopes is not None and slopes.size == heads:
-            extras = [{**extra, "slopes": slopes.ravel()} for extra in extras]
+            extras = [{"slopes": slopes.ravel(), **extra} for extra in extras]
     values = parts.weights.get("v", [])
     shape = set(values[0].value.shape) if len(values) > 1 else set()
     if len(shape) == 1 and "o" not in parts.weights:
@@ -631,7 +641,7 @@ def styles(
 def kept_as(meaning: str, instance: Any, target: Target) -> int | None:
     """A whole number that the caller, the object, its config, a module of it or the file keeps under such a name."""
     kept = getattr(instance, "__dict__", {})
-    configs = [kept[name] for name in ("config", "cfg") if name in kept]
+    configs = [kept[name] for name in kept if CALL["config"].fullmatch(name)]
     modules = kept.get("_modules", {}).values()
     for place in (target.options.args, kept, *configs, *modules, target.namespace):
         # Of a dictionary its own items; a module that a class leaves out is None, and has none.
@@ -649,8 +659,13 @@ def heads_of(instance: Any, target: Target) -> tuple[int | None, int | None]:
     heads = kept_as("HEADS", instance, target)
     # The class has an argument of that kind, which the object need not keep: it was given our number of heads.
     names = arguments_of(target.thing)
-    counts = "(?i)^(?!.*(dim|size)).*(head|cabeza|config|cfg)"
-    told = [n for n in names if meaning_of(n) is None and re.search(counts, n)]
+    counts = "(?i)^(?!.*(dim|size)).*(head|cabeza)"
+    told = [
+        name
+        for name in names
+        if (meaning_of(name) is None and re.search(counts, name))
+        or CALL["config"].fullmatch(name)
+    ]
     if heads is None and (told or "HEADS" in map(meaning_of, names)):
         heads = target.options.args.get("HEADS", HEADS)
     return heads, kept_as("KV_HEADS", instance, target)

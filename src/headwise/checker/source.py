@@ -252,6 +252,15 @@ def candidates(source: Source) -> dict[str, str]:
     for name in called:  # classes of other names, which attend by themselves
         if name in attending and not set(source.reach(name)) & set(kinds):
             kinds[name] = "layer"
+    for name in called:  # a block that has weights, and calls a function that attends
+        text = ast.unparse(source.definitions[name])
+        parts = [n for n in source.reach(name)[1:] if kinds.get(n) == "function"]
+        if (
+            parts
+            and re.search(QUERIES, text, re.I)
+            and not re.search(AROUND, text, re.I)
+        ):
+            kinds[name] = "layer"
     # A head that classifies attends nowhere; a block of a model uses what attends.
     for name in [*kinds]:
         text = ast.unparse(source.definitions[name])
@@ -395,6 +404,8 @@ def _told(text: str) -> str | None:
 
 # Reading a file: its definitions, and of its statements those alone that a name of them needs.
 
+# Calls that make records, such as a config, and do nothing else.
+RECORDS = ("dict", "SimpleNamespace")
 # Imports that stand at the head of a text which a page prints without them.
 MODULES = {
     "math": "math",
@@ -539,7 +550,8 @@ def needed_statements(source: Source, name: str) -> list[ast.stmt]:
         definitions = ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom
         plain = isinstance(node, definitions)
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value:
-            plain = not any(isinstance(part, ast.Call) for part in ast.walk(node.value))
+            calls = [x.func for x in ast.walk(node.value) if isinstance(x, ast.Call)]
+            plain = all(ast.unparse(x).endswith(RECORDS) for x in calls)
         makes = bool(wanted & set(bound_by(node)))
         if plain or makes:
             kept.append(node)
