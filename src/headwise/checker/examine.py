@@ -70,7 +70,6 @@ from headwise.checker.search import (
     close,
     evidence_of,
     stage_of,
-    stages_of,
 )
 from headwise.checker.source import (
     ENCODINGS,
@@ -121,34 +120,23 @@ class Built:
     sizes: tuple[int, int, int] | None = None
 
 
-# bugs whose line no pattern tells: a small change that makes the code right does
-PLACELESS = {UNKNOWN, "batch-mixed"}
-
-
 def examine(target: Target) -> Verdict:
     """The verdict on a layer or a function. UncheckedError where it cannot be built or called."""
     examiner = Examiner(target)
     try:
         verdict = examiner.verdict()
     except Exception as error:
-        evidence = in_one_line(error)
-        if (verdict := examiner.repaired("raises", evidence)) is None:
+        mended = examiner.repaired("raises", in_one_line(error))
+        if mended is None:
             raise
-        return verdict
-    bugs = PLACELESS.intersection(verdict.bugs)
-    if verdict.right or (verdict.right is False and not bugs):
-        return verdict
-    bug = UNKNOWN if not bugs or UNKNOWN in bugs else verdict.bugs[0]
-    findings = [finding for finding in verdict.findings if finding.bug == bug]
-    evidence = findings[0].evidence if findings else target.say("repair_evidence")
-    if mended := examiner.repaired(bug, evidence):
         return mended
-    if bug != UNKNOWN or not findings:
+    # that documents meet a property shows, and no pattern tells its line
+    bug = "batch-mixed" if "batch-mixed" in verdict.bugs else UNKNOWN
+    if verdict.right or (verdict.bugs and bug == UNKNOWN):
         return verdict
-    # What no bug and no small change explains may be another kind of attention.
-    target.left_out("unexplained", evidence=evidence)
-    rest = tuple(finding for finding in verdict.findings if finding.bug != UNKNOWN)
-    return target.verdict(False if rest else None, rest)
+    evidence = [each.evidence for each in verdict.findings if each.bug == bug]
+    evidence = evidence or [target.say("repair_evidence")]
+    return examiner.repaired(bug, evidence[0]) or verdict
 
 
 def _has_other_size(error: str) -> bool:
@@ -181,15 +169,10 @@ class Examiner:
         for built in self.builds():
             if trials := self.trials(built):
                 verdict = self.judged(trials)
-                is_known = verdict.right is False and UNKNOWN not in verdict.bugs
-                if verdict.right or is_known:
+                if verdict.right is not None:
                     return verdict
                 doubtful.append(verdict)
-                if verdict.right is False and built.sizes is None:
-                    break
-        if not doubtful:
-            return self.stopped()
-        return min(doubtful, key=lambda each: (each.right is False, len(each.bugs)))
+        return doubtful[0] if doubtful else self.stopped()
 
     # Building.
 
@@ -244,7 +227,7 @@ class Examiner:
                     "asks_config",
                 )
                 if is_asked and not theirs and len(guessed) < 2:
-                    attempts += [({**sizes, name: x}, theirs) for x in GUESSES]
+                    attempts += [({**sizes, str(name): x}, theirs) for x in GUESSES]
 
     def _adapted(self) -> Built | None:
         """An adapter by hand: a function of one text that builds a class of its file; here one object for all calls."""
@@ -608,7 +591,8 @@ class Examiner:
         is_narrow = self.scope.says(r"half\(|float16|autocast")
         rounds = [(trial, False) for trial in ready[:3]]
         may_mix = "batch-mixed" in first.shown or is_narrow
-        if not may_mix and self._may_accuse(first):
+        self.is_sure = not (first.attention.guessed or first.parts.unread)
+        if not may_mix and self.is_sure:
             rounds.append((first, True))
         for trial, pairs in rounds:
             for guess, cases in trial.guesses:
@@ -629,7 +613,6 @@ class Examiner:
                 if not self.scope.says(SAYS["wide"]):
                     first.shown["softmax-narrow"] = ""
         first.causal = bool(first.causal)
-        self.is_sure = not (first.attention.guessed or first.parts.unread)
         return self._verdict(first)
 
     def _ready(self, trials: list[Trial]) -> list[Trial]:
@@ -858,17 +841,15 @@ class Examiner:
             target.left_out("not_still")
         # None: neither right nor wrong can be said.
         right: bool | None = not bugs and explained
-        if not explained and not (self._may_accuse(trial) and self._compares(trial)):
-            # Bugs that explain some cases alone are no evidence beside one that nothing explains.
-            bugs = [bug for bug in bugs if bug in shown]
+        if not explained:
+            # Beside a case that nothing explains, what a guess on masks explains is no evidence.
+            sure = [x for x in explanation.bugs if "mask" not in bug_named(x).needs]
+            bugs = [bug for bug in bugs if bug in shown or bug in sure]
             right = False if bugs else None
-            target.left_out("beyond")
-        findings = [self._finding(trial, bug) for bug in dict.fromkeys(bugs)]
-        if not explained and right is False and self._may_accuse(trial):
             cases = [c for c in trial.cases if c.name in explanation.unexplained]
             clue = stage_of(explanation, (cases or trial.cases)[0], target.say)
-            clues = filter(None, [clue, shown.get("no-gradient")])
-            findings.append(target.finding(UNKNOWN, "; ".join(clues)))
+            target.left_out("unexplained", evidence=clue)
+        findings = [self._finding(trial, bug) for bug in dict.fromkeys(bugs)]
         return target.verdict(right, tuple(findings))
 
     def _notes(self, trial: Trial) -> None:
@@ -932,34 +913,6 @@ class Examiner:
         is_around = outside or re.search("bert", name, re.I) or self.scope.says(loop)
         several = len(trial.parts.weights.get("q", ())) > 1 or trial.parts.unread
         return not (is_around or several)
-
-    def _may_accuse(self, trial: Trial) -> bool:
-        """Is everything known, so that a difference which no bug explains is the learner's?
-
-        Nothing was guessed, and the code calls no functions of which the form may know nothing.
-        """
-        scope, module = self.scope, trial.attention.module
-        if (
-            trial.attention.guessed
-            or self.target.guesses
-            or trial.parts.unread
-            or scope.says(SAYS["not_modelled"])
-        ):
-            return False
-        kept = {**getattr(module, "__dict__", {}), **getattr(module, "_modules", {})}
-        known = {name for name in kept if hasattr(kept[name], "forward")}
-        known.update(self.target.source.definitions, names_of([scope.tree], ast.Store))
-        known.update(re.findall(r"def (\w+)", scope.text))
-        called = set(re.findall(r"(\w+)\(", scope.code))
-        others = called.difference(map(str.lower, known))
-        return all(
-            re.fullmatch(SAYS["calls"], name, re.I) or role_of(name) for name in others
-        )
-
-    def _compares(self, trial: Trial) -> bool:
-        """Does the form compute numbers beside which the learner's can stand?"""
-        reading, case = trial.explanation.reading, trial.cases[0]
-        return stages_of(reading, reading.settings, case) is not None
 
     def _renamed(self, bug: str) -> str:
         """The bug that gives the numbers of this one in code such as the learner's."""

@@ -169,7 +169,7 @@ def on_processor(torch: Any) -> None:
         is_device = isinstance(x, str | torch.device)
         return "cpu" if is_device and str(x).startswith("cuda") else x
 
-    class OnProcessor(torch.overrides.TorchFunctionMode):  # type: ignore[name-defined,misc]
+    class OnProcessor(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
         def __torch_function__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:

@@ -302,7 +302,7 @@ def _add_unnamed(parts: Parts, others: list[Array]) -> None:
         else:
             _give(parts, role, array, others)
     matrices = [array for array in left if array.value.ndim > 1]
-    first = [array.value.shape for array in weights.get("q") or weights.get("qkv", ())]
+    first = [x.value.shape for x in weights.get("q", weights.get("qkv", []))]
     for array in matrices if [each.value.ndim for each in matrices] == [2] else ():
         small, large = sorted(array.value.shape)
         # the features of all heads, or of a fused matrix a third

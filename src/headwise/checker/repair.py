@@ -72,6 +72,7 @@ def _versions(source: Source, name: str) -> Iterator[tuple[int, str]]:
         names = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
         kept = {x.attr for x in ast.walk(function) if isinstance(x, ast.Attribute)}
         for statement in function.body:
+            node: Any
             for node in ast.walk(statement):
                 if getattr(node, "lineno", 0) != getattr(node, "end_lineno", None):
                     continue

@@ -254,12 +254,9 @@ def candidates(source: Source) -> dict[str, str]:
             kinds[name] = "layer"
     for name in called:  # a block that has weights, and calls a function that attends
         text = ast.unparse(source.definitions[name])
-        parts = [n for n in source.reach(name)[1:] if kinds.get(n) == "function"]
-        if (
-            parts
-            and re.search(QUERIES, text, re.I)
-            and not re.search(AROUND, text, re.I)
-        ):
+        functions = [n for n in source.reach(name)[1:] if kinds.get(n) == "function"]
+        is_layer = re.search(QUERIES, text, re.I) and not re.search(AROUND, text, re.I)
+        if functions and is_layer:
             kinds[name] = "layer"
     # A head that classifies attends nowhere; a block of a model uses what attends.
     for name in [*kinds]:
