@@ -159,6 +159,7 @@ class Examiner:
         self.takes_weights = False
         self.left = len(target.not_checked)
         self.until = time.process_time() + 1.5 * target.options.seconds
+        self.names = set[str]()  # of the cases that came to an end
         # is nothing of what was called a guess?
         self.is_sure = not target.guesses
         self.read = set(names_of([self.scope.tree], ast.expr_context))
@@ -219,7 +220,8 @@ class Examiner:
                 call = prepared(call_of(instance), self.target)
                 yield Built(instance, call, instance)
             except Exception as error:
-                self.errors += [] if guessed else [error]
+                is_theirs = "unexpected keyword" in str(error)
+                self.errors += [error] if is_theirs or not guessed else []
                 # a parameter, or a field of a config, of which nothing is known
                 name = getattr(error, "facts", {}).get("name")
                 is_asked = getattr(error, "key", "") in (
@@ -572,6 +574,7 @@ class Examiner:
         self.target.not_checked[self.left :] = []
         self.target.checked.clear()
         ready = self._ready(trials)
+        self.names.update(case.name for trial in ready for case in trial.cases)
         if not ready:
             raise UncheckedError("no_form_of_mask", name=self.target.name)
         if right := self._right(ready):
@@ -643,8 +646,11 @@ class Examiner:
 
         def is_right(version: Target) -> bool:
             other = Examiner(version)
-            trials = map(other.trials, other.builds())
-            return any(other._right(other._ready(each)) for each in trials)
+            for trials in map(other.trials, other.builds()):
+                # in as many cases as before: a change may stop the code where it is given a mask
+                if right := other._right(other._ready(trials)):
+                    return self.names <= {case.name for case in right[2]}
+            return False
 
         target = self.target
         if target.guesses or not (self.certain and self.is_sure):
@@ -963,7 +969,8 @@ class Examiner:
             raise error  # another method sets it, which was to be called first
         # a default of theirs, for which nothing was passed
         is_default = "NoneType" in str(error) and not getattr(error, "none", True)
-        if not (is_name or attribute or is_default):
+        is_keyword = "unexpected keyword" in str(error) and not target.lent
+        if not (is_name or attribute or is_default or is_keyword):
             # A size that its __init__ refuses, and axes that cannot be unpacked, are ours.
             is_built = frames[-1].name == "__init__" and not isinstance(
                 error, AttributeError

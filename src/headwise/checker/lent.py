@@ -148,7 +148,7 @@ LENT: dict[str, Any] = {
     "ScaledDotProductAttention": lambda *_, **__: attend,
     "ScaleDotProductAttention": lambda *_, **__: attend,
     "Attention": lambda *_, **__: attend,
-    "scaled_dot_product_attention": attend,
+    "scaled_dot_product_attention": lambda *args, **named: attend(*args, **named)[0],
     "flash_attn_func": flash,
     "memory_efficient_attention": flash,
     "Linear": linear,
