@@ -6,6 +6,7 @@ side on which a matrix is multiplied, q and k exchanged. Code that any reading r
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import itertools
 import re
@@ -398,6 +399,10 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
     optional = target.scope.says(
         r"(cos|sin|rope|rotary)\w*(: [^,=)]*)? ?= ?none|use_(rope|rotary)"
     )
+    for node in ast.walk(target.scope.tree):
+        if isinstance(node, ast.If) and "None" in ast.unparse(node.test):
+            body = "\n".join(map(ast.unparse, node.body)).lower()
+            optional |= re.search(ROTATES, body) is not None
     fractions = FRACTIONS if target.scope.says(ROTATES_PART) else (1,)
     # what is normed may say that it needs none
     unscaled = parts.gains and target.scope.says(r"scal\w* ?= ?1(\.0)?\b")
