@@ -722,7 +722,7 @@ class Examiner:
             attention.rank == 1  # token by token
             or attention.is_told_causal
             or re.search(SAYS["causal_name"], self.target.name, re.I)
-            or self.scope.says(SAYS["causal"])
+            or self.scope.always_says(SAYS["causal"])
             or self._says_causal()
         )
         return True if told else None

@@ -99,6 +99,14 @@ class Source:
         """Does the code match, comments and documentation left out?"""
         return re.search(pattern, self.code) is not None
 
+    def always_says(self, pattern: str) -> bool:
+        """Does the code match outside of what stands below an `if`?"""
+        tree = ast.parse(self.code)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.If):
+                node.body, node.orelse = [ast.Pass()], []
+        return re.search(pattern, ast.unparse(tree)) is not None
+
     def tells(self, pattern: str) -> bool:
         """Does the text match, with its comments?"""
         return re.search(pattern, self.text, re.I) is not None
