@@ -58,10 +58,11 @@ SLIPS = [
 ]
 
 
+@pytest.mark.slow
 @every("right, slip, line", SLIPS)
 def test_a_slip_without_a_name_is_found_by_the_change_that_mends_it(right: str, slip: str, line: int) -> None:
     code = correct_code("correct_interleaved")
-    verdict = judge(Version("correct_interleaved", 1, (), code.replace(right, slip)))
+    verdict = judge(Version("correct_interleaved", 1, (), code.replace(right, slip)), 20)
     assert verdict.right is False and len(verdict.findings) == 1
     finding = verdict.findings[0]
     assert finding.line == line and slip in finding.quote
@@ -133,7 +134,7 @@ def test_what_the_check_has_no_form_of_is_not_called_wrong() -> None:
     cooled = correct_code("nano").replace("att = F.softmax(att", "att = F.softmax(torch.asinh(att)")
     verdict = judge(Version("strange", 0, (), cooled), 40)  # the search has 12 seconds of the processor
     assert (verdict.right, verdict.exit_code) == (None, 2), verdict
-    assert any("no correct form" in reason for reason in verdict.not_checked)
+    assert any("differ from the correct form" in reason for reason in verdict.not_checked)
 
 
 def attention(q, k, v, mask=None):  # type: ignore[no-untyped-def]

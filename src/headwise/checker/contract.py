@@ -487,7 +487,9 @@ def still_dropout(seen: Seen, trains: bool, tokens: int) -> Iterator[None]:
     functional = torch.nn.functional  # where nn.Dropout finds its function, too
     attend = functional.scaled_dot_product_attention
 
-    def dropout(x: Any, p: float = 0.5, training: bool = True, *_: Any) -> Any:
+    def dropout(
+        x: Any, p: float = 0.5, training: bool = True, *_: Any, **__: Any
+    ) -> Any:
         if training and p > 0:
             seen.dropped = True
             seen.in_eval |= not trains

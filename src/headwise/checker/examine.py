@@ -85,6 +85,8 @@ from headwise.checker.source import (
 SAYS = size.NAMES["says"]
 # Values for what no name tells: a width first.
 GUESSES = (size.WIDTH, size.HEADS, size.HEAD_DIM, size.TOKENS, 1, False, None)
+# Seconds of the processor in which changes are tried: a round choice.
+REPAIRING = 6.0
 # So many masks in a row, with one and the same error: a round choice.
 ALIKE = 5
 # Of the largest number. bfloat16 keeps 8 bits, so one rounding is off by 0.4 % at most; but several follow one
@@ -657,7 +659,8 @@ class Examiner:
         target = self.target
         if target.guesses or not (self.certain and self.is_sure):
             return None
-        repair = repaired(target, is_right, self.until - time.process_time())
+        left = min(REPAIRING, self.until - time.process_time())
+        repair = repaired(target, is_right, left)
         if repair is None:
             return None
         fix = target.say("repair", text=repair.text)

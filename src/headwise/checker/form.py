@@ -374,12 +374,14 @@ def softmax(x: Any, axis: Any) -> Any:
 
 def allowed_by(masks: Masks, s: Settings, B: int, H: int, T: int, S: int) -> Any:
     """(B|1, H|1, T, S), True where a query may attend; None where nothing is masked."""
-    if not masks.causal and masks.real is None:
+    if not masks.causal and masks.real is None and not s["window"]:
         return None
     allowed = np.ones((1, 1, T, S), bool)
+    # (T,S): how many tokens a key stands after a query. The last of both are the same token, also where S > T.
+    ahead = np.arange(S)[None] - np.arange(T)[:, None] - (S - T)
+    if s["window"]:
+        allowed = allowed & (np.abs(ahead) < s["window"])
     if masks.causal:
-        # (T,S): how many tokens a key stands after a query. The last of both are the same token, also where S > T.
-        ahead = np.arange(S)[None] - np.arange(T)[:, None] - (S - T)
         # Whatever is no rule here, "past" and "inverse", sees the past and itself.
         rules = {
             "next": ahead <= 1,
@@ -389,8 +391,6 @@ def allowed_by(masks: Masks, s: Settings, B: int, H: int, T: int, S: int) -> Any
             "all": True,
         }
         allowed = allowed & rules.get(s["see"], ahead <= 0)
-        if s["window"]:
-            allowed = allowed & (ahead > -s["window"])
     if masks.real is not None and s["padding"] != "nothing":
         document, head = np.arange(B)[:, None], np.arange(H)[None]
         # "cycle": the B masks are laid again and again on the B * H maps, so that head 1 of document 0 gets the mask
