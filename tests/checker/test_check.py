@@ -66,7 +66,7 @@ def test_a_slip_without_a_name_is_found_by_the_change_that_mends_it(right: str, 
     assert verdict.right is False and len(verdict.findings) == 1
     finding = verdict.findings[0]
     assert finding.line == line and slip in finding.quote
-    assert finding.fix.partition(": ")[2] == ast.unparse(ast.parse(code.splitlines()[line - 1].strip()))
+    assert finding.fix.split("`")[1] == ast.unparse(ast.parse(code.splitlines()[line - 1].strip()))
 
 
 @pytest.mark.slow

@@ -663,7 +663,7 @@ class Examiner:
         repair = repaired(target, is_right, left)
         if repair is None:
             return None
-        fix = target.say("repair", text=repair.text)
+        fix = target.say("repair", right=repair.text)
         finding = Finding(bug, repair.line, repair.quote, evidence, fix)
         return target.verdict(False, (finding,))
 
