@@ -62,7 +62,7 @@ SLIPS = [
 @every("right, slip, line", SLIPS)
 def test_a_slip_without_a_name_is_found_by_the_change_that_mends_it(right: str, slip: str, line: int) -> None:
     code = correct_code("correct_interleaved")
-    verdict = judge(Version("correct_interleaved", 1, (), code.replace(right, slip)), 20)
+    verdict = judge(Version("correct_interleaved", 1, (), code.replace(right, slip)), 30)
     assert verdict.right is False and len(verdict.findings) == 1
     finding = verdict.findings[0]
     assert finding.line == line and slip in finding.quote

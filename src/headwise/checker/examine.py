@@ -659,8 +659,7 @@ class Examiner:
         target = self.target
         if target.guesses or not (self.certain and self.is_sure):
             return None
-        left = min(REPAIRING, self.until - time.process_time())
-        repair = repaired(target, is_right, left)
+        repair = repaired(target, is_right, REPAIRING)
         if repair is None:
             return None
         fix = target.say("repair", right=repair.text)
