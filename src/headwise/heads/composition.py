@@ -204,7 +204,7 @@ def _rows_of(
             [at for at, piece in enumerate(pieces) if piece.equal(head)]
             for head in first
         ]
-        if all(len(found) == 1 for found in places):
+        if all(len(of_head) == 1 for of_head in places):
             rows = torch.split(as_rows(module), D)
             return torch.cat([rows[at] for (at,) in places])
     return None

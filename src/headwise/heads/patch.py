@@ -208,10 +208,10 @@ def patch(
         return study.ask(variants)
 
     effects, ends = _of_pairs(model, pairs, target, tried, progress)
-    found = _shares(effects, ends)
-    shares = {name: share for (name, t), share in found.items() if t is None}
+    every_share = _shares(effects, ends)
+    shares = {name: share for (name, t), share in every_share.items() if t is None}
     by_position = {
-        name: np.array([found[name, t].mean for t in range(T)])
+        name: np.array([every_share[name, t].mean for t in range(T)])
         for name in shares
         if is_each
     }

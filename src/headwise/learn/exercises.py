@@ -229,7 +229,7 @@ def judge(exercise: Exercise, source: str, guess: str | None, language: str) -> 
     outcomes = run(job)
     # Where the process ended early, there is nothing of the solution.
     learner, wanted = outcomes.pop(exercise.file), outcomes.pop("", {"values": []})
-    error, line, found = learner.get("error"), None, {}
+    error, line, mended = learner.get("error"), None, {}
     call, difference = first_difference(
         exercise, learner["values"], wanted["values"], language
     )
@@ -262,13 +262,13 @@ def judge(exercise: Exercise, source: str, guess: str | None, language: str) -> 
             "lines": exercise.written(source),
             "right": [line for _, line in exercise.written(solution)],
         }
-        found = run(question, REPAIRING)
-        line = found.get("line", line)
+        mended = run(question, REPAIRING)
+        line = mended.get("line", line)
     quoted = source.splitlines()[line - 1].strip() if line else ""
-    right = found.get("right", "").strip()
+    right = mended.get("right", "").strip()
     # a result that is kept nowhere lacks its name, or return
     if right and (not fix or right.endswith(quoted)):
-        fix = say("repair", right=found["right"])
+        fix = say("repair", right=mended["right"])
     return Mark(status, guess, line, quoted, ids, evidence, fix, function, right)
 
 
@@ -404,8 +404,8 @@ def repairs(
         # not the name that a line begins with
         places = range(3, len(parts), 2)
         edits = [{place: other} for place in places for other in others]
-        for one, two in combinations(places, 2):
-            edits += [{one: parts[two], two: parts[one]}]
+        for first, second in combinations(places, 2):
+            edits += [{first: parts[second], second: parts[first]}]
         texts = ["".join({**parts, **edit}.values()) for edit in edits]
         edited += [(number, number, text) for text in (line[4:], *texts)]
     # those first that the solution has
