@@ -226,7 +226,9 @@ def test_the_line_is_one_that_the_learner_wrote(
     verdict = mark(exercise, written(exercise, code), "en")
     assert said in verdict.fix and verdict.quoted.startswith(line), verdict
     if verdict.bugs:  # the last hint is the line that was to be written
-        assert verdict.right and verdict.right in told(exercise, verdict, "en", 3, "f", "c")[-2]
+        is_theirs = verdict.right == "v = matmul(x, w_v[h])"  # of a learner who writes three lines for one
+        assert is_theirs or any(right in text for text in verdict.right.splitlines())
+        assert verdict.right in told(exercise, verdict, "en", 3, "f", "c")[-2]
 
 
 def test_hints_begin_anew_with_another_bug(in_process: None, tmp_path: Path) -> None:

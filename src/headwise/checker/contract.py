@@ -62,9 +62,6 @@ VALUES: dict[str, Any] = {
 }
 NAMES = read_toml("names.toml")
 CALL = {name: re.compile(pattern, re.I) for name, pattern in NAMES["call"].items()}
-CAUSAL = (
-    r"((is|apply|use)_?)?(causal|autoregressive)(_mask)?|(is_?)?masked|(use|apply)_mask"
-)
 Tables = Callable[[int, int], dict[str, Any]]  # from a position on, so many tokens
 # stands for "nothing is known": None is a value that may be passed
 UNFILLED: Any = object()
@@ -177,6 +174,8 @@ def value_of(name: str, sizes: Settings, default: Any = UNFILLED) -> Any:
 def meaning_of(name: str) -> Any:
     """The `value` that names.toml has for such a name: "HEADS" for `num_heads`. None where the name says nothing."""
     plain = name.lower().strip("_")
+    if CALL["causal"].fullmatch(plain):
+        return True
     for entry in NAMES["arguments"]:
         if re.fullmatch("|".join(entry["names"]), plain):
             return entry["value"]
@@ -606,11 +605,12 @@ class Attention:
     def is_double(self) -> bool:
         """Does a module of torch keep weights of 64 bits?"""
         parameters: Any = getattr(self.module, "parameters", tuple)()
-        return self.kind == "torch" and any("64" in str(x.dtype) for x in parameters)
+        kinds = {str(weight.dtype) for weight in parameters}
+        return self.kind == "torch" and "torch.float64" in kinds
 
     @property
     def is_told_causal(self) -> bool:
-        return any(re.fullmatch(CAUSAL, name.lower()) for name in self.fixed)
+        return any(map(CALL["causal"].fullmatch, self.fixed))
 
     def __call__(self, inputs: Inputs, mask: Any = None) -> Any:
         # axes that the code does not take are looped over
@@ -817,15 +817,17 @@ def _bound(target: Target, call: Callable[..., Any], module: Any) -> Attention:
             inputs += others[:1]
     sizes = {"CONTEXT": TOKENS, **target.options.args}
     fixed: dict[str, Any] = {}
-    is_sure = len(inputs) == 1 or all(map(DATA[0].match, inputs[:1]))
-    guessed: list[str] = [] if is_sure and len(inputs) != 2 else list(inputs[1:])
+    # which of two texts asks, and in which order three of other names stand
+    guessed: list[str] = []
+    if len(inputs) == 2 or (len(inputs) == 3 and not DATA[0].match(inputs[0])):
+        guessed = list(inputs[1:])
     kind = kind_of_arrays(target, module)
     for name in names:
         if name in (*inputs, *gathers, mask, output):
             continue
         if re.fullmatch(r"(is_)?train(ing)?", name):
             fixed[name] = False
-        elif re.fullmatch(CAUSAL, name.lower()):
+        elif CALL["causal"].fullmatch(name):
             # On where nothing was said: what can be causal is checked as such. `check` lets `args` have no such name.
             fixed[name] = target.options.causal is not False
         elif name in target.options.args:

@@ -128,19 +128,22 @@ def examine(target: Target) -> Verdict:
     try:
         verdict = examiner.verdict()
     except Exception as error:
+        bug, evidence = "raises", in_one_line(error)
+        if isinstance(error, UncheckedError):
+            bug, evidence = UNKNOWN, error.text(target.options.lang)
         # of what was not called at all no change tells anything
         is_called = getattr(error, "key", "returns_shape") == "returns_shape"
-        mended = is_called and examiner.repaired("raises", in_one_line(error))
-        if not mended:
+        mended = examiner.repaired(bug, evidence) if is_called else None
+        if mended is None:
             raise
         return mended
     # that documents meet a property shows, and no pattern tells its line
     bug = "batch-mixed" if "batch-mixed" in verdict.bugs else UNKNOWN
     if verdict.right or (verdict.bugs and bug == UNKNOWN):
         return verdict
-    evidence = [each.evidence for each in verdict.findings if each.bug == bug]
-    evidence = evidence or [target.say("repair_evidence")]
-    return examiner.repaired(bug, evidence[0]) or verdict
+    told = [each.evidence for each in verdict.findings if each.bug == bug]
+    evidence = told[0] if told else target.say("repair_evidence")
+    return examiner.repaired(bug, evidence) or verdict
 
 
 def _has_other_size(error: str) -> bool:

@@ -304,19 +304,16 @@ def _add_unnamed(parts: Parts, others: list[Array]) -> None:
             _give(parts, role, array, others)
     matrices = [array for array in left if array.value.ndim > 1]
     first = [x.value.shape for x in weights.get("q", weights.get("qkv", []))]
-    for array in matrices if [each.value.ndim for each in matrices] == [2] else ():
-        small, large = sorted(array.value.shape)
-        # the features of all heads, or of a fused matrix a third
-        made = {
-            sum(map(min, first)),
-            sum(map(max, first)),
-            max(first or [(0,)])[0] // 3,
-        }
-        other = large + small - WIDTH  # beside the width of the input
-        if not first and WIDTH in (small, large) and other % 3 == 0 != small - large:
-            _give(parts, "qkv", array, left)
-        elif "o" not in weights and made & {small, large}:
-            _give(parts, "o", array, left)
+    if [each.value.ndim for each in matrices] == [2]:
+        sizes = set(matrices[0].value.shape)
+        # beside the width of the input three of the same; W_O reads the features of all heads, or of a third
+        three = [n for n in sizes - {WIDTH} if n % 3 == 0]
+        made = {sum(map(min, first)), sum(map(max, first))}
+        made |= {shape[0] // 3 for shape in first[:1]}
+        if not first and WIDTH in sizes and three:
+            _give(parts, "qkv", matrices[0], left)
+        elif "o" not in weights and made & sizes:
+            _give(parts, "o", matrices[0], left)
     known = {id(array) for arrays in weights.values() for array in arrays}
     parts.unread.extend(x.path for x in matrices if id(x) not in known)
 
@@ -439,7 +436,7 @@ def _extras(target: Target, parts: Parts, inside: Any, heads: Any) -> list[Setti
     if target.scope.says("tanh"):
         caps = list(dict.fromkeys(numbers))[:6]
         extras += [{"softcap": cap} for cap in caps]
-    if target.scope.says("window|sliding|local|ventana"):
+    if target.scope.says("window|sliding|local_?att|ventana"):
         sizes = sorted({int(n) for n in numbers if n < TOKENS})
         # a window of n, and n beside the query itself
         windows = [{"window": n + more} for n in sizes for more in (0, 1)]
@@ -591,15 +588,14 @@ def _unfused(x: Any, fused: str, H: int, G: int, order: str) -> dict[str, Any]:
         H // G if role == "q" else 1 for role in names
     ]  # heads of each, for a key/value head
     n = sum(shares)
-    if order[0] == "(":  # (d, roles, h) or (d, h, roles): to (roles, h, d)
-        x = x.reshape(*x.shape[:-1], -1, *((n, H) if order == "(d k h)" else (H, n)))
-        x = np.moveaxis(x, -3, -1)
-        x = x if order == "(d k h)" else x.swapaxes(-2, -3)
-        x = x.reshape(*x.shape[:-3], -1)
-    axes = {"groups": (G, n, -1), "features": (-1, n)}.get(order, (n, -1))
-    lead = x.shape[:-1]
+    axes = {
+        "groups": (G, n, -1), "features": (-1, n), "(d k h)": (-1, n, H), "(d h k)": (-1, H, n),
+    }.get(order, (n, -1))  # fmt: skip
+    lead, last = x.shape[:-1], order in ("features", "(d h k)")
     x = x.reshape(*lead, *axes)
-    pieces = np.split(x, np.cumsum(shares)[:-1], -1 if order == "features" else -2)
+    pieces = np.split(x, np.cumsum(shares)[:-1], -1 if last else -2)
+    if order[0] == "(":  # of each (d, h), which is brought to (h, d)
+        pieces = [piece.reshape(*lead, -1, H).swapaxes(-1, -2) for piece in pieces]
     return {
         role: piece.reshape(*lead, -1)
         for role, piece in zip(names, pieces, strict=True)

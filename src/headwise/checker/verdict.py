@@ -45,7 +45,7 @@ from headwise.checker.bugs import (
 )
 from headwise.checker.caches import examine_part
 from headwise.checker.contract import (
-    CAUSAL,
+    CALL,
     Options,
     Target,
     adapter_of,
@@ -132,7 +132,7 @@ def check(
             raise unknown(f"no role {role} of weights", role, ROLES)
     for name in args or {}:
         # `causal` says it, and also what the verdict expects
-        if re.fullmatch(CAUSAL, name.lower()):
+        if CALL["causal"].fullmatch(name):
             raise HeadwiseError(
                 f"args has {name}; pass causal=, which also says what is expected"
             )

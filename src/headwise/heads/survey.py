@@ -81,7 +81,7 @@ EXAMPLES = 5  # of each head
 WHOLE, SAMPLE = 200_000_000, 2
 ABLATE_UP_TO = 10_000_000  # parameters; a larger model is ablated when asked for: it takes a pass for each head
 # Of `vocabulary_product`: multiplications at most, so that all tokens of GPT-2 small count; tokens widened at a time.
-PRODUCTS, ROWS = 2**36, 4096
+PRODUCTS, ROWS = 2**38, 4096
 GUESS = 0.98  # of the loss of an even guess: a note says of a loss above it that it is no better
 ABLATIONS = ("auto", "zero", "mean", "none")
 

@@ -32,7 +32,7 @@ from headwise.words import LANGUAGES
 
 FOLDER = resources.files("headwise.learn")
 
-BLANK = re.compile(r"^\s*\.\.\.\s*(#.*)?$")  # a line that the learner must
+BLANK = re.compile(r"^\s*\.\.\.\s*(#.*)?$")  # a line that the learner must replace
 WIDTH = 88  # columns of the text of an exercise
 SECONDS = 30  # of the learner's process, the import of torch included
 # The name of a class in the course of `courses.from_scratch` -> in its book, which the exercises use.
