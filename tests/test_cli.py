@@ -323,8 +323,7 @@ def test_a_reader_that_goes_away(run: Path, tmp_path: Path) -> None:
     for child in children:
         assert child.stderr is not None
         # on a loaded machine it says how far it is
-        lines = [line for line in child.stderr if not re.fullmatch(r"[a-z ]+ \d+/\d+ .*\n", line)]
-        assert lines == []
+        assert [line for line in child.stderr if not re.fullmatch(r"[a-z ]+ \d+/\d+ .*\n", line)] == []
         child.stderr.close()
         assert child.wait(30) in (0, 1, 141)
 

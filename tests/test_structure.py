@@ -94,9 +94,9 @@ def test_no_function_is_long() -> None:
 
 
 # What `make measure` counts may fall, and rises with a reason alone; who makes it fall lowers the number here.
-# Last rise: ways to build and to call other people's attention, twice as many verdicts of `check` on their files;
-# hints of `learn` for each bug; redundant heads in `why`.
-MOST = {"nodes": 280_966, "files": 126, "circles": 0, "messages": 0, "options": 95, "test lines": 24_488}
+# Last rise: the small change of a line that makes code right, in `check` and in `learn`; values that no name tells and
+# windows in `check`; a question about one's own sentence.
+MOST = {"nodes": 280_951, "files": 126, "circles": 0, "messages": 0, "options": 95, "test lines": 24_489}
 
 
 def test_the_package_grows_no_more() -> None:

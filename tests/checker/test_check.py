@@ -51,7 +51,6 @@ def test_every_version_is_named(version: tuple[Version]) -> None:
 
 
 SLIPS = [
-    # what stands there, what stands there instead, the line
     ("a @ v", "a * 2.0 @ v", 18),
     ("(0, 2, 3, 1)", "(2, 0, 3, 1)", 18),
     ("C / self.n_heads) **", "C * self.n_heads) **", 17),
@@ -63,9 +62,8 @@ SLIPS = [
 def test_a_slip_without_a_name_is_found_by_the_change_that_mends_it(right: str, slip: str, line: int) -> None:
     code = correct_code("correct_interleaved")
     verdict = judge(Version("correct_interleaved", 1, (), code.replace(right, slip)), 30)
-    assert verdict.right is False and len(verdict.findings) == 1
-    finding = verdict.findings[0]
-    assert finding.line == line and slip in finding.quote
+    (finding,) = verdict.findings
+    assert verdict.right is False and finding.line == line and slip in finding.quote
     assert finding.fix.split("`")[1] == ast.unparse(ast.parse(code.splitlines()[line - 1].strip()))
 
 
