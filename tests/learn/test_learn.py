@@ -117,6 +117,9 @@ def test_two_bugs_are_named_together_and_unknown_ones_are_not(in_process: None) 
 
 
 def test_the_line_and_the_numbers_are_the_learners(repairing: None) -> None:
+    exercise = find_exercise(1)
+    far = written(exercise, exercise.code().replace(DOT, "    return sum(a) * sum(b)"))
+    assert mark(exercise, far, "en").fix == ""  # the line of the solution is the last hint's
     exercise = find_exercise(2)
     source = written(exercise, exercise.code().replace(" / math.sqrt(len(query))", ""))
     verdict = mark(exercise, source, "en")

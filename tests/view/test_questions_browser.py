@@ -76,7 +76,7 @@ KINDS = {
     "many": ({"": W, ALL: PRESENT}, f"You are right. {HERE} the tense alone: several share the work. 6 heads "
              "must be silent together before it changes: L0.H0, ", 6),
     "none": ({"": W}, "You are right. No head finds the tense: it stays without any head. The word where the model "
-             "stands is enough. Without L0.H0, L0.H1, L0.H2, L1.H0, L1.H1 and L1.H2, the person, the verb and the "
+             "stands is enough. Without all heads together, the person, the verb and the "
              "tense stay: trabajaría → trabajaría", 6),
     "unlearnt": ({"": ","}, "The model says ,, which tells nothing of the tense: it has not learned this sentence.", 0),
 }  # fmt: skip

@@ -266,8 +266,9 @@ def judge(exercise: Exercise, source: str, guess: str | None, language: str) -> 
         line = mended.get("line", line)
     quoted = source.splitlines()[line - 1].strip() if line else ""
     right = mended.get("right", "").strip()
-    # a result that is kept nowhere lacks its name, or return
-    if right and (not fix or right.endswith(quoted)):
+    # Of a line that is an edit of theirs, not of one of the solution; what is kept nowhere lacks a name, or return.
+    is_edit = len(WORDS.findall(right)) == len(WORDS.findall(quoted))
+    if right and ((not fix and is_edit) or right.endswith(quoted)):
         fix = say("repair", right=mended["right"])
     return Mark(status, guess, line, quoted, ids, evidence, fix, function, right)
 

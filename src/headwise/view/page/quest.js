@@ -88,7 +88,8 @@ function partNames(parts) { return enumerated(parts.map(partName)); }
 
 // "without L0.H3 the verb stays and the tense changes: traería → trae"
 function putProof(box, { names, word, stays, changes }) {
-  const facts = { heads: enumerated(names), before: untouched.word, after: word, count: names.length, n: stays.length,
+  const named = names.length < heads.length ? enumerated(names) : say('report.all_together');
+  const facts = { heads: named, before: untouched.word, after: word, count: names.length, n: stays.length,
     m: changes.length, stays: partNames(stays), changes: partNames(changes), what: partName(topic) };
   const kind = isLost({ changes }) ? changes[0] : !changes.length ? 'stays' : stays.length ? 'both' : 'changes';
   putWords(box, `report.proof_${kind}`, facts);
