@@ -19,6 +19,8 @@ import time
 from functools import partial
 from typing import Any
 
+from benchmarks.machine import peak_gib
+
 LENGTHS = (1024, 4096, 16384)
 DENSE_UP_TO = 4096  # the maps of 16384 tokens would take 155 GB
 LAYERS, HEADS, WIDTH, VOCABULARY = 12, 12, 768, 50257
@@ -79,8 +81,6 @@ def _measured(way: str, length: int) -> dict[str, float]:
 
 def _child(way: str, length: int) -> None:
     """One way at one length: the median of two passes after a short warm-up, and the peak memory of the process."""
-    import resource
-
     import torch
 
     with torch.no_grad():
@@ -92,8 +92,7 @@ def _child(way: str, length: int) -> None:
             began = time.perf_counter()
             go(model, ids)
             times.append(time.perf_counter() - began)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(json.dumps({"seconds": statistics.median(times), "peak_gib": peak, "threads": torch.get_num_threads()}))
+    print(json.dumps({"seconds": statistics.median(times), "peak_gib": peak_gib(), "threads": torch.get_num_threads()}))
 
 
 def _body(way: str, length: int) -> tuple[Any, Any]:

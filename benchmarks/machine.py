@@ -22,3 +22,10 @@ def machine() -> dict[str, str | int]:
         "torch": torch.__version__,
         "numpy": numpy.__version__,
     }
+
+
+def peak_gib() -> float:
+    """The largest resident memory of this process; `ru_maxrss` would begin with that of the one that started it."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    peak = next(line for line in lines if line.startswith("VmHWM"))
+    return int(peak.split()[1]) / 2**20  # of KiB

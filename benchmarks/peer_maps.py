@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
 import time
 from typing import Any
+
+from benchmarks.machine import peak_gib
 
 LENGTHS = (1024, 4096, 16384)
 VOCABULARY = 997
@@ -97,8 +98,7 @@ def child(way: str, length: int) -> None:
         began = time.process_time()
         go(ids)
     seconds = time.process_time() - began
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(json.dumps({"seconds": seconds, "peak_gib": peak}))
+    print(json.dumps({"seconds": seconds, "peak_gib": peak_gib()}))
 
 
 if __name__ == "__main__":

@@ -415,16 +415,20 @@ def test_a_head_in_a_notebook() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/status tells the peak")
 def test_memory_does_not_grow_with_the_square() -> None:
-    """T=4096, three heads: a map of one head alone is 64 MiB, all of watching takes less than half of that."""
+    """T=8192: one byte for each pair of tokens is 64 MiB, all of watching takes less than half of that."""
     code = """
-        import resource, torch
+        import torch
+        from pathlib import Path
         import headwise as hw
         torch.set_num_threads(1)
         layer = hw.MultiHeadAttention(24, 3, mask=hw.Causal())
-        x = torch.randn(1, 4096, 24)
+        x = torch.randn(1, 8192, 24)
         def peak():
-            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+            # MiB; `ru_maxrss` would begin with the peak of the process that started this one
+            lines = Path("/proc/self/status").read_text().splitlines()
+            return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
         with torch.no_grad():
             with hw.watch(layer):
                 layer(x[:, :64])
@@ -432,11 +436,11 @@ def test_memory_does_not_grow_with_the_square() -> None:
             before = peak()
             with hw.watch(layer) as seen:
                 layer(x)
-        assert len(seen["L0.H0"].rows.entropy) == 4096
+        assert len(seen["L0.H0"].rows.entropy) == 8192
         print(peak() - before)
     """
     run = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
-    assert float(run.stdout) < 30
+    assert float(run.stdout) < 32
 
 
 on_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device, so nothing is watched on one")

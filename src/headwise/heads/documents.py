@@ -32,6 +32,8 @@ from headwise.records import Call
 
 # tokens of a batch at most: at the width of GPT-2 small twice as many run 12 % slower
 TOGETHER = 2048
+# queries whose keys are looked up at a time, so that memory does not grow with T x S: a round choice
+AT_ONCE = 256
 # Arguments by which models of transformers take an image, a film or a sound.
 OTHERS = {
     "pixel_values",
@@ -621,20 +623,26 @@ def _starts(call: Call, b: int, reader: _Reader) -> tuple[int, ...]:
 
 def _attended(call: Call, b: int) -> Tensor | None:
     """Keys (S,) of document b that some query may attend: the others are padding. None where all are real."""
-    # without a query, as of x[:, :0], no key is seen at all
-    seen = _seen(call, b, range(call.n_queries)) if call.n_queries else None
-    if seen is None:
-        return None
-    # one column stands for all where they are alike
-    real = seen.any(0).any(0).expand(call.n_keys)
-    return None if real.all() else real
+    real = None  # without a query, as of x[:, :0], no key is seen at all
+    # the last queries see most
+    for end in range(call.n_queries, 0, -AT_ONCE):
+        seen = _seen(call, b, range(max(0, end - AT_ONCE), end))
+        if seen is None:
+            return None
+        # one column stands for all where they are alike
+        keys = seen.any(0).any(0).expand(call.n_keys)
+        real = keys if real is None else real | keys
+        if real.all():
+            return None
+    return real
 
 
 def _seen(call: Call, b: int, rows: Sequence[int]) -> Tensor | None:
     """What these rows of document b may attend, (1 or H, 1 or rows, 1 or S) bool; None: everything."""
     if call.weights is not None:
-        weights = call.weights[b]  # all of them are not copied
-        return (weights if isinstance(rows, range) else weights[:, rows]) > 0
+        if isinstance(rows, range):  # a slice makes no copy
+            return call.weights[b, :, rows.start : rows.stop] > 0
+        return call.weights[b][:, rows] > 0
     if call.options.mask is None:
         return None
     some = Part(call.options.mask, "t", rows, call.n_queries)
