@@ -343,8 +343,8 @@ def _dense(
     every_key_is_read = every_row_sees = False
     if band is not None:
         low, high = band
-        distance = grid.j - grid.i
-        inside = (distance >= low) & (distance <= high)
+        # of `j - i`, each pair would take eight bytes
+        inside = (grid.j >= grid.i + low) & (grid.j <= grid.i + high)
         if allowed is None:
             allowed = inside
             every_key_is_read = low <= high
