@@ -5,6 +5,7 @@ import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import headwise as hw
+from headwise.heads.patch import path_effects
 from headwise.models import softmax
 from headwise.models.sites import sites_of
 
@@ -119,8 +121,9 @@ def test_causes_in_a_model_that_makes_its_maps_itself(family: str) -> None:
     assert list(found["out"].effects) == list(found["weights"].effects) == every
     assert both.effects["together"].mean != pytest.approx(0, abs=1e-3)
     assert found["v"].effects.keys() == {f"L{n}.KV{h}" for n in range(2) for h in range(H)}
-    with pytest.raises(hw.HeadwiseError, match=r"^at='q': \w+Attention makes its weights itself, and what it makes"):
-        hw.patch(model, text, other, target=(7, 11), at="q")
+    for call in (partial(hw.patch, at="q"), partial(path_effects, receiver="L1.H2", at="q")):
+        with pytest.raises(hw.HeadwiseError, match=r"at='q': \w+Attention makes its weights itself, and what it makes"):
+            call(model, text, other, target=(7, 11))
     documents = [text.tolist(), other.tolist()]
     survey = hw.survey(model, documents)
     seen = watch_call(model, IDS)

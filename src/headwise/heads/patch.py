@@ -425,8 +425,9 @@ def write_edits(
 
     options  of a call of one text
     """
-    # head -> its text, the tokens at which it changes, and what it reads, of each edit
-    anew: dict[int, list[tuple[int, Tokens, dict[str, Tensor]]]] = defaultdict(list)
+    # head, and whose options it has -> its text, the tokens at which it changes, and what it reads, of each edit
+    anew: dict[tuple[int, bool], list[tuple[int, Tokens, dict[str, Tensor]]]]
+    anew, looking = defaultdict(list), options
     for row, (at, parts, tokens) in edits.items():
         if at == "out":
             for h, part in parts.items():
@@ -440,21 +441,23 @@ def write_edits(
                 continue
             x = {"q": call.q[row, h], "k": call.k[row, g], "v": call.v[row, g]}
             weights = None if call.weights is None else call.weights[row, h]
-            if at == "weights":  # the options, among them the mask, stay
+            if at == "weights":  # a mask may hang on the text, too; a gate stays
                 clean = parts[n]
+                looking = clean.options._replace(gate=options.gate)
                 x |= {"q": clean.q[0, h], "k": clean.k[0, g]}
                 weights = None if clean.weights is None else clean.weights[0, h]
             else:
                 x[at] = x[at].clone()
                 x[at][tokens] = parts[n][tokens]
             if weights is None:
-                anew[h].append((row, changed, x))
+                anew[h, at == "weights"].append((row, changed, x))
             else:  # the module made them itself: they are not known to hang on q and k
                 made = weights.to(x["v"].dtype) @ x["v"]
                 out[row, h, changed] = made[changed].to(out)
-    for h, of_head in anew.items():
+    for (h, looks), of_head in anew.items():
         q, k, v = (torch.stack([x[at] for *_, x in of_head])[:, None] for at in READ)
-        outs = attend(q, k, v, _of_head(options, h, call.q.shape[1]))[:, 0]
+        of_text = looking if looks else options
+        outs = attend(q, k, v, _of_head(of_text, h, call.q.shape[1]))[:, 0]
         for (row, changed, _), made in zip(of_head, outs, strict=True):
             out[row, h, changed] = made[changed].to(out)
 
@@ -685,11 +688,7 @@ class Study:
         for name in names:
             site, n = place_of(name)
             clean = self.clean_text.calls[site]
-            if clean.weights is not None and at in ("q", "k"):
-                raise HeadwiseError(
-                    f"at={at!r}: {type(clean.layer).__name__} makes its weights itself, and what it makes them of is "
-                    f"not known; pass at='out', 'weights' or 'v'"
-                )
+            _require_made(clean, at)
             parts[site][n] = clean if at == "weights" else getattr(clean, at)[0, n]
         return {site: Edit(at, of_site, tokens) for site, of_site in parts.items()}
 
@@ -713,6 +712,9 @@ class Study:
             receiver: list(map(place_of, receiver[1].split("+")))
             for receiver in receivers
         }
+        for (at, _), of_one in places.items():
+            for site, _ in of_one:
+                _require_made(self.text.calls[site], at)
         last = max(
             order.index(site) for of_one in places.values() for site, _ in of_one
         )
@@ -743,6 +745,15 @@ class Study:
             self.text, variants, self.metric, on_call=keep, until=order[last]
         )
         return self.ask(received, progress)
+
+
+def _require_made(call: Call, at: str) -> None:
+    """Refuse queries and keys of a module that makes its weights itself: what it makes them of is not known."""
+    if call.weights is not None and at in ("q", "k"):
+        raise HeadwiseError(
+            f"at={at!r}: {type(call.layer).__name__} makes its weights itself, and what it makes them of is not "
+            f"known; pass at='out', 'weights' or 'v'"
+        )
 
 
 def place_of(name: str) -> tuple[str, int]:
