@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ def test_the_hook_stops_at_bugs_and_passes_what_is_no_attention(tmp_path: Path) 
 
     assert code("right.py", "other.py", "a name.py") == 0
     assert (tmp_path / "calls").read_text() == "check right.py\ncheck other.py\ncheck a name.py\n"
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    assert set(hook["additional_dependencies"]) <= set(extras["torch"])
     assert hook["entry"] in (ROOT / "docs" / "check.md").read_text(encoding="utf-8")
     assert code("right.py", "wrong.py", "right.py") == 1 and code("other.py", "wrong.py") == 1 and code() == 0
 

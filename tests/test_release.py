@@ -39,7 +39,7 @@ assert table() and catalogue()
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel and a source archive, made from a copy of what git would hand out."""
     folder = tmp_path_factory.mktemp("release")
-    for name in ("src", "README.md", "LICENSE", "pyproject.toml", "setup.py"):
+    for name in ("src", "README.md", "LICENSE", "pyproject.toml", "setup.py", "MANIFEST.in", "tests"):
         source = ROOT / name
         leave = shutil.ignore_patterns("__pycache__", "*.egg-info")
         if source.is_dir():
@@ -78,6 +78,7 @@ def test_archives_and_versions(built: Path) -> None:
         names = archive.getnames()
     assert any(name.endswith("src/headwise/view/page/model.js") for name in names)
     assert any(name.endswith("pyproject.toml") for name in names)
+    assert not any("/tests" in name for name in names)  # by themselves setuptools take half of them
     version = headwise.__version__
     assert f"version: {version}" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     latest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)

@@ -7,6 +7,7 @@ against malice, for the code has all the rights of the person who runs it.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import re
@@ -18,9 +19,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from headwise.errors import HeadwiseError
+
 # In bytes, and round: 4 GiB that the process may hold, 1 GiB of a file that it writes. A check needs far less.
 MEMORY = 4 << 30
 LARGEST_FILE = 1 << 30
+# What code says that wants torch. `nn.` alone: imports that are missing are lent.
+TORCH = re.compile(r"\btorch\b|\bnn\.")
 
 
 class Ended(NamedTuple):
@@ -30,6 +35,12 @@ class Ended(NamedTuple):
     # its exit code, -9 where signal 9 ended it; None where it ran out of time
     code: int | None
     trace: str  # what it wrote of where it stood; empty where it wrote nothing
+
+
+def require_torch(name: str, code: str) -> None:
+    """Refuse code that wants torch where it is not installed. `code` is without comments, which may name it."""
+    if TORCH.search(code) and importlib.util.find_spec("torch") is None:
+        raise HeadwiseError(f"{name} needs torch: pip install 'headwise[torch]'")
 
 
 def run_apart(module: str, request: dict[str, Any], seconds: float) -> Ended:
@@ -105,8 +116,8 @@ def alone(request: dict[str, Any], text: str, work: Callable[[], Any]) -> None:
             # one that is lower already stays
             with contextlib.suppress(ValueError, OSError):
                 resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (most, most))
-    # `nn.` alone: imports that are missing are lent
-    if re.search(r"\btorch\b|\bnn\.", text):
+    # without torch a comment named it: see `require_torch`
+    if TORCH.search(text) and importlib.util.find_spec("torch") is not None:
         import torch
 
         torch.set_num_threads(1)

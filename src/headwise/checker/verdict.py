@@ -56,7 +56,7 @@ from headwise.checker.examine import examine
 from headwise.checker.lent import on_processor
 from headwise.checker.loops import CALLED, NAME, head_loop
 from headwise.checker.reading import ROLES
-from headwise.checker.sandbox import MEMORY, alone, run_apart
+from headwise.checker.sandbox import MEMORY, alone, require_torch, run_apart
 from headwise.checker.source import (
     Source,
     attends,
@@ -377,6 +377,7 @@ def _check_file(spec: str, options: Options, seconds: float) -> Verdict:
         return target.verdict(
             None, reason=explained(error, target.source, options.lang)
         )
+    require_torch(spec, targets[0].source.code)
     verdicts = [_check_apart(target, seconds) for target in targets]
     ran = any(verdict.right is not None or verdict.checked for verdict in verdicts)
     if not _path_and_name(spec, say)[1] and not ran:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.checker.bugs import plainly, speaker, words
-from headwise.checker.sandbox import alone, run_apart
+from headwise.checker.sandbox import alone, require_torch, run_apart
 from headwise.checker.search import close
 from headwise.errors import HeadwiseError
 from headwise.words import LANGUAGES
@@ -219,6 +219,7 @@ def mark(exercise: Exercise, source: str, language: str) -> Mark:
 def judge(exercise: Exercise, source: str, guess: str | None, language: str) -> Mark:
     """The verdict on a file without blanks: its calls beside those of the solution and of the bugs, then its repair."""
     say, solution = speaker(language), exercise.code()
+    require_torch(exercise.file, solution)
     job = {
         "name": exercise.file,
         "source": source,
