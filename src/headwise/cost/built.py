@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import torch
@@ -122,7 +123,15 @@ class Stack:
             )
         self.model = model
         self.known: dict[Any, Any] = {}  # see Counting
+        # a layer that runs several times in a pass keeps several parts: part -> layer
+        self.again: dict[int, int] = {}
         largest = max(lists.values(), key=lambda each: sum(map(_size, each)))
+        # HRM runs two stacks in turn, of layers of one class that share a cache
+        has_encoder = getattr(model.config, "is_encoder_decoder", False)
+        for each in () if has_encoder else chain(*lists.values()):
+            is_alike = type(each[0]) is type(largest[0][0]) and _keeps(each)
+            if is_alike and len(each) == len(largest[0]) and each not in largest:
+                largest.append(each)
         self.tops = list(zip(*largest, strict=True))  # of each layer
         self.modules = [
             [each for top in tops for each in top.modules()] for tops in self.tops
@@ -146,8 +155,11 @@ class Stack:
         counting = Counting(self.known)
         hooks: list[Any] = []
 
-        def leave(*_: Any) -> None:
+        def leave(module: Any, args: Any, keywords: Any, out: Any) -> None:
             counting.inside.pop()
+            for n, layer in enumerate(self.tops):
+                if module in layer:
+                    self._note_parts(n, (*args, *keywords.values()))
 
         def count_apart(name: str, module: nn.Module) -> None:
             def enter(*_: Any) -> None:
@@ -163,7 +175,12 @@ class Stack:
         ids = torch.zeros((1, tokens), dtype=torch.long, device="meta")
         past = (before.name, before.cache) if before else ()
         try:
-            with hooked(hooks), torch.no_grad(), quiet(), counting:
+            with (
+                hooked(hooks, with_kwargs=True),
+                torch.no_grad(),
+                quiet(),
+                counting,
+            ):
                 name, cache = called(self.model, ids, *past)
         except Exception as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -180,6 +197,14 @@ class Stack:
             cache=cache,
             kept=self.kept(cache),
         )
+
+    def _note_parts(self, n: int, inputs: Sequence[Any]) -> None:
+        """Note the parts of a cache, behind one for each layer, that are filled since layer n has run."""
+        for cache in inputs:
+            parts = getattr(_of_decoder(cache), "layers", ())
+            for number, part in enumerate(parts[len(self.tops) :], len(self.tops)):
+                if any(_tensors(vars(part))):
+                    self.again.setdefault(number, n)
 
     def kept(self, cache: Any) -> list[dict[str, Tensor]]:
         """What each layer keeps, by name, in a cache and in the model's modules; each tensor once."""
@@ -198,6 +223,12 @@ class Stack:
         for name, values in lists.items():
             for record, value in zip(records, values, strict=False):
                 record |= vars(value) if name == "layers" else {name: value}
+        for number, n in self.again.items():
+            for name, more in _tensors(vars(cache.layers[number])):
+                if name in ROWS:
+                    records[n][name] = torch.cat([records[n][name], more])
+                else:
+                    records[n][f"{name}.{number}"] = more
         # Recurrent Gemma's states are in its modules
         for record, modules in zip(records, self.modules, strict=True):
             for number, module in enumerate(modules):
@@ -211,6 +242,11 @@ class Stack:
                 names.setdefault(id(tensor), (name, tensor))
             kept.append(dict(names.values()))
         return kept
+
+
+def _keeps(module: nn.Module) -> bool:
+    """Does something in it know the number of its layer, for its part of the cache?"""
+    return any(isinstance(getattr(x, "layer_idx", None), int) for x in module.modules())
 
 
 def _size(module: nn.Module) -> int:

@@ -63,6 +63,9 @@ _predicts: WeakKeyDictionary[nn.Module, Literal["next", "masked"] | None] = (
 )
 
 
+# What a model of transformers raises where it reads ids alone.
+_raised: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+
 # A model of one's own
 
 
@@ -201,8 +204,10 @@ def _try_predicting(model: nn.Module) -> Literal["next", "masked"] | None:
     ids[1, -1] = 3 + (ids[0, -1] - 2) % (size - 3)
     try:
         with evaluating(model):
-            rows = _forward(model, ids).logits
-    except Exception:  # it wants more than ids, or has no logits; the library lets through whatever its parts raise
+            rows = getattr(_forward(model, ids), "logits", None)
+    except Exception as error:  # it wants more than ids; the library lets through whatever its parts raise
+        first = (str(error).strip().splitlines() or [""])[0]
+        _raised[model] = f"{type(error).__name__}: {first:.200}"
         return None
     # Logits of something else: of classes, or of a whole text. A row may be padded to more than the vocabulary.
     if rows is None or rows.shape[:-1] != ids.shape or rows.shape[-1] < size:
@@ -219,10 +224,20 @@ def _try_predicting(model: nn.Module) -> Literal["next", "masked"] | None:
 def require_next(model: nn.Module) -> None:
     """Raise HeadwiseError for a model that does not predict the next token."""
     if predicts(model) != "next":
+        require_asked(model)
         raise HeadwiseError(
             f"{type(model).__name__} does not predict the next token, so there is no loss whose change could be "
             f"measured; load the model with its causal language-model head"
             + ("" if is_hf(model) else f", or {DECLARE}")
+        )
+
+
+def require_asked(model: nn.Module) -> None:
+    """Raise HeadwiseError for a model that raised where it read ids alone, so that what it predicts is not known."""
+    if model in _raised:
+        raise HeadwiseError(
+            f"{type(model).__name__} gives no logits for ids alone, it raises {_raised[model]}; call it on ids (2, 8) "
+            f"to see where, and pass a model that answers"
         )
 
 
@@ -235,6 +250,7 @@ def answering(model: nn.Module) -> Literal["next", "masked", "first"]:
     if answers is None and _has_encoder(model) and _head_of(model) is not None:
         return "first"
     if answers is None or not reads_tokens(model):
+        require_asked(model)
         raise HeadwiseError(
             f"{type(model).__name__} answers a text with no token, so there is no prediction to be explained; load "
             f"the model with its language-model head"

@@ -24,7 +24,14 @@ from headwise.gpt.generate import continued
 from headwise.gpt.gpt import GPT, register
 from headwise.gpt.run import Settings, kept_text, load_run, run_training
 from headwise.models import computed_in, located
-from headwise.models.ask import context_of, declare, predicts, reader, vocabulary_of
+from headwise.models.ask import (
+    context_of,
+    declare,
+    predicts,
+    reader,
+    require_asked,
+    vocabulary_of,
+)
 from headwise.models.weights import cast
 from headwise.table import amount
 
@@ -421,6 +428,7 @@ def generate(
     """
     module = open_model(model)
     if predicts(module) != "next":
+        require_asked(module)
         raise HeadwiseError(
             f"{type(module).__name__} does not predict the next token, so it cannot continue a text; "
             f"pass a model with a causal language-model head"
