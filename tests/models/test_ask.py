@@ -90,6 +90,15 @@ def test_logits_and_losses(model: nn.Module, monkeypatch: pytest.MonkeyPatch) ->
     refuses(lambda: ask.require_next(encoder), "BertModel does not predict the next token")
 
 
+def test_a_model_that_raises_is_refused_by_what_it_raised() -> None:
+    """Experts of some widths, for instance, which a kernel of torch does not take."""
+    model: Any = tf.BertLMHeadModel(tf.BertConfig(**SIZES, is_decoder=True)).eval()
+    model.cls.forward = lambda states: states / "4 bytes"
+    calls = (lambda: ask.require_next(model), lambda: ask.answering(model), lambda: hw.generate(model, [3, 5], 2))
+    for call in calls:
+        refuses(call, r"^BertLMHeadModel gives no logits for ids alone, it raises TypeError: unsupported operand")
+
+
 def test_sizes_that_the_config_states(model: nn.Module) -> None:
     assert ask.vocabulary_of(model) == V and ask.context_of(model) in (11, 31)
     assert ask.context_of(tf.T5ForConditionalGeneration(T5)) is None
