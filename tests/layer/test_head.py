@@ -137,19 +137,19 @@ def test_heads_by_name_and_by_slice() -> None:
 
 def test_what_a_head_adds_and_costs(layer: hw.MultiHeadAttention) -> None:
     # With one token to look at each weight is 1, so the layer's answer is the sum of ov over its heads.
-    layer = make(n_kv_heads=3, d_in=11, d_context=13, d_values=19, mask=None)
+    cross = make(n_kv_heads=3, d_in=11, d_context=13, d_values=19, mask=None)
     values = normal(B, 1, 19, seed=3)
-    out = layer(normal(B, T, 11), context=normal(B, 1, 13), values=values)
-    assert layer.heads[0].ov.shape == (17, 19)
-    expected = sum(values @ head.ov.T for head in layer.heads).expand_as(out)
+    out = cross(normal(B, T, 11), context=normal(B, 1, 13), values=values)
+    assert cross.heads[0].ov.shape == (17, 19)
+    expected = sum(values @ head.ov.T for head in cross.heads).expand_as(out)
     torch.testing.assert_close(out, expected, **CLOSE)
     assert make(out_proj=False, d_out=None).heads[0].ov is None
     # Without biases, norms and positions a score is scale * x_i qk y_j.
-    layer = make(n_kv_heads=3, d_in=11, d_context=13, mask=None, scale=0.7)
+    cross = make(n_kv_heads=3, d_in=11, d_context=13, mask=None, scale=0.7)
     x, context = normal(B, T, 11), normal(B, 3, 13, seed=2)
-    call = call_inside(layer, x, context=context)
+    call = call_inside(cross, x, context=context)
     scores = hw.trace(call.q, call.k, call.v, **call.options._asdict()).scores
-    for head in layer.heads:
+    for head in cross.heads:
         assert head.qk.shape == (11, 13)
         torch.testing.assert_close(scores[:, head.index], 0.7 * x @ head.qk @ context.transpose(1, 2), **CLOSE)
     spec, costs = layer.spec, [head.cost for head in layer.heads]
