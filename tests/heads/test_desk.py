@@ -59,7 +59,7 @@ def test_a_text_is_read_and_compared(desk: Desk) -> None:
     before, after = chances(desk), chances(desk, "L1.H2")
     assert answer["follow"] == int(before.argmax())
     for i, token, *found in answer["next"]:
-        assert found == pytest.approx([float(before[i]), float(after[i])], abs=1e-6) and token in rows
+        assert found == pytest.approx([float(before[i]), float(after[i])], abs=1e-6)
     earlier = desk.answer({**READ, "text": TEXT, "at": 3})
     shorter = desk.answer({**READ, "text": "Ann met Bob"})
     assert earlier["next"][0][:2] == shorter["next"][0][:2]

@@ -89,6 +89,11 @@ def test_what_is_not_read_is_refused() -> None:
     finally:
         AttentionInterface._global_mapping.clear()
         AttentionInterface._global_mapping.update(before)
+    model = build("llama")
+    for name in "qkv":  # as if another process had the other half of the heads
+        matrix = model.model.layers[1].self_attn.get_submodule(f"{name}_proj").weight
+        matrix.data = matrix.data[: len(matrix) // 2]
+    refuses(lambda: watch_call(model, **inputs), "^L1: .* it has 6 heads, and its attention was called with 3; its")
 
 
 SEES = {"hidden_size": 20, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 23}
@@ -347,7 +352,7 @@ def test_a_reading_may_err_by_rounding_and_no_more(dtype: torch.dtype, way: str,
     refuses(lambda: reading.read_call(call, cross=False), "in document 1, head 2, query 6")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_numbers_in_the_lower_half_of_a_format_forbid(dtype: torch.dtype) -> None:
     """Models add up such masks with biases, so that it need not be the most negative number itself."""
     low = torch.finfo(dtype).min

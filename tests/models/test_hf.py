@@ -123,7 +123,7 @@ REFUSED: list[tuple[Damage | dict[str, Any] | bytes, str]] = [
     ({"architectures": ["NoSuchModel"]}, f"NoSuchModel, which is no model of transformers {tf.__version__}$"),
     ({"architectures": ["pipeline"]}, "names the architecture pipeline"),  # of the library, and no model
     ({"architectures": [5]}, r"config\.json"),
-    *(({name: value}, ".") for name, value in (("n_embd", "wide"), ("n_head", 0), ("n_head", 4), ("n_embd", -3))),
+    *(({name: value}, LOADS) for name, value in (("n_embd", "wide"), ("n_head", 0), ("n_head", 4), ("n_embd", -3))),
     *((content, "is no JSON: ") for content in (b"{", b"", b"\xff\xfe\x80")),
     (b"[1]", "holds no fields$"),
     (lambda folder: (folder / "config.json").unlink(), "no config.json: it is neither a run of headwise nor a model"),

@@ -288,6 +288,8 @@ def test_axes_of_another_order_and_folded_ones() -> None:
             silenced = model(X)
         with zeroed(w_o, h, H):
             torch.testing.assert_close(silenced, model(X), rtol=0, atol=1e-6)
+    # as many tokens as heads of all texts
+    assert list(watch_call(model[1], X[:1, :H])) == [f"L0.H{h}" for h in range(H)]
     head = CausalHead("softmax")
     assert softmax.attends(torch.fx.symbolic_trace(acting(lambda self, x: (x @ x.mT).softmax(-1) @ x)))
     vars(head)["forward"] = lambda x, y: (x @ F.linear(input=y, weight=torch.eye(C)).mT).softmax(-1) @ y

@@ -81,6 +81,9 @@ def test_heads_that_are_alike_are_shared_exactly() -> None:
 
 
 def test_layers_that_one_record_cannot_hold_are_refused() -> None:
+    apart = {"n_kv_heads": 2, "kv_index": [1, 0] * 3}
+    for options, said in ((apart, "layer 0 has kv_index=.* no equal"), ({"out_proj": False}, "layer 0 has no W_O")):
+        refuses(lambda options=options: hw.share(made(**options), 1, text=IDS), said)
     model = made(sink=True)
     said = "a sink or a mask of the layers differs between heads"
     refuses(lambda: hw.prune(model, keep=0.5, uniform=True, text=IDS), said)

@@ -25,7 +25,7 @@ from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.layer.layer import MultiHeadAttention
 from headwise.models.sites import as_rows, attention_layers, is_hf
 from headwise.positions import RoPE
-from headwise.spec import LatentSpec, is_adjacent
+from headwise.spec import is_adjacent
 
 Pairs = tuple[tuple[int, int], ...]
 
@@ -179,8 +179,8 @@ def _own_counts(layers: Sequence[MultiHeadAttention]) -> tuple[int, int, int]:
     for n, layer in enumerate(layers):
         spec = layer.spec
         counts.append((spec.n_heads, spec.n_kv_heads, spec.head_dim))
-        if isinstance(spec, LatentSpec) or layer.o_proj is None:
-            what = f"layer {n} has latents, or no W_O"
+        if layer.o_proj is None:
+            what = f"layer {n} has no W_O"
         elif not is_adjacent(spec.kv_index, spec.n_heads, spec.n_kv_heads):
             what = f"layer {n} has kv_index={spec.kv_index}: no equal, adjacent groups"
         elif counts[n] != counts[0]:
