@@ -58,7 +58,7 @@ def test_a_text_is_read_and_compared(desk: Desk) -> None:
     rows = {row[1]: row[2:] for row in answer["next"]}
     before, after = chances(desk), chances(desk, "L1.H2")
     assert answer["follow"] == int(before.argmax())
-    for i, token, *found in answer["next"]:
+    for i, _, *found in answer["next"]:
         assert found == pytest.approx([float(before[i]), float(after[i])], abs=1e-6)
     earlier = desk.answer({**READ, "text": TEXT, "at": 3})
     shorter = desk.answer({**READ, "text": "Ann met Bob"})
