@@ -49,9 +49,10 @@ def test_it_is_told_in_words(run: Path, invoke: Invoke) -> None:
 def test_texts_with_the_same_answer_are_compared_by_its_probability(run: Path, invoke: Invoke) -> None:
     story = told(invoke, run, "--prompt", "he will work =", "--corrupt", "he will write =")
     assert story["counts"] == "probability" and story["clean_value"] == pytest.approx(math.log(story["probability"]))
-    named = told(invoke, run, *TENSE, "--answer", "trabajará", "--other", "escribirá")
+    named = told(invoke, run, *TENSE, "--answer", "trabajará", "--other", "escribirá ")
     assert (named["counts"], named["other"]) == ("logits", "escribirá")
-    assert [note for note in named["notes"] if "'escribirá' was taken as the token 'escribirá'" in note]
+    (note,) = named["notes"]
+    assert "'escribirá ' was taken as the token 'escribirá'" in note
 
 
 @pytest.mark.browser

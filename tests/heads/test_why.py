@@ -181,13 +181,14 @@ def test_bad_requests() -> None:
 
 def test_a_story_is_shown_in_words_a_table_and_html() -> None:
     """Heads on either side are named as such; what is not known of the model is left out by name."""
-    story = hw.why(opened("masked"), *TEXTS["masked"], "i", "j")
+    story = hw.why(opened("masked"), *TEXTS["masked"], "i ", "j")
     text = " ".join(story.text(300).split())
     sides = {sign: [part.head for part in story.told if sign * story.moves(part) > 0] for sign in (1, -1)}
     assert sides[1] and sides[-1]
     assert f"{sides[1][0]} (" in text and " against i." in text and "For the masked word of" in text
     assert "What each head adds directly is left out: BertForMaskedLM turns" in text
-    assert "'i' was taken as the token 'i', id 12." in text and "its keys alone carry" in text
+    assert "'i ' was taken as the token 'i', id 12." in text and "its keys alone carry" in text
+    assert "'j'" not in text  # which is a token, and one alone
     assert "se tomó como el token" in " ".join(story.closing("es"))
     first = hw.why(opened("t5"), TEXTS["next"][0])
     assert first.asks == "first" and all(part.without is not None for part in first.heads[:12])
@@ -204,6 +205,16 @@ def test_attention_outside_the_interface_is_patched_alike() -> None:
     expected = own_patching("next", model, *(tokens.encode(text) for text in TEXTS["next"]), 12, 13)
     story = hw.why(model, *TEXTS["next"], "i", "j")
     assert {part.head: part.brings for part in story.heads} == pytest.approx(expected["effects"], abs=2e-3)
+
+
+def test_a_difference_near_0_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shares of it are large whatever the heads do."""
+    story = hw.why(opened("next"), *TEXTS["next"], "i", "j")
+    moved = abs(story.clean_value - (story.corrupted_value or 0.0))
+    for faint in (0.9 * moved, 1.1 * moved):
+        monkeypatch.setattr(type(story), "FAINT", faint)
+        line = f"{moved:.2f} nats: shares of it can be large"
+        assert (line in story.text(300)) == (moved < faint)
 
 
 def test_a_story_as_a_frame_and_a_figure() -> None:

@@ -451,6 +451,8 @@ class Story:
     MOST: ClassVar[int] = (
         12  # heads that are silenced, followed, and shown in the table
     )
+    # nats; shares of a smaller difference are large whatever the heads do
+    FAINT: ClassVar[float] = 1.0
 
     model: str
     asks: str  # which token the model answers with: "next", "masked" or "first"
@@ -512,6 +514,9 @@ class Story:
         else:
             text = _plain(self.corrupt or "")
             lines.append(self._line(f"why.corrupted_{self.counts}", lang, text=text))
+            moved = self.clean_value - self.corrupted_value
+            if abs(moved) < self.FAINT:
+                lines.append(phrase("why.faint", lang, moved=number(moved, 2)))
         # the heads on either side, the strongest first, in a line each: moves above 0, and below
         for key, sign in (("why.bring", 1), ("why.against", -1)):
             heads = [part for part in self.told if sign * self.moves(part) > 0]

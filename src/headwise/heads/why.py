@@ -247,9 +247,12 @@ def _token(question: _Question, word: str | int, row: Tensor, notes: list[str]) 
         return word
     # `why` refuses a word where there is no tokenizer
     assert question.tokens is not None
-    token = max(_choices(question.tokens, word), key=lambda i: float(row[i]))
-    shown = repr(question.shown([token])[0])
-    notes.append(Note.of("why.token", word=repr(word), token=shown, id=token))
+    choices = _choices(question.tokens, word)
+    token = max(choices, key=lambda i: float(row[i]))
+    shown = question.shown([token])[0]
+    if shown != word or len(set(choices)) > 1:
+        names = {"word": repr(word), "token": repr(shown)}
+        notes.append(Note.of("why.token", id=token, **names))
     return token
 
 
