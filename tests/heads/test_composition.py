@@ -24,6 +24,18 @@ MODELS: dict[str, Any] = {
             hidden_size=42, num_hidden_layers=3, num_attention_heads=6, intermediate_size=37, rotary_pct=0.6, **SIZES
         )
     ),
+    "normed": lambda: tf.PersimmonForCausalLM(
+        tf.PersimmonConfig(
+            hidden_size=42, num_hidden_layers=3, num_attention_heads=6, intermediate_size=37,
+            partial_rotary_factor=0.6, **SIZES,
+        )
+    ),
+    "gated": lambda: tf.Qwen3NextForCausalLM(
+        tf.Qwen3NextConfig(
+            hidden_size=42, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2, head_dim=10,
+            intermediate_size=37, num_experts=0, layer_types=["full_attention"] * 3, pad_token_id=0, **SIZES,
+        )
+    ),
     "grouped": lambda: tf.LlamaForCausalLM(
         tf.LlamaConfig(
             hidden_size=42, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2, head_dim=10,
@@ -43,12 +55,15 @@ def dense(model: nn.Module, name: str) -> tuple[Tensor, Tensor]:
         attention = model.transformer.h[layer].attn
         q, k, v = (x[:, h * 7 : h * 7 + 7].T.double() for x in attention.c_attn.weight.split(42, 1))
         return q.T @ k, attention.c_proj.weight[h * 7 : h * 7 + 7].T.double() @ v
-    if isinstance(model, tf.GPTNeoXForCausalLM):
-        attention = model.gpt_neox.layers[layer].attention
+    if isinstance(model, tf.GPTNeoXForCausalLM | tf.PersimmonForCausalLM):
+        is_neox = isinstance(model, tf.GPTNeoXForCausalLM)
+        attention = model.gpt_neox.layers[layer].attention if is_neox else model.model.layers[layer].self_attn
         q, k, v = attention.query_key_value.weight.view(6, 3, 7, 42)[h].double()
         return q.T @ k, attention.dense.weight[:, h * 7 : h * 7 + 7].double() @ v
     attention, g = model.model.layers[layer].self_attn, h // 3  # type: ignore[union-attr, index]
-    q = attention.q_proj.weight[h * 10 : h * 10 + 10].double()
+    # Qwen3-Next has the gate of a head behind its query
+    wide = len(attention.q_proj.weight) // 6
+    q = attention.q_proj.weight[h * wide : h * wide + 10].double()
     k, v = (x.weight[g * 10 : g * 10 + 10].double() for x in (attention.k_proj, attention.v_proj))
     return q.T @ k, attention.o_proj.weight[:, h * 10 : h * 10 + 10].double() @ v
 

@@ -129,5 +129,5 @@ def test_the_heads_of_deepseek_are_watched_without_what_needs_their_value_matrix
     found = hw.survey(model, [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]], controls=False)
     assert "copying" not in found["L0.H2"].scores and "entropy" in found["L0.H2"].scores
     assert "Copying is left out of L0: W_V is not known there as one matrix." in map(str, found.notes)
-    with pytest.raises(hw.HeadwiseError, match=r"^L0: W_Q, W_K, W_V and W_O are not four matrices"):
+    with pytest.raises(hw.HeadwiseError, match=r"^L0: of DeepseekV3Attention no matrix is known for .*W_K, W_V; "):
         hw.composition(model)

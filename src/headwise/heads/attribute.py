@@ -257,6 +257,11 @@ def _chain(
     chain = [module for module in rows if module in names]
     for block in [*chain, *blocks]:
         row = rows.get(block)  # none of states with more axes than (B,T,C)
+        if row is not None and len(row.read) == len(row.gave) != C:
+            raise HeadwiseError(
+                f"{kind} has {len(row.gave)} numbers a token in its layers, and its output matrix reads {C}: what lies "
+                f"between is not known; patch the heads"
+            )
         if row is None or {len(row.read), len(row.gave)} != {C}:
             raise HeadwiseError(
                 f"{names.get(block, 'a layer')} of {kind} reads or gives something else than one residual stream of "
@@ -356,7 +361,8 @@ def _writer_of(
     # the usual pair, a norm that reads the state, stands first
     if not any(_apart(x, y) <= close for x, y in pairs):
         raise HeadwiseError(
-            f"{kind}: it is not known how the attention of {layer.site.name} enters the residual stream"
+            f"{kind}: it is not known how the attention of {layer.site.name} enters the residual stream; patch the "
+            f"heads"
         )
     return writer, factor
 

@@ -96,8 +96,10 @@ def _matrices(
     # (H D,C), (G D,C), (G E,C) and (C,H E); None where not known
     w_q, w_k, w_v, w_o = map(weights.get, "qkvo")
     if w_q is None or w_k is None or w_v is None or w_o is None or w_o.shape[1] % H:
+        unknown = [f"W_{at.upper()}" for at in "qkvo" if weights.get(at) is None]
         raise HeadwiseError(
-            f"{site.name}: W_Q, W_K, W_V and W_O are not four matrices that are known there"
+            f"{site.name}: of {type(site.module).__name__} no matrix is known for {', '.join(unknown or ['W_O'])}; "
+            f"headwise.heads.patch.path_effects follows paths by running the model"
         )
     E = w_o.shape[1] // H
     G = w_v.shape[0] // E  # values are as wide as what W_O reads of a head
@@ -167,8 +169,17 @@ def _seen(
         if site not in calls or site.module not in read:
             continue
         for at in "qkv":
-            if weights[site][at] is None:
-                weights[site][at] = _rows_of(site, getattr(calls[site], at), read)
+            weight = weights[site][at]
+            # of each head what it has at the first token, (n,D), which no rotation turns
+            first = getattr(calls[site], at)[0, :, 0]
+            # some families pack several in one matrix, or a gate beside each query
+            if weight is None or (at == "q" and len(weight) == 2 * first.numel()):
+                for norm in filter(is_norm, site.module.children()):
+                    state = read[norm][0] if norm in read else first
+                    is_of_heads = state.shape[2:] == first.shape
+                    if paths[norm].rpartition(".")[2][0] == at and is_of_heads:
+                        first = state[0, 0]  # the rows give what it reads
+                weights[site][at] = _rows_of(site, first, read)
         entered, left = read[site.module]
         ones = torch.ones(1, entered.shape[-1], dtype=torch.float64)
         gains[site] = {"reads": ones, "writes": ones}
@@ -191,10 +202,10 @@ def _is_state(x: Any) -> bool:
 
 
 def _rows_of(
-    site: Site, heads: Tensor, read: Mapping[nn.Module, tuple[Tensor, Tensor]]
+    site: Site, first: Tensor, read: Mapping[nn.Module, tuple[Tensor, Tensor]]
 ) -> Tensor | None:
-    """The rows of a matrix of this site whose products are these queries, keys or values (1,n,T,D); None: of none."""
-    first, D = heads[0, :, 0], heads.shape[-1]  # no rotation turns the first token
+    """The rows of a matrix of this site whose products for the first token are these heads (n,D); None: of none."""
+    D = first.shape[-1]
     for module in site.module.modules():
         weight = getattr(module, "weight", None)
         if module not in read or weight is None or weight.ndim != 2 or not D:
