@@ -95,6 +95,18 @@ def test_a_model_of_ours_needs_no_transformers(run: Path) -> None:
     assert (child.returncode, child.stderr) == (0, "") and json.loads(child.stdout)["heads"]
 
 
+def test_a_model_of_others_is_refused_without_transformers_before_torch_loads(tmp_path: Path) -> None:
+    folder = word_folder(tmp_path / "llama", "next")
+    code = """if True:
+        import sys
+        sys.modules["transformers"] = sys.modules["torch"] = None
+        from headwise.cli import main
+        main()"""
+    given = [sys.executable, "-c", code, "heads", str(folder), "--text", "a text that is long enough"]
+    child = subprocess.run(given, capture_output=True, text=True, check=False)
+    assert_refused(Outcome(child.returncode, child.stdout, child.stderr), "pip install 'headwise[hf]'")
+
+
 def test_the_presets_are_listed(invoke: Invoke) -> None:
     code, out, err = invoke("train", "--preset", "list")
     lines = [line for line in out.splitlines() if not line.startswith(" ")]

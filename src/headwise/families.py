@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,14 @@ def check_folder(folder: Path) -> dict[str, Any]:
             f"{folder} has no model.safetensors: it is no model folder, or not finished"
         )
     return config
+
+
+def require_transformers(folder: Path) -> None:
+    """Raise HeadwiseError where what reads a model of others is not installed; it is not imported for that."""
+    if find_spec("transformers") is None:
+        raise HeadwiseError(
+            f"{folder} is no run of headwise; to read other models: pip install 'headwise[hf]'"
+        )
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 
 from headwise.corpus.sources import Sources, contents
 from headwise.errors import HeadwiseError
-from headwise.families import check_folder, is_own, read_config, require_run
+from headwise.families import (
+    check_folder,
+    is_own,
+    read_config,
+    require_run,
+    require_transformers,
+)
 from headwise.files import STDIN
 
 if TYPE_CHECKING:
@@ -25,6 +31,7 @@ def check_model(folder: Path) -> None:
     """
     if not is_own(folder):
         check_folder(folder)
+        require_transformers(folder)
 
 
 def check_texts(folder: Path, texts: Sequence[str | Path] | None) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from headwise.corpus.tokens import OwnTokens, TextTokens, Tokens
 from headwise.errors import HeadwiseError
-from headwise.families import OURS, is_own
+from headwise.families import OURS, is_own, require_transformers
 from headwise.files import free_memory, text_path
 from headwise.gpt.checkpoint import save_model
 from headwise.gpt.generate import continued
@@ -289,15 +289,9 @@ def open_folder(
         if numbers != "auto":
             cast(model, numbers)
     else:
-        try:
-            from headwise.models.hf import FolderTokens, has_tokenizer, load_folder
-        except ModuleNotFoundError as error:
-            # Another module that transformers or we lack is no matter of this message.
-            if error.name != "transformers":
-                raise
-            raise HeadwiseError(
-                f"{path} is no run of headwise; to read other models: pip install 'headwise[hf]'"
-            ) from None
+        require_transformers(path)
+        from headwise.models.hf import FolderTokens, has_tokenizer, load_folder
+
         tokens = FolderTokens(path) if has_tokenizer(path) else None
         check(tokens)
         if not placing:
