@@ -462,10 +462,7 @@ class Shifted(Mask):
     @property
     def by_document(self) -> bool:
         """Does each document have an offset of its own? (Asked of the offset itself: a traced T or S is no int.)"""
-        return (
-            not (self.offset is None or isinstance(self.offset, int))
-            and shape_of(self.offset) != ()
-        )
+        return shape_of(self.offset) != ()
 
     def counts_from_first(self) -> bool:
         # without one, positions are counted from the last key

@@ -26,6 +26,7 @@ def test_llama_2_70b_by_hand() -> None:
     assert bill.parameters.total == weights + 2 * vocabulary * d + layers * 2 * d + d
     assert bill.cache.bytes_per_token == layers * 8 * 128 * 2 * 2 == 327_680
     assert bill.cache.total_bytes == 3 * 4096 * 327_680
+    assert bill.total_bytes == 2 * bill.parameters.total + bill.cache.total_bytes
     pairs = 4096 * 4097 // 2  # a causal query sees (T + 1) / 2 keys on average
     assert bill.prefill.layer_flops == 3 * 2 * weights * 4096
     assert bill.prefill.attention_flops == 3 * layers * 2 * 64 * 256 * pairs

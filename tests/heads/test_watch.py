@@ -220,7 +220,7 @@ IDS = torch.tensor([[1, 2, 0, 3, 1, 4, 2, 0, 1, 3, 3, 1, 2], [4, 1, 2, 3, 4, 1, 
 @pytest.mark.parametrize("kind", CACHES)
 def test_a_model_with_a_cache(kind: str, chunks: tuple[int, ...]) -> None:
     """Its tokens are followed through the cache, also those that have rolled out of it: same_token and after_same."""
-    model, options = gpt_of(), {"marks": {"some": [1, 3]}, "offsets": (3,)}
+    model, options = gpt_of(), {"marks": {"delimiter": [1, 3]}, "offsets": (3,)}
     if kind != "growing":
         for block in model.blocks:
             block.attention.spec = block.attention.spec.replace(mask=hw.Window(3, 0))
@@ -229,7 +229,7 @@ def test_a_model_with_a_cache(kind: str, chunks: tuple[int, ...]) -> None:
     with hw.watch(model, **options) as seen:
         for part in IDS.split(chunks, 1):
             model(part, caches)
-    assert whole["L0.H0"].same_token > 0 and whole["L0.H0"].after_same > 0 and whole["L0.H0"]["some"] > 0
+    assert whole["L0.H0"].same_token > 0 and whole["L0.H0"].after_same > 0 and whole["L0.H0"].delimiter > 0
     assert_rows_of_chunks(seen, whole, chunks)
 
 

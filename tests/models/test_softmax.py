@@ -288,6 +288,11 @@ def test_axes_of_another_order_and_folded_ones() -> None:
             silenced = model(X)
         with zeroed(w_o, h, H):
             torch.testing.assert_close(silenced, model(X), rtol=0, atol=1e-6)
+    grouped = acting(by_group)
+    grouped.n_head = H
+    head = watch_call(grouped, X, maps=True)["L0.H2"]
+    q, k = X[..., 16:24], X[..., 8:16]  # the third query head reads the second of two key heads
+    torch.testing.assert_close(torch.tensor(head.map), (q @ k.mT).softmax(-1), rtol=0, atol=1e-6)
     # as many tokens as heads of all texts
     assert list(watch_call(model[1], X[:1, :H])) == [f"L0.H{h}" for h in range(H)]
     head = CausalHead("softmax")
@@ -313,7 +318,7 @@ class CausalHead(nn.Module):
         if self.way == "flag":
             return F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], is_causal=True)[:, 0]
         if self.way == "mask":
-            return F.scaled_dot_product_attention(q[:, None], k[:, None], v[:, None], attn_mask=bias)[:, 0]
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=bias.expand(len(x), -1, -1))
         return (q @ k.mT / math.sqrt(7) + bias).softmax(-1) @ v
 
 
@@ -368,6 +373,12 @@ def acting(forward: Any) -> nn.Module:
     module = type("Acting", (nn.Module,), {"forward": forward})()
     module.out_proj = nn.Linear(C, C)
     return module
+
+
+def by_group(self: nn.Module, x: Tensor) -> Tensor:
+    """Four query heads read two key heads: (B,G,r,T,S)."""
+    q, k = x.unflatten(-1, (2, 2, 8)).permute(0, 2, 3, 1, 4), x[..., :16].unflatten(-1, (2, 1, 8)).permute(0, 2, 3, 1, 4)
+    return self.out_proj(((q @ k.mT).softmax(-1) @ k).permute(0, 3, 1, 2, 4).flatten(2))  # type: ignore[operator]
 
 
 def in_pieces(self: nn.Module, x: Tensor) -> Tensor:

@@ -430,8 +430,7 @@ def _sink_as_key(
     for factor in factors:
         # Only the features that count once carry the gradient: times 2^15 it would leave the range of float16.
         parts.append((left if factor == 1 else left.detach() / factor).to(q.dtype))
-        if len(parts) < len(factors):
-            left = left - parts[-1].to(left.dtype) * factor
+        left = left - parts[-1].to(left.dtype) * factor
     # (H,n) -> (B,H,T,n)
     features = torch.stack(parts, -1)[None, :, None].expand(
         q.shape[0], -1, q.shape[2], -1
