@@ -377,7 +377,7 @@ def acting(forward: Any) -> nn.Module:
 
 def by_group(self: nn.Module, x: Tensor) -> Tensor:
     """Four query heads read two key heads: (B,G,r,T,S)."""
-    q, k = x.unflatten(-1, (2, 2, 8)).permute(0, 2, 3, 1, 4), x[..., :16].unflatten(-1, (2, 1, 8)).permute(0, 2, 3, 1, 4)
+    q, k = (y.unflatten(-1, (2, -1, 8)).permute(0, 2, 3, 1, 4) for y in (x, x[..., :16]))
     return self.out_proj(((q @ k.mT).softmax(-1) @ k).permute(0, 3, 1, 2, 4).flatten(2))  # type: ignore[operator]
 
 
