@@ -251,9 +251,9 @@ def build(target: Target, sizes: Settings, theirs: bool = False) -> Any:
             is_module = "Module" in str(parameter.annotation)
             arguments[name] = stand_in("Linear")(WIDTH, out) if is_module else matrix
             target.guesses |= is_module
-        elif plain in ("scale", "scaled") and default is False:
+        elif re.fullmatch("(use_?)?scaled?", plain) and default is False:
             arguments[name] = True  # a switch
-        elif required or name in sizes or (not theirs and _is_ours(plain, default)):
+        elif required or name in sizes or _is_ours(plain, default, theirs):
             value = value_of(name, sizes)
             if value is UNFILLED:
                 kind = _annotated(parameter, target.namespace)
@@ -269,11 +269,13 @@ def build(target: Target, sizes: Settings, theirs: bool = False) -> Any:
     return target.thing(**arguments)
 
 
-def _is_ours(name: str, default: Any) -> bool:
+def _is_ours(name: str, default: Any, theirs: bool) -> bool:
     """Is an optional argument ours to set? Sizes and biases are, so that nothing hides; other choices stay theirs.
 
     At their defaults biases are often off and dropout 0, and None stands for as many key/value heads as heads.
     """
+    if theirs:  # a single head would hide how heads are cut
+        return default == 1 and meaning_of(name) == "HEADS"
     if re.search("bias|drop|causal|^p$|soft_?cap|logit_?cap|^masked$", name):
         return True
     if default is None:
@@ -376,14 +378,19 @@ def kind_of_arrays(target: Target, module: Any = None) -> Any:
     code = (target.scope if module is None else target.source).code
     if module is None and target.number:
         return target.number
+    kept = [*getattr(module, "__dict__", {}).values()]
+    for value in [*kept] * (not hasattr(module, "named_parameters")):
+        kept += getattr(value, "__dict__", {}).values()
+        kept += value if isinstance(value, list) else []
+    if own := [value for value in kept if unwrapped(value) is not value]:
+        return type(own[0])
     if hasattr(module, "named_parameters") or re.search(
         r"\btorch\b|\bf\.softmax", code
     ):
         return "torch"
-    kept = getattr(module, "__dict__", {}).values()
     arrays = any(isinstance(value, np.ndarray) for value in kept)
     # Of code whose text is not known, NumPy arrays are the best guess.
-    if arrays or not code or re.search(r"\bj?np\b|\bnumpy\b", code):
+    if arrays or not code or re.search(r"\b(j?np|numpy|tensorflow|keras|mlx)\b", code):
         return "numpy"
     methods = r"\.(shape|size|view|reshape|transpose|swapaxes)\b"
     if module is None and target.scope.says(methods):
@@ -400,6 +407,8 @@ def to_kind(x: Any, kind: Any) -> Any:
         if kind.__name__ == "Matrix":
             rows = np.asarray(x).tolist()
             return kind(rows) if np.ndim(x) == 2 else rows
+        if kind.__name__ != "Value":  # a tensor of the file's own
+            return kind(np.asarray(x))
         return [to_kind(row, kind) for row in x] if np.ndim(x) else kind(float(x))
     if kind == "torch":
         import torch
@@ -409,8 +418,15 @@ def to_kind(x: Any, kind: Any) -> Any:
     return x if kind == "numpy" else x.tolist()
 
 
+def unwrapped(value: Any) -> Any:
+    """The array that a tensor of the file's own class keeps; anything else as it is."""
+    data = getattr(value, "data", None)
+    return data if isinstance(data, np.ndarray) else value
+
+
 def to_array(value: Any) -> Any:
     """A result as a NumPy array of float64; None for what is none."""
+    value = unwrapped(value)
     if hasattr(value, "detach"):
         return value.detach().cpu().double().numpy()
     try:
@@ -605,7 +621,7 @@ class Attention:
     def is_double(self) -> bool:
         """Does a module of torch keep weights of 64 bits?"""
         parameters: Any = getattr(self.module, "parameters", tuple)()
-        kinds = {str(weight.dtype) for weight in parameters}
+        kinds = {str(getattr(weight, "dtype", "")) for weight in parameters}
         return self.kind == "torch" and "torch.float64" in kinds
 
     @property

@@ -13,11 +13,13 @@ import copy
 import functools
 import inspect
 import re
+import sys
 import time
 import traceback
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -58,7 +60,7 @@ from headwise.checker.reading import (
     renew,
     role_of,
     scale_is_folded,
-    still_norms,
+    still_parts,
     styles,
     width_of,
 )
@@ -87,8 +89,6 @@ SAYS = size.NAMES["says"]
 GUESSES = (size.WIDTH, size.HEADS, size.HEAD_DIM, size.TOKENS, 1, False, None)
 # Seconds of the processor in which changes are tried: a round choice.
 REPAIRING = 6.0
-# So many masks in a row, with one and the same error: a round choice.
-ALIKE = 5
 # Of the largest number. bfloat16 keeps 8 bits, so one rounding is off by 0.4 % at most; but several follow one
 # another, and of a score of 5 that is an error of 2 % in its weight.
 TOLERANCE_OF_16_BITS = 2e-2
@@ -151,6 +151,14 @@ def _has_other_size(error: str) -> bool:
     match = re.search(r"size of tensor a \((\d+)\).* tensor b \((\d+)\)", error)
     both = sorted(map(int, match.groups())) if match else [0, 0]
     return both[0] == size.TOKENS and both[1] > size.WIDTH
+
+
+def _misspelt(error: str) -> re.Match[str] | None:
+    """A name that torch lacks, and has but for a letter: what is new in a later version is another one."""
+    match = re.search(r"'(torch\S*|Tensor)'.* has no attribute '(\w+)'", error)
+    torch = sys.modules["torch"] if match else None
+    names = [*dir(torch), *dir(getattr(torch, "Tensor", None))]
+    return match if match and get_close_matches(match[2], names, 1, 0.9) else None
 
 
 class Examiner:
@@ -410,18 +418,19 @@ class Examiner:
             return
         target, module = self.target, built.module
         shown: dict[str, str] = {}
-        if hasattr(module, "training") and not hasattr(module, "eval"):
+        if module is not None and still_parts(module):
+            shown["norm"] = ""
+        if hasattr(module, "eval"):
+            module.eval()
+        elif hasattr(module, "training"):
             module.training = False
         if hasattr(module, "named_parameters"):
-            module.eval()
             # torch finds no module in a plain list, so that an optimizer never gets its weights.
             lists = [kept for kept in vars(module).values() if isinstance(kept, list)]
             if any(
                 hasattr(item, "named_parameters") for kept in lists for item in kept
             ):
                 shown["modules-in-list"] = ""
-            if still_norms(module):
-                shown["norm"] = ""
         layouts = layouts_of(target)
         parameters: Any = getattr(module, "parameters", tuple)()
         is_lazy = any("Uninitialized" in type(weight).__name__ for weight in parameters)
@@ -445,7 +454,8 @@ class Examiner:
         # Does the object gather tokens? A list, or a list for each head, is empty until the first token is there.
         # Not of torch: each of its modules has empty dictionaries, such as those of its hooks.
         kept = {} if module is None or ways[0].kind == "torch" else vars(module)
-        gathers = any(isinstance(x, list | dict) and not any(x) for x in kept.values())
+        lists = [x for x in kept.values() if isinstance(x, list | dict)]
+        gathers = any(not any(np.size(y) for y in x if y is not None) for x in lists)
         if gathers:
             ways += adapters(target, built.call, module, ["c"])
         for attention in ways:
@@ -522,7 +532,8 @@ class Examiner:
         """Does a call come to an end? Where a mask is required, None or some form of one is passed."""
         attention = trial.attention
         name = str(attention.mask)
-        masks: list[Any] = [None]
+        masks: list[tuple[str, Any]] = [("", None)]
+        stops = set[tuple[str, str]]()
         if attention.mask_required:
             # then masks of every form that forbid nothing but the future, or what is padded
             B, T, S = len(trial.inputs[0]), *(x.shape[-2] for x in trial.inputs[:2])
@@ -530,8 +541,11 @@ class Examiner:
             kinds = [None, np.arange(S)[None] < LENGTHS[:B, None]]
             is_padding = re.search(SAYS["padding"], name, re.I)
             for real in kinds[::-1] if is_padding else kinds:
-                masks += [mask for _, mask in self._forms(trial, past, real)]
-        for mask in masks:
+                masks += self._forms(trial, past, real)
+        for form, mask in masks:
+            axes = form.partition(" ")[0]
+            if (axes, "again") in stops:
+                continue
             try:
                 if mask is None and attention.mask_required:
                     attention.fixed[name] = None
@@ -548,9 +562,9 @@ class Examiner:
                 self.certain &= not attention.guessed and not attention.mask_required
                 attention.fixed.pop(name, None)
                 attention.restart()
-                last = [repr(each) for each in self.errors[-ALIKE:]]
-                if len(masks) > ALIKE and last.count(last[0]) == ALIKE:
-                    break  # it is not the mask that stops it
+                # what another mask of the same axes does not change, none does
+                text = "again" if (axes, repr(error)) in stops else repr(error)
+                stops.add((axes, text))
                 continue
             trial.mask = mask
             attention.mask_required &= mask is not None
@@ -768,7 +782,9 @@ class Examiner:
                     call = replace(attention, fixed={**attention.fixed, name: lengths})
                     out = {"": call(inputs)}
                     yield self._case(trial, "padding", inputs, Masks(itself, real), out)
-                is_context = len(attention.inputs) == 1 and not itself
+                # a pair is of keys and values that are projected already
+                is_pair = self.scope.says(rf", \w+ = {name.lower()}\b")
+                is_context = len(attention.inputs) == 1 and not (itself or is_pair)
                 if is_context and re.fullmatch(SAYS["contexts"], name):
                     other = self.rng.normal(size=inputs[0].shape)
                     call = replace(attention, inputs=(*attention.inputs, name))
@@ -946,7 +962,8 @@ class Examiner:
         # The error that came farthest, in the usual order of axes where any call stopped in it. An UncheckedError is
         # raised by what reads the result, after the call.
         usual = [e for e in self.errors if getattr(e, "is_usual", True)]
-        error = max(usual or self.errors, key=self._reached)
+        sure = [e for e in self.errors if _misspelt(str(e))]
+        error = max(sure or usual or self.errors, key=self._reached)
         frames = self._frames(error)
         is_unchecked = isinstance(error, UncheckedError)
         if (
@@ -969,7 +986,7 @@ class Examiner:
         is_name = isinstance(error, NameError)
         attribute = re.search(
             rf"'({owners})' object has no attribute '(\w+)'", str(error)
-        )
+        ) or _misspelt(str(error))
         if elsewhere or (is_name and source.says(r"import \*")):
             raise error  # a statement that did not run, or a file that is not here
         if attribute and source.says(rf"self\.{attribute[2].lower()} = "):

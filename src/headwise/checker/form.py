@@ -78,7 +78,7 @@ CORRECT: dict[str, Any] = {
     "rope_part": 1,  # how much of a head's features is rotated, 0 to 1: the first ones
     "start": 0,  # position of the first query, where keys begin at 0; or "tokens", "-tokens": T, -T
     "act": "none",  # or "relu", of what every matrix gives
-    "residual": False,  # is the input of queries added to what comes out?
+    "residual": None,  # or "none", "relu": the input of queries is added to what comes out, and goes through that
     "slopes": None,  # (h,) of a bias that falls with the distance (ALiBi); "slope" is its sign
     "slope": -1,
     "softcap": 0.0,  # scores are softcap * tanh(scores / softcap); 0: they are not capped
@@ -155,7 +155,7 @@ def compute(
         heads = heads * opened.reshape(B, T, H, -1).swapaxes(1, 2)
     out = output(weights, heads, s)
     if s["residual"]:
-        out = out + x["q"]
+        out = weighted(out + x["q"], s["residual"])
     return Stages(scores, attention, out)
 
 

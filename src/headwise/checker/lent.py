@@ -1,16 +1,18 @@
-"""Stand-ins for what courses import and a machine may lack: einops, JAX, and parts of a layer that lie in another file.
+"""Stand-ins for what a machine may lack: einops, libraries that compute as NumPy does, parts of a layer in other files.
 
-To lend another name is a function of that name in LENT.
+To lend another name is a function of that name in LENT, or in OF_NUMPY for those libraries alone.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import importlib
 import itertools
 import math
 import re
 import types
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -113,18 +115,75 @@ def linear(width: int, out: int, bias: bool = True, **_: Any) -> Any:
     return importlib.import_module("torch.nn").Linear(width, out, bias=bias)
 
 
-class Dense:
-    """A layer of a NumPy library: its two sizes, whatever their names are."""
+class Lazy:
+    """A module of flax, Keras or MLX, whose fields are arguments; what it makes in a call, or before, is made once."""
+
+    name: Any = dataclasses.field(default=None, kw_only=True)
+    # modules whose call is under way, with a counter of what each makes; None within `setup` and `build`
+    calls: ClassVar[list[Any]] = []
+
+    def __new__(cls, *_: Any, name: Any = None, **__: Any) -> Any:
+        made = object.__new__(cls)
+        if not Lazy.calls or Lazy.calls[-1] is None:
+            return made
+        owner, count = Lazy.calls[-1]
+        return vars(owner).setdefault(name or f"{cls.__name__}_{next(count)}", made)
+
+    def __init_subclass__(cls) -> None:
+        for name in {"__call__", "call"} & vars(cls).keys():
+            setattr(cls, name, _lazily(vars(cls)[name]))
+        dataclasses.dataclass(eq=False, repr=False)(cls)
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return self.call(*args, **named)  # type: ignore[attr-defined]
+
+    def setup(self, *_: Any) -> None:
+        """Nothing, where the learner makes nothing before a call."""
+
+    build = setup
+
+    def add_weight(self, *_: Any, shape: Any, **__: Any) -> Any:
+        return drawn(shape)
+
+    def param(self, name: str, _: Any, shape: Any, *__: Any) -> Any:
+        return vars(self).setdefault(name, drawn(shape))
+
+
+def _lazily(call: Any) -> Any:
+    @functools.wraps(call)
+    def called(self: Any, *args: Any, **named: Any) -> Any:
+        Lazy.calls.append(None)
+        if not vars(self).setdefault("is_built", False):
+            self.is_built = True
+            self.setup()
+            self.build(np.shape([*args, *named.values()][0]))
+        Lazy.calls[-1] = self, itertools.count()
+        try:
+            return call(self, *args, **named)
+        finally:
+            Lazy.calls.pop()
+
+    return called
+
+
+def drawn(shape: Any) -> Any:
+    return np.random.default_rng(0).normal(size=shape) / shape[0] ** 0.5
+
+
+class Dense(Lazy):
+    """A layer of a NumPy library: its two sizes, or the second alone, whatever their names are."""
 
     def __init__(self, *sizes: Any, **named: Any) -> None:
-        width, out = [n for n in (*sizes, *named.values()) if type(n) is int][:2]
-        self.w = np.random.default_rng(0).normal(size=(width, out)) / width**0.5
-        self.b = np.zeros(out) * 1.0 if named.get("use_bias", True) else None
+        self.sizes = [n for n in (*sizes, *named.values()) if type(n) is int][:2]
+        self.is_biased = named.get("use_bias", named.get("bias", True))
 
     def forward(self, x: Any, *_: Any) -> Any:
-        return x @ self.w + (0 if self.b is None else self.b)
+        width, out = [x.shape[-1], *self.sizes][-2:]
+        kept = vars(self)
+        bias = kept.setdefault("b", np.zeros(out)) if self.is_biased else 0
+        return x @ kept.setdefault("w", drawn((width, out))) + bias
 
-    __call__ = forward
+    call = forward
 
 
 class Plain:
@@ -133,10 +192,16 @@ class Plain:
     def __init__(self, step: Any) -> None:
         self.step = step
 
-    def forward(self, x: Any, *_: Any) -> Any:
+    def forward(self, x: Any, *_: Any, **__: Any) -> Any:
         return self.step(x)
 
     __call__ = forward
+
+
+def matmul(a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False) -> Any:
+    return (a.swapaxes(-1, -2) if transpose_a else a) @ (
+        b.swapaxes(-1, -2) if transpose_b else b
+    )
 
 
 LENT: dict[str, Any] = {
@@ -155,10 +220,29 @@ LENT: dict[str, Any] = {
     "Dense": Dense,
     "Softmax": lambda *_, **__: Plain(softmax),
     "Dropout": lambda *_, **__: Plain(lambda x: x),
+    "dropout": lambda x, *_, **__: x,
     "ColumnParallelLinear": linear,
     "RowParallelLinear": linear,
     "get_model_parallel_world_size": lambda: 1,
     "get_device": lambda *_: "cpu",
+}
+
+# libraries whose arrays are NumPy's here, and what they name otherwise
+LIKE_NUMPY = re.compile(
+    r"(jax|flax|haiku|equinox|tensorflow|keras|mlx|cupy)\b(?!.*\.random\b)"
+)
+OF_NUMPY: dict[str, Any] = {
+    **dict.fromkeys(("Module", "Layer", "Model"), Lazy),
+    "Linear": Dense,
+    "LayerNorm": LENT["Dropout"],
+    "LayerNormalization": LENT["Dropout"],
+    "relu": lambda x: np.maximum(x, 0),
+    "jit": lambda function, **_: function,
+    "vmap": vmap,
+    "matmul": matmul,
+    "transpose": lambda x, axes=None, perm=None: np.transpose(x, perm or axes),
+    "cast": lambda x, dtype: np.asarray(x).astype(dtype),
+    "range": np.arange,
 }
 
 
@@ -185,9 +269,10 @@ def stand_in(name: str) -> Any:
         # of a course, from a file of that name, however it is spelt
         course = importlib.import_module("headwise.courses.from_scratch")
         return vars(course)["CausalAttention"]
-    nn = types.SimpleNamespace(softmax=softmax, relu=lambda x: np.maximum(x, 0))
-    jax = types.SimpleNamespace(numpy=np, nn=nn, vmap=vmap, jit=lambda f, **_: f)
-    modules = {"jax.numpy": np, "jax.nn": nn, "jax": jax, "cupy": np}
     if name in ("einops", "fancy_einsum"):
         return types.SimpleNamespace(**LENT)
-    return modules.get(name, LENT.get(name.rpartition(".")[2]))
+    last = name.rpartition(".")[2]
+    for place in (OF_NUMPY, vars(np)) if LIKE_NUMPY.match(name) else ():
+        if last in place and not isinstance(place[last], types.ModuleType):
+            return place[last]
+    return LENT.get(last)

@@ -10,6 +10,7 @@ import ast
 import contextlib
 import itertools
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,8 +31,10 @@ from headwise.checker.contract import (
     arguments_of,
     meaning_of,
     to_array,
+    unwrapped,
 )
 from headwise.checker.form import Weights
+from headwise.checker.lent import LENT
 
 # Role -> the pattern of a whole name, from parts in names.toml: "wq", "qproj" and "toqueries" are q. The first
 # role that fits counts.
@@ -56,6 +59,9 @@ FRACTIONS = (1, 0.5, 0.25)
 RESIDUAL = r"residual|return [^\n]*\+|\+ ?(x|inputs?|queries|q|hidden_states)\b"
 # Of a path: "b", "b_q", "bq", "q_bias", "sesgo". It decides where two axes leave open whether an array is a bias.
 _BIAS = re.compile(r"(^|_|\.)b(ias)?(_|$|\.)|^b[qkvo]$|bias|beta|sesgo", re.I)
+LARGEST = (
+    10**7
+)  # numbers of an array: what has more waits for keys and values, or is too slow. A round choice
 _NORM = re.compile(r"norm|(^|\.)ln|_ln\b", re.I)  # of a path: "q_norm", "ln_q", "q_ln"
 
 
@@ -104,6 +110,7 @@ def arrays_of(target: Any) -> list[Array]:
     seen: set[int] = set()
 
     def visit(value: Any, path: str, linear: bool) -> None:
+        value = unwrapped(value)
         # no layer is that deep, and objects may hold one another
         if path.count(".") > 6 or id(value) in seen:
             return
@@ -123,24 +130,24 @@ def arrays_of(target: Any) -> list[Array]:
             arrays.append(Array(path, numbers, linear, value))
 
     visit(target, "", False)
-    # beside weights that are drawn an array of zeros waits for keys and values
+    # beside weights that are drawn an array of zeros waits for keys and values, and one of two numbers is a mask
     drawn = [array for array in arrays if not _waits(array)]
-    return drawn if len(drawn) >= 3 else arrays
+    return drawn if len(drawn) >= 2 else arrays
 
 
 def _waits(array: Array) -> bool:
     is_numpy = isinstance(array.holder, np.ndarray)
-    return is_numpy and array.value.ndim > 1 and not array.value.any()
+    return is_numpy and array.value.ndim > 1 and len(np.unique(array.value)) < 3
 
 
 def _numbers_of(value: Any) -> Any:
     """A tensor, an array or a matrix of lists as an array; None for what is none, such as a plain list of numbers."""
     if isinstance(value, np.ndarray):
         return value
-    if hasattr(value, "detach") and hasattr(value, "numpy"):
+    if hasattr(value, "detach") and value.numel() < LARGEST:
         value = value.detach().cpu()
         return value.double().numpy() if value.is_floating_point() else value.numpy()
-    if isinstance(value, list | tuple) and value and not hasattr(value[0], "detach"):
+    if isinstance(value, list | tuple) and value and not hasattr(value[0], "shape"):
         # A ragged list raises ValueError, one of other things TypeError, one of tensors with gradients RuntimeError.
         with contextlib.suppress(ValueError, TypeError, RuntimeError):
             numbers = np.array(value, dtype=float)
@@ -335,16 +342,25 @@ def _role_of_words(path: str) -> str | None:
     return joined if joined in ROLES else None
 
 
-def still_norms(module: Any) -> bool:
-    """Put the identity in the place of norms around the attention; those of queries and keys stay. Was there one?"""
-    import torch
+def still_parts(module: Any) -> bool:
+    """Put the identity in the place of norms around the attention, and of a dropout of the file's own.
 
+    Norms of queries and keys stay. Was there one?
+    """
     changed = False
-    for parent in list(module.modules()):
-        for name, child in list(parent.named_children()):
-            of_heads = re.search(r"(?<![a-z])(q|k|quer\w*|keys?|qk)(?![a-z])", name)
-            if re.search("Norm", type(child).__name__) and not of_heads:
-                setattr(parent, name, torch.nn.Identity())
+    modules: Any = getattr(module, "modules", lambda: [module])
+    for parent in list(modules()):
+        for name, child in list(_children(parent)):
+            of_heads = re.search(
+                r"(?<![a-z])(q|k|quer\w*|keys?|qk)(?![a-z])", str(name)
+            )
+            is_torch = hasattr(child, "named_parameters")
+            pattern = "Norm" if is_torch else "Norm|Dropout"
+            if re.search(pattern, type(child).__name__) and not of_heads:
+                still = (
+                    sys.modules["torch"].nn.Identity if is_torch else LENT["Dropout"]
+                )
+                setattr(parent, name, still())
                 changed = True
     return changed
 
@@ -368,7 +384,7 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
     orders: tuple[str, ...] = ("blocks",)
     if {"qkv", "kv"} & set(parts.weights):
         orders = (
-            "blocks", "groups", "features", "kqv", "vqk", "qvk", "(d k h)", "(d h k)",
+            "blocks", "groups", "features", "kqv", "vqk", "qvk", "(d k h)", "(d h k)", "(d k h) qvk",
         )  # fmt: skip
     sides: tuple[str, ...] = (
         "in-out",
@@ -408,9 +424,10 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
     if is_normed:  # what is normed has a length of its own, so its scale is a choice
         factors = [n for n in target.scope.numbers if 1 < n < 100 and n % 1]
         scales += [{"scale": n**power} for n in factors[:2] for power in (1, 2)]
-    residuals: list[Settings] = (
-        [{}, {"residual": True}] if target.scope.says(RESIDUAL) else [{}]
-    )
+    residuals: list[Settings] = [{}]
+    if target.scope.says(RESIDUAL):
+        ends = ("none", "relu") if target.scope.says(r"relu\(") else ("none",)
+        residuals += [{"residual": end} for end in ends]
     extras = _extras(target, parts, inside, counts[0][0])
     choices: list[Reading] = []
     # Of readings that give the same numbers the first one counts, so the usual ones come before a scale that is
@@ -576,11 +593,11 @@ def _unfused(x: Any, fused: str, H: int, G: int, order: str) -> dict[str, Any]:
 
     fused  "qkv" or "kv"
     order  "blocks" q | k | v; "groups", of each key/value head its queries, its key, its value; "features" (h, d, 3);
-           "kqv" and such: blocks in another order; axes in parentheses: features first
+           "kqv" and such: in another order; axes in parentheses: features first
     """
     names = fused
-    if order in ("kqv", "vqk", "qvk"):
-        names = order if fused == "qkv" else "vk"
+    if order[-3:] in ("kqv", "vqk", "qvk"):
+        names = order[-3:] if fused == "qkv" else "vk"
     # Only in blocks and groups may there be fewer key/value heads than query heads.
     if H % G or (order not in ("blocks", "groups") and fused == "qkv" and H != G):
         raise ValueError("no whole heads")
@@ -590,7 +607,7 @@ def _unfused(x: Any, fused: str, H: int, G: int, order: str) -> dict[str, Any]:
     n = sum(shares)
     axes = {
         "groups": (G, n, -1), "features": (-1, n), "(d k h)": (-1, n, H), "(d h k)": (-1, H, n),
-    }.get(order, (n, -1))  # fmt: skip
+    }.get(order.removesuffix(" qvk"), (n, -1))  # fmt: skip
     lead, last = x.shape[:-1], order in ("features", "(d h k)")
     x = x.reshape(*lead, *axes)
     pieces = np.split(x, np.cumsum(shares)[:-1], -1 if last else -2)

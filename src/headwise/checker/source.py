@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from headwise.checker.bugs import UncheckedError, read_toml
-from headwise.checker.lent import stand_in
+from headwise.checker.lent import LIKE_NUMPY, stand_in
 
 # What names of classes and functions tell: att(ention), rotary positions, a cache, in English or Spanish.
 ATTENTION = re.compile(r"att|mha|mqa|gqa|head|sdpa|atenc|cabeza", re.I)
@@ -430,10 +430,11 @@ class Stub:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __getattr__(self, name: str) -> Stub:
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return Stub(f"{self._name}.{name}")
+        name = f"{self._name}.{name}"
+        return None if name.endswith("newaxis") else stand_in(name) or Stub(name)
 
     def __getitem__(self, key: Any) -> Stub:
         return self
@@ -445,17 +446,15 @@ class Stub:
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[Any, ...]:
         """As the base of a class: a module of torch where its name says so, else what fails when it is built."""
-        is_torch = not re.match("flax|haiku|equinox|mlx|keras|tensorflow", self._name)
-        if is_torch and self._name.endswith(("Module", "Layer", "Model")):
+        if self._name.endswith(("Module", "Layer", "Model")):
             return (importlib.import_module("torch.nn").Module,)
         if self._name.endswith(("Config", "Mixin", "ABC", "Protocol", "Enum")):
             return ()
         return (type("Missing", (), {"__init__": self.__iter__}),)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not Stub.loading:
-            if lent := stand_in(self._name):
-                return lent(*args, **kwargs)
+        is_plain = re.search(r"\.(initializ|regulariz)ers\b", self._name)
+        if not (Stub.loading or is_plain):
             raise UncheckedError("needs", name=self._name)
         return args[0] if len(args) == 1 and callable(args[0]) else self
 
@@ -538,14 +537,14 @@ def free_names(node: ast.AST) -> set[str]:
 
 
 def needed_statements(source: Source, name: str) -> list[ast.stmt]:
-    """The statements of a file that `name` needs: imports, definitions, plain values, what makes a name they read."""
+    """The statements that `name`, or all of a file, needs: imports, definitions, plain values, what makes a name."""
     body: list[ast.stmt] = []
     for node in source.tree.body:
         is_main = isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
         body += node.body if is_main else [node]  # type: ignore[attr-defined]
     wanted = {
         each
-        for part in source.reach(name)
+        for part in (source.reach(name) if name else source.definitions)
         for each in free_names(source.definitions[part])
     }
     kept = []
@@ -602,22 +601,19 @@ def _import(
     lent = []
     for alias in node.names:
         origin = alias.name if isinstance(node, ast.Import) else node.module or ""
-        level = getattr(node, "level", 0)
         module: Any = None
-        beside = (
-            path.parent.joinpath(*origin.split(".")).with_suffix(".py")
-            if origin
-            else path
-        )
-        if beside != path and beside.is_file():
-            module = _module_of(beside)
+        if near := _sibling(origin, path, 1):
+            module = _module_of(near)
         with contextlib.suppress(Exception, SystemExit):
-            module = module or (None if level else importlib.import_module(origin))
+            if not (module or getattr(node, "level", 0)):
+                module = importlib.import_module(origin)
         if module is None and (near := _sibling(origin or alias.name, path)):
             module = _module_of(near)
         if module is None and (near := _sibling(f"{origin}.{alias.name}", path)):
             module = types.SimpleNamespace(**{alias.name: _module_of(near)})
-        if module is None and (module := stand_in(origin)):
+        if module is None and (
+            (module := stand_in(origin)) or LIKE_NUMPY.match(origin)
+        ):
             lent.append(origin)
         module = module or Stub(origin or alias.name)
         if isinstance(node, ast.Import):
@@ -633,7 +629,7 @@ def _import(
         if value is None:
             with contextlib.suppress(Exception):
                 value = importlib.import_module(f"{origin}.{alias.name}")
-        if (value is None or isinstance(value, Stub)) and (
+        if (value is None or isinstance(module, Stub)) and (
             other := stand_in(f"{origin}.{alias.name}")
         ):
             value = other
@@ -642,28 +638,27 @@ def _import(
     return lent
 
 
-def _sibling(name: str, path: Path) -> Path | None:
+def _sibling(name: str, path: Path, folders: int = 4) -> Path | None:
     """The file of a module beside another file, or in the folders above it."""
     parts = name.split(".")
-    for folder in list(path.parents)[:4]:
-        for tail in (parts, parts[-1:]):
-            near = folder.joinpath(*tail).with_suffix(".py")
-            if near.is_file() and near != path:
-                return near
+    for folder in list(path.parents)[:folders]:
+        for tail in (parts, parts[-1:])[:folders]:
+            near = folder.joinpath(*tail)
+            for file in (near.with_suffix(".py"), near / "__init__.py"):
+                if name and file.is_file() and file != path:
+                    return file
     return None
 
 
 def _module_of(path: Path) -> types.ModuleType:
     """The definitions of a file beside the learner's, as a module."""
-    if path.stem in sys.modules:
-        return sys.modules[path.stem]
-    module = sys.modules[path.stem] = types.ModuleType(path.stem)
-    module.__file__ = str(path)
-    source = Source(read_text(path), str(path))
-    for name in source.definitions:
-        run_definitions(source, name, vars(module))
+    name = str(path)
+    if name not in sys.modules:
+        module = sys.modules[name] = types.ModuleType(name)
+        module.__file__ = name
+        run_definitions(Source(read_text(path), name), "", vars(module))
         Stub.loading = True
-    return module
+    return sys.modules[name]
 
 
 def unimported(source: Source) -> list[str]:
