@@ -237,7 +237,8 @@ def build(target: Target, sizes: Settings, theirs: bool = False) -> Any:
     """
     # what stands in none of the branches below is left at the learner's default
     arguments: dict[str, Any] = {}
-    meanings = {meaning_of(name) for name in arguments_of(target.thing)}
+    fields = re.findall(r"\w\.(\w+)", target.scope.code)  # also of a config
+    meanings = {meaning_of(name) for name in (*arguments_of(target.thing), *fields)}
     for name, parameter in arguments_of(target.thing).items():
         plain, default = name.lower(), parameter.default
         required = default is parameter.empty
@@ -249,6 +250,8 @@ def build(target: Target, sizes: Settings, theirs: bool = False) -> Any:
             out = KV_HEADS * HEAD_DIM if is_less else WIDTH
             matrix = np.random.default_rng(1).normal(size=(WIDTH, out)) / WIDTH**0.5
             is_module = "Module" in str(parameter.annotation)
+            if target.scope.says(rf"\b{plain}\.t\b"):
+                matrix = matrix.T
             arguments[name] = stand_in("Linear")(WIDTH, out) if is_module else matrix
             target.guesses |= is_module
         elif re.fullmatch("(use_?)?scaled?", plain) and default is False:
@@ -370,6 +373,10 @@ def required_of(call: Callable[..., Any]) -> list[str]:
 # Arrays of any kind.
 
 
+def _kept(thing: Any) -> dict[str, Any]:
+    return getattr(thing, "__dict__", {})
+
+
 def kind_of_arrays(target: Target, module: Any = None) -> Any:
     """What a function, or an object, computes with: "torch", "numpy", "lists", or the file's own class of numbers.
 
@@ -378,17 +385,17 @@ def kind_of_arrays(target: Target, module: Any = None) -> Any:
     code = (target.scope if module is None else target.source).code
     if module is None and target.number:
         return target.number
-    kept = [*getattr(module, "__dict__", {}).values()]
-    for value in [*kept] * (not hasattr(module, "named_parameters")):
-        kept += getattr(value, "__dict__", {}).values()
-        kept += value if isinstance(value, list) else []
-    if own := [value for value in kept if unwrapped(value) is not value]:
-        return type(own[0])
-    if hasattr(module, "named_parameters") or re.search(
-        r"\btorch\b|\bf\.softmax", code
-    ):
+    if hasattr(module, "named_parameters"):
         return "torch"
-    arrays = any(isinstance(value, np.ndarray) for value in kept)
+    held: list[Any] = [module]
+    for _ in range(4):  # as far as a layer in a list of an object
+        if own := [value for value in held if unwrapped(value) is not value]:
+            return type(own[0])
+        parts = [x if isinstance(x, list) else _kept(x).values() for x in held]
+        held = [value for part in parts for value in part]
+    if re.search(r"\btorch\b|\bf\.softmax", code):
+        return "torch"
+    arrays = any(isinstance(value, np.ndarray) for value in _kept(module).values())
     # Of code whose text is not known, NumPy arrays are the best guess.
     if arrays or not code or re.search(r"\b(j?np|numpy|tensorflow|keras|mlx)\b", code):
         return "numpy"

@@ -554,7 +554,7 @@ class Examiner:
                     raise UncheckedError("returns_nothing", name=self.target.name)
             except Exception as error:
                 usual = LAYOUTS[layouts_of(self.target)[0]]
-                vars(error)["none"] = None in attention.fixed.values()
+                vars(error)["none"] = any(x is None for x in attention.fixed.values())
                 vars(error)["is_usual"] = not trial.parts.weights or (
                     attention.layout in (usual, LAYOUTS["btc"])
                 )

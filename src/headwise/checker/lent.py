@@ -37,41 +37,27 @@ def named_einsum(*args: Any) -> Any:
     return library_of(arrays[0]).einsum(plain.replace(" ", ""), *arrays)
 
 
-def parse_shape(x: Any, pattern: str) -> dict[str, int]:
-    names = pattern.split()
-    rest = len(x.shape) - len(names) + 1
-    if "..." in names:
-        place = names.index("...")
-        names[place : place + 1] = ["_"] * rest
-    return {name: n for name, n in zip(names, x.shape, strict=True) if name != "_"}
-
-
 def rearrange(x: Any, pattern: str, **sizes: int) -> Any:
     """einops.rearrange and einops.repeat: "b t (h d) -> b h t d", h=4; a new axis on the right is repeated."""
-    free = " ".join(f"_{i}" for i in range(len(x.shape)))
     left, right = pattern.split("->")
-    count = len(re.findall(r"\([^)]*\)|\w+", left))
-    free = " ".join(free.split()[: len(x.shape) - count])
-    sides = [
-        re.findall(r"\([^)]*\)|\w+", s.replace("...", free)) for s in (left, right)
-    ]
+    part = r"\([^)]*\)|\w+"
+    count = len(x.shape) - len(re.findall(part, left))
+    free = " ".join(f"_{i}" for i in range(count))
+    sides: list[list[list[str]]] = []
+    for side in (left, right):
+        groups = re.findall(part, side.replace("...", free))
+        sides.append([re.findall(r"\w+", group) for group in groups])
     sizes["1"] = 1
-    for group, size in zip(sides[0], x.shape, strict=True):
-        names = re.findall(r"\w+", group)
+    for names, size in zip(sides[0], x.shape, strict=True):
         known = math.prod(int(sizes.get(name, 1)) for name in names)
-        sizes.update({name: size // known for name in names if name not in sizes})
-    axes, wanted = (re.findall(r"[a-zA-Z_]\w*", " ".join(side)) for side in sides)
-    x = x.reshape([sizes[name] for name in axes])
+        sizes = {**dict.fromkeys(names, size // known), **sizes}
+    axes, wanted = ([n for names in side for n in names if n != "1"] for side in sides)
     new = [name for name in wanted if name not in axes]
-    ones = library_of(x).ones([sizes[name] for name in new])
-    parts = [" ".join(names) for names in (axes, new, wanted)]
-    x = named_einsum(
-        x,
-        ones.astype(x.dtype) if hasattr(ones, "astype") else ones.to(x),
-        "{}, {} -> {}".format(*parts),
-    )
-    groups = [re.findall(r"\w+", group) for group in sides[1]]
-    return x.reshape([math.prod(sizes[name] for name in names) for names in groups])
+    x = x.reshape([*(sizes[name] for name in axes), *(1 for _ in new)])
+    order = [[*axes, *new].index(name) for name in wanted]
+    x = getattr(x, "permute", x.transpose)(order)
+    x = library_of(x).broadcast_to(x, [sizes[name] for name in wanted])
+    return x.reshape([math.prod(sizes[name] for name in names) for names in sides[1]])
 
 
 def attend(*args: Any, mask: Any = None, **named: Any) -> tuple[Any, Any]:
@@ -208,7 +194,6 @@ LENT: dict[str, Any] = {
     "rearrange": rearrange,
     "repeat": rearrange,
     "einsum": named_einsum,
-    "parse_shape": parse_shape,
     "softmax": softmax,
     "ScaledDotProductAttention": lambda *_, **__: attend,
     "ScaleDotProductAttention": lambda *_, **__: attend,

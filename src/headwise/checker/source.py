@@ -33,7 +33,7 @@ AROUND = r"relu\(|gelu\(|silu\(|gru\(|lstm\(|rnn\(|embedding\(|feed_?forward|ffn
 # Methods of a class that attend, the usual one first.
 CALLS = ("forward", "__call__", "call", "attend", "attention", "step")
 # What attends says so: a softmax by some name, and queries.
-SOFTMAX = r"softmax|scaled_dot_product|exp\(|multiheadattention\("
+SOFTMAX = r"softmax|scaled_dot_product|exp\(|(?-i:MultiheadAttention)\("
 # A function with such a name is a helper, even where its name says attention too: `attention_mask`.
 HELPER = re.compile(
     r"mask|split|join|merge|combin|softmax|repeat|config|block|transformer|norm|test|main|demo",
@@ -504,36 +504,21 @@ def names_of(nodes: Sequence[ast.AST], context: type[ast.expr_context]) -> list[
     ]
 
 
-def bound_by(node: ast.stmt) -> list[str]:
+def bound_by(node: ast.AST) -> list[str]:
     """The names that a statement of a file binds."""
-    if isinstance(node, ast.Import):
-        return [alias.asname or alias.name.split(".")[0] for alias in node.names]
-    if isinstance(node, ast.ImportFrom):
-        return [alias.asname or alias.name for alias in node.names]
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return [node.name]
-    inner = [x for x in ast.walk(node) if isinstance(x, ast.Import | ast.ImportFrom)]
-    return [
-        *names_of([node], ast.Store),
-        *(name for each in inner for name in bound_by(each)),
-    ]
+    aliases = [part for part in ast.walk(node) if isinstance(part, ast.alias)]
+    imported = [each.asname or each.name.split(".")[0] for each in aliases]
+    return names_of([node], ast.Store) + imported
 
 
 def free_names(node: ast.AST) -> set[str]:
     """Names that a statement reads and does not bind itself; of a definition those of its file."""
-    functions = [
-        part
-        for part in ast.walk(node)
-        if isinstance(part, ast.FunctionDef | ast.Lambda)
-    ]
-    bound = {
-        argument.arg
-        for function in functions
-        for argument in ast.walk(function.args)
-        if isinstance(argument, ast.arg)
-    }
-    stored = set(names_of([node], ast.Store)) if functions else set()
-    return set(names_of([node], ast.Load)) - bound - stored
+    bound = {part.arg for part in ast.walk(node) if isinstance(part, ast.arg)}
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        bound.update(names_of([node], ast.Store))
+    return set(names_of([node], ast.Load)) - bound
 
 
 def needed_statements(source: Source, name: str) -> list[ast.stmt]:
@@ -566,9 +551,11 @@ def needed_statements(source: Source, name: str) -> list[ast.stmt]:
 
 def run_definitions(source: Source, name: str, namespace: dict[str, Any]) -> list[str]:
     """Run what `name` needs of a file. What fails beside it becomes a stub; returns the names of imports lent."""
+    lent = []
+    bound = bound_by(source.tree)
     for word in [word for word in names_of([source.tree], ast.Load) if word in MODULES]:
         namespace.setdefault(word, importlib.import_module(MODULES[word]))
-    lent = unimported(source)
+        lent += [] if word in bound else [word]
     Stub.loading = True
     try:
         for node in needed_statements(source, name):
@@ -659,13 +646,3 @@ def _module_of(path: Path) -> types.ModuleType:
         run_definitions(Source(read_text(path), name), "", vars(module))
         Stub.loading = True
     return sys.modules[name]
-
-
-def unimported(source: Source) -> list[str]:
-    """The usual modules that a text uses and does not import: a page prints a class without them."""
-    known = set(names_of([source.tree], ast.Store))
-    for node in ast.walk(source.tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            known.update(bound_by(node))
-    used = dict.fromkeys(names_of([source.tree], ast.Load))
-    return [name for name in used if name in MODULES and name not in known]
