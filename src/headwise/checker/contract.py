@@ -36,7 +36,7 @@ from headwise.checker.bugs import (
 )
 from headwise.checker.form import Inputs
 from headwise.checker.lent import stand_in
-from headwise.checker.source import CALLS, DATA, KEY, MASK, Source, methods_of
+from headwise.checker.source import CALLS, DATA, MASK, Source, methods_of
 
 # No two of these sizes are equal, so that no axis can be taken for another.
 BATCH, TOKENS, HEADS, KV_HEADS, HEAD_DIM, CONTEXT = 5, 7, 6, 2, 8, 16
@@ -120,20 +120,24 @@ class Target:
         """The text of the object and of what it uses."""
         source = self.source
         nodes = [source.definitions[name] for name in source.reach(self.name)]
-        spans = [(node.lineno - 1, node.end_lineno) for node in nodes]
-        texts = ["\n".join(source.lines[first:end]) for first, end in spans]
-        whole = "\n".join(texts)
+        lines = [*source.lines]
+        numbers = [n for x in nodes for n in range(x.lineno - 1, x.end_lineno or 0)]
+        whole = "\n".join(lines[n] for n in numbers)
         classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
-        classes = classes if self.kind == "layer" else []
-        for method in [part for node in classes for part in methods_of(node)]:
-            # what nothing calls, such as a helper for other callers, tells nothing
-            is_called = re.search(rf"\.{method.name}\b", whole) or method.name in CALLS
-            if not is_called and not method.name.startswith("__"):
-                first = min([method.lineno, *(d.lineno for d in method.decorator_list)])
-                lines = source.lines[first - 1 : method.end_lineno]
-                blank = " " * method.col_offset + "pass"
-                whole = whole.replace("\n".join(lines), blank)
-        return Source(whole) if nodes else source
+        for node in classes * (self.kind == "layer"):
+            for method in methods_of(node):
+                # what nothing calls, such as a helper for other callers, tells nothing
+                is_called = (
+                    re.search(rf"\.{method.name}\b", whole) or method.name in CALLS
+                )
+                if not is_called and not method.name.startswith("__"):
+                    first = min(
+                        [method.lineno, *(d.lineno for d in method.decorator_list)]
+                    )
+                    end = method.end_lineno or first
+                    lines[first - 1 : end] = [""] * (end - first + 1)
+                    lines[first - 1] = " " * method.col_offset + "pass"
+        return Source("\n".join(lines[n] for n in numbers)) if nodes else source
 
     def finding(self, bug: str, evidence: str) -> Finding:
         """A bug of the catalogue with its likely line; one that it does not have stands nowhere."""
@@ -325,34 +329,6 @@ def call_of(thing: Any) -> Any:
     return next(filter(arguments_of, calls), calls[0])
 
 
-def prepared(call: Any, target: Target) -> Any:
-    """A call of one text, before which another method is given the text that keys are made of, where one must be."""
-    name = type(getattr(call, "__self__", None)).__name__
-    node = target.source.definitions.get(name)
-    for method in getattr(node, "body", []) if name != "NoneType" else []:
-        arguments = getattr(getattr(method, "args", None), "args", [])
-        if len(arguments) != 2 or method.name in CALLS or method.name[0] == "_":
-            continue
-        kept = set(re.findall(r"self\.(\w+) = ", ast.unparse(method)))
-        if any(
-            KEY.match(part) for each in {*kept, method.name} for part in each.split("_")
-        ):
-            return _after(getattr(call.__self__, method.name), call)
-    return call
-
-
-def _after(first: Any, call: Any) -> Any:
-    def both(*args: Any, memory: Any, **named: Any) -> Any:
-        first(memory)
-        return call(*args, **named)
-
-    signature = inspect.signature(call)
-    memory = inspect.Parameter("memory", inspect.Parameter.KEYWORD_ONLY)
-    parameters = [*signature.parameters.values(), memory]
-    both.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return both
-
-
 def arguments_of(call: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """The parameters of a call that have a name and no value yet."""
     # What a functools.partial passes itself; and self, which a method has that is taken from its class.
@@ -373,10 +349,6 @@ def required_of(call: Callable[..., Any]) -> list[str]:
 # Arrays of any kind.
 
 
-def _kept(thing: Any) -> dict[str, Any]:
-    return getattr(thing, "__dict__", {})
-
-
 def kind_of_arrays(target: Target, module: Any = None) -> Any:
     """What a function, or an object, computes with: "torch", "numpy", "lists", or the file's own class of numbers.
 
@@ -388,14 +360,18 @@ def kind_of_arrays(target: Target, module: Any = None) -> Any:
     if hasattr(module, "named_parameters"):
         return "torch"
     held: list[Any] = [module]
+    arrays = False
     for _ in range(4):  # as far as a layer in a list of an object
         if own := [value for value in held if unwrapped(value) is not value]:
             return type(own[0])
-        parts = [x if isinstance(x, list) else _kept(x).values() for x in held]
+        arrays |= any(isinstance(value, np.ndarray) for value in held)
+        parts = [
+            x if isinstance(x, list) else getattr(x, "__dict__", {}).values()
+            for x in held
+        ]
         held = [value for part in parts for value in part]
     if re.search(r"\btorch\b|\bf\.softmax", code):
         return "torch"
-    arrays = any(isinstance(value, np.ndarray) for value in _kept(module).values())
     # Of code whose text is not known, NumPy arrays are the best guess.
     if arrays or not code or re.search(r"\b(j?np|numpy|tensorflow|keras|mlx)\b", code):
         return "numpy"
@@ -520,10 +496,17 @@ def still_dropout(seen: Seen, trains: bool, tokens: int) -> Iterator[None]:
             seen.on_scores |= is_map and bool((x < -1e-6).any())
         return x
 
-    def fused(*args: Any, dropout_p: float = 0.0, **more: Any) -> Any:
-        dropout_p = args[4] if len(args) > 4 else dropout_p
-        dropout((args[0] if args else more["query"])[:0], dropout_p)
-        return attend(*args[:4], *args[4:5] and [0.0], *args[5:], **more)
+    def fused(
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        *rest: Any,
+        **more: Any,
+    ) -> Any:
+        dropout(query[:0], dropout_p)
+        return attend(query, key, value, attn_mask, 0.0, *rest, **more)
 
     functions: dict[str, Any] = {
         "dropout": dropout,
@@ -676,12 +659,7 @@ class Attention:
         training = bool(getattr(self.module, "training", False))
         dropout = still_dropout(self.seen, training, tokens)
         with dropout, np.errstate(all="ignore"), grad:
-            named = {**self.fixed, **arguments}
-            alone = []
-            for p in inspect.signature(self.call).parameters.values():
-                if p.kind is p.POSITIONAL_ONLY and p.name in named:
-                    alone.append(named.pop(p.name))
-            result = self.call(*alone, **named)
+            result = self.call(**{**self.fixed, **arguments})
             if self.learns:
                 # Cubes: neither the sum that a LayerNorm gives nor that of squares depends on a weight before it.
                 outputs = result if isinstance(result, tuple) else (result,)
@@ -756,21 +734,24 @@ def tables_of(target: Target, attention: Attention) -> Iterator[Tables]:
         angles = np.outer(places, 1e4 ** (-np.arange(0, width, 2) / width))
         halves = np.concatenate([angles, angles], 1)
         table = (angles, halves, np.repeat(angles, 2, 1))[which]
-        lead, more = (1,) * (axes > 2), (1,) * (axes > 3)
-        table = table.reshape(*lead, tokens, *more, -1)
-        both = [to_kind(f(table), attention.kind) for f in (np.cos, np.sin)]
+        table = table.reshape(
+            {2: (tokens, -1), 3: (1, tokens, -1)}.get(axes, (1, tokens, 1, -1))
+        )
+        both = np.cos(table), np.sin(table)
+        forms = {
+            "cis|complex": np.exp(1j * angles),
+            "^(?!.*sin).*cos": both[0],
+            "^(?!.*cos).*sin": both[1],
+            "^(?!.*cos).*cache": np.stack([np.cos(angles), np.sin(angles)], -1),
+            "": both,
+        }
         made: dict[str, Any] = {}
         for name in names:
-            has_cos, has_sin = "cos" in name, "sin" in name
-            if re.search("cis|complex", name):
-                made[name] = to_kind(np.exp(1j * angles), attention.kind)
-            elif has_cos != has_sin:
-                made[name] = both[has_sin]
-            elif "cache" in name and not has_cos:
-                pairs = np.stack([np.cos(angles), np.sin(angles)], -1)
-                made[name] = to_kind(pairs, attention.kind)
-            else:
-                made[name] = tuple(both)
+            form = next(forms[part] for part in forms if re.search(part, name))
+            parts = [
+                to_kind(x, attention.kind) for x in (form if form is both else [form])
+            ]
+            made[name] = tuple(parts) if form is both else parts[0]
         return made
 
     def own(start: int, tokens: int, maker: Any) -> dict[str, Any]:
@@ -856,11 +837,12 @@ def _bound(target: Target, call: Callable[..., Any], module: Any) -> Attention:
         elif name in target.options.args:
             fixed[name] = target.options.args[name]
         elif name in required:
-            if CALL["positions"].fullmatch(name):
-                fixed[name] = to_kind(np.arange(TOKENS), kind)
-                continue
-            if CALL["segments"].fullmatch(name):
-                fixed[name] = to_kind(np.zeros((BATCH, TOKENS), int), kind)
+            known = {
+                "positions": np.arange(TOKENS),
+                "segments": np.zeros((BATCH, TOKENS), int),
+            }
+            if told := [known[key] for key in known if CALL[key].fullmatch(name)]:
+                fixed[name] = to_kind(told[0], kind)
                 continue
             is_table = CALL["tables"].search(name) or CALL["nothing"].fullmatch(name)
             fixed[name] = None if is_table else value_of(name, sizes)

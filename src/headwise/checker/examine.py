@@ -47,7 +47,6 @@ from headwise.checker.contract import (
     kind_of_arrays,
     layouts_of,
     meaning_of,
-    prepared,
     to_kind,
 )
 from headwise.checker.form import Inputs, Masks, Weights
@@ -232,8 +231,7 @@ class Examiner:
             self.target.guesses |= bool(guessed)
             try:
                 instance = build(self.target, sizes, theirs)
-                call = prepared(call_of(instance), self.target)
-                yield Built(instance, call, instance)
+                yield Built(instance, call_of(instance), instance)
             except Exception as error:
                 is_theirs = "unexpected keyword" in str(error)
                 self.errors += [error] if is_theirs or not guessed else []

@@ -78,7 +78,7 @@ CORRECT: dict[str, Any] = {
     "rope_part": 1,  # how much of a head's features is rotated, 0 to 1: the first ones
     "start": 0,  # position of the first query, where keys begin at 0; or "tokens", "-tokens": T, -T
     "act": "none",  # or "relu", of what every matrix gives
-    "residual": None,  # or "none", "relu": the input of queries is added to what comes out, and goes through that
+    "residual": False,  # is the input of queries added to what comes out?
     "slopes": None,  # (h,) of a bias that falls with the distance (ALiBi); "slope" is its sign
     "slope": -1,
     "softcap": 0.0,  # scores are softcap * tanh(scores / softcap); 0: they are not capped
@@ -134,10 +134,10 @@ def compute(
         T = x["q"].shape[-2]
         start = {"tokens": T, "-tokens": -T}.get(s["start"], s["start"])
         turned = {"part": s["rope_part"], "sign": s["rope_sign"]}
-        vectors["q"] = rotate(vectors["q"], s["rope"], start, **turned)
-        vectors["k"] = rotate(vectors["k"], s["rope_k"] or s["rope"], 0, **turned)
-        if s["rope_values"]:
-            vectors["v"] = rotate(vectors["v"], s["rope"], 0, **turned)
+        ropes = {"q": s["rope"], "k": s["rope_k"] or s["rope"], "v": s["rope"]}
+        for place in "qkv" if s["rope_values"] else "qk":
+            first = start if place == "q" else 0
+            vectors[place] = rotate(vectors[place], ropes[place], first, **turned)
     n_heads = weights.n_heads
     if s["queries"] != "apart":
         n_heads = weights.n_kv_heads
@@ -155,7 +155,7 @@ def compute(
         heads = heads * opened.reshape(B, T, H, -1).swapaxes(1, 2)
     out = output(weights, heads, s)
     if s["residual"]:
-        out = weighted(out + x["q"], s["residual"])
+        out = out + x["q"]
     return Stages(scores, attention, out)
 
 
@@ -413,6 +413,16 @@ def allowed_by(masks: Masks, s: Settings, B: int, H: int, T: int, S: int) -> Any
     return ~allowed if s["see"] == "inverse" else allowed
 
 
+# Orders of the axes (B,h,T,e) before heads are joined; the right one is (0, 2, 1, 3).
+JOINS = {
+    "interleaved": (0, 2, 3, 1),  # the heads take turns, feature by feature
+    "raw": (0, 1, 2, 3),
+    "raw-columns": (0, 1, 3, 2),
+    "heads-first": (1, 0, 2, 3),
+    "heads-first-turned": (1, 2, 0, 3),
+}
+
+
 def output(w: Weights, heads: Any, s: Settings) -> Any:
     """Heads (B,h,T,e) joined, times W_O: (B,T,C). Without a W_Q the heads as they are."""
     matrix, how = w.matrices.get("o"), s["join"]
@@ -421,39 +431,21 @@ def output(w: Weights, heads: Any, s: Settings) -> Any:
     if s["split_q"] == "tokens":  # (B,T,h,e) by then
         heads = heads.swapaxes(1, 2)
     B, H, T, e = heads.shape
-    if how == "interleaved":  # (B,T,e,h): the heads take turns, feature by feature
-        joined = heads.swapaxes(1, 2).swapaxes(2, 3)
-    elif how == "raw":  # tokens and heads are not exchanged before the reshape below
-        joined = heads
-    # tokens and features are exchanged, in the place of tokens and heads
-    elif how == "raw-columns":
-        joined = heads.swapaxes(2, 3)
-    elif how == "heads-first":  # (h,B,T,e), named anew
-        joined = heads.swapaxes(0, 1)
-    elif how == "heads-first-turned":  # (h,T,B,e)
-        joined = heads.transpose(1, 2, 0, 3)
-    elif how == "reversed":
-        joined = np.flip(heads, (1,)).swapaxes(1, 2)
-    elif how in ("mean", "sum"):
+    joined = heads[:, ::-1] if how == "reversed" else heads
+    joined = joined.transpose(JOINS.get(how, (0, 2, 1, 3)))
+    if how in ("mean", "sum"):
         joined = heads.sum(1) / (H if how == "mean" else 1)
         # what is multiplied must be as wide as W_O reads
         if matrix is not None and matrix.shape[0] == H * e:
             joined = np.concatenate([joined] * H, -1)
-    # head h is written at feature h, over what stood there: of all but the last 1 is left
-    elif how == "overlap":
-        firsts = [heads[:, h, :, :1] for h in range(H - 1)]
-        joined = np.concatenate(
-            [*firsts, heads[:, -1], np.zeros((B, T, (H - 1) * (e - 1)))], -1
-        )
-    elif how == "last":  # each head over the one before it
-        joined = heads[:, -1]
-    elif how == "last-first":  # the same, in the place of the first
-        joined = np.concatenate([heads[:, -1], np.zeros((B, T, (H - 1) * e))], -1)
-    else:  # "blocks", the right one, and "divided"
-        joined = heads.swapaxes(1, 2)
-    joined = joined.reshape(B, T, -1)
-    if how == "divided":
-        joined = joined / H
+    # "overlap": head h is written at feature h, over what stood there; of all but the last 1 is left. "last": each
+    # head over the one before it. "last-first": the same, in the place of the first
+    if how in ("overlap", "last", "last-first"):
+        kept = [heads[:, h, :, :1] for h in range(H - 1) if how == "overlap"]
+        free = {"overlap": (H - 1) * (e - 1), "last": 0, "last-first": (H - 1) * e}
+        joined = [*kept, heads[:, -1], np.zeros((B, T, free[how]))]
+        joined = np.concatenate(joined, -1)
+    joined = joined.reshape(B, T, -1) / (H if how == "divided" else 1)
     if matrix is None or not s["out_proj"]:
         return joined
     out = joined @ (matrix.T if "o" in s["turned"] else matrix)

@@ -81,22 +81,6 @@ def flash(
     return out.swapaxes(1, 2)
 
 
-def vmap(function: Any, in_axes: Any = 0, out_axes: int = 0) -> Any:
-    """A function along an axis of its arguments, as JAX has it; None: an argument stays whole."""
-
-    def mapped(*args: Any) -> Any:
-        axes = in_axes if isinstance(in_axes, tuple) else (in_axes,) * len(args)
-        whole = [
-            itertools.repeat(x) if axis is None else np.moveaxis(x, axis, 0)
-            for x, axis in zip(args, axes, strict=True)
-        ]
-        return np.stack(
-            [*itertools.starmap(function, zip(*whole, strict=False))], out_axes
-        )
-
-    return mapped
-
-
 def linear(width: int, out: int, bias: bool = True, **_: Any) -> Any:
     return importlib.import_module("torch.nn").Linear(width, out, bias=bias)
 
@@ -130,9 +114,6 @@ class Lazy:
 
     def add_weight(self, *_: Any, shape: Any, **__: Any) -> Any:
         return drawn(shape)
-
-    def param(self, name: str, _: Any, shape: Any, *__: Any) -> Any:
-        return vars(self).setdefault(name, drawn(shape))
 
 
 def _lazily(call: Any) -> Any:
@@ -195,19 +176,18 @@ LENT: dict[str, Any] = {
     "repeat": rearrange,
     "einsum": named_einsum,
     "softmax": softmax,
-    "ScaledDotProductAttention": lambda *_, **__: attend,
-    "ScaleDotProductAttention": lambda *_, **__: attend,
-    "Attention": lambda *_, **__: attend,
+    **dict.fromkeys(
+        ("ScaledDotProductAttention", "ScaleDotProductAttention", "Attention"),
+        lambda *_, **__: attend,
+    ),
     "scaled_dot_product_attention": lambda *args, **named: attend(*args, **named)[0],
     "flash_attn_func": flash,
     "memory_efficient_attention": flash,
-    "Linear": linear,
+    **dict.fromkeys(("Linear", "ColumnParallelLinear", "RowParallelLinear"), linear),
     "Dense": Dense,
     "Softmax": lambda *_, **__: Plain(softmax),
     "Dropout": lambda *_, **__: Plain(lambda x: x),
     "dropout": lambda x, *_, **__: x,
-    "ColumnParallelLinear": linear,
-    "RowParallelLinear": linear,
     "get_model_parallel_world_size": lambda: 1,
     "get_device": lambda *_: "cpu",
 }
@@ -223,7 +203,6 @@ OF_NUMPY: dict[str, Any] = {
     "LayerNormalization": LENT["Dropout"],
     "relu": lambda x: np.maximum(x, 0),
     "jit": lambda function, **_: function,
-    "vmap": vmap,
     "matmul": matmul,
     "transpose": lambda x, axes=None, perm=None: np.transpose(x, perm or axes),
     "cast": lambda x, dtype: np.asarray(x).astype(dtype),

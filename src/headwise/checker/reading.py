@@ -424,10 +424,9 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
     if is_normed:  # what is normed has a length of its own, so its scale is a choice
         factors = [n for n in target.scope.numbers if 1 < n < 100 and n % 1]
         scales += [{"scale": n**power} for n in factors[:2] for power in (1, 2)]
-    residuals: list[Settings] = [{}]
-    if target.scope.says(RESIDUAL):
-        ends = ("none", "relu") if target.scope.says(r"relu\(") else ("none",)
-        residuals += [{"residual": end} for end in ends]
+    residuals: list[Settings] = (
+        [{}, {"residual": True}] if target.scope.says(RESIDUAL) else [{}]
+    )
     extras = _extras(target, parts, inside, counts[0][0])
     choices: list[Reading] = []
     # Of readings that give the same numbers the first one counts, so the usual ones come before a scale that is
@@ -543,33 +542,30 @@ def _read(
         for held in (matrices, biases):
             if fused in held:
                 held.update(_unfused(held.pop(fused), fused, H, G, order))
-    small = matrices["q"].shape
+    small, out = matrices["q"].shape, matrices["o"]
     is_cut = small[0] == small[1] and 1 < H == width // small[0] and listed == 1
-    if is_cut:  # the input is cut into heads first, and one small matrix serves all
+    # W_O reads more features than the projections make: all heads have the same ones.
+    is_same = (out is None and parts.same_head) or (
+        out is not None and len(out) == H * small[1]
+    )
+    alike = {matrices[role].shape[1] for role in "qkv"}
+    is_same = is_same and listed == 1 and H > 1 and len(alike) == 1 and not is_cut
+    if is_cut or is_same:
+        # the input is cut into heads first, and one small matrix serves all; or each has the whole input
+        spread = np.eye(H) if is_cut else np.ones((1, H))
         for role in "qkv":
-            matrices[role] = np.kron(np.eye(H), matrices[role])
+            matrices[role] = np.kron(spread, matrices[role])
             if role in biases:
                 biases[role] = np.tile(biases[role], H)
     # How many features each matrix makes, of all its heads together.
     of_q, of_k, of_v = (matrices[role].shape[1] for role in "qkv")
     d = of_q // H
-    shared = parts.same_head
-    if listed == 1 and H > 1 and of_q == of_k == of_v:
-        out = matrices["o"]
-        # W_O reads more features than the projections make: all heads have the same ones.
-        if (out is None and shared) or (out is not None and len(out) == H * of_q):
-            shared, d = True, of_q
-            for role in "qkv":
-                matrices[role] = np.concatenate([matrices[role]] * H, 1)
-                if role in biases:
-                    biases[role] = np.concatenate([biases[role]] * H)
-            of_q, of_k, of_v = H * of_q, H * of_k, H * of_v
+    shared = parts.same_head or is_same
     # From here the shapes decide, not a name: the heads of keys are as many as heads of width d fit in their
     # features.
     G = of_k // max(d, 1)
     if not G or of_q % H or of_k % d or H % G or of_v % G:
         raise ValueError("heads of other widths")
-    out = matrices["o"]
     # of all query heads, of their mean, or of as many as there are keys
     joined = (H * of_v // G, of_v // G, of_v)
     if out is not None and not shared and len(out) not in joined:
@@ -678,13 +674,11 @@ def heads_of(instance: Any, target: Target) -> tuple[int | None, int | None]:
     # The class has an argument of that kind, which the object need not keep: it was given our number of heads.
     names = arguments_of(target.thing)
     counts = "(?i)^(?!.*(dim|size)).*(head|cabeza)"
-    told = [
-        name
-        for name in names
-        if (meaning_of(name) is None and re.search(counts, name))
-        or CALL["config"].fullmatch(name)
-    ]
-    if heads is None and (told or "HEADS" in map(meaning_of, names)):
+    meanings = set(map(meaning_of, names))
+    unknown = [name for name in names if meaning_of(name) is None]
+    told = any(re.search(counts, name) for name in unknown)
+    is_config = any(map(CALL["config"].fullmatch, names))
+    if heads is None and (told or is_config or "HEADS" in meanings):
         heads = target.options.args.get("HEADS", HEADS)
     return heads, kept_as("KV_HEADS", instance, target)
 

@@ -292,13 +292,12 @@ def passed_over(source: Source) -> list[str]:
     reached = {
         name for candidate in candidates(source) for name in source.reach(candidate)
     }
-    names = []
-    for name, node in source.definitions.items():
-        if name not in reached and (
-            attends(node) or kind_of(node) in ("rotary", "cache")
-        ):
-            names.append(name)
-    return names
+    return [
+        name
+        for name, node in source.definitions.items()
+        if name not in reached
+        and (attends(node) or kind_of(node) in ("rotary", "cache"))
+    ]
 
 
 # The forms in which code takes a mask, and what tells which of them a learner means.
@@ -357,11 +356,9 @@ def meanings_of(scope: Source, whole: Source, name: str) -> list[str]:
 def _fits(rule: Mapping[str, str], texts: Mapping[str, str], name: str) -> bool:
     """Does each text match, or with `no_` not match, what a rule of names.toml says of it?"""
     for key, text in texts.items():
-        for wanted, place in ((True, key), (False, f"no_{key}")):
-            # Is the search without a match, though a match is wanted; or the other way round?
-            if place in rule and wanted is (
-                re.search(rule[place].replace("NAME", name), text, re.I) is None
-            ):
+        for place in (key, f"no_{key}"):
+            pattern = rule.get(place, "").replace("NAME", name)
+            if pattern and bool(re.search(pattern, text, re.I)) is not (place == key):
                 return False
     return True
 
