@@ -208,14 +208,10 @@ class Config:
             kept = getattr(self._defaults, name, default)
         if isinstance(kept, dict):  # a section
             return Config(self._sizes, kept, self._theirs)
-        if self._theirs and kept is not default:
+        is_choice = isinstance(kept, bool | str) and name not in self._sizes
+        if kept is not default and (self._theirs or is_choice):
             return kept
-        is_choice = (
-            isinstance(kept, bool | str)
-            and kept is not default
-            and name not in self._sizes
-        )
-        return kept if is_choice else value_of(name, self._sizes, kept)
+        return value_of(name, self._sizes, kept)
 
     def __getattr__(self, name: str) -> Any:
         # Python asks for such names itself, as for `__deepcopy__`

@@ -155,7 +155,7 @@ def _has_other_size(error: str) -> bool:
 def _misspelt(error: str) -> re.Match[str] | None:
     """A name that torch lacks, and has but for a letter: what is new in a later version is another one."""
     match = re.search(r"'(torch\S*|Tensor)'.* has no attribute '(\w+)'", error)
-    torch = sys.modules["torch"] if match else None
+    torch = sys.modules.get("torch")
     names = [*dir(torch), *dir(getattr(torch, "Tensor", None))]
     return match if match and get_close_matches(match[2], names, 1, 0.9) else None
 

@@ -478,12 +478,10 @@ def read_text(path: Path) -> str:
             return file.read()
     cells = []
     for cell in json.loads(path.read_text(encoding="utf-8")).get("cells", []):
-        lines = (
-            "".join(cell.get("source", "")).splitlines()
-            if cell.get("cell_type") == "code"
-            else []
-        )
-        text = "\n".join(re.sub(r"^(\s*)[%!?].*", r"\1pass", line) for line in lines)
+        if cell.get("cell_type") != "code":
+            continue
+        text = "".join(cell.get("source", ""))
+        text = re.sub(r"(?m)^([ \t]*)[%!?].*", r"\1pass", text)
         # a cell of another language, or half of one
         with contextlib.suppress(SyntaxError):
             ast.parse(text)
@@ -593,32 +591,31 @@ def _import(
                 module = importlib.import_module(origin)
         if module is None and (near := _sibling(origin or alias.name, path)):
             module = _module_of(near)
-        if module is None and (near := _sibling(f"{origin}.{alias.name}", path)):
-            module = types.SimpleNamespace(**{alias.name: _module_of(near)})
         if module is None and (
             (module := stand_in(origin)) or LIKE_NUMPY.match(origin)
         ):
             lent.append(origin)
         module = module or Stub(origin or alias.name)
         if isinstance(node, ast.Import):
-            top = sys.modules.get(origin.split(".")[0], module)
-            name = alias.asname or origin.split(".")[0]
-            namespace[name] = module if alias.asname else top
+            first = origin.split(".")[0]
+            top = module if alias.asname else sys.modules.get(first, module)
+            namespace[alias.asname or first] = top
             continue
         if alias.name == "*":
             public = {k: v for k, v in vars(module).items() if not k.startswith("_")}
             namespace.update(public)
             continue
+        whole = f"{origin}.{alias.name}"
         value = getattr(module, alias.name, None) if origin else module
         if value is None:
             with contextlib.suppress(Exception):
-                value = importlib.import_module(f"{origin}.{alias.name}")
-        if (value is None or isinstance(module, Stub)) and (
-            other := stand_in(f"{origin}.{alias.name}")
-        ):
-            value = other
-            lent.append(alias.name)
-        namespace[alias.asname or alias.name] = value or Stub(f"{origin}.{alias.name}")
+                value = importlib.import_module(whole)
+        if value is None or isinstance(module, Stub):
+            near = _sibling(whole, path)
+            if other := _module_of(near) if near else stand_in(whole):
+                value = other
+                lent += [] if near else [alias.name]
+        namespace[alias.asname or alias.name] = value or Stub(whole)
     return lent
 
 
