@@ -837,8 +837,8 @@ def _bound(target: Target, call: Callable[..., Any], module: Any) -> Attention:
                 "positions": np.arange(TOKENS),
                 "segments": np.zeros((BATCH, TOKENS), int),
             }
-            if told := [known[key] for key in known if CALL[key].fullmatch(name)]:
-                fixed[name] = to_kind(told[0], kind)
+            if places := [known[key] for key in known if CALL[key].fullmatch(name)]:
+                fixed[name] = to_kind(places[0], kind)
                 continue
             is_table = CALL["tables"].search(name) or CALL["nothing"].fullmatch(name)
             fixed[name] = None if is_table else value_of(name, sizes)

@@ -452,8 +452,8 @@ class Examiner:
         # Does the object gather tokens? A list, or a list for each head, is empty until the first token is there.
         # Not of torch: each of its modules has empty dictionaries, such as those of its hooks.
         kept = {} if module is None or ways[0].kind == "torch" else vars(module)
-        lists = [x for x in kept.values() if isinstance(x, list | dict)]
-        gathers = any(not any(np.size(y) for y in x if y is not None) for x in lists)
+        places = [x for x in kept.values() if isinstance(x, list | dict)]
+        gathers = any(not any(np.size(y) for y in x if y is not None) for x in places)
         if gathers:
             ways += adapters(target, built.call, module, ["c"])
         for attention in ways:
