@@ -63,12 +63,12 @@ def small_model(family: str) -> Any:
     return None
 
 
-def small_prices(family: str) -> list[tuple[int, int, int]]:
+def small_prices(model: Any, lengths: tuple[int, ...] = TOKENS) -> list[tuple[int, int, int]]:
     """Of a small model by the length of a prompt the bytes of its cache and those of its price, as far as it reads."""
-    model, rows = small_model(family), []
+    rows: list[tuple[int, int, int]] = []
     if model is None:
-        return []
-    for tokens in TOKENS:
+        return rows
+    for tokens in lengths:
         try:
             measured = held(model, tokens)
         except Exception:  # more than its positions
@@ -94,7 +94,7 @@ def row(family: str, counts: Counter[str]) -> str:
         sizes = [bill.parameters.total, bill.cache.bytes_per_token, bill.cache.state_bytes]
         cells = [family, bill.way, *(f"{size:,}" for size in sizes), told, f"{seconds:.1f}"]
     try:
-        rows = small_prices(family)
+        rows = small_prices(small_model(family))
         wrong = [f"{tokens}: {theirs:,} != {ours:,}" for tokens, theirs, ours in rows if theirs != ours]
         cells.append("; ".join(wrong) or ", ".join(f"{tokens:,}" for tokens, _, _ in rows) or "does not run")
         counts["caches equal" if rows and not wrong else "caches differ" if wrong else "small models do not run"] += 1

@@ -102,9 +102,7 @@ def call_inside(layer: MultiHeadAttention, *arguments: Any, **options: Any) -> C
     return call
 
 
-def in_chunks(
-    layer: MultiHeadAttention, x_btc: Tensor, at: Sequence[int], cache: KVCache | None = None, **call: Any
-) -> Tensor:
+def in_chunks(layer: MultiHeadAttention, x_btc: Tensor, at: Sequence[int], cache: Any = None, **call: Any) -> Tensor:
     """What a layer gives that reads a text in pieces, from one place of `at` to the next, with a cache."""
     cache = KVCache() if cache is None else cache
     return torch.cat([layer(x_btc[:, start:stop], cache=cache, **call) for start, stop in pairwise(at)], 1)

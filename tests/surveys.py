@@ -188,9 +188,8 @@ def broken_survey() -> Survey:
     made = survey_of(2, 3, HOSTILE, parts=("encoder", "decoder", "cross"), documents=1, k=3)
     nan = Interval(math.nan, math.nan, math.nan, 0)
     first, second, *rest = made.profiles
-    first = replace(
-        first, scores={**first.scores, "distance": nan, "self": Interval(0.5, -math.inf, math.inf, 1)}, ablation=None
-    )
+    scores = {**first.scores, "distance": nan, "self": Interval(0.5, -math.inf, math.inf, 1)}
+    first = replace(first, scores=scores, ablation=None)
     second = replace(
         second,
         scores={"entropy": Interval(0.0, 0.0, 0.0, 3)},

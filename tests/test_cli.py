@@ -288,9 +288,7 @@ def test_ctrl_c_saves_and_resume_finishes(text: Path, run: Path, invoke: Invoke,
     assert not (folder / "state.safetensors").exists() and (folder / "model.safetensors").is_file()
 
 
-def test_ctrl_c_before_the_first_step_says_what_is_there(
-    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_before_the_first_step(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     message = run_module._interrupt_message
 
     def said_once(error: BaseException) -> str:
@@ -326,16 +324,16 @@ def test_ctrl_c_while_generating(run: Path) -> None:
     assert child.returncode == 130 and err.strip() == "headwise: interrupted; no file was written"
 
 
-def test_a_reader_that_goes_away(run: Path, tmp_path: Path) -> None:
-    given = ("heads", run, "--text", "the", "--html", tmp_path / "page.html")
-    children = [start(*given), start(*given, "--json")]
-    for child in children:
-        assert child.stdout is not None
+def test_a_reader_that_goes_away(run: Path) -> None:
+    for given in (
+        ("generate", run, "--prompt", "the", "--tokens", 10**7),
+        ("cost", "gpt2"),
+        ("cost", "gpt2", "--json"),
+    ):
+        child = start(*given)
+        assert child.stdout is not None and child.stderr is not None
         child.stdout.close()
-    for child in children:
-        assert child.stderr is not None
-        # on a loaded machine it says how far it is
-        assert [line for line in child.stderr if not re.fullmatch(r"[a-z ]+ \d+/\d+ .*\n", line)] == []
+        assert child.stderr.read() == ""
         child.stderr.close()
         assert child.wait(30) in (0, 1, 141)
 
@@ -346,7 +344,7 @@ def test_standard_output_may_be_missing_or_full(run: Path) -> None:
     assert outcome.err == "" or outcome.err.startswith("headwise: ")
     assert "Traceback" not in outcome.err
     with Path("/dev/full").open("w") as full:
-        outcome = process("generate", run, "--prompt", "the", "--tokens", 3, "--json", stdout=full)
+        outcome = process("cost", "gpt2", "--json", stdout=full)
     assert_refused(outcome, "cannot write")
 
 

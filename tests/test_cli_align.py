@@ -113,9 +113,7 @@ def test_the_command_ranks_judges_and_writes(tmp_path: Path, whisper: Path, invo
 
 
 @pytest.mark.parametrize(("line", "message"), rows("wrong_lines"))
-def test_a_line_that_is_not_as_it_must_be_is_named(
-    line: Any, message: str, tmp_path: Path, whisper: Path, invoke: Any
-) -> None:
+def test_a_line_that_is_wrong_is_named(line: Any, message: str, tmp_path: Path, whisper: Path, invoke: Any) -> None:
     write_tone(tmp_path / "a.wav", 0.3)
     write_tone(tmp_path / "long.wav", 1.2)
     (tmp_path / "pairs.jsonl").write_text(json.dumps(line))

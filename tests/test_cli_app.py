@@ -65,9 +65,7 @@ def test_json_goes_to_what_has_no_encoding(monkeypatch: pytest.MonkeyPatch, invo
     assert invoke("cost", "gpt2", "--json").code == 0 and json.loads(text.getvalue())
 
 
-def test_progress_has_lines_milestones_and_a_bar(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_has_milestones_and_a_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with Progress("reading the text") as progress:
         progress("step", 1, 2)
         progress("step", 2, 2, "loss 0.5", milestone=True)

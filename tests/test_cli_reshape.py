@@ -86,9 +86,7 @@ def test_share_writes_a_folder_that_transformers_reads(run: Path, text: Path, tm
     assert len(tokens) == model.config.vocab_size
 
 
-def test_a_child_has_the_text_of_the_run_it_comes_from(
-    run: Path, text: Path, invoke: Invoke, tmp_path: Path, unverified: None
-) -> None:
+def test_a_child_has_its_parents_text(run: Path, text: Path, invoke: Invoke, tmp_path: Path, unverified: None) -> None:
     shared, pruned = tmp_path / "shared", tmp_path / "pruned"
     printed = invoke("share", run, "--kv-heads", 3, "--out", shared).out
     for words in rows("shown_damage"):
@@ -108,9 +106,7 @@ def test_a_child_has_the_text_of_the_run_it_comes_from(
     assert_refused(invoke("share", moved, "--kv-heads", 1, "--json"), "is no run of headwise, nor made from one")
 
 
-def test_a_model_without_a_form_is_written_and_verified_in_our_layout(
-    text: Path, invoke: Invoke, tmp_path: Path
-) -> None:
+def test_a_model_without_a_form_is_written_in_our_layout(text: Path, invoke: Invoke, tmp_path: Path) -> None:
     run = trained(tmp_path / "microgpt", text, "microgpt")
     code, printed, err = invoke("share", run, "--kv-heads", 3, "--text", text, "--out", tmp_path / "out", "--json")
     assert code == 0, err
@@ -118,26 +114,18 @@ def test_a_model_without_a_form_is_written_and_verified_in_our_layout(
     assert load_model(tmp_path / "out")[0].config.n_kv_heads == 3
 
 
-@pytest.mark.parametrize("moment", ["write_folder", "verify", "write_whole"])
-def test_ctrl_c_while_writing_leaves_nothing(
-    moment: str,
-    run: Path,
-    text: Path,
-    invoke: Invoke,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    unverified: None,
-) -> None:
-    monkeypatch.setattr(job, moment, interrupted)
-    outcome = invoke("share", run, "--kv-heads", 2, "--text", text, "--out", tmp_path / "out", "--json")
-    assert (outcome.code, outcome.out) == (130, "")
-    assert outcome.err.splitlines()[-1] == "headwise: interrupted; no file was written"
-    assert list(tmp_path.iterdir()) == []
+def test_ctrl_c_while_writing_leaves_nothing(run: Path, text: Path, invoke: Invoke, tmp_path: Path) -> None:
+    for moment in ("write_folder", "verify", "write_whole"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(job, "verify", lambda *arguments: "not verified")
+            patch.setattr(job, moment, interrupted)
+            outcome = invoke("share", run, "--kv-heads", 2, "--text", text, "--out", tmp_path / "out", "--json")
+        assert (outcome.code, outcome.out) == (130, "")
+        assert outcome.err.splitlines()[-1] == "headwise: interrupted; no file was written"
+        assert list(tmp_path.iterdir()) == []
 
 
-def test_ctrl_c_ends_a_healing_early_and_the_model_is_written(
-    run: Path, text: Path, tmp_path: Path, unverified: None
-) -> None:
+def test_ctrl_c_ends_a_healing_and_writes_the_model(run: Path, text: Path, tmp_path: Path, unverified: None) -> None:
     given = ("share", run, "--kv-heads", 2, "--text", text, "--heal", 60, "--out", tmp_path / "out")
     with start(*given, stdout=subprocess.DEVNULL) as child:
         assert child.stderr is not None
@@ -153,9 +141,7 @@ def test_ctrl_c_ends_a_healing_early_and_the_model_is_written(
     assert list(tmp_path.iterdir()) == [tmp_path / "out"]
 
 
-def test_prune_takes_heads_out_of_the_weights(
-    run: Path, text: Path, invoke: Invoke, tmp_path: Path, unverified: None
-) -> None:
+def test_prune_takes_heads_out_of_weights(run: Path, text: Path, invoke: Any, tmp_path: Path, unverified: None) -> None:
     out = tmp_path / "out"
     outcome = invoke("prune", run, "--keep", 0.67, "--uniform", "--text", text, "--out", out, "--heal", 4, "--json")
     assert outcome.code == 0, outcome.err

@@ -286,9 +286,7 @@ def test_each_command_has_a_page_of_the_site_with_all_of_its_options(monkeypatch
 
 
 @pytest.mark.browser
-def test_the_search_of_the_site_finds_an_option(
-    tmp_path: Path, browser: Browser, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_search_of_the_site_finds_options(tmp_path: Path, browser: Browser, monkeypatch: Any) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     import site_pages
 

@@ -132,9 +132,7 @@ def test_standard_output_is_written_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o444, 0o755])
-def test_permissions_are_kept_and_never_wider_on_the_way(
-    mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_permissions_are_kept_and_never_wider(mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, seen, fsync = tmp_path / "file", [], os.fsync
     path.write_bytes(b"before")
     path.chmod(mode)
@@ -143,9 +141,7 @@ def test_permissions_are_kept_and_never_wider_on_the_way(
     assert path.read_bytes() == b"after" and stat.S_IMODE(path.stat().st_mode) == mode == seen[0]
 
 
-def test_tale_is_the_book_of_the_package_unless_there_is_such_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tale_is_the_packages_book_unless_there_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names = read_text(text_path("names")).split()
     assert len(names) > 190 and set("".join(names)) == set("abcdefghijklmnopqrstuvwxyz")

@@ -44,9 +44,7 @@ def test_the_page_is_written_where_it_is_missing_and_opened(invoke: Invoke, run:
 
 
 @pytest.mark.slow
-def test_without_a_display_it_says_where(
-    invoke: Invoke, run: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_says_where_it_is(invoke: Invoke, run: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("sys.platform", "linux")

@@ -57,9 +57,8 @@ def test_and_joins() -> None:
 
 @pytest.mark.parametrize(("n_heads", "powers"), TABLES["slopes"])
 def test_alibi_slopes_are_the_papers(n_heads: int, powers: list[int]) -> None:
-    assert (
-        alibi_slopes(n_heads) == [2.0**-power for power in powers] == [paper_slope(h, n_heads) for h in range(n_heads)]
-    )
+    expected = [2.0**-power for power in powers]
+    assert alibi_slopes(n_heads) == expected == [paper_slope(h, n_heads) for h in range(n_heads)]
 
 
 def test_what_a_mask_takes() -> None:

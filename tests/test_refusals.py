@@ -103,9 +103,7 @@ def test_a_refusal_comes_before_the_work(line: str, outcomes: dict[str, Any]) ->
 
 @pytest.mark.slow
 @every("line", TABLE["late"])
-def test_a_refusal_is_one_line_and_writes_nothing(
-    line: str, folder: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refusal_is_one_line_and_writes_nothing(line: str, folder: Path, invoke: Invoke, monkeypatch: Any) -> None:
     monkeypatch.chdir(folder)
     before = contents(folder)
     outcome = invoke(*shlex.split(line))

@@ -38,20 +38,13 @@ assert table() and catalogue()
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel and a source archive, made from a copy of what git would hand out."""
-    folder = tmp_path_factory.mktemp("release")
-    for name in ("src", "README.md", "LICENSE", "pyproject.toml", "setup.py", "MANIFEST.in", "tests"):
-        source = ROOT / name
-        leave = shutil.ignore_patterns("__pycache__", "*.egg-info")
-        if source.is_dir():
-            shutil.copytree(source, folder / "copy" / name, ignore=leave)
-        else:
-            (folder / "copy").mkdir(exist_ok=True)
-            shutil.copy(source, folder / "copy" / name)
-    (folder / "dist").mkdir()
-    subprocess.run(
-        [sys.executable, "-c", BUILD, str(folder / "dist")], cwd=folder / "copy", check=True, capture_output=True
-    )
-    return folder / "dist"
+    copy, dist = (tmp_path_factory.mktemp(name) for name in ("copy", "dist"))
+    for name in ("src", "tests"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    for name in ("README.md", "LICENSE", "pyproject.toml", "setup.py", "MANIFEST.in"):
+        shutil.copy(ROOT / name, copy / name)
+    subprocess.run([sys.executable, "-c", BUILD, str(dist)], cwd=copy, check=True, capture_output=True)
+    return dist
 
 
 @pytest.mark.slow

@@ -241,9 +241,7 @@ def naive(problem: Problem, dtype: torch.dtype, order: np.ndarray) -> torch.Tens
 @every("T", [19, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @every("options", NARROW.values(), ids=NARROW)
-def test_narrow_numbers_err_at_most_twice_as_much_as_the_textbook(
-    options: dict, dtype: torch.dtype, T: int, path: str
-) -> None:
+def test_narrow_numbers_err_at_most_twice_the_textbook(options: dict, dtype: torch.dtype, T: int, path: str) -> None:
     if path == "array" and dtype == torch.bfloat16:
         return  # NumPy has no such numbers
     n = Sizes(B=2, H=6, G=3, T=T, S=23, D=13, E=17)

@@ -42,9 +42,7 @@ def test_a_query_that_holds_nan_makes_its_row_nan_and_no_other(T: int, S: int, m
 @every("mask", ["none", "causal", "lengths"])
 @every("T, S", [(1, 1), (1, 7), (5, 7), (7, 7), (1, 37), (37, 37)])
 @every("all_keys", [False, True])
-def test_keys_that_hold_nan_make_each_row_nan_that_sees_them(
-    all_keys: bool, T: int, S: int, mask: str, path: str
-) -> None:
+def test_nan_in_a_key_makes_nan_each_row_that_sees_it(all_keys: bool, T: int, S: int, mask: str, path: str) -> None:
     """On few keys the CPU kernel takes a row of NaN scores for an empty one, and gives 0."""
     n = GQA._replace(T=T, S=S)
     problem = draw(n) if mask == "none" else draw(n, mask=mask)
@@ -75,9 +73,7 @@ def test_an_infinite_sink_takes_everything_or_nothing(mask: str, path: str) -> N
 @every("path", TORCH_PATHS)
 @every("scale", [None, 3.0, 11.0, 0.004])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_infinite_sinks_in_narrow_numbers_keep_their_gradients_finite(
-    dtype: torch.dtype, scale: float | None, path: str
-) -> None:
+def test_infinite_sinks_keep_narrow_gradients_finite(dtype: torch.dtype, scale: float | None, path: str) -> None:
     arguments = draw(GQA).arguments(NATIVE[path])
     q, k, v = (arguments[name].to(dtype).requires_grad_() for name in "qkv")
     sink = torch.tensor([math.inf, -math.inf] * 3, requires_grad=True)

@@ -21,9 +21,7 @@ BACKENDS = ("plain", "array", "explicit")
 def test_a_trace_says_its_shapes_and_its_dtype(backend: str) -> None:
     t = hw.trace(**draw(N, mask="causal").arguments(NATIVE[backend]))
     dtype = {"plain": "nested lists", "array": "float64", "explicit": "torch.float64"}[backend]
-    assert repr(t) == (
-        f"Trace({dtype}: scores, capped, masked, weights (2, 3, 5, 7), lse (2, 3, 5), out (2, 3, 5, 13))"
-    )
+    assert repr(t) == f"Trace({dtype}: scores, capped, masked, weights (2, 3, 5, 7), lse (2, 3, 5), out (2, 3, 5, 13))"
 
 
 def shades(html: str) -> list[float]:
@@ -74,12 +72,7 @@ def test_arguments_of_torchs_function_are_named_as_they_are_here() -> None:
     function: Any
     for function in (hw.attend, hw.trace):
         refuses(partial(function, q, q, q, is_causal=True, dropout_p=0.1), "is_causal= is here mask=hw.Causal")
-        for word, way in {
-            "n_heads": "axis of q",
-            "h": "axis of q",
-            "d_k": "last axis",
-            "block_size": "hw.Causal",
-        }.items():
+        for word, way in {"n_heads": "axis of q", "h": "axis of q", "d_k": "last axis", "block_size": "Causal"}.items():
             refuses(partial(function, q, q, q, **{word: 4}), f"{word}= is here .*{way}")
         with pytest.raises(TypeError, match="colour"):
             function(q, q, q, colour=1)

@@ -82,9 +82,7 @@ def definition(problem: Problem) -> np.ndarray:
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @every_size
 @every_mask
-def test_a_mask_of_ones_own_is_honoured_and_its_dead_keys_are_not_read(
-    mask: str, n: Sizes, options: dict[str, Any], path: str
-) -> None:
+def test_a_mask_of_ones_own_is_honoured(mask: str, n: Sizes, options: dict[str, Any], path: str) -> None:
     problem = draw(n, mask=cases(n)[mask], **options)
     expected = definition(problem)
     assert_same(output(path, problem), expected, path)
@@ -93,9 +91,7 @@ def test_a_mask_of_ones_own_is_honoured_and_its_dead_keys_are_not_read(
 
 @every_mask
 @pytest.mark.parametrize("threads", [1, 2])
-def test_the_statistics_of_a_watched_layer_do_not_see_dead_keys(
-    mask: str, threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_statistics_of_a_layer_do_not_see_dead_keys(mask: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two threads split the heads, and blocks the queries: the mask is asked for parts of the call."""
     monkeypatch.setattr(blocks, "BLOCK", 40)
     monkeypatch.setattr(blocks, "THREADED", 1)

@@ -114,9 +114,7 @@ def test_a_projection_that_no_gradient_reaches_is_named(old: str, new: str, name
     verdict = judge(Version("gradient", 1, (), text.replace(old, new)))
     assert verdict.bugs == ("no-gradient",), verdict
     assert names in verdict.findings[0].evidence and new in verdict.findings[0].quote, verdict
-    unasked = judge(
-        Version("gradient", 2, (), text.replace("    def forward", "    @torch.no_grad()\n    def forward"))
-    )
+    unasked = judge(Version("grad", 2, (), text.replace("    def forward", "    @torch.no_grad()\n    def forward")))
     assert unasked.right and "does not require grad" in unasked.not_checked[0], unasked
 
 
@@ -194,9 +192,7 @@ def test_a_loop_is_checked_as_it_is_pasted_and_inside_its_function(invoke: Invok
 
 
 @pytest.mark.slow
-def test_the_language_of_the_course_here_is_that_of_its_neighbours(
-    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_course_here_gives_its_language(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mlp.py").write_text(TEXTS["mlp"])
     monkeypatch.chdir(tmp_path)
     assert "no weights were found for queries" in invoke("check", "mlp.py").out

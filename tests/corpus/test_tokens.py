@@ -69,9 +69,7 @@ def test_words(tmp_path: Path) -> None:
         for blank in ("____.", "…", "...", "... "):
             assert reader.prompt(f"I sing. = yo {blank}") == reader.prompt("I sing . = yo"), blank
         assert reader.prompt("I sing...") == reader.prompt("I sing . . .")
-        refuses(
-            lambda reader=reader: reader.prompt("I ___ = yo canto"), "___ stands before '= yo canto', .* put it last"
-        )
+        refuses(lambda r=reader: r.prompt("I ___ = yo canto"), "___ stands before '= yo canto', .* put it last")
 
 
 def test_any_tokenizer_file_will_do(bpe: Path) -> None:

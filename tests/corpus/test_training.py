@@ -100,9 +100,7 @@ def test_each_draw_of_a_line_takes_one_of_its_ways() -> None:
     drawn = Counter[str]()
     for seed in range(600):
         inputs, targets = data.batch(generator(seed), 3)
-        assert inputs.shape == (3, 7) and torch.equal(
-            inputs[:, 1:][targets[:, 1:] >= 0], targets[:, :-1][targets[:, 1:] >= 0]
-        )
+        assert inputs.shape == (3, 7) and torch.equal(inputs[:, 1:][real := targets[:, 1:] >= 0], targets[:, :-1][real])
         drawn.update(tokens.decode(row[row >= 0].tolist()) for row in targets)
     assert drawn.pop("dd = ee ff gg hh") == 1200  # twice as often
     assert len(drawn) == 6 and min(drawn.values()) > 60  # of 100 expected; 60 lies 4 deviations below

@@ -99,9 +99,7 @@ def test_folders_and_files_are_read(tmp_path: Path) -> None:
 
 
 # small models of the families that a spec describes
-DESCRIBED = [
-    case for case, (name, _) in CASES.items() if getattr(transformers, name).config_class.model_type in FAMILIES
-]
+DESCRIBED = [c for c, (name, _) in CASES.items() if getattr(transformers, name).config_class.model_type in FAMILIES]
 ANYTHING = st.sampled_from(
     [None, True, False, 0, -1, 2, 3, 7, 1.5, 10**30, "x", "", [], [1], ["a"], [[]], [{}], {}, {"a": 1}, {"0": {}}]
 )

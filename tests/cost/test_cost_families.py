@@ -99,11 +99,10 @@ def test_the_number_of_layers_has_many_names(family: str) -> None:
     assert default(family).parameters.total > 10**8
 
 
-# two of each way that a cache grows
+# one of each way that a cache grows; of the first four the default configuration, too
 SPREAD = (
-    "bamba", "bloom", "cohere2", "cpmant", "deepseek_v4", "falcon_h1", "gemma3", "gpt_neox", "hy_v4", "jamba", "lfm2",
-    "llama4_text", "mamba", "mamba2", "minimax", "mpt", "olmo3", "opt", "qwen3_next", "recurrent_gemma", "rwkv",
-    "smollm3", "xlnet", "xlstm", "zamba2",
+    "bloom", "gemma3", "mamba", "xlnet", "bamba", "cpmant", "hy_v4", "lfm2", "llama4_text", "minimax", "mpt",
+    "qwen3_next", "recurrent_gemma", "rwkv", "xlstm", "zamba2",
 )  # fmt: skip
 
 
@@ -111,8 +110,10 @@ SPREAD = (
 @pytest.mark.parametrize("family", SPREAD)
 def test_a_spread_of_families(family: str) -> None:
     """As many parameters as the model has, and the bytes that a small model keeps."""
-    from prices import default_price, small_prices
+    from prices import default_price, small_model, small_prices
 
-    _, is_equal = default_price(family)
-    rows = small_prices(family)
-    assert is_equal and rows and all(measured == ours for _, measured, ours in rows)
+    assert family not in SPREAD[:4] or default_price(family)[1]
+    model = small_model(family)
+    assert price(model).parameters.total == sum(p.numel() for p in model.parameters())
+    rows = small_prices(model, (67, 307))
+    assert rows and all(measured == ours for _, measured, ours in rows)

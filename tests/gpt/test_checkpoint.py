@@ -121,11 +121,7 @@ def configured(**changes: Any) -> Damage:
 
 NO_FIT = "holds weights that do not fit its config.json"
 NOTHING_OF_OURS = (b"{}", b'{"model_type": "llama"}', b'{"headwise": 3}', b'{"headwise": {}}', b'{"headwise": null}')
-WRONG_FIELDS = [{"n_layers": wrong} for wrong in (1.5, "2", None, 0)] + [
-    {"d_ff": -3},
-    {"d_ff": "wide"},
-    {"n_brains": 3},
-]
+WRONG_FIELDS = [{"n_layers": n} for n in (1.5, "2", None, 0)] + [{"d_ff": -3}, {"d_ff": "wide"}, {"n_brains": 3}]
 WRONG_FIELDS += [{"vocab_size": 19.5}, {"d_model": 24.0}, {"n_kv_heads": "x"}, {"norm_eps": "small"}, {"dropout": 2}]
 WRONG_FIELDS += [{"rope_theta": None}, {"context": "long"}, {"activation": ["silu"]}]
 OTHER_SIZES = [{"d_ff": 29}, {"d_model": 12}, {"vocab_size": 23}, {"n_layers": 3}, {"n_kv_heads": 3}, {"qk_norm": True}]

@@ -68,9 +68,7 @@ def same_bytes(one: GPT, other: GPT) -> bool:
 
 
 @pytest.mark.parametrize("variant", FORMS["carried"])
-def test_hugging_face_computes_the_same_logits_and_we_read_the_same_bytes(
-    hf: Any, tokens: Tokens, tmp_path: Path, variant: str
-) -> None:
+def test_hugging_face_gives_our_logits_and_bytes(hf: Any, tokens: Tokens, tmp_path: Path, variant: str) -> None:
     preset, form, changes = FORMS["carried"][variant]
     model = model_of(preset, len(tokens), changes)
     save_model(tmp_path, model, tokens)

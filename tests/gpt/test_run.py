@@ -144,9 +144,7 @@ def test_a_run_that_was_stopped(tmp_path: Path, settings: Any) -> None:
     run = read_run(folder)
     assert run is not None and run.summary is None
     before = contents(folder)
-    refuses(
-        lambda: finish(folder, settings()), "holds a run already; pass resume=True to go on with it, or another out="
-    )
+    refuses(lambda: finish(folder, settings()), "holds a run already; pass resume=True to go on with it, or another")
     assert contents(folder) == before
     go_on(folder, settings())
     assert not (folder / STATE).exists()

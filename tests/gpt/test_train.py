@@ -114,9 +114,7 @@ def test_evaluation_and_reports(data: Stream, config: Any, tmp_path: Path) -> No
     assert all(math.isfinite(x.loss) and x.tokens_per_second > 0 and x.steps == 31 for x in reports)
 
 
-def test_a_divergence_is_said_and_the_earlier_state_stays(
-    tmp_path: Path, data: Stream, config: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_divergence_keeps_a_state(tmp_path: Path, data: Stream, config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, _ = train(_folder(tmp_path / "whole"), config, RECIPE, data, 0, quiet)
     loss, folder, calls = GPT.loss, _folder(tmp_path / "run"), 0
 
@@ -162,9 +160,7 @@ def interrupted_at(step: int) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", [RECIPE, ADAMW], ids=["muon", "adamw"])
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
-def test_interrupted_and_resumed_equals_left_alone(
-    tmp_path: Path, data: Stream, config: Any, recipe: Recipe, dropout: float
-) -> None:
+def test_resumed_equals_left_alone(tmp_path: Path, data: Stream, config: Any, recipe: Recipe, dropout: float) -> None:
     config = replace(config, dropout=dropout)
     whole, curve = train(_folder(tmp_path / "whole"), config, recipe, data, 3, quiet)
     folder, handler = _folder(tmp_path / "run"), signal.getsignal(signal.SIGINT)

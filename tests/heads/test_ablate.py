@@ -78,9 +78,8 @@ def test_gradients_are_those_of_the_model_without(name: str) -> None:
     counts = {site.name: site.n_heads for site in sites_of(model)}
     for head in heads:
         site, number = head.rsplit(".H", 1)
-        silent, unread = (
-            columns(projections(name, each)[site], int(number), counts[site], "weight.grad") for each in (model, other)
-        )
+        both = (projections(name, each)[site] for each in (model, other))
+        silent, unread = (columns(module, int(number), counts[site], "weight.grad") for module in both)
         assert not silent.any()
         unread.zero_()
     for (key, one), (_, two) in zip(model.named_parameters(), other.named_parameters(), strict=True):

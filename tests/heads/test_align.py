@@ -126,9 +126,7 @@ def test_errors_and_what_is_held_apart(told: Any) -> None:
     texts = [Linked({}, ((n, n),)) for n in range(7)]
     for n in (2, 7):
         chosen_by, judged = halves(texts[:n])
-        assert len(judged) == n // 2 and sorted(text.links for text in (*chosen_by, *judged)) == [
-            text.links for text in texts[:n]
-        ]
+        assert len(judged) == n // 2 and sorted(t.links for t in (*chosen_by, *judged)) == [t.links for t in texts[:n]]
 
 
 class Crossed(nn.Module):

@@ -187,10 +187,7 @@ def test_effects_over_pairs_are_shares_of_the_means() -> None:
         "^pair 0, counted from 0: token 7 is the answer and what it is compared with",
     )
     target[1] = 9
-    refuses(
-        lambda: patch(model, clean, corrupted, target=target),
-        "^pair 1, counted from 0: token 9 is the answer and",
-    )
+    refuses(lambda: patch(model, clean, corrupted, target=target), "^pair 1, counted from 0: token 9 is the answer and")
     corrupted[2] = clean[2]
     refuses(lambda: patch(model, clean, corrupted), "^pair 2, counted from 0: token .* is the answer and")
 
@@ -208,15 +205,9 @@ def test_answers_of_half_precision_are_multiplied_in_float32(name: str) -> None:
     assert len({effect.mean for effect in found.effects.values()}) > 15
 
 
+LINEAR = {"linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
 GATED: dict[str, dict[str, Any]] = {
-    "qwen3_next": {
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 8,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "num_experts": 0,
-        "layer_types": ["full_attention", "linear_attention", "full_attention"],
-    },
+    "qwen3_next": LINEAR | {"num_experts": 0, "layer_types": ["full_attention", "linear_attention", "full_attention"]},
     "afmoe": {"num_dense_layers": 3, "sliding_window": 7},
 }
 
@@ -324,13 +315,10 @@ def test_the_induction_circuit_comes_out_all_and_only() -> None:
     assert all(abs(effect.mean) < 0.1 for name, effect in out.items() if name not in ("L0.H1", "L1.H0"))
     keys = patch(model, clean, corrupted, "k", target=target).effects
     assert [name for name, effect in keys.items() if effect.mean > 0.5] == ["L1.KV0"]
-    through = {
-        at: path_effects(model, clean, corrupted, {"q": "L1.H0"}.get(at, "L1.KV0"), at, target=target) for at in "qkv"
-    }
-    assert through["k"]["L0.H1"].mean > 0.9
-    assert all(
-        abs(effect.mean) < 0.1 for at in "qkv" for name, effect in through[at].items() if (at, name) != ("k", "L0.H1")
-    )
+    for at, end in (("q", "L1.H0"), ("k", "L1.KV0"), ("v", "L1.KV0")):
+        through = path_effects(model, clean, corrupted, end, at, target=target)
+        assert [name for name, effect in through.items() if abs(effect.mean) > 0.1] == ["L0.H1"] * (at == "k")
+    assert path_effects(model, clean, corrupted, "L1.KV0", "k", target=target)["L0.H1"].mean > 0.9
     parts = attribute(model, clean, 9)
     assert parts.strongest(1) == ["L1.H0"] and int(parts.tokens["L1.H0"].argmax()) == 2
 

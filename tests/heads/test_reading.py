@@ -173,9 +173,7 @@ def test_words_alone_are_patched_in_a_model_that_sees() -> None:
     assert found.effects["together"].mean != 0
     found = hw.patch(model, clean, corrupt, target=(3, 5), heads=names, at="q")
     assert all(effect.mean != 0 for effect in found.effects.values())
-    assert {name.partition(".")[0] for name in hw.patch(model, clean, corrupt, target=(3, 5)).effects} == {
-        "language_model"
-    }
+    assert {n.partition(".")[0] for n in hw.patch(model, clean, corrupt, target=(3, 5)).effects} == {"language_model"}
 
 
 def test_padding_is_that_of_the_right_sequence(looked: tuple[Tensor, Seen]) -> None:

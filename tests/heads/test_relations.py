@@ -62,9 +62,7 @@ def test_every_number_is_that_of_the_whole_map() -> None:
     model = GPT(GPTConfig(vocab_size=31, context=23, n_layers=2, n_heads=3, d_model=42, init_std=0.5))
     texts = [torch.randint(31, (n,)).tolist() for n in (23, 19, 11)]
     a, b = [((3, 4), (1,)), ((17,), (2, 5, 6))], [((9,), (8,)), ((7,), (9,))]
-    found = follow(
-        model, Relations([Labelled(texts[0], {"a": a}), Labelled(texts[1], {"b": b}), Labelled(texts[2], {})])
-    )
+    found = follow(model, Relations([Labelled(*each) for each in zip(texts, ({"a": a}, {"b": b}, {}), strict=True)]))
     for layer, block in enumerate(model.blocks):
         for name, text, pairs in (("a", texts[0], a), ("b", texts[1], b)):
             calls: list[Any] = []

@@ -30,10 +30,7 @@ def test_controls_and_effects_stand_beside_the_scores(found: Survey) -> None:
     generator = torch.Generator().manual_seed(5)
     texts = [torch.randint(WORDS, (17,), generator=generator).tolist() for _ in range(11)]
     earned = {profile.name: profile.roles for profile in survey(induction_model(), texts, ablate="none").profiles}
-    assert {name: roles for name, roles in earned.items() if roles} == {
-        "L0.H1": ("previous token",),
-        "L1.H0": ("induction", "copying"),
-    }
+    assert {h: r for h, r in earned.items() if r} == {"L0.H1": ("previous token",), "L1.H0": ("induction", "copying")}
     assert {role.name for role in found.roles} == {name for names in JOBS.values() for name in names}
     for role in found.roles:  # one name, one number
         assert role.score == role.name.replace(" ", "_") or role.name.replace(" ", "_") not in all_statistics()

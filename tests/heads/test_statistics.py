@@ -110,9 +110,8 @@ def assert_measured(
         marks=document.marks,
     )
     if w_o is not None:
-        expected["norm"] = torch.einsum("hte,che->htc", out_hte.double(), w_o.double().unflatten(1, (H, -1))).norm(
-            dim=-1
-        )
+        added = torch.einsum("hte,che->htc", out_hte.double(), w_o.double().unflatten(1, (H, -1)))
+        expected["norm"] = added.norm(dim=-1)
     if document.start is not None:  # a sum that rounds across the bound moves it by a key or more: hence two bounds
         bounds = [reach(p_hts, document.start, keys[0] if keys else 0, 0.99 + off) for off in (-tolerance, tolerance)]
         expected["reach"] = bounds[1]
@@ -176,9 +175,7 @@ def document_of(n: Sizes, b: int, seed: int = 0, padding: bool = False, marks: b
 OFFSETS = (2, 5, 30)
 
 
-def check(
-    problem: Problem, wrap: Callable[..., Any] = as_tensor, padding: bool = False, tolerance: float = EXACT
-) -> None:
+def check(problem: Problem, wrap: Any = as_tensor, padding: bool = False, tolerance: float = EXACT) -> None:
     """All documents of a problem, in double precision."""
     n = problem.sizes
     call, p, threads = call_of(problem, wrap=wrap), dense(problem), torch.get_num_threads()

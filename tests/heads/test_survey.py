@@ -115,9 +115,7 @@ def test_a_survey_leaves_the_state_alone_and_counts(model: GPT, text: Text, foun
     with torch.inference_mode():
         again = survey(model, text)
     # Where numbers lie in memory decides in which order torch sums them: rounding of float32, some thousand terms.
-    assert [head.importance for head in again.profiles] == pytest.approx(
-        [head.importance for head in found.profiles], rel=1e-5
-    )
+    assert [h.importance for h in again.profiles] == pytest.approx([h.importance for h in found.profiles], rel=1e-5)
 
 
 def test_too_few_tokens_to_repeat(model: GPT) -> None:

@@ -206,10 +206,7 @@ def assert_rows_of_chunks(seen: Seen, whole: Seen, chunks: tuple[int, ...]) -> N
         for b in range(B):
             places = [2 * a + b * (e - a) + i for a, e in itertools.pairwise(bounds) for i in range(e - a)]
             mine = {key: seen[name].rows[key][places] for key in seen[name].rows}
-            theirs = {
-                key: torch.from_numpy(whole[name].rows[key][b * n : b * n + n].astype(np.float64))
-                for key in whole[name].rows
-            }
+            theirs = {k: torch.from_numpy(whole[name].rows[k][b * n : b * n + n]).double() for k in whole[name].rows}
             assert_rows(mine, theirs, n, name)
 
 

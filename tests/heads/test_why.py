@@ -70,9 +70,7 @@ def row_of(kind: str, model: Any, ids: list[int]) -> Tensor:
     return row.double()
 
 
-def own_patching(
-    kind: str, model: Any, clean: list[int], corrupted: list[int], a: int, b: int | None
-) -> dict[str, Any]:
+def own_patching(kind: str, model: Any, clean: Any, corrupted: Any, a: int, b: int | None) -> dict[str, Any]:
     """Head by head at W_O's input, by hooks of torch: nothing of headwise but the names of modules."""
     sites, kept = sites_of(model), {}
 
@@ -157,10 +155,8 @@ def test_a_text_goes_where_ids_go() -> None:
     model, text = opened("next"), "abcdeafg"
     ids, other = (torch.tensor(Letters(False).encode(letters)) for letters in (text, "abcdebfg"))
     assert hw.attribute(model, text, ("i", "j")).heads == hw.attribute(model, ids, (12, 13)).heads
-    assert (
-        hw.patch(model, text, "abcdebfg", target=("i", "j")).effects
-        == hw.patch(model, ids, other, target=(12, 13)).effects
-    )
+    of_ids = hw.patch(model, ids, other, target=(12, 13)).effects
+    assert hw.patch(model, text, "abcdebfg", target=("i", "j")).effects == of_ids
     assert hw.why(model, ids.tolist(), other.tolist(), 12, 13).heads == hw.why(model, text, "abcdebfg", "i", "j").heads
     with hw.watch(model) as seen:
         model(ids[None])

@@ -33,9 +33,7 @@ def make(**options: Any) -> hw.MultiHeadLatentAttention:
     fields = {"mask": hw.Causal(), **SIZES, **options}
     layer = hw.MultiHeadLatentAttention(WIDTH, H, **fields).double().eval()
     for name, parameter in layer.named_parameters():
-        parameter.data = torch.randn(parameter.shape).double() / (
-            parameter.shape[-1] ** 0.5 if "norm" not in name else 2
-        )
+        parameter.data = torch.randn(parameter.shape).double() / (2 if "norm" in name else parameter.shape[-1] ** 0.5)
     return layer
 
 

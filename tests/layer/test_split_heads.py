@@ -55,7 +55,5 @@ def test_a_model_with_some_of_its_heads_is_refused(mesh: DeviceMesh) -> None:
         tf.LlamaConfig(vocab_size=97, hidden_size=48, intermediate_size=62, num_attention_heads=6, num_hidden_layers=2)
     )
     parallelize_module(model.model.layers[1].self_attn, mesh, {"q_proj": ColwiseParallel()})
-    with pytest.raises(
-        hw.HeadwiseError, match=r"^model.layers.1.self_attn: each of 2 processes holds .* the whole model"
-    ):
+    with pytest.raises(hw.HeadwiseError, match=r"^model.layers.1.self_attn: each of 2 processes .* the whole model"):
         hw.survey(model, [[5, 7, 11]])

@@ -1,7 +1,9 @@
 """The layer beside the rest of torch: compile, export, autocast, meta tensors, adapters, and other company it keeps."""
 
 import copy
+import functools
 import io
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -72,23 +74,28 @@ def test_compiles_into_one_graph(case: str, fresh_compiler: None) -> None:
     assert_same(answers(compiled, layer, x, call), answers(layer, layer, x, call), **EXACT)
 
 
-@pytest.mark.parametrize("case", ["kv_index", "window", "positions", "alibi", "sink", "gate", "allowed", "segments"])
-def test_compiles_once_for_all_lengths(case: str, fresh_compiler: None) -> None:
-    assert graphs(build(case), case, dynamic=True) == 1
-    # Told nothing, the second length makes a graph for any length, and the third uses that one.
-    assert graphs(build("rope"), "rope", dynamic=None) <= 2
-
-
-def graphs(layer: nn.Module, case: str, dynamic: bool | None) -> int:
-    """How many graphs are made for three lengths, whose answers are those of the layer itself."""
+@pytest.mark.parametrize(
+    "cases", [["kv_index", "positions", "gate"], ["window", "alibi"], ["sink"], ["allowed", "segments"], []], ids=str
+)
+def test_compiles_once_for_all_lengths(cases: list[str], fresh_compiler: None) -> None:
+    """Several options at once; told nothing, the second length makes a graph for any length, which the third uses."""
     from torch._dynamo.testing import CompileCounter  # takes half a second
 
+    masks = [mask for case in cases if (mask := LAYERS[case][0].get("mask"))]
+    options = {name: value for case in cases or ["rope"] for name, value in LAYERS[case][0].items()}
+    layer = (
+        noisy(**LAYER | options | ({"mask": functools.reduce(operator.and_, masks)} if masks else {})).float().eval()
+    )
     counter = CompileCounter()
-    compiled = torch.compile(layer, fullgraph=True, backend=counter, dynamic=dynamic)
+    compiled = torch.compile(layer, fullgraph=True, backend=counter, dynamic=True if cases else None)
     for length in (7, 11, 13):
-        x, call = floats(B, length, 29), LAYERS[case][1](length)
+        calls = [LAYERS[case][1](length) for case in cases]
+        call = {name: value for each in calls for name, value in each.items()}
+        if both := [each["mask"] for each in calls if "mask" in each]:
+            call["mask"] = functools.reduce(operator.and_, both)
+        x = floats(B, length, 29)
         torch.testing.assert_close(compiled(x, **call), layer(x, **call))
-    return counter.frame_count
+    assert counter.frame_count <= (1 if cases else 2)
 
 
 @pytest.mark.parametrize("case", ["gqa", "window", "qk_norm", "alibi", "softcap"])

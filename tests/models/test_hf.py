@@ -190,9 +190,7 @@ MARKER = "import pathlib\npathlib.Path(__file__).parent.joinpath('ran').write_te
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", ["config", "architecture", "no architecture", "tokenizer"])
-def test_code_of_a_folder_is_never_run(
-    part: str, folder: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_of_a_folder_never_runs(part: str, folder: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even where `y` stands on standard input, which transformers would take for consent."""
     (folder / "foreign.py").write_text(MARKER + "class Foreign: pass\n")
     config = json.loads((folder / "config.json").read_text())

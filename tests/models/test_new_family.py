@@ -99,9 +99,7 @@ def test_without_a_record_a_large_model_loses_its_control_alone(model: Any, monk
     documents = torch.randint(3, 19, (3, 13), generator=torch.Generator().manual_seed(1)).tolist()
     result = hw.survey(model, documents)
     assert result.untrained is None
-    assert any(
-        "the untrained control is left out: " in note.lower() and "family novel" in note for note in result.notes
-    )
+    assert any("the untrained control is left out: " in n.lower() and "family novel" in n for n in result.notes)
     assert result.loss is not None and all(head.importance is not None for head in result.profiles)
 
 

@@ -159,9 +159,7 @@ def test_the_price_of_a_name_on_the_hub_needs_its_config_alone(hub: Path, invoke
     assert "someone/else is no folder here" in invoke("cost", "someone/else").err
 
 
-def test_the_price_of_a_gguf_file_is_that_of_its_fields(
-    tmp_path: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gguf_file_is_priced_by_its_fields(tmp_path: Path, invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "small.gguf").write_bytes(b"GGUF")
     asked: list[Any] = []
 

@@ -126,8 +126,6 @@ def test_a_class_of_ones_own_is_trained_watched_and_continued(tmp_path: Path, ki
 
 
 def test_a_class_that_does_not_fit_is_refused_by_name() -> None:
-    refuses(
-        lambda: train(TEXT, "nanogpt", attention=Later, steps=1, **SHAPE), "Later cannot be .*: it sees later tokens"
-    )
+    refuses(lambda: train(TEXT, "nanogpt", attention=Later, steps=1, **SHAPE), "Later cannot .*: it sees later tokens")
     refuses(lambda: train(TEXT, "nanogpt", attention=Configured, steps=1, **SHAPE), "Configured wants config=")
     refuses(lambda: train(TEXT, "nanogpt", attention=len, steps=1, **SHAPE), "is no class of torch modules")  # type: ignore[arg-type]

@@ -26,9 +26,7 @@ def test_alignment_leaves_the_function_as_it_is(name: str, dtype: torch.dtype) -
     model = build(name, dtype=dtype)
     roots = [*moments(model, [texts()])]
     layers = [weights.widened() for weights in read_layers(model)]
-    turned = [
-        aligned(weights, root, 1 if weights.n_kv_heads == 3 else 2) for weights, root in zip(layers, roots, strict=True)
-    ]
+    turned = [aligned(w, root, 1 if w.n_kv_heads == 3 else 2) for w, root in zip(layers, roots, strict=True)]
     assert far(model, with_layers(model, turned)) < CLOSE[dtype]
     for before, after in zip(layers, turned, strict=True):
         assert (before.wv - after.wv).abs().max() > 0.1  # it did turn something

@@ -24,11 +24,9 @@ from headwise.reshape.share import share_heads
 )
 def test_the_bytes_of_a_cache_are_those_of_a_cache(name: str, dtype: torch.dtype) -> None:
     model = build(name, dtype=dtype)
-    models = (
-        [model]
-        if name == "gpt2"
-        else [model, share_heads(model, 2, "mean", "adjacent", [*moments(model, [texts()])]).model]
-    )
+    models = [model]
+    if name != "gpt2":
+        models.append(share_heads(model, 2, "mean", "adjacent", [*moments(model, [texts()])]).model)
     ids = texts()[:, :5]
     for model in models:
         if isinstance(model, GPT):

@@ -113,9 +113,7 @@ def test_every_look_gives_the_same_elsewhere(folder: Any, device: str, name: str
 
 
 @pytest.mark.slow
-def test_reshaping_gives_the_same_elsewhere(
-    folder: Any, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reshaping_gives_the_same(folder: Any, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heal, "RUNS", 3)
     monkeypatch.setattr(heal, "NEW_TOKENS", 3)
     monkeypatch.setattr(heal, "DECODE_CONTEXT", 11)

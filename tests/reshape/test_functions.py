@@ -74,9 +74,7 @@ def test_a_text_is_a_file_a_string_or_ids(run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_opened_model_is_written_with_the_run_it_comes_from(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_opened_model_is_written_with_its_run(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "verify", lambda *arguments: "not verified")
     opened = open_folder(run).model
     lines: list[str] = []

@@ -65,9 +65,7 @@ def calibration() -> Calibration:
     return Calibration(tuple(ids[:4]), tuple(ids[4:]), 13, 31)
 
 
-def test_scores_by_ablation_are_the_loss_without_the_head(
-    calibration: Calibration, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scores_by_ablation_are_the_loss_without(calibration: Calibration, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = opened(build("rope", dtype=torch.float32))
     found = head_scores("ablation", folder, calibration)
     wanted = ablation(folder.model, calibration.statistics)

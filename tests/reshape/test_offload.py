@@ -41,9 +41,7 @@ def numbers(model: nn.Module) -> list[Tensor]:
     return [out, without, torch.tensor(heads), torch.tensor(effects)]
 
 
-def test_what_is_on_the_disk_is_watched_silenced_and_surveyed(
-    folder: Path, offloaded: nn.Module, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_on_the_disk_is_read(folder: Path, offloaded: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WHOLE", 10)  # so that the control is that of a large model
     whole = hw.open(folder)
     for one, other in zip(numbers(whole), numbers(offloaded), strict=True):
@@ -67,9 +65,7 @@ def test_what_needs_all_weights_says_so(offloaded: nn.Module) -> None:
     assert "needs all its weights in memory" in " ".join(hw.why(offloaded, IDS[0].tolist()).notes)
 
 
-def test_what_does_not_fit_into_memory_is_refused_with_the_way_out(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_does_not_fit_into_memory(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     refuses(lambda: hw.open(saved(tmp_path, "run"), device_map="auto"), "device_map= places a model of transformers")
     if importlib.util.find_spec("accelerate") is None:
         refuses(lambda: hw.open(folder, device_map="auto"), "does not load as LlamaForCausalLM: .*accelerate")

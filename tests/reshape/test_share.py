@@ -19,11 +19,9 @@ def roots_of(model: nn.Module) -> list[Tensor]:
     return [*moments(model, [texts(0), texts(2)])]
 
 
-def alike(weights: AttentionWeights, of: list[int]) -> AttentionWeights:
+def alike(w: AttentionWeights, of: list[int]) -> AttentionWeights:
     """The layer with key/value head g replaced by head of[g]."""
-    return dataclasses.replace(
-        weights.selected(range(weights.n_heads), of), wq=weights.wq, wo=weights.wo, bq=weights.bq
-    )
+    return dataclasses.replace(w.selected(range(w.n_heads), of), wq=w.wq, wo=w.wo, bq=w.bq)
 
 
 def disguised(weights: AttentionWeights, seed: int) -> AttentionWeights:
@@ -82,9 +80,7 @@ def test_aligned_norms_are_those_of_the_heads(name: str) -> None:
 
     model = with_layers(model, [scaled(w) for w in layers])
     roots = roots_of(model)
-    assert far(model, share_heads(model, 3, "aligned+norm", "adjacent", roots).model) < (
-        1e-6 if name == "qwen3" else 1e-10
-    )
+    assert far(model, share_heads(model, 3, "aligned+norm", "adjacent", roots).model) < {"qwen3": 1e-6}.get(name, 1e-10)
     assert far(model, share_heads(model, 3, "aligned", "adjacent", roots).model) > 1e-4
 
 

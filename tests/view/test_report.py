@@ -127,9 +127,8 @@ def test_the_numbers_of_the_survey_survive() -> None:
     keys = ["ablation", "importance", *survey.statistics]  # what tells most stands first
     for profile, stored in zip(survey.profiles, data["heads"], strict=True):
         entropy = profile.scores["entropy"]
-        assert stored["values"][keys.index("entropy")] == pytest.approx(
-            [entropy.mean, entropy.low, entropy.high, 7], rel=1e-5
-        )
+        bounds = [entropy.mean, entropy.low, entropy.high, 7]
+        assert stored["values"][keys.index("entropy")] == pytest.approx(bounds, rel=1e-5)
         assert stored["values"][keys.index("importance")][0] == pytest.approx(profile.importance, rel=1e-5)
         shares, first = shares_of(survey)[profile.name]
         assert np.abs(levels(stored["shares"]).reshape(32, 32) - shares).max() <= 0.51 / 65535

@@ -103,9 +103,8 @@ def test_the_best_heads_of_a_relation() -> None:
     line = next(line for line in printed(print_relations, survey, width=99).splitlines() if "L1.H2" in line)
     assert line.split() == ["person", "L1.H2*", "0.90", "0.85-0.95", "0.20", "0.10", "0.30", "0.80", "3:", "0.67"]
     assert printed(print_relations, survey_of()) == ""
-    assert "L1.H2: At “él” it looks at “write” (0.97; person, 0.90 on average)." in printed(
-        print_survey, survey, width=200
-    )
+    text = printed(print_survey, survey, width=200)
+    assert "L1.H2: At “él” it looks at “write” (0.97; person, 0.90 on average)." in text
     followed = next(head for head in survey.profiles if head.name == "L1.H2")
     assert "En *él* mira a *write* (0.97; persona, 0.90 en promedio)." in head_sentence(survey, followed, "es")
 

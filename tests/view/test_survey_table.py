@@ -37,9 +37,8 @@ def test_rows_and_roles() -> None:
     text = printed(survey_of(3, 5))
     assert re.search(r"^previous token +1  L0\.H0$", text, re.MULTILINE)
     assert re.search(r"^roles without a head: .*copying", text, re.MULTILINE)
-    many = printed(
-        replace(survey_of(2, 9), profiles=tuple(replace(p, roles=("self",)) for p in survey_of(2, 9).profiles))
-    )
+    wide = survey_of(2, 9)
+    many = printed(replace(wide, profiles=tuple(replace(profile, roles=("self",)) for profile in wide.profiles)))
     assert re.search(r"^self +18  L0\.H0, .*L0\.H5 and 12 more$", many, re.MULTILINE)
     text = printed(broken_survey(), width=120)
     assert "nan" not in text and "inf" not in text.replace("inference", "")

@@ -28,9 +28,8 @@ def test_shades_blocks_and_pipes() -> None:
     assert all(f"L{layer}.H{head}" in text for layer in range(2) for head in range(3))
 
     def names_in_first_band(width: int) -> int:
-        return next(line for line in printed(print_maps, maps_of(), width=width).splitlines() if "L0.H0" in line).count(
-            ".H"
-        )
+        lines = printed(print_maps, maps_of(), width=width).splitlines()
+        return next(line for line in lines if "L0.H0" in line).count(".H")
 
     # 14 columns of labels, then 7 for a picture and 3 for each gap.
     assert [names_in_first_band(width) for width in (30, 31, 40, 41, 70, 71)] == [1, 2, 2, 3, 5, 6]
