@@ -7,8 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from browsing import Opener, faults
 from invoking import Invoke
+
+from headwise.corpus import verbs
+from headwise.corpus.tokens import Tokens
+from headwise.gpt.checkpoint import save_model
+from headwise.gpt.gpt import GPT, GPTConfig
 
 pytestmark = pytest.mark.slow
 
@@ -17,11 +23,15 @@ TENSE = ("--prompt", "he will work = él", "--corrupt", "he would work = él")
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The verb model after half of its training: by then its heads have parted on any processor."""
-    import headwise as hw
-
+    """A small model of the verbs, whose weights are random and so large that its heads tell texts apart."""
+    torch.manual_seed(26)
+    tokens = Tokens.words(verbs.corpus().train_lines)
+    shape = {"n_layers": 2, "n_heads": 3, "head_dim": 4, "d_model": 12, "d_ff": 20}
+    model = GPT(GPTConfig(vocab_size=len(tokens), context=17, position="rope", **shape))
+    for parameter in model.parameters():
+        parameter.data *= 2 if parameter.ndim == 2 else 1
     folder = tmp_path_factory.mktemp("why") / "verbs"
-    hw.train(preset="verbs", steps=210, out=folder)
+    save_model(folder, model, tokens)
     return folder
 
 
