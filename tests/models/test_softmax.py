@@ -182,7 +182,8 @@ class Einsum(nn.Module):
         q = self.q(x).view(*x.shape[:2], H, C // H)
         k, v = self.kv(x).chunk(2, -1)
         weights = torch.einsum("bihd,bjd->bihj", q, k).softmax(-1)
-        return self.o(torch.einsum("bihj, bjd -> bihd", weights, v).flatten(2))
+        joined = torch.einsum("bihj, bjd -> bihd", weights, v).flatten(2)
+        return joined if self.o is None else self.o(joined)
 
 
 class Folded(nn.Module):
@@ -288,6 +289,13 @@ def test_axes_of_another_order_and_folded_ones() -> None:
             silenced = model(X)
         with zeroed(w_o, h, H):
             torch.testing.assert_close(silenced, model(X), rtol=0, atol=1e-6)
+    bare: Any = Einsum()
+    bare.o = None  # what is silenced goes back into the product
+    expected = bare(X).unflatten(-1, (H, -1))
+    expected[:, :, 2] = 0
+    watch_call(bare, X)
+    with hw.ablate(bare, ["L0.H2"]):
+        assert torch.equal(bare(X), expected.flatten(2))
     grouped = acting(by_group)
     grouped.n_head = H
     head = watch_call(grouped, X, maps=True)["L0.H2"]
