@@ -51,6 +51,9 @@ def test_a_bug_in_a_form_is_named(tmp_path: Path) -> None:
         ("llama_cache", "math.sqrt(self.head_dim)", "self.head_dim", "scale-no-root"),
         ("keyword_only", "dim=1", "dim=0", "softmax-axis"),
         ("alibi", "* ahead\n", "* -ahead\n", "alibi-sign"),
+        ("llama_cache", "torch.view_as_real(", "torch.view_as_reel(", "raises"),
+        ("keras_layer", "tf.cast(tf.shape(k)[-1], tf.float32)", "self.d_model", "scale-model-width"),
+        ("own_tensors", "(C // self.n_head) ** -0.5", "C**-0.5", "scale-model-width"),
         ("softcapped", f"{CAPPED}\n        {MASKED}", f"{MASKED}\n        {CAPPED}", "mask-weak-fill"),
     ):
         path = tmp_path / f"{name}_wrong.py"

@@ -738,7 +738,6 @@ def tables_of(target: Target, attention: Attention) -> Iterator[Tables]:
             "cis|complex": np.exp(1j * angles),
             "^(?!.*sin).*cos": both[0],
             "^(?!.*cos).*sin": both[1],
-            "^(?!.*cos).*cache": np.stack([np.cos(angles), np.sin(angles)], -1),
             "": both,
         }
         made: dict[str, Any] = {}
@@ -802,10 +801,7 @@ def _bound(target: Target, call: Callable[..., Any], module: Any) -> Attention:
         if len(told) == 2 and len(data) > 2:
             gathers = tuple(told)
             data = [name for name in data if name not in told and not meaning_of(name)]
-        unknown = [name for name in data if meaning_of(name) is None]
-        if len(unknown) == 3 and module is not None:  # of any names, in the usual order
-            inputs = unknown
-        elif len(inputs) != 2 or len(data) != 2:  # a text that asks, and another one
+        if len(inputs) != 2 or len(data) != 2:  # a text that asks, and another one
             inputs = data[:1] or rest[:1]
             says = target.scope.says
             others = [
@@ -817,10 +813,8 @@ def _bound(target: Target, call: Callable[..., Any], module: Any) -> Attention:
             inputs += others[:1]
     sizes = {"CONTEXT": TOKENS, **target.options.args}
     fixed: dict[str, Any] = {}
-    # which of two texts asks, and in which order three of other names stand
-    guessed: list[str] = []
-    if len(inputs) == 2 or (len(inputs) == 3 and not DATA[0].match(inputs[0])):
-        guessed = list(inputs[1:])
+    # which of two texts asks
+    guessed = list(inputs[1:]) if len(inputs) == 2 else []
     kind = kind_of_arrays(target, module)
     for name in names:
         if name in (*inputs, *gathers, mask, output):

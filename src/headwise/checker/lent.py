@@ -71,16 +71,6 @@ def attend(*args: Any, mask: Any = None, **named: Any) -> tuple[Any, Any]:
     return weights @ v, weights
 
 
-def flash(
-    q: Any, k: Any, v: Any, bias: Any = None, *_: Any, causal: bool = False, **__: Any
-) -> Any:
-    """flash_attn_func, and memory_efficient_attention of xformers, on (B,T,H,D)."""
-    q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
-    function = library_of(q).nn.functional.scaled_dot_product_attention
-    out = function(q, k, v, bias, is_causal=causal, enable_gqa=True)
-    return out.swapaxes(1, 2)
-
-
 def linear(width: int, out: int, bias: bool = True, **_: Any) -> Any:
     return importlib.import_module("torch.nn").Linear(width, out, bias=bias)
 
@@ -181,8 +171,6 @@ LENT: dict[str, Any] = {
         lambda *_, **__: attend,
     ),
     "scaled_dot_product_attention": lambda *args, **named: attend(*args, **named)[0],
-    "flash_attn_func": flash,
-    "memory_efficient_attention": flash,
     **dict.fromkeys(("Linear", "ColumnParallelLinear", "RowParallelLinear"), linear),
     "Dense": Dense,
     "Softmax": lambda *_, **__: Plain(softmax),
