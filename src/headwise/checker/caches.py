@@ -278,7 +278,7 @@ def cache_arguments(attention: Attention) -> dict[str, str]:
     """Which arguments of a call have to do with a cache: the `cache`, `use` of it, and where a piece `start`s."""
     names: dict[str, str] = {}
     for name in arguments_of(attention.call):
-        if re.fullmatch(r"use_?(kv_?)?cache", name):
+        if re.fullmatch(r"(use|return|output)_?(kv_?|new_?)?cache", name):
             names[name] = "use"
         # The first alone, to which all that is handed back goes; code with one for keys and one for values is not
         # checked step by step.

@@ -490,7 +490,7 @@ def still_dropout(seen: Seen, trains: bool, tokens: int) -> Iterator[None]:
             is_map = x.ndim >= 2 and x.shape[-1] == x.shape[-2] == tokens
             # weights are never negative
             seen.on_scores |= is_map and bool((x < -1e-6).any())
-        return x
+        return x.clone()  # code may write into what comes out
 
     def fused(
         query: Any,

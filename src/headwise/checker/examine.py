@@ -50,7 +50,7 @@ from headwise.checker.contract import (
     to_kind,
 )
 from headwise.checker.form import Inputs, Masks, Weights
-from headwise.checker.properties import Trial, properties_of
+from headwise.checker.properties import Trial, masks_handed, properties_of
 from headwise.checker.reading import (
     Reading,
     arrays_of,
@@ -145,13 +145,6 @@ def examine(target: Target) -> Verdict:
     return examiner.repaired(bug, evidence) or verdict
 
 
-def _has_other_size(error: str) -> bool:
-    """Does a tensor of our tokens meet one that is longer than any text of ours?"""
-    match = re.search(r"size of tensor a \((\d+)\).* tensor b \((\d+)\)", error)
-    both = sorted(map(int, match.groups())) if match else [0, 0]
-    return both[0] == size.TOKENS and both[1] > size.WIDTH
-
-
 def _misspelt(error: str) -> re.Match[str] | None:
     """A name that torch lacks, and has but for a letter: what is new in a later version is another one."""
     match = re.search(r"'(torch\S*|Tensor)'.* has no attribute '(\w+)'", error)
@@ -170,13 +163,17 @@ class Examiner:
         self.errors: list[Exception] = []
         # is every argument that a call got one whose name is known?
         self.certain = True
-        self.takes_weights = False
+        self.takes_weights = self.is_narrowed = False
         self.left = len(target.not_checked)
         self.until = time.process_time() + 1.5 * target.options.seconds
         self.names = set[str]()  # of the cases that came to an end
         # is nothing of what was called a guess?
         self.is_sure = not target.guesses
         self.read = set(names_of([self.scope.tree], ast.expr_context))
+        # do the caller, its name or its text say that it is causal?
+        is_named = re.search("causal", target.name, re.I)
+        told = is_named or self.scope.tells(SAYS["causal_text"])
+        self.is_told = bool(target.options.causal or told)
 
     def verdict(self) -> Verdict:
         """Right under one way to build and to call it; else the bugs of the first; else what stopped every call."""
@@ -184,10 +181,24 @@ class Examiner:
         for built in self.builds():
             if trials := self.trials(built):
                 verdict = self.judged(trials)
+                if verdict.right and len(trials[0].attention.inputs) == 1:
+                    verdict = self._narrowed(verdict)
                 if verdict.right is not None:
                     return verdict
                 doubtful.append(verdict)
         return doubtful[0] if doubtful else self.stopped()
+
+    def _narrowed(self, verdict: Verdict) -> Verdict:
+        """The verdict on right code; wrong where its W_Q, W_K or W_V stops an output narrower than the input."""
+        for error in self.errors[:1] if self.is_narrowed else ():
+            if self._frames(error):
+                finding = self.target.finding("weights-transposed", in_one_line(error))
+                finding = self._placed(finding, error)
+                if {*map(role_of, re.findall(r"self\.(\w+)", finding.quote))} & {
+                    *"qkv"
+                }:
+                    return self.target.verdict(False, (finding,))
+        return verdict
 
     # Building.
 
@@ -199,12 +210,9 @@ class Examiner:
                 self.takes_weights = True
                 # for what reads weights of an object
                 holder = types.SimpleNamespace(**weights, n_heads=n_heads)
-                kind = self.target.number or "as it is"
-                passed = {
-                    name: to_kind(value, kind) if self.target.number else value
-                    for name, value in weights.items()
-                }
-                yield Built(holder, functools.partial(thing, **passed))
+                if kind := self.target.number:
+                    weights = to_kind(weights, kind)
+                yield Built(holder, functools.partial(thing, **weights))
             if self.takes_weights:
                 return
             first = next(adapters(self.target, thing, None, ["bhtd"]))
@@ -223,9 +231,10 @@ class Examiner:
         attempts = [(args, False), (args, True)]
         if "HEADS" in map(meaning_of, names):  # `dim_K` may be the width of keys
             attempts.append(({"HEAD_DIM": size.WIDTH, **args}, False))
-        if {"d_in", "d_out"} <= names and "HEADS" not in map(meaning_of, names):
-            # A single head comes out narrower than its input first, so that a scale by the wrong width shows.
-            attempts.insert(0, ({"d_out": size.HEAD_DIM, **args}, False))
+        if {"d_in", "d_out"} <= names:
+            # Narrower than its input first, so that a scale by the wrong width shows, and a matrix on the wrong side.
+            attempts.insert(0, ({"d_out": size.WIDTH // 2, **args}, False))
+            self.is_narrowed = "d_out" not in args
         for sizes, theirs in attempts:  # the list grows in the loop
             guessed = sizes.keys() - args.keys() - {"HEAD_DIM", "d_out"}
             self.target.guesses |= bool(guessed)
@@ -233,16 +242,16 @@ class Examiner:
                 instance = build(self.target, sizes, theirs)
                 yield Built(instance, call_of(instance), instance)
             except Exception as error:
-                is_theirs = "unexpected keyword" in str(error)
-                self.errors += [error] if is_theirs or not guessed else []
+                if not guessed or "unexpected keyword" in str(error):
+                    self.errors.append(error)
                 # a parameter, or a field of a config, of which nothing is known
-                name = getattr(error, "facts", {}).get("name")
                 is_asked = getattr(error, "key", "") in (
                     "asks_parameter",
                     "asks_config",
                 )
                 if is_asked and not theirs and len(guessed) < 2:
-                    attempts += [({**sizes, str(name): x}, theirs) for x in GUESSES]
+                    name = vars(error)["facts"]["name"]
+                    attempts += [({**sizes, name: x}, theirs) for x in GUESSES]
 
     def _adapted(self) -> Built | None:
         """An adapter by hand: a function of one text that builds a class of its file; here one object for all calls."""
@@ -271,22 +280,17 @@ class Examiner:
 
         fixed  names of the arguments that get a value of ours
         """
-        variables = names_of([self.scope.tree], ast.Store)
         parameters = arguments_of(self.target.thing).items()
-        defaults = {name: parameter.default for name, parameter in parameters}
-        constants = {
-            name: value for name, value in self.target.namespace.items()
-            # A name that the code binds itself does not mean the constant of the file.
-            if name not in variables
-        }  # fmt: skip
+        # A name that the code binds itself does not mean the constant of the file.
+        bound = names_of([self.scope.tree], ast.Store)
+        values = {
+            name: x for name, x in self.target.namespace.items() if name not in bound
+        }
         theirs = {}  # by meaning; a later place overrides an earlier one
-        for name, value in [
-            *constants.items(),
-            *defaults.items(),
-            *self.options.args.items(),
-        ]:
-            if name in self.read and type(value) is int:
-                theirs[meaning_of(name)] = value
+        for place in (values, {n: p.default for n, p in parameters}, self.options.args):
+            for name, value in place.items():
+                if name in self.read and type(value) is int:
+                    theirs[meaning_of(name)] = value
         named = self.read.intersection(fixed).difference(self.options.args)
         ours = set(map(meaning_of, named))
         if "HEADS" not in ours.union(theirs):
@@ -343,19 +347,16 @@ class Examiner:
                 continue
             if way == "by head":
                 heads, groups, d = size.HEADS, size.HEADS, size.HEAD_DIM
+            count = {"q": heads, "k": groups, "v": groups, "qkv": heads + 2 * groups}
+            if apart > 1 or narrow:
+                count = dict.fromkeys(count, 1)
             arrays: dict[str, Any] = {}
             for name, role in roles.items():
-                inner = size.HEAD_DIM if narrow else heads * d
-                if role in "kv" and not narrow:
-                    inner = groups * d
-                if apart > 1 and role != "o":
-                    inner = d
+                inner = count.get(role, heads) * (size.HEAD_DIM if narrow else d)
                 shape: tuple[int, ...] = (width, inner)
-                if role == "qkv":
-                    shape = (width, inner + 2 * groups * d)
-                elif role == "o":
+                if role == "o":
                     shape = (heads, d, width) if way == "by head" else (inner, width)
-                elif listed or way == "by head":
+                elif role != "qkv" and (listed or way == "by head"):
                     shape = (heads, width, d)
                 array = self._drawn(name, shape, "columns" in way, width)
                 parts = dict.fromkeys(keys.get(name, ()), array)
@@ -416,8 +417,7 @@ class Examiner:
             return
         target, module = self.target, built.module
         shown: dict[str, str] = {}
-        if module is not None and still_parts(module):
-            shown["norm"] = ""
+        is_stilled = module is not None and still_parts(module)
         if hasattr(module, "eval"):
             module.eval()
         elif hasattr(module, "training"):
@@ -462,7 +462,14 @@ class Examiner:
             ):
                 self._remember(attention)
             inputs = self._inputs(attention, shape)
-            yield Trial(attention, choices, inputs, parts, shown=dict(shown))
+            yield Trial(
+                attention,
+                choices,
+                inputs,
+                parts,
+                shown=dict(shown),
+                is_stilled=is_stilled,
+            )
 
     def _remember(self, attention: Attention) -> None:
         """Keep what the object was before any call, where it keeps tokens."""
@@ -603,9 +610,9 @@ class Examiner:
         for layout in dict.fromkeys(trial.attention.layout for trial in ready):
             same = [t for t in ready if t.attention.layout is layout]
             properties_of(same[0], self.target)
-            if not (same[0].shown.keys() - {"properties", "norm"}):
+            if not same[0].shown:
                 break
-        asked = [trial for trial in ready if "properties" in trial.shown]
+        asked = [trial for trial in ready if trial.is_asked]
         first = min(asked, key=lambda trial: len(trial.shown))
         ready.sort(
             key=lambda trial: trial.attention.layout is not first.attention.layout
@@ -643,7 +650,7 @@ class Examiner:
         for trial in trials:
             with contextlib.suppress(UncheckedError):
                 trial.causal = self._causal(trial.attention)
-                trial.is_told = bool(trial.causal) and self._says_causal()
+                trial.is_told = bool(trial.causal) and self.is_told
                 for itself in self._alone(trial):
                     trial.guesses += self._guesses(trial, itself)
                 ready += [trial] if trial.guesses else []
@@ -677,15 +684,15 @@ class Examiner:
         repair = repaired(target, is_right, REPAIRING)
         if repair is None:
             return None
-        fix = target.say("repair", right=repair.text)
-        finding = Finding(bug, repair.line, repair.quote, evidence, fix)
+        line, quote, text = repair
+        finding = Finding(bug, line, quote, evidence, target.say("repair", right=text))
         return target.verdict(False, (finding,))
 
     def _taken(
         self, trial: Trial, causal: bool, cases: list[Case], explanation: Any
     ) -> Verdict:
         trial.causal, trial.cases, trial.explanation = causal, cases, explanation
-        if not trial.shown.get("properties"):
+        if not trial.is_asked:
             properties_of(trial, self.target)
         return self._verdict(trial)
 
@@ -703,7 +710,8 @@ class Examiner:
 
     def _guesses(self, trial: Trial, itself: bool) -> list[tuple[bool, list[Case]]]:
         """The cases with whether the code is taken to be causal; what is not told is tried both ways."""
-        cases = list(self.cases(trial, itself))
+        cases = [Case(*parts) for parts in self.cases(trial, itself)]
+        trial.checked += [case.name for case in cases]
         trial.cases = trial.cases or cases
         if trial.causal is not None or not cases:
             return [(bool(trial.causal), cases)] * bool(cases)
@@ -742,18 +750,14 @@ class Examiner:
             or attention.is_told_causal
             or re.search(SAYS["causal_name"], self.target.name, re.I)
             or self.scope.always_says(SAYS["causal"])
-            or self._says_causal()
+            or self.is_told
         )
         return True if told else None
 
-    def _says_causal(self) -> bool:
-        """Do the caller, its name or its text say that it is causal?"""
-        is_named = re.search("causal", self.target.name, re.I)
-        told = is_named or self.scope.tells(SAYS["causal_text"])
-        return bool(self.options.causal or told)
-
-    def cases(self, trial: Trial, itself: bool) -> Iterator[Case]:
-        """Plain; what the code takes by choice; and, where a mask can be passed, a causal one and one for documents.
+    def cases(
+        self, trial: Trial, itself: bool
+    ) -> Iterator[tuple[str, Inputs, Masks, Any]]:
+        """Plain; what the code takes by choice; where a mask can be passed, a causal one, one for documents, its own.
 
         itself  is it causal without a mask of ours?
         """
@@ -761,35 +765,24 @@ class Examiner:
         B, T = inputs[0].shape[0], inputs[0].shape[-2]
         real = np.arange(T)[None] < LENGTHS[:B, None]  # (B,S)
         if not attention.mask_required:
-            yield self._case(
-                trial, "plain", inputs, Masks(itself), {"": attention(inputs)}
-            )
+            yield "plain", inputs, Masks(itself), {"": attention(inputs)}
         # What the code takes by choice: lengths of the documents; another text to make keys and values of.
         for name, parameter in arguments_of(attention.call).items():
-            # by choice: its default is None
-            if (
-                parameter.default is not None
-                or name not in self.read
-                or name == attention.mask
-            ):
+            is_free = parameter.default is None and name != attention.mask
+            if not is_free or name not in self.read:
                 continue
-            # of the call, which comes before the case is handed out
             with contextlib.suppress(Exception):
                 if CALL["lengths"].fullmatch(name) and attention.rank == 3:
-                    lengths = to_kind(LENGTHS, attention.kind)
-                    call = replace(attention, fixed={**attention.fixed, name: lengths})
-                    out = {"": call(inputs)}
-                    yield self._case(trial, "padding", inputs, Masks(itself, real), out)
-                # a pair is of keys and values that are projected already
-                is_pair = self.scope.says(rf", \w+ = {name.lower()}\b")
-                is_context = len(attention.inputs) == 1 and not (itself or is_pair)
+                    out = replace(attention, mask=name)(inputs, LENGTHS)
+                    yield "padding", inputs, Masks(itself, real), {"": out}
+                # what is unpacked is no text, but keys and values
+                is_text = not self.scope.says(rf", \w+ = {name.lower()}\b")
+                is_context = len(attention.inputs) == 1 and not itself and is_text
                 if is_context and re.fullmatch(SAYS["contexts"], name):
                     other = self.rng.normal(size=inputs[0].shape)
-                    call = replace(attention, inputs=(*attention.inputs, name))
                     passed = inputs[0], other, other
-                    yield self._case(
-                        trial, "context", passed, Masks(), {"": call(passed)}
-                    )
+                    both = replace(attention, inputs=(*attention.inputs, name))
+                    yield "context", passed, Masks(), {"": both(passed)}
         if attention.mask is None:
             return
         past = np.tril(np.ones((T, T), bool))
@@ -803,36 +796,31 @@ class Examiner:
         before: list[Any] = []
         for name, allowed, masks in cases:
             outputs = {}
-            failures: dict[str, Exception] = {}
+            errors: list[Exception] = []
             for form, mask in self._forms(trial, allowed, masks.real):
                 try:
                     outputs[form] = attention(inputs, mask)
                 except Exception as error:  # it does not take this form of the mask
-                    failures[form] = error
+                    errors += [error] * ("True" in form)
             # An error of a call's arguments that no mask of truths changes is the learner's.
-            alike = [failures[form] for form in failures if "True" in form]
-            texts = {str(error).partition("\n")[0] for error in alike}
-            is_same = not outputs and len(alike) > 2 and len(texts) == 1
-            if is_same and re.search(SAYS["misused"], texts.pop()):
-                trial.raised = alike[0] if self._frames(alike[0]) else None
+            texts = {str(error).partition("\n")[0] for error in errors}
+            is_same = not outputs and len(errors) > 2 and len(texts) == 1
+            is_theirs = is_same and re.search(SAYS["misused"], texts.pop())
+            if is_theirs and self._frames(errors[0]):
+                trial.raised = errors[0]
+                trial.shown["raises"] = in_one_line(errors[0])
             # Where it gives the same as before, any mask makes it causal, whatever it says.
             new = [x for x in outputs.values() if not any(close(x, y) for y in before)]
             before += outputs.values()
             if new:
-                yield self._case(trial, name, inputs, masks, outputs)
+                yield name, inputs, masks, outputs
             else:
                 trial.left.append((f"no_{name}", {}))
-
-    def _case(
-        self,
-        trial: Trial,
-        name: str,
-        inputs: Inputs,
-        masks: Masks,
-        outputs: dict[str, Any],
-    ) -> Case:
-        trial.checked.append(name)
-        return Case(name, inputs, masks, outputs)
+        is_whole = attention.module is not None and attention.rank == 3
+        for mask in masks_handed(attention, self.target)[:1] if is_whole else ():
+            # of another order of axes than the model's
+            with contextlib.suppress(Exception):
+                yield "handed", inputs, Masks(True), {"": attention(inputs, mask)}
 
     # Words.
 
@@ -840,11 +828,7 @@ class Examiner:
         """Put into words what explains the numbers, what properties show, and what nothing explains."""
         explanation, target = trial.explanation, self.target
         self._notes(trial)
-        shown = {
-            bug: text
-            for bug, text in trial.shown.items()
-            if bug not in ("norm", "properties")
-        }
+        shown = trial.shown
         bugs = [self._renamed(bug) for bug in explanation.bugs]
         # Where documents meet, no form here computes the same numbers: that bug alone explains them.
         explained = not explanation.unexplained or "batch-mixed" in shown
@@ -858,8 +842,6 @@ class Examiner:
                 is_hidden = is_hidden or bug == "no-gradient"  # it stops some itself
             if not is_hidden and (explained or bug != "no-gradient"):
                 bugs.append(bug)
-        if trial.raised:
-            bugs.append("raises")
         if self._lacks_output(trial):
             bugs.append("output-projection-missing")
         drawn = {"dropout-in-eval", "projection-drawn-anew"}.intersection(bugs)
@@ -895,7 +877,7 @@ class Examiner:
             target.left_out("untried", names=", ".join(untried))
         one_query = "one_query" if attention.takes_one_query else None
         target.did(one_query or ("causal" if trial.causal else "not_causal"))
-        if "norm" in trial.shown:
+        if trial.is_stilled:
             target.left_out("norm")
         if trial.explanation.settings.get("residual"):
             target.did("residual")
@@ -907,10 +889,8 @@ class Examiner:
 
     def _finding(self, trial: Trial, bug: str) -> Any:
         explanation, say = trial.explanation, self.target.say
-        shown = trial.shown.get(bug) or (
-            in_one_line(trial.raised) if bug == "raises" and trial.raised else ""
-        )
-        evidence = shown or evidence_of(bug_named(bug), explanation, trial.cases, say)
+        told = trial.shown.get(bug)
+        evidence = told or evidence_of(bug_named(bug), explanation, trial.cases, say)
         finding = self.target.finding(bug, evidence)
         if bug == "raises" and trial.raised:
             finding = self._placed(finding, trial.raised)
@@ -929,6 +909,7 @@ class Examiner:
             w.n_heads < 2
             or self.target.kind != "layer"
             or w.matrices.get("o") is not None
+            or trial.explanation.settings.get("residual")
         ):
             return False
         source, name = self.target.source, self.target.name
@@ -963,48 +944,41 @@ class Examiner:
         sure = [e for e in self.errors if _misspelt(str(e))]
         error = max(sure or usual or self.errors, key=self._reached)
         frames = self._frames(error)
-        is_unchecked = isinstance(error, UncheckedError)
-        if (
-            inspect.isfunction(target.thing)
-            and not self.takes_weights
-            and not is_unchecked
-        ):
-            raise UncheckedError(
-                "call_fails", name=target.name, error=in_one_line(error)
-            )
+        text, is_unchecked = str(error), isinstance(error, UncheckedError)
+        is_function = inspect.isfunction(target.thing) and not self.takes_weights
+        if is_function and not is_unchecked:
+            reason = in_one_line(error)
+            raise UncheckedError("call_fails", name=target.name, error=reason)
         # a base or a decorator that is not installed may have what is missing
         stubs = [n for n in self.read if isinstance(target.namespace.get(n), Stub)]
         if is_unchecked or not isinstance(error, STOPS) or not frames or stubs:
             raise error
         # A name that their own class or file lacks is theirs, whatever we passed.
         owners = "|".join(map(re.escape, source.definitions))
-        missing = re.search(r"name '(\w+)' is not", str(error))
-        bound = {name for node in source.tree.body for name in bound_by(node)}
-        elsewhere = missing and missing[1] in bound
+        missing = re.search(r"name '(\w+)' is not", text)
+        owned = rf"'({owners})' object has no attribute '(\w+)'"
+        attribute = re.search(owned, text) or _misspelt(text)
         is_name = isinstance(error, NameError)
-        attribute = re.search(
-            rf"'({owners})' object has no attribute '(\w+)'", str(error)
-        ) or _misspelt(str(error))
-        if elsewhere or (is_name and source.says(r"import \*")):
+        bound = {name for node in source.tree.body for name in bound_by(node)}
+        if (missing and missing[1] in bound) or (is_name and source.says(r"import \*")):
             raise error  # a statement that did not run, or a file that is not here
         if attribute and source.says(rf"self\.{attribute[2].lower()} = "):
             raise error  # another method sets it, which was to be called first
         # a default of theirs, for which nothing was passed
-        is_default = "NoneType" in str(error) and not getattr(error, "none", True)
-        is_keyword = "unexpected keyword" in str(error) and not target.lent
+        is_default = "NoneType" in text and not getattr(error, "none", True)
+        is_keyword = "unexpected keyword" in text and not target.lent
         if not (is_name or attribute or is_default or is_keyword):
-            # A size that its __init__ refuses, and axes that cannot be unpacked, are ours.
-            is_built = frames[-1].name == "__init__" and not isinstance(
-                error, AttributeError
-            )
-            is_ours = re.search(SAYS["our_errors"], str(error)) is not None
-            is_ours |= "NoneType" in str(error)
-            # what the code refuses itself, it knows of
+            # what the code refuses itself, it knows of; a part that stands in may not be what they import
             refused = frames[-1].line or source.lines[(frames[-1].lineno or 1) - 1]
-            is_ours |= re.match(r"\s*(raise|assert)\b", refused) is not None
-            is_ours |= self.takes_weights and not isinstance(error, LookupError)
-            # a part that stands in may not be what they import; a size that is none of ours comes of one of ours
-            is_ours |= bool(target.lent) or _has_other_size(str(error))
+            is_ours = (
+                re.search(SAYS["our_errors"], text)
+                or re.match(r"\s*(raise|assert)\b", refused)
+                or (self.takes_weights and not isinstance(error, LookupError))
+                or target.lent
+            )
+            # a size that its __init__ refuses
+            is_built = frames[-1].name == "__init__"
+            is_built = is_built and not isinstance(error, AttributeError)
             if is_built or is_ours or target.guesses or not self.certain:
                 raise error
         evidence, bug = in_one_line(error), "raises"
@@ -1012,8 +986,8 @@ class Examiner:
         # it stops there as well, the suppressed error skips the rest of this block.
         with contextlib.suppress(Exception):
             instance = build(target, self.options.args)
-            text = np.ones((size.BATCH, size.CONTEXT, size.WIDTH))
-            next(adapters(target, call_of(instance), instance, ["btc"]))((text,) * 3)
+            x = np.ones((size.BATCH, size.CONTEXT, size.WIDTH))
+            next(adapters(target, call_of(instance), instance, ["btc"]))((x,) * 3)
             facts = {"context": size.CONTEXT, "tokens": size.TOKENS, "error": evidence}
             evidence, bug = target.say("fits_whole", **facts), "length-fixed"
         finding = self._placed(target.finding(bug, evidence), error)

@@ -1,90 +1,24 @@
 """The attention layer, with every step of it as a setting: correct as it stands, wrong in a known way by a switch.
 
-`compute` is the layer for NumPy arrays. What each bug of the catalogue changes stands in `checker/bugs.toml`. Axis
-letters as in `headwise.spec`.
+`compute` is the layer for NumPy arrays. The right settings, and what each bug changes, stand in `checker/bugs.toml`.
+Axis letters as in `headwise.spec`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from headwise.checker.bugs import Settings
+from headwise.checker.bugs import Settings, read_toml
 
 Inputs = tuple[Any, Any, Any]  # queries, keys and values
 Arrays = Mapping[str, Any]  # by their roles
 
-# Every step of the layer, as it is right. A comment tells the step, and in quotes other values, which bugs give it.
-CORRECT: dict[str, Any] = {
-    "input_width": 1,  # of the input, filled in by `compute`
-    # how much of queries and keys a head compares: its own slice, "all" of their width, or "nothing"
-    "compared": "head",
-    # the width by whose root scores are divided; the other divisors are named in `attend`
-    "scale": "head",
-    "scale_at": "scores",  # or "weights": after the softmax
-    # of (B,H,T,S), along which a softmax sums to 1; names of several axes at once: see `softmax`
-    "axis": -1,
-    # or "row": the largest score of each row is subtracted first, which a softmax of rows hides
-    "top": "all",
-    "norm": "softmax",  # or another function of the scores, such as "exp-shared": see `weighted`
-    "see": "past",  # the keys that a causal query sees, itself too; others: see `allowed_by`
-    "window": None,  # as many keys that it sees, itself too; None: all of them
-    "fill": -math.inf,  # what stands in the place of a forbidden score
-    "fill_by": "replace",  # or "add" to the score
-    "fill_at": "scaled",  # or "raw": before the scores are divided
-    # the weights of a row without any key, as 0 / 0 gives them; or "zero", "uniform"
-    "empty": "nan",
-    # or "weights": after the softmax; or "times": scores times what ought to be added
-    "mask_at": "scores",
-    # or "lost": later queries find zeros in the place of the first token's key and value
-    "first": "kept",
-    "mixes": "rows",  # what of the weights meets the values; or "columns": the weights transposed
-    # the document whose padding a head sees; or "cycle", "next": see `allowed_by`
-    "mask_of": "own",
-    # what the padding mask lies on; or "pairs" of real queries and keys, "queries", "nothing"
-    "padding": "keys",
-    # or "one-more": a token of padding is taken for a real one; "one-less": the last real one for padding
-    "real": "all",
-    "split_q": "blocks",  # (B,T,h*d) -> (B,h,T,d): see `_split`
-    "split_k": "blocks",
-    "split_v": "blocks",
-    "join": "blocks",  # (B,h,T,e) -> (B,T,h*e): see `output`
-    # whose projection, and below whose input, makes the queries, the keys and the values
-    "q_from": "q",
-    "k_from": "k",
-    "v_from": "v",
-    "q_input": "q",
-    "k_input": "k",
-    "v_input": "v",
-    # those of q, k, v whose heads all use the matrix of head 0; in capitals: its bias too
-    "shared": "",
-    # or "place": where keys are made with W_Q (`k_from`), the bias added is still that of keys
-    "bias_of": "matrix",
-    "out_proj": True,  # is W_O there?
-    "no_bias": "",  # those of q, k, v, o that leave their bias out
-    "turned": "",  # those of q, k, v, o that use their matrix transposed
-    # or "summed": the queries of a group become one, "summed-cycled" those of every G-th head
-    "queries": "apart",
-    "group": "repeat",  # how key/value heads are spread over query heads: see `_spread`
-    "grouped": "kv",  # those of k, v that are spread so; the other one is spread rightly
-    "rope": None,  # none; or (layout of the turn, layout of the table, base): see `rotate`
-    "rope_k": None,  # the same of keys, where they are rotated in another way than queries
-    "rope_sign": 1,  # or -1: turned the other way, which is as right
-    "rope_values": False,  # are values rotated, too?
-    "rope_part": 1,  # how much of a head's features is rotated, 0 to 1: the first ones
-    "start": 0,  # position of the first query, where keys begin at 0; or "tokens", "-tokens": T, -T
-    "act": "none",  # or "relu", of what every matrix gives
-    "residual": False,  # is the input of queries added to what comes out?
-    "slopes": None,  # (h,) of a bias that falls with the distance (ALiBi); "slope" is its sign
-    "slope": -1,
-    "softcap": 0.0,  # scores are softcap * tanh(scores / softcap); 0: they are not capped
-    "gate": "sigmoid",  # or "silu": what the gate goes through, where the weights have one
-    "qk_norm": None,  # "rms" or "layer", with the gains of the weights
-}
+# Every step of the layer, as it is right.
+CORRECT: Settings = read_toml("bugs.toml")["correct"]
 
 
 @dataclass(frozen=True)
@@ -178,7 +112,7 @@ def project(w: Weights, x: Any, place: str, s: Settings) -> Any:
     heads = _split(projected, n, s[f"split_{place}"])
     if role.upper() in s["shared"]:  # the finished head 0 for all, with its bias
         heads = np.concatenate([heads[:, :1]] * n, 1)
-    if s["qk_norm"] is None or (role == "v" and "v" not in w.gains):
+    if not s["qk_norm"] or (role == "v" and "v" not in w.gains):
         return heads
     return normed(heads, w.gains.get(role, 1.0), s["qk_norm"])
 
@@ -320,7 +254,7 @@ def _scores(q: Any, k: Any, s: Settings, size: float) -> Any:
         scores = _without_first(scores)
     if s["scale_at"] == "scores":
         scores = scores / size
-    if s["slopes"] is not None:
+    if s["slopes"] is not False:
         distance = np.abs(np.arange(S)[None] - np.arange(T)[:, None] - (S - T))
         scores = scores + s["slope"] * np.reshape(s["slopes"], (-1, 1, 1)) * distance
     if s["softcap"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,12 +13,16 @@ import numpy as np
 from headwise.checker.bugs import UncheckedError, in_one_line
 from headwise.checker.caches import cache_arguments, cache_bug
 from headwise.checker.contract import (
+    BATCH,
+    TOKENS,
     Attention,
     Seen,
     Target,
     build,
     call_of,
     pick,
+    required_of,
+    to_array,
     to_kind,
 )
 from headwise.checker.form import Inputs
@@ -44,6 +49,8 @@ class Trial:
     is_told: bool = False
     explanation: Any = None  # an Explanation, once there is one
     raised: Exception | None = None  # by every form of a mask
+    is_stilled: bool = False  # does the identity stand in for norms?
+    is_asked: bool = False  # were its properties?
     # bug -> what shows it, of bugs seen by a property
     shown: dict[str, str] = field(default_factory=dict)
     checked: list[str] = field(default_factory=list)
@@ -52,7 +59,7 @@ class Trial:
 
 def properties_of(trial: Trial, target: Target) -> None:
     """Ask each property; what one cannot be asked is left out with its reason."""
-    trial.shown["properties"] = "asked"
+    trial.is_asked = True
     attention = trial.attention
     inputs, mask = trial.cases[0].inputs, trial.mask
     base, again = attention(inputs, mask), attention(inputs, mask)
@@ -112,6 +119,8 @@ def _training(
     except UncheckedError:
         raise
     except Exception as error:  # only these two checks are lost
+        if "inplace operation" in str(error) and not trial.is_stilled:
+            yield "no-gradient", in_one_line(error)
         trial.left.append(("no_gradients", {"failure": in_one_line(error)}))
         if drops:
             trial.left.append(("no_dropout", {}))
@@ -215,6 +224,35 @@ def _causal_mask(trial: Trial) -> Any:
     return mask
 
 
+def masks_handed(attention: Attention, target: Target) -> list[Any]:
+    """The triangles that a model of the file makes, and hands to the attention as its mask."""
+    from unittest.mock import patch
+
+    kind, method = type(attention.module), attention.call.__name__
+    before, handed = getattr(kind, method), []
+    # of the tokens two or more after another one, and before it
+    after = np.triu_indices(TOKENS, 2)
+
+    def watched(*args: Any, **named: Any) -> Any:
+        arguments = inspect.signature(before).bind(*args, **named).arguments
+        mask = to_array(arguments.get(str(attention.mask)))
+        if np.shape(mask)[-2:] == (TOKENS, TOKENS):
+            low, high = ({*mask[..., i, j].flat} for i, j in (after, after[::-1]))
+            if low != high and len(low) == len(high) == 1:
+                handed.append(mask)
+        return before(*args, **named)
+
+    ids = to_kind(np.ones((BATCH, TOKENS), int), attention.kind)
+    for name in target.source.definitions:
+        if target.name in target.source.reach(name)[1:]:
+            model = replace(target, name=name, thing=target.namespace.get(name))
+            # it may want anything, and need not be a model
+            with contextlib.suppress(Exception), patch.object(kind, method, watched):
+                call = call_of(build(model, {}))
+                call(*[ids] * len(required_of(call)))
+    return handed
+
+
 def wrong_slopes(attention: Attention, x: Any) -> list[str]:
     """Of what a `backward` written by hand gives a wrong gradient: x, or names of weights; empty where all are right.
 
@@ -233,16 +271,12 @@ def wrong_slopes(attention: Attention, x: Any) -> list[str]:
     pairs = {"x": (x, pick(module.backward(to_kind(slope, attention.kind)), x.shape))}
     kept = dict(vars(module))
     for holder in vars(module).values():
-        kept.update(
-            {f"d{key}": x for key, x in holder.items()}
-            if isinstance(holder, dict)
-            else {}
-        )
+        if isinstance(holder, dict):
+            kept |= {f"d{key}": value for key, value in holder.items()}
     for name, weight in vars(module).items():
-        for other in {f"d{name}", f"d_{name}", f"grad_{name}", f"{name}_grad"} & set(
-            kept
-        ):
-            pairs[name] = weight, kept[other]
+        for other in (f"d{name}", f"d_{name}", f"grad_{name}", f"{name}_grad"):
+            if other in kept:
+                pairs[name] = weight, kept[other]
     wrong = []
     for name, (place, gradient) in pairs.items():
         # Of the step in each number. Roundings of float32, and the bend of the function, come to less than the 2 %.

@@ -1,41 +1,38 @@
 """Where a difference without a name stands: the one small change of a line after which the numbers are right.
 
 Each change is tried in a copy of the file. It is the reverse of a slip: a sign, an operator, an axis, an order of
-arguments, a comparison, q for k. To try another kind of change is a branch of `changes_of_node`.
+arguments, a comparison, q for k. To try another kind is an entry of OPPOSITE or a branch of `changes_of_node`.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
-import copy
+import functools
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import Any
 
 from headwise.checker.contract import Target
 from headwise.checker.reading import role_of
 from headwise.checker.source import Source, methods_of, run_definitions
 
-OPERATORS: dict[type, type] = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult,
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+# Words, numbers and operators of a line.
+WORDS = re.compile(r"(\d+\.\d*|\w+|[-+*/<>=@!~]+)")
+OPPOSITE = {
+    "+": "-", "-": "+", "*": "/", "/": "*", "<": "<=", "<=": "<", ">": ">=", ">=": ">",
+    "==": "!=", "!=": "==", "=-": "=", "**-": "**", "~": "", "not": "",
 }  # fmt: skip
 SMALL = 4  # constants below it are most often axes
 
 
-class Repair(NamedTuple):
-    line: int  # of the file, from 1
-    quote: str  # as it is
-    text: str  # as it gives the right numbers
-
-
 def repaired(
     target: Target, is_right: Callable[[Target], bool], seconds: float
-) -> Repair | None:
-    """The first change of one line of the learner's code that makes it right; None where none does in that time."""
+) -> tuple[int, str, str] | None:
+    """The line that one change makes right, as it is, and as it is right then; None where none does in that time."""
     source, until = target.source, time.process_time() + seconds
     if target.name not in source.definitions:
         return None
@@ -56,7 +53,7 @@ def repaired(
                 quote, text = source.lines[number - 1].strip(), text.strip()
                 with contextlib.suppress(SyntaxError):  # half of a statement
                     text = ast.unparse(ast.parse(text))
-                return Repair(source.number_of(number), quote, text)
+                return source.number_of(number), quote, text
         except Exception:  # such a change may raise anything
             continue
     return None
@@ -69,65 +66,61 @@ def _versions(source: Source, name: str) -> Iterator[tuple[int, str]]:
     ]
     functions.sort(key=lambda function: function.name == "__init__")
     for function in functions:
-        names = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
-        kept = {x.attr for x in ast.walk(function) if isinstance(x, ast.Attribute)}
+        roles = {
+            word: role_of(word)
+            for word in sorted({*WORDS.findall(ast.unparse(function))})
+        }
+        meant = functools.partial(_meant, roles=roles)
         for statement in function.body:
+            if isinstance(getattr(statement, "value", None), ast.Constant):
+                continue  # documentation
+            for number in range(statement.lineno, (statement.end_lineno or 0) + 1):
+                for text in edits(source.lines[number - 1], meant):
+                    yield number, text
             node: Any
             for node in ast.walk(statement):
                 if getattr(node, "lineno", 0) != getattr(node, "end_lineno", None):
                     continue
                 line = source.lines[node.lineno - 1].encode()
-                for changed in changes_of_node(node, names, kept):
-                    inner = ast.unparse(changed)
-                    before, after = line[: node.col_offset], line[node.end_col_offset :]
+                before, after = line[: node.col_offset], line[node.end_col_offset :]
+                for inner in map(ast.unparse, changes_of_node(node)):
                     yield node.lineno, f"{before.decode()}({inner}){after.decode()}"
 
 
-def changes_of_node(node: Any, names: set[str], kept: set[str]) -> Iterator[ast.AST]:
-    """What may have been meant; `names` and `kept` are those of variables and of attributes in the function."""
+def edits(
+    line: str, meant: Callable[[str], Iterable[str]], first: int = 0
+) -> Iterator[str]:
+    """The line with one of its words and operators, the `first` or a later one, as another one that was meant."""
+    parts = WORDS.split(line)
+    for place in range(2 * first + 1, len(parts), 2):
+        if "#" in "".join(parts[:place]):
+            return
+        for other in meant(parts[place]):
+            yield "".join([*parts[:place], other, *parts[place + 1 :]])
 
-    def with_field(**fields: Any) -> ast.AST:
-        changed = copy.copy(node)
-        for field, value in fields.items():
-            setattr(changed, field, value)
-        return changed
 
+def _meant(word: str, roles: dict[str, str | None]) -> list[str]:
+    """The operator that is near, a number beside it, or two names, the most alike, of what has another role."""
+    if word in OPPOSITE:
+        return [OPPOSITE[word]]
+    if word.isdigit() and int(word) < SMALL:
+        return [f"-{word}", str(int(word) - 1), str(int(word) + 1)]
+    if roles.get(word) not in ("q", "k", "v"):
+        return []
+    others = [x for x in roles if roles[x] in {*"qkv"} - {roles[word]}]
+    return get_close_matches(word, others, 2, 0.0)
+
+
+def changes_of_node(node: Any) -> Iterator[ast.AST]:
+    """What may have been meant for more than a word: no number, a mask turned round, arguments exchanged."""
     match node:
-        case ast.BinOp():
-            if other := OPERATORS.get(type(node.op)):
-                yield with_field(op=other())
-            if isinstance(node.left, ast.Constant):
-                yield node.right
-            if isinstance(node.right, ast.Constant):
-                yield node.left
-        case ast.Compare(ops=[op]) if type(op) in OPERATORS:
-            yield with_field(ops=[OPERATORS[type(op)]()])
-        case ast.Constant(value=int(n)) if n < SMALL and not isinstance(n, bool):
-            for value in (-n, n - 1, n + 1):
-                yield ast.Constant(value)
-        case ast.UnaryOp(op=ast.USub() | ast.UAdd() | ast.Invert() | ast.Not()):
-            yield node.operand
-            if isinstance(node.op, ast.UAdd):
-                yield with_field(op=ast.USub())
-        case ast.Call(args=[first, second, *rest]):
-            yield with_field(args=[second, first, *rest])
+        case ast.BinOp(left=left, right=right):
+            if isinstance(left, ast.Constant):
+                yield right
+            if isinstance(right, ast.Constant):
+                yield left
+        case ast.Call(func=function, args=[first, second, *rest], keywords=keywords):
+            yield ast.Call(function, [second, first, *rest], keywords)
             if "mask" in ast.unparse(first):
                 inverse = ast.UnaryOp(ast.Invert(), first)
-                yield with_field(args=[inverse, second, *rest])
-        case ast.Name(ctx=ast.Load()):
-            for name in _siblings(node.id, names):
-                yield with_field(id=name)
-        case ast.Attribute(ctx=ast.Load()):
-            for name in _siblings(node.attr, kept):
-                yield with_field(attr=name)
-
-
-def _siblings(name: str, names: set[str]) -> list[str]:
-    """Two names, the most alike, of others of queries, keys and values than this one is of."""
-    roles = {each: role_of(each) for each in (name, *sorted(names))}
-    if roles[name] not in ("q", "k", "v"):
-        return []
-    others = [
-        x for x in roles if roles[x] in ("q", "k", "v") and roles[x] != roles[name]
-    ]
-    return get_close_matches(name, others, 2, 0.0)
+                yield ast.Call(function, [inverse, second, *rest], keywords)

@@ -293,7 +293,7 @@ def evidence_of(bug: Bug, explanation: Explanation, cases: list[Case], say: Say)
     if bug.evidence == "scores":
         text = _scores(wrong, right, say)
     if text:
-        return text
+        return f"{text} ({say('handed')})" if case.name == "handed" else text
     if wrong.out.shape != right.out.shape or not np.isfinite(wrong.out).all():
         return say("not_finite")
     return say(

@@ -29,7 +29,9 @@ CACHE = re.compile(r"cache", re.I)
 AFTER = "after softmax: "
 MASK = re.compile(r"mask|m[aá]scara", re.I)  # an argument of such a name is a mask
 # What a class around an attention has beside it.
-AROUND = r"relu\(|gelu\(|silu\(|gru\(|lstm\(|rnn\(|embedding\(|feed_?forward|ffn|mlp"
+AROUND = (
+    r"relu\(|gelu\(|silu\(|gru\(|lstm\(|rnn\(|(?<!al)embedding\(|feed_?forward|ffn|mlp"
+)
 # Methods of a class that attend, the usual one first.
 CALLS = ("forward", "__call__", "call", "attend", "attention", "step")
 # What attends says so: a softmax by some name, and queries.
@@ -319,7 +321,7 @@ def laid_out(allowed: Any, real: Any, B: int) -> dict[str, Any]:
     forms = {"(B,1,T,S)": whole, "(B,T,S)": whole[:, 0]}
     if real is None:
         return {"(T,S)": allowed[0, 0], **forms}
-    return {**forms, "(B,1,1,S)": real[:, None, None], "(B,S)": real}
+    return {"(B,S)": real, "(B,1,1,S)": real[:, None, None], **forms}
 
 
 # Words beside a 1 or a 0 in a comment, in English and Spanish, some of them beginnings ("allow", "ignor").

@@ -379,9 +379,9 @@ def _check_file(spec: str, options: Options, seconds: float) -> Verdict:
         )
     require_torch(spec, targets[0].source.code)
     verdicts = [_check_apart(target, seconds) for target in targets]
-    ran = any(verdict.right is not None or verdict.checked for verdict in verdicts)
+    ran = any(verdict.right is not None for verdict in verdicts)
     if not _path_and_name(spec, say)[1] and not ran:
-        # What cannot be built may use parts that can.
+        # what cannot be built may use parts that can.
         verdicts += [_check_apart(part, seconds) for part in _parts_of(targets)]
     # Wrong, then what differs without a reason, then right, then what did not run, whose reasons stand with them.
     first, *others = sorted(verdicts, key=_rank)

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from headwise.checker.bugs import plainly, speaker, words
+from headwise.checker.repair import WORDS, edits
 from headwise.checker.sandbox import alone, require_torch, run_apart
 from headwise.checker.search import close
 from headwise.errors import HeadwiseError
@@ -43,7 +44,6 @@ COURSE_NAMES = {
 SHOWN = 60  # characters of a value or call, at most
 # seconds of the search for an edit that makes a file right; a round choice
 REPAIRING = 20.0
-WORDS = re.compile(r"(\w+|[-+*/<>=@]+)")
 OPERATORS = "+ - * / // ** @ < <= > >= = += append extend"
 
 
@@ -402,14 +402,12 @@ def repairs(
     others = sorted({*WORDS.findall(" ".join(known))})
     edited = []
     for number, line in lines.items():
-        parts = dict(enumerate(WORDS.split(line)))
         # not the name that a line begins with
-        places = range(3, len(parts), 2)
-        edits = [{place: other} for place in places for other in others]
-        for first, second in combinations(places, 2):
-            edits += [{first: parts[second], second: parts[first]}]
-        texts = ["".join({**parts, **edit}.values()) for edit in edits]
-        edited += [(number, number, text) for text in (line[4:], *texts)]
+        texts = [line[4:], *edits(line, lambda _: others, 1)]
+        parts = dict(enumerate(WORDS.split(line)))
+        for a, b in combinations(range(3, len(parts), 2), 2):
+            texts.append("".join({**parts, a: parts[b], b: parts[a]}.values()))
+        edited += [(number, number, text) for text in texts]
     # those first that the solution has
     yield from sorted(edited, key=lambda edit: edit[2] not in right)
     for first, last in combinations_with_replacement(lines, 2):
