@@ -69,9 +69,7 @@ def test_help_needs_neither_torch_nor_what_prices_models() -> None:
 
 def test_a_missing_library_is_named_with_its_remedy(tmp_path: Path) -> None:
     code = "import sys; sys.modules['torch'] = None; sys.argv = ['headwise', 'train']; import headwise.cli as c"
-    child = subprocess.run(
-        [sys.executable, "-c", f"{code}; c.main()"], capture_output=True, text=True, cwd=tmp_path, check=False
-    )
+    child = subprocess.run([sys.executable, "-c", f"{code}; c.main()"], capture_output=True, text=True, cwd=tmp_path)
     assert_refused(Outcome(child.returncode, child.stdout, child.stderr), "torch", "pip install 'headwise[torch]'")
     assert list(tmp_path.iterdir()) == []
 
@@ -325,11 +323,7 @@ def test_ctrl_c_while_generating(run: Path) -> None:
 
 
 def test_a_reader_that_goes_away(run: Path) -> None:
-    for given in (
-        ("generate", run, "--prompt", "the", "--tokens", 10**7),
-        ("cost", "gpt2"),
-        ("cost", "gpt2", "--json"),
-    ):
+    for given in (("generate", run, "--prompt=the", "--tokens", 10**7), ("cost", "gpt2"), ("cost", "gpt2", "--json")):
         child = start(*given)
         assert child.stdout is not None and child.stderr is not None
         child.stdout.close()

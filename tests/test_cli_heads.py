@@ -32,9 +32,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokens = Tokens.characters(LETTERS, boundary=False)
     for name, seed in (("one", 0), ("other", 1)):
         torch.manual_seed(seed)
-        config = GPTConfig(
-            vocab_size=len(tokens), context=CONTEXT, n_layers=2, n_heads=3, d_model=30, d_ff=31, init_std=0.3
-        )
+        config = GPTConfig(vocab_size=len(tokens), context=29, n_layers=2, n_heads=3, d_model=30, d_ff=31, init_std=0.3)
         save_model(folder / name, GPT(config), tokens)
     config = transformers.GPT2Config(
         vocab_size=23, n_embd=21, n_layer=2, n_head=3, n_positions=CONTEXT, bos_token_id=0, eos_token_id=0

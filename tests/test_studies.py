@@ -1,5 +1,6 @@
 """Each study that can be run again starts, at its smallest size."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +15,4 @@ def test_the_torture_starts() -> None:
     command = [sys.executable, "studies/torture", "--seed", "31", "--cases", "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert [line.split(",")[0] for line in done.stdout.splitlines()[1:]] == [
-        "calls: 1 cases",
-        "files: 1 cases",
-        "cycles: 1 cases",
-    ]
+    assert re.findall(r"^(\w+): 1 cases, 0 failed", done.stdout, re.M) == ["calls", "files", "cycles"]

@@ -12,9 +12,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 BATCH, TOKENS = 3, 13
-PRESETS: dict[str, Any] = tomllib.loads(
-    (Path(__file__).parents[2] / "studies" / "presets.toml").read_text(encoding="utf-8")
-)
+PRESETS: dict[str, Any] = tomllib.loads((Path(__file__).parents[2] / "studies/presets.toml").read_text("utf-8"))
 TABLES = tomllib.loads(Path(__file__).with_name("models.toml").read_text(encoding="utf-8"))
 
 

@@ -114,8 +114,8 @@ def test_generation(name: str, kind: str) -> None:
 
 
 def mean_by_hand(
-    name: str, model: Any, inputs: dict[str, Tensor], heads: list[str], rows: dict[str, Tensor], means: Any = None
-) -> Tensor:
+    name: str, model: Any, inputs: Any, heads: list[str], rows: dict[str, Tensor], means: Any = None
+) -> Any:
     """The answer with each head replaced, before W_O, by its mean over the call's real rows, or by that of `means`."""
     hooks = []
     counts = {site.name: site.n_heads for site in sites_of(model)}

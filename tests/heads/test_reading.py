@@ -302,9 +302,8 @@ def test_a_call_under_dropout_is_checked_where_none_was_dropped() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):  # which takes values that are narrower than the keys
         assert reading.read_call(asked(v=asked().v.bfloat16()), cross=False).v.dtype == torch.float32
     reading.read_call(asked(keywords=dropped), cross=False)
-    reading.read_call(
-        asked(keywords=dropped, implementation="sdpa", mask=torch.ones(2, 1, 7, 7).bool(), out=wrong), cross=False
-    )
+    of_sdpa = asked(keywords=dropped, implementation="sdpa", mask=torch.ones(2, 1, 7, 7).bool(), out=wrong)
+    reading.read_call(of_sdpa, cross=False)
     reading.read_call(asked(keywords=dropped, module=nn.Module().train(), out=wrong), cross=False)
     with pytest.raises(hw.HeadwiseError, match="watching it would give wrong numbers"):
         reading.read_call(asked(keywords=dropped, out=wrong), cross=False)

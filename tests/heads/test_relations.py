@@ -80,9 +80,7 @@ def test_every_number_is_that_of_the_whole_map() -> None:
                 assert score.mass.mean == pytest.approx(sum(mass) / 2, abs=1e-6)
                 assert score.accuracy.mean == pytest.approx(sum(right) / 2)
                 assert score.even == pytest.approx(sum(even) / 2, abs=1e-6)
-                assert score.elsewhere == pytest.approx(
-                    sum(elsewhere(p, qs, ks, looking) for qs, ks in pairs) / 2, abs=1e-6
-                )
+                assert score.elsewhere == pytest.approx(sum(elsewhere(p, *e, looking) for e in pairs) / 2, abs=1e-6)
                 best = max(mass)  # in the first document, and in the only one that has the pair
                 assert score.example[2] == pytest.approx(best, abs=1e-6)
                 assert math.isnan(score.untrained)

@@ -45,12 +45,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "all": {"softcap": 2.0, "sink": True, "gate": True, "scale": 1.7, "kv_index": [0, 0, 2, 1, 1, 1]},
 }
 # Numbers, rows and threads: heads are shared out among threads, and masks, sinks and keys must follow them.
-BLOCKS = {
-    "one block": (2**19, 32, 1),
-    "a row and a head": (1, 1, 1),
-    "some rows": (40, 3, 2),
-    "some heads": (100, 3, 5),
-}
+BLOCKS = {"one block": (2**19, 32, 1), "a row, a head": (1, 1, 1), "some rows": (40, 3, 2), "some heads": (100, 3, 5)}
 
 
 def set_blocks(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -201,7 +196,7 @@ def check(problem: Problem, wrap: Any = as_tensor, padding: bool = False, tolera
 
 @pytest.mark.parametrize("mask", MASK_NAMES)
 def test_masks(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_blocks(monkeypatch, "a row and a head")
+    set_blocks(monkeypatch, "a row, a head")
     check(draw(N, 1, mask))
     set_blocks(monkeypatch, "some heads")
     check(draw(N, 2, mask, **OPTIONS["all"]), padding=True)

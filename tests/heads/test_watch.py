@@ -139,11 +139,7 @@ ENDS = 5, 6, T  # of three packed documents
 
 def assert_each_is_as_alone(model: Any, inputs: Tensor, **named: Any) -> None:
     packed = watch_call(model, inputs, **named)
-    single = [
-        watch_call(model, inputs[b : b + 1, start:end])
-        for b in range(B)
-        for start, end in itertools.pairwise((0, *ENDS))
-    ]
+    single = [watch_call(model, row[None, a:e]) for row in inputs for a, e in itertools.pairwise((0, *ENDS))]
     for name, head in packed.items():
         assert head.documents == [5, 1, T - 6] * B
         for key in single[0][name].rows:

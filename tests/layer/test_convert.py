@@ -121,9 +121,8 @@ class Broken(nn.MultiheadAttention):
 
     def forward(self, *args: Any, **kw: Any) -> Any:
         out, weights = super().forward(*args, **kw)
-        return torch.where(
-            torch.arange(out.shape[1])[:, None] == (5 if "attn_mask" in kw else -1), math.nan, out
-        ), weights
+        place = torch.arange(out.shape[1])[:, None]
+        return torch.where(place == (5 if "attn_mask" in kw else -1), math.nan, out), weights
 
 
 @pytest.mark.parametrize("module", [lambda: Doubled(35, 5), Leaky, lambda: Broken(35, 5)], ids=["1 %", "mask", "nan"])
@@ -245,11 +244,8 @@ def test_a_replaced_module_compiles_into_one_graph(need_weights: bool) -> None:
     stock, x = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True).eval(), drawn(B, T, WIDTH)
     compiled = torch.compile(hw.replace(stock).model, fullgraph=True, backend="eager")
     causal = torch.ones(T, T, dtype=torch.bool).triu(1)
-    for call in (
-        {},
-        {"attn_mask": causal, "is_causal": True},
-        {"key_padding_mask": torch.arange(T) >= torch.tensor([[T], [4]])},
-    ):
+    padding = torch.arange(T) >= torch.tensor([[T], [4]])
+    for call in ({}, {"attn_mask": causal, "is_causal": True}, {"key_padding_mask": padding}):
         arguments: dict[str, Any] = {**call, "need_weights": need_weights}
         for mine, right in zip(compiled(x, x, x, **arguments), stock(x, x, x, **arguments), strict=True):
             assert close(mine, right)

@@ -25,13 +25,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "softcap": {"n_kv_heads": 2, "softcap": 0.9},
     "other widths": {"d_in": 11, "d_context": 13, "mask": None},
 }
-GONE = {
-    "first": [0],
-    "last, counted from the end": [-1],
-    "a group of two": [2, 3],
-    "half": [5, 1, 3],
-    "most": [0, 1, 2, 4, 5],
-}
+GONE = {"first": [0], "the last one": [-1], "a group of two": [2, 3], "half": [5, 1, 3], "most": [0, 1, 2, 4, 5]}
 CLOSE = {"rtol": 1e-12, "atol": 1e-12}
 
 

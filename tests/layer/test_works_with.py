@@ -83,9 +83,9 @@ def test_compiles_once_for_all_lengths(cases: list[str], fresh_compiler: None) -
 
     masks = [mask for case in cases if (mask := LAYERS[case][0].get("mask"))]
     options = {name: value for case in cases or ["rope"] for name, value in LAYERS[case][0].items()}
-    layer = (
-        noisy(**LAYER | options | ({"mask": functools.reduce(operator.and_, masks)} if masks else {})).float().eval()
-    )
+    if masks:
+        options["mask"] = functools.reduce(operator.and_, masks)
+    layer = noisy(**LAYER | options).float().eval()
     counter = CompileCounter()
     compiled = torch.compile(layer, fullgraph=True, backend=counter, dynamic=True if cases else None)
     for length in (7, 11, 13):

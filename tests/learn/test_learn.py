@@ -294,9 +294,8 @@ def test_what_does_not_run_or_nobody_explains(in_process: None, tmp_path: Path) 
     assert choice("B)") == "b" and choice("1") is None
     course, _ = open_course(tmp_path, "es")
     exercise = find_exercise(9)
-    code = exercise.code().replace(
-        "self.dropout(torch.softmax(scores, dim=-1))", "nn.functional.dropout(scores.softmax(-1), 0.5)"
-    )
+    dropped = "nn.functional.dropout(scores.softmax(-1), 0.5)"
+    code = exercise.code().replace("self.dropout(torch.softmax(scores, dim=-1))", dropped)
     (tmp_path / exercise.file).write_text(written(exercise, code, language="en"), encoding="utf-8")
     verdict = course.mark(exercise)
     assert verdict.bugs == ("dropout-in-eval",)
@@ -311,14 +310,7 @@ def test_a_process_of_its_own_bears_what_a_file_may_do() -> None:
     assert mark(exercise, loud, "en").status == "passed"
     verdict = mark(exercise, solved.replace("import math", "import math, os\nos._exit(3)"), "en")
     assert verdict.status == "failed" and "ended the process" in verdict.evidence
-    job = {
-        "name": exercise.file,
-        "source": "while True: pass",
-        "setup": "",
-        "calls": [],
-        "lang": "en",
-        "variants": {"": ""},
-    }
+    job = {"name": exercise.file, "source": "while 1: 1", "setup": "", "calls": [], "lang": "en", "variants": {"": ""}}
     assert marking.run(job, seconds=2)[exercise.file]["end"] == "timeout"
 
 

@@ -421,19 +421,8 @@ def test_on_a_phone_sentence_and_prediction_come_first_and_all_is_touched(report
     page = open_page(report, 390, 844, inside=True, has_touch=True, is_mobile=True)
     drawn(page)
     assert width_beyond(page) == 0
-    tops = [
-        page.locator(place).first.bounding_box()
-        for place in (
-            "#sentence",
-            "#verdict",
-            "#quest",
-            "#own-text",
-            ".picture",
-            ".hint",
-            "#heads .tools",
-            "#next-panel",
-        )
-    ]
+    parts = ("#sentence", "#verdict", "#quest", "#own-text", ".picture", ".hint", "#heads .tools", "#next-panel")
+    tops = [page.locator(part).first.bounding_box() for part in parts]
     places = [box["y"] for box in tops if box is not None]
     assert places == sorted(places) and places[0] < 844 / 4 and places[3] < 844 and page.is_hidden(".hint .by-keys")
     lefts = {round(box["x"]) for box in (e.bounding_box() for e in page.locator("#grid .head").all()) if box}

@@ -153,9 +153,8 @@ def test_roles_are_told_with_rule_and_controls(page: Page, open_page: Opener, tm
 
 def test_two_heads_stand_side_by_side(open_page: Opener, tmp_path: Path) -> None:
     rows = np.tril(np.ones((5, 5))) / np.arange(1, 6)[:, None]
-    maps = HeadMaps(
-        "toy", tuple("abcde"), (HeadMap(0, 0, np.eye(5, dtype=np.float32)), HeadMap(0, 1, rows.astype(np.float32)))
-    )
+    both = (HeadMap(0, h, weights.astype(np.float32)) for h, weights in enumerate((np.eye(5), rows)))
+    maps = HeadMaps("toy", tuple("abcde"), tuple(both))
     page = opened_report(open_page, tmp_path / "beside.html", survey_of_maps(maps), maps)
     open_head(page, "L0.H0")
     page.select_option("#beside", "L0.H1")
