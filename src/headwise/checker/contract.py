@@ -62,6 +62,8 @@ VALUES: dict[str, Any] = {
 }
 NAMES = read_toml("names.toml")
 CALL = {name: re.compile(pattern, re.I) for name, pattern in NAMES["call"].items()}
+# a tensor of the file's own has one of these
+COMPUTES = {"__matmul__", "__mul__", "matmul", "dot"}
 Tables = Callable[[int, int], dict[str, Any]]  # from a position on, so many tokens
 # stands for "nothing is known": None is a value that may be passed
 UNFILLED: Any = object()
@@ -358,8 +360,10 @@ def kind_of_arrays(target: Target, module: Any = None) -> Any:
     held: list[Any] = [module]
     arrays = False
     for _ in range(4):  # as far as a layer in a list of an object
-        if own := [value for value in held if unwrapped(value) is not value]:
-            return type(own[0])
+        for value in held:
+            # what only holds an array, such as a Parameter, is no number to compute with
+            if unwrapped(value) is not value and COMPUTES & {*dir(value)}:
+                return type(value)
         arrays |= any(isinstance(value, np.ndarray) for value in held)
         parts = [
             x if isinstance(x, list) else getattr(x, "__dict__", {}).values()

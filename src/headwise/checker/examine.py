@@ -987,9 +987,14 @@ class Examiner:
         with contextlib.suppress(Exception):
             instance = build(target, self.options.args)
             x = np.ones((size.BATCH, size.CONTEXT, size.WIDTH))
-            next(adapters(target, call_of(instance), instance, ["btc"]))((x,) * 3)
+            attention = next(adapters(target, call_of(instance), instance, ["btc"]))
+            attention((x,) * 3)
             facts = {"context": size.CONTEXT, "tokens": size.TOKENS, "error": evidence}
             evidence, bug = target.say("fits_whole", **facts), "length-fixed"
+            attention((x[:, : size.TOKENS],) * 3)
+            bug = ""  # it stopped at inputs of another kind
+        if not bug:
+            raise error
         finding = self._placed(target.finding(bug, evidence), error)
         return target.verdict(False, (finding,))
 

@@ -152,7 +152,10 @@ class Plain:
     def forward(self, x: Any, *_: Any, **__: Any) -> Any:
         return self.step(x)
 
-    __call__ = forward
+    def eval(self) -> Any:
+        return self
+
+    __call__, train = forward, eval
 
 
 def matmul(a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False) -> Any:

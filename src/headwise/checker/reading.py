@@ -656,7 +656,7 @@ def kept_as(meaning: str, instance: Any, target: Target) -> int | None:
     """A whole number that the caller, the object, its config, a module of it or the file keeps under such a name."""
     kept = getattr(instance, "__dict__", {})
     configs = [kept[name] for name in kept if CALL["config"].fullmatch(name)]
-    modules = kept.get("_modules", {}).values()
+    modules = _modules_of(kept)
     for place in (target.options.args, kept, *configs, *modules, target.namespace):
         # Of a dictionary its own items; a module that a class leaves out is None, and has none.
         for name, value in dict(getattr(place, "__dict__", place or {})).items():
@@ -698,10 +698,16 @@ def width_of(parts: Parts, sizes: Settings) -> int:
     return usual if usual in shape else int(max(shape))
 
 
+def _modules_of(kept: dict[str, Any]) -> list[Any]:
+    """Those of torch; a list of that name is the learner's own."""
+    modules = kept.get("_modules")
+    return [*modules.values()] if isinstance(modules, dict) else []
+
+
 def _is_one_module(instance: Any) -> bool:
     """Does a list of heads hold one module several times?"""
     kept = getattr(instance, "__dict__", {})
-    for heads in (*kept.get("_modules", {}).values(), *kept.values()):
+    for heads in (*_modules_of(kept), *kept.values()):
         listed = isinstance(heads, list) or type(heads).__name__ == "ModuleList"
         if (
             listed
