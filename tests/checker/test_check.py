@@ -412,14 +412,19 @@ def test_arguments_reach_a_file_as_they_are_written(invoke: Invoke, tmp_path: Pa
 
 
 def test_what_was_to_be_done_before_a_call_is_no_bug(tmp_path: Path) -> None:
-    """A name of a file that is not here, a method to be called first, a switch whose name ends in `mask`."""
+    """A name of a file that is not here, a method to be called first, axes or a part that we do not have."""
     right = correct_code("nano")
     inner = "B, T, self.n_head"
+    with_part = right.replace("(self, config", "(self, config, rope").replace(
+        "__init__()", "__init__(); self.rope = rope"
+    )
     for code in (
         "from constants import *\n" + right.replace(inner, "B, T, ZORK"),
         right.replace("    def forward", "    def begin(self):\n        self.began = 1\n\n    def forward", 1).replace(
             "B, T, C =", "self.began + 1; B, T, C =", 1
         ),
+        right.replace("B, T, C =", "x = x.permute(2, 1, 0); B, T, C =", 1),
+        with_part.replace("B, T, C =", "x = self.rope(x); B, T, C =", 1),
     ):
         (tmp_path / "mine.py").write_text(code)
         verdict = hw.check(tmp_path / "mine.py")

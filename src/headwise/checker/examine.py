@@ -993,10 +993,25 @@ class Examiner:
             evidence, bug = target.say("fits_whole", **facts), "length-fixed"
             attention((x[:, : size.TOKENS],) * 3)
             bug = ""  # it stopped at inputs of another kind
-        if not bug:
+        if not bug or self._has_other_axes():
             raise error
         finding = self._placed(target.finding(bug, evidence), error)
         return target.verdict(False, (finding,))
+
+    def _has_other_axes(self) -> bool:
+        """Does the layer take a text whose axes stand in an order that no entry of LAYOUTS has?"""
+        x = np.ones((size.BATCH, size.TOKENS, size.WIDTH))
+        with contextlib.suppress(Exception):
+            module = build(self.target, self.options.args)
+            call = next(adapters(self.target, call_of(module), module, ["btc"]))
+            for axes in ((2, 1, 0), (2, 0, 1), (1, 2, 0)):
+                try:
+                    call((x.transpose(axes),) * 3)
+                except Exception as error:
+                    if getattr(error, "key", "") != "returns_shape":
+                        continue
+                return True
+        return False
 
     def _placed(self, finding: Finding, error: Exception) -> Finding:
         """The finding at the line of the error. A helper is right most often, and what it is given is not."""
