@@ -102,12 +102,12 @@ MOST = {"nodes": 282_246, "files": 126, "circles": 0, "messages": 0, "options": 
 def test_the_package_grows_no_more() -> None:
     whole = measure.total(measure.sizes())
     counted = {
-        "nodes": 282_246whole.nodes,
+        "nodes": whole.nodes,
         "files": whole.files,
         "circles": len(whole.circles),
         "messages": len(measure.option_messages()),
         "options": len(measure.options()),
-        "test lines": 24_387measure.lines_of_tests(),
+        "test lines": measure.lines_of_tests(),
     }
     larger = {name: f"{count:,} > {MOST[name]:,}" for name, count in counted.items() if count > MOST[name]}
     assert larger == {}, f"{larger}: simplify what you touched (make measure), or raise MOST here and give the reason"
