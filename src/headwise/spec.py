@@ -554,6 +554,8 @@ def check_dropout(dropout: float) -> None:
 
 
 def require_number(name: str, value: object) -> None:
+    if isinstance(value, float):  # torch.compile asks no symbol for its attributes
+        return
     # numbers of NumPy and torch have __float__, as arrays do; True has it, too, and is no number
     if not hasattr(value, "__float__") or shape_of(value) or isinstance(value, bool):
         raise HeadwiseError(f"{name}={value!r} must be a number")

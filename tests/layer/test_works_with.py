@@ -98,6 +98,16 @@ def test_compiles_once_for_all_lengths(cases: list[str], fresh_compiler: None) -
     assert counter.frame_count <= (1 if cases else 2)
 
 
+def test_compiles_for_any_length_in_training(fresh_compiler: None) -> None:
+    """The rate of dropout is a symbol there."""
+    layer = noisy(**LAYER, dropout=0.3).float().train()
+    compiled, outs = torch.compile(layer, fullgraph=True, backend="eager", dynamic=True), []
+    for way in (compiled, layer):
+        torch.manual_seed(5)
+        outs.append(way(floats(B, 7, 29)))
+    torch.testing.assert_close(*outs)
+
+
 @pytest.mark.parametrize("case", ["gqa", "window", "qk_norm", "alibi", "softcap"])
 def test_exports_for_any_batch_and_length(case: str) -> None:
     """Four tokens at least: fewer are all within the window, and need no mask."""
