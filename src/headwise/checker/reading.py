@@ -59,9 +59,8 @@ FRACTIONS = (1, 0.5, 0.25)
 RESIDUAL = r"residual|return [^\n]*\+|\+ ?(x|inputs?|queries|q|hidden_states)\b"
 # Of a path: "b", "b_q", "bq", "q_bias", "sesgo". It decides where two axes leave open whether an array is a bias.
 _BIAS = re.compile(r"(^|_|\.)b(ias)?(_|$|\.)|^b[qkvo]$|bias|beta|sesgo", re.I)
-LARGEST = (
-    10**7
-)  # numbers of an array: what has more waits for keys and values, or is too slow. A round choice
+# numbers of an array: what has more waits for keys and values, or is too slow. A round choice
+LARGEST = 10**7
 _NORM = re.compile(r"norm|(^|\.)ln|_ln\b", re.I)  # of a path: "q_norm", "ln_q", "q_ln"
 
 

@@ -338,9 +338,8 @@ def _recipe(steps: int | None, options: dict[str, Any]) -> HealRecipe | None:
 def _path_of(model: nn.Module | str | Path) -> Path:
     """Where the model lies; IN_MEMORY for one that was made there."""
     if isinstance(model, nn.Module):
-        family_of(
-            model
-        )  # refuses a family without a record, before a text is asked for
+        # refuses a family without a record, before a text is asked for
+        family_of(model)
         folder = described(model)
         return IN_MEMORY if folder is None else folder.path
     path = located(Path(model))
