@@ -6,9 +6,12 @@ from browser_types import Locator, Page
 
 
 def drawn(page: Page) -> None:
-    heads = page.locator("#grid .head").count()
-    page.wait_for_selector(f"main[data-drawn='{heads}']")
-    assert heads > 0
+    """Waits until the pictures in sight are drawn: the browser tells of them behind the next frame."""
+    page.wait_for_selector("#grid .head")
+    page.evaluate(FRAMES)
+
+
+FRAMES = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 50))))"
 
 
 def press(page: Page, *keys: str) -> None:
@@ -18,6 +21,8 @@ def press(page: Page, *keys: str) -> None:
 
 def pixel(page: Page, number: int, row: int, column: int) -> list[int]:
     """The colour of one cell of a small picture, columns counted as drawn."""
+    page.locator(picture(number)).scroll_into_view_if_needed()
+    drawn(page)
     return rgba(page.locator(picture(number)), row, column)[:3]
 
 

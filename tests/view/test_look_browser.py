@@ -84,7 +84,7 @@ def words(page: Page) -> list[str]:
 
 
 def lit(page: Page) -> int:
-    return int(page.locator("#grid .grid").get_attribute("data-lit") or -1)
+    return int(page.locator("#grid .square").first.evaluate("e => e.style.getPropertyValue('--lit')"))
 
 
 def saying(page: Page) -> str:

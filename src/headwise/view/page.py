@@ -191,6 +191,14 @@ def policy(style: str, script: str) -> str:
     )
 
 
+def missing(model: Facts) -> tuple[str, Facts]:
+    """The phrase that says why a model was not packed, and its facts."""
+    facts = {}
+    for name, value in model.items():
+        facts[name] = f"{value:,}" if isinstance(value, int) else value
+    return f"report.no_model_{model['reason']}", facts
+
+
 # The guided walk, and the story of a prediction.
 
 
@@ -214,15 +222,10 @@ def walk_html(
 
     Raises HeadwiseError for a language that is not en or es, and for a model that does not run in a page.
     """
-    # why the model was not packed: "size", beside the two numbers
     if "reason" in model:
-        facts = {
-            key: f"{value:,}" if isinstance(value, int) else value
-            for key, value in model.items()
-        }
-        why = phrase(f"report.no_model_{model['reason']}", **facts)
+        key, facts = missing(model)
         raise HeadwiseError(
-            f"the walk runs the model in the page. {why} Leave out html="
+            f"the walk runs the model in the page. {phrase(key, **facts)} Leave out html="
         )
     config = model["config"]
     layers, heads, width = config["n_layers"], config["n_heads"], config["d_model"]

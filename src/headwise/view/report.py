@@ -22,7 +22,7 @@ from headwise.heads.table import TOKENS, HeadProfile, Survey
 from headwise.intervals import Interval
 from headwise.records import HeadMaps, RunSummary, plain_data
 from headwise.table import escaped
-from headwise.view.page import frame, json_block, large_view, page, word
+from headwise.view.page import frame, json_block, large_view, missing, page, word
 from headwise.view.survey import (
     Column,
     columns_of,
@@ -279,7 +279,17 @@ def report_html(
     blocks = {} if film is None else {"film-data": json_block(film)}
     data = survey_data(survey, maps, summary, walk)
     name = data["model"]
-    body = frame("page/report.html", model=escaped(name), large=large_view())
+    no_model = ""
+    if model is None or "reason" in model:
+        key, facts = missing(model or {"reason": "none"})
+        way = word("report.open_live") if model else ""
+        no_model = f'<p class="caption">{word(key, **facts)} {way}</p>'
+    body = frame(
+        "page/report.html",
+        model=escaped(name),
+        large=large_view(),
+        no_model=no_model,
+    )
     return page(
         "report",
         body,

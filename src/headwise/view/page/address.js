@@ -3,7 +3,7 @@
 // #L0.H3/5 is a head, enlarged, and the token that is looked at; a sentence of the reader's own comes third. Parts
 // may be empty: #/5 is a token alone.
 
-import { byId, emit, language, on, say } from './base.js';
+import { byId, emit, hashOf, hashParts, language, on, say } from './base.js';
 import { hasModel } from './engine.js';
 import { beginHead, openHead } from './head.js';
 import { lastPlace, model, typed } from './local.js';
@@ -19,8 +19,8 @@ function addressNow() {
   const isOpen = view.open >= 0, hasPlace = view.pinned || isOpen; // a token at which the pointer rests is not kept
   const parts = [isOpen ? heads[view.open].name : '', hasPlace ? String(Math.max(0, view.at)) : ''];
   if (typed.whole && typed.text !== opening) parts.push(typed.text);
-  while (parts.length && parts[parts.length - 1] === '') parts.pop(); // empty parts at the end
-  return parts.length ? '#' + parts.map(encodeURIComponent).join('/') : '';
+  while (parts.at(-1) === '') parts.pop(); // empty parts at the end
+  return parts.length ? hashOf(parts) : '';
 }
 
 // Opening a head is a step that Back takes again; everything else changes the address in place.
@@ -41,13 +41,10 @@ function leaveAddress() {
 
 // Shows what the address says; what it cannot show it takes out of the address.
 export function readAddress() {
-  let name = '', token = '', text = '';
-  try {
-    [name, token, text] = location.hash.slice(1).split('/').map(decodeURIComponent);
-  } catch { /* an address that nobody made here */ }
+  const [name, token, text] = hashParts();
   if (text && hasModel() && text !== typed.text) setOwn(text);
   const number = numberOf.get(name) ?? -1; // the head to be enlarged, -1: none
-  if (token !== undefined && token !== '' && Number(token) >= 0 && Number(token) < view.shown.tokens.length) {
+  if (token && Number(token) >= 0 && Number(token) < view.shown.tokens.length) {
     view.at = Number(token);
     view.pinned = true;
     emit('point');
@@ -75,7 +72,7 @@ function showWalk() {
   for (const link of document.querySelectorAll('.to-walk')) {
     link.hidden = false;
     link.textContent = say('report.to_walk', { name });
-    link.href = `${data.walk}?lang=${language()}#${place.map(encodeURIComponent).join('/')}`;
+    link.href = `${data.walk}?lang=${language()}${hashOf(place)}`;
   }
 }
 

@@ -13,26 +13,29 @@ const MARKS = /\*([^*]+)\*|`([^`]+)`|\b([A-Za-z])_([A-Za-z]+)/;
 
 export function byId(id) { return document.getElementById(id); }
 
-// A new element; `className` may be several classes, or '' for none.
-export function element(tag, className, text) {
+// A new element with its children, texts or elements; `className` may be several classes, or '' for none.
+export function element(tag, className = '', ...children) {
   const made = document.createElement(tag);
   if (className) made.className = className;
-  if (text !== undefined) made.textContent = text;
+  made.append(...children);
   return made;
 }
 
-export function makeButton(className, text, act) {
-  const button = element('button', className, text);
+export function makeButton(className, act, ...children) {
+  const button = element('button', className, ...children);
   button.type = 'button';
-  if (act) button.addEventListener('click', act);
+  button.addEventListener('click', act);
   return button;
 }
 
+// The heading of a row or column of a table; `scope` is row or col.
+export function scoped(scope, ...children) { return Object.assign(element('th', '', ...children), { scope }); }
+
 // A new element of a drawing, such as line; attributes by name.
-export function svg(tag, attributes, text) {
+export function svg(tag, attributes, ...children) {
   const made = document.createElementNS('http://www.w3.org/2000/svg', tag);
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  if (text !== undefined) made.textContent = text;
+  made.append(...children);
   return made;
 }
 
@@ -90,14 +93,9 @@ export function putWords(target, key, values = {}) {
 // A new element with a phrase that follows the language.
 export function worded(tag, className, key, values = {}) {
   const made = element(tag, className);
-  setWord(made, key, values);
+  Object.assign(made.dataset, { word: key, values: JSON.stringify(values) });
+  putWords(made, key, values);
   return made;
-}
-
-export function setWord(target, key, values = {}) {
-  target.dataset.word = key;
-  target.dataset.values = JSON.stringify(values);
-  putWords(target, key, values);
 }
 
 // Fills in all that names a phrase; what scripts have put into words they make anew at the event `language`.
@@ -135,12 +133,36 @@ function chooseLanguage(lang) {
 // The switch: a button for each language. It is hidden in the HTML, since without this script it would do nothing.
 function makeLanguages() {
   for (const lang of Object.keys(PHRASES)) {
-    const button = makeButton('', NAMES_OF_LANGUAGES[lang], () => chooseLanguage(lang));
+    const button = makeButton('', () => chooseLanguage(lang), NAMES_OF_LANGUAGES[lang]);
     button.lang = lang;
     button.setAttribute('aria-pressed', String(lang === language()));
     byId('languages').append(button);
   }
   byId('languages').hidden = false;
+}
+
+// Signs for what cannot be seen, as in view/terminal.py.
+const SIGNS = { ' ': '␣', '\n': '⏎', '\t': '⇥', '\r': '␍', '': '∅' };
+
+// A token with signs in place of what cannot be seen. Characters of these classes (control, format, lone surrogates,
+// line, paragraph and space separators) that have no sign become <U+00AD>.
+export function visible(token) {
+  if (token in SIGNS) return SIGNS[token]; // also '', which the replacement would not meet
+  return token.replace(/[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}\p{Zs}]/gu, (sign) => SIGNS[sign] ??
+    // The joiner U+200D stays, since it holds the parts of an emoji together.
+    (sign === '\u200d' ? sign : `<U+${sign.codePointAt(0).toString(16).toUpperCase().padStart(4, '0')}>`));
+}
+
+// --- The part of an address behind #, which report and walk hand to each other: a head, a token, a text ---
+
+export function hashOf(parts) { return '#' + parts.map(encodeURIComponent).join('/'); }
+
+export function hashParts() {
+  try {
+    return location.hash.slice(1).split('/').map(decodeURIComponent);
+  } catch { // an address that nobody made here, such as one with a lone %
+    return [''];
+  }
 }
 
 // --- Frames and keys ---
@@ -174,6 +196,26 @@ export function remake(box, key, children) {
 export function stopAt(elements, chosen) {
   for (const stop of elements) if (stop.tabIndex === 0) stop.tabIndex = -1;
   if (chosen) chosen.tabIndex = 0;
+}
+
+// Arrow keys, Home and End go from stop to stop in a box; `rows()` gives its stops row by row, some maybe missing. `go`
+// brings the focus to one. Tab comes back to the stop that had it last.
+export function walkable(box, rows, go = (stop) => stop.focus()) {
+  const ends = { Home: [0, -Infinity], End: [0, Infinity] };
+  box.addEventListener('keydown', (event) => {
+    const step = arrowOf(event) ?? (isShortcut(event) ? null : ends[event.key]), all = step ? rows() : [];
+    const isHere = (stop) => stop?.contains(event.target), row = all.findIndex((stops) => stops.some(isHere));
+    const there = row < 0 ? undefined : all[row + step[0]];
+    if (!there) return;
+    event.preventDefault();
+    event.stopPropagation(); // around it the same keys may go to the next head, or to the next step
+    const stop = there[Math.max(0, Math.min(there.length - 1, all[row].findIndex(isHere) + step[1]))];
+    if (stop) go(stop);
+  });
+  box.addEventListener('focusin', ({ target }) => {
+    const stops = rows().flat();
+    if (stops.includes(target)) stopAt(stops, target);
+  });
 }
 
 makeLanguages();

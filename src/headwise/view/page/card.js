@@ -1,35 +1,43 @@
 // --- A head's card: its small picture, whose click silences the head, and its name, which enlarges it ---
+//
+// Only the cards in the window, and 200 pixels around it, are drawn; the others follow as they come into sight.
 
 import { element, makeButton, on, say, worded } from './base.js';
 import { paint } from './colours.js';
 import { hasModel } from './engine.js';
 import { openHead } from './head.js';
-import { pictureOf } from './shown.js';
-import { badge, data, factorOf, heads, inWords, lookThrough, roleWords, scaleHead, shortName, times, toggleSilence,
-  view } from './state.js';
+import { pictureOf, rowOf, storedOf } from './shown.js';
+import { badge, data, factorOf, heads, inWords, kindWords, lookThrough, roleWords, scaleHead, shortName, times,
+  toggleSilence, view } from './state.js';
 
 export const DOTS = 96; // cells of a side of a small picture, at most
+const inSight = new Set();
+const watcher = new IntersectionObserver((entries) => {
+  for (const { target, isIntersecting } of entries) {
+    inSight[isIntersecting ? 'add' : 'delete'](target);
+    if (isIntersecting) drawCard(target);
+  }
+}, { rootMargin: '200px' });
 let touched = false; // has a head been changed, or a question answered?
-on('changes proofs', ({ detail }) => { touched ||= view.changes.size > 0 || detail?.size > 0; });
 
 export function makeCard(number) {
-  const box = element('div', 'head'), frame = element('span', 'square'), below = element('span', 'below');
-  const picture = makeButton('picture', undefined, () => press(number)), name = makeButton('name');
+  const { name } = heads[number], picture = makeButton('picture', () => press(number),
+    element('span', 'column-labels'), element('span', 'row-labels'),
+    // The map; over it the row of the token that is looked at, "silenced", and what a click does.
+    element('span', 'square unlit', element('canvas'), element('span', 'lit'), element('span', 'hush'),
+      element('span', 'call')));
+  const title = makeButton('name', () => openHead(number),
+    element('span', 'title', data.served ? name : shortName(name)), element('span', 'larger', '⤢'));
+  // Below it the roles, the largest weight or look, and what the head's silence does to the prediction.
+  const box = element('div', 'head', picture, title, worded('span', 'invite', 'report.click_head'),
+    element('div', 'below', element('span', 'signs'), element('span', 'largest'), element('span', 'effect')));
   box.dataset.number = number;
-  // The map; over it the row of the token that is looked at, "silenced", and what a click does.
-  frame.append(element('canvas'), element('span', 'lit'), element('span', 'hush'), element('span', 'call'));
-  picture.append(element('span', 'column-labels'), element('span', 'row-labels'), frame);
-  name.append(element('span', 'title', data.served ? heads[number].name : shortName(heads[number].name)),
-    element('span', 'larger', '⤢'));
-  name.setAttribute('aria-haspopup', 'dialog');
-  // Below it the roles, the largest weight, and what the head's silence does to the prediction.
-  below.append(element('span', 'signs'), element('span', 'largest'), element('span', 'effect'));
-  box.append(picture, name, worded('span', 'invite', 'report.click_head'), below);
-  name.addEventListener('click', () => openHead(number));
+  title.setAttribute('aria-haspopup', 'dialog');
   lookWhile(box, number);
   picture.addEventListener('focus', () => lookThrough(number));
   picture.addEventListener('blur', () => lookThrough(-1));
   nameCard(box);
+  watcher.observe(box);
   return box;
 }
 
@@ -47,22 +55,21 @@ export function lookWhile(box, number) {
 }
 
 // What a card says of its head and of what a click does, in the page's language and after every change of a factor.
-export function nameCard(box) {
+function nameCard(box) {
   const number = Number(box.dataset.number), { name, roles = [] } = heads[number], factor = factorOf(number);
   const silent = factor === 0, picture = box.querySelector('.picture');
-  const does = !hasModel() ? 'report.enlarge' : silent ? 'report.wake' : 'report.silence';
-  picture.setAttribute('aria-label', [say(does, { name }), roleWords(heads[number])].filter(Boolean).join('. '));
+  const does = !hasModel() ? 'enlarge' : silent ? 'wake' : 'silence';
+  const label = [say(`report.${does}`, { name }), roleWords(heads[number])];
+  picture.setAttribute('aria-label', label.filter(Boolean).join('. '));
   if (hasModel()) picture.setAttribute('aria-pressed', String(silent));
   box.querySelector('.name').setAttribute('aria-label', say('report.enlarge', { name }));
   box.classList.toggle('silent', silent);
   box.querySelector('.hush').textContent = silent ? say('report.silenced') : '';
   // Over a picture stands its factor, or, while the pointer is there, what a click does; beside the first name of a
   // report, until a head is changed or a question answered, that a picture can be clicked.
-  const scaled = factor !== 1 && !silent;
+  const scaled = factor !== 1 && !silent, call = box.querySelector('.call');
   box.querySelector('.invite').hidden = number > 0 || touched || Boolean(data.served);
-  const offer = !hasModel() ? 'report.call_enlarge' : silent ? 'report.call_wake' : 'report.call_silence';
-  const call = box.querySelector('.call');
-  call.textContent = scaled ? times(factor) : say(offer);
+  call.textContent = scaled ? times(factor) : say(`report.call_${does}`);
   call.classList.toggle('stays', scaled);
   box.querySelector('.signs').replaceChildren(...roles.map(badge));
 }
@@ -81,27 +88,34 @@ function thinned(picture) {
   return { ...picture, rows: down, columns: across, drawn: most };
 }
 
-// Paints the picture of a card, which is given back, and writes below it its largest weight, or why there is none.
+// Paints the picture of a card, and writes below it its largest weight, or why there is none; of a live model what its
+// head looks at: the word (`data-words`), or the kind of key, or its factor.
 export function drawCard(box) {
-  const picture = pictureOf(Number(box.dataset.number)), canvas = box.querySelector('canvas');
+  const number = Number(box.dataset.number), picture = pictureOf(number), canvas = box.querySelector('canvas');
   canvas.classList.toggle('missing', !picture && !data.served);
   if (picture) paint(canvas, thinned(picture));
   else canvas.width = canvas.height = 1; // which also wipes the picture that was there
-  const largest = picture && picture.top !== 1 ? say('report.max', { value: inWords(picture.top) }) : '';
-  if (!data.served) box.querySelector('.largest').textContent = picture ? largest : say('report.no_map');
-  return picture;
+  const most = picture && picture.top !== 1 ? say('report.max', { value: inWords(picture.top) }) : '';
+  const factor = factorOf(number), look = factor === 1 || factor === 0 ? kindWords(number) : times(factor);
+  box.querySelector('.largest').textContent = data.served ? box.dataset.words ?? look
+    : picture ? most : say('report.no_map');
+  light(box);
 }
 
-// Draws what comes into sight, from 200 pixels before on; `inSight` has the numbers of the cards that are there.
-export function watchCards(boxes, draw) {
-  const inSight = new Set();
-  const watcher = new IntersectionObserver((entries) => {
-    for (const { target, isIntersecting } of entries) {
-      const number = Number(target.dataset.number);
-      inSight[isIntersecting ? 'add' : 'delete'](number);
-      if (isIntersecting) draw(number);
-    }
-  }, { rootMargin: '200px' });
-  boxes.forEach((box) => watcher.observe(box));
-  return inSight;
+// Lights the row of the token that is looked at.
+function light(box) {
+  const number = Number(box.dataset.number), picture = storedOf(number), square = box.querySelector('.square');
+  const row = picture ? rowOf(view.at, number, picture) : -1;
+  square.classList.toggle('unlit', row < 0 || row >= picture.rows);
+  square.style.setProperty('--lit', row);
+  square.style.setProperty('--rows', picture?.rows ?? 1);
+  box.querySelectorAll('.row-labels > span').forEach((label, at) => label.classList.toggle('here', at === view.at));
 }
+
+on('maps switches language', () => inSight.forEach(drawCard));
+on('point', () => inSight.forEach(light));
+on('changes proofs language', ({ detail }) => {
+  touched ||= view.changes.size > 0 || detail?.size > 0;
+  document.querySelectorAll('.head').forEach(nameCard);
+});
+window.addEventListener('beforeprint', () => document.querySelectorAll('.head').forEach(drawCard));

@@ -3,14 +3,14 @@
 // view.open is the head, view.row and view.column its chosen cell, view.at the token that is looked at. Where the text
 // is `exact`, each row of a map is one token, so that the row and the token are the same.
 
-import { arrowOf, byId, element, emit, isShortcut, makeButton, on, say, stopAt } from './base.js';
+import { arrowOf, byId, element, emit, isShortcut, makeButton, on, say, scoped, walkable } from './base.js';
 import { colourOf, drawLegend, inkOn } from './colours.js';
 import { hasModel } from './engine.js';
 import { drawPane, fillPane, makePane, revealCell } from './map.js';
-import { NAMED, lookWords, tint, walkSentence } from './sentence.js';
+import { NAMED, lookWords, tint } from './sentence.js';
 import { knownOf, pictureOf, receivedBy, rowOf, wordsForCell } from './shown.js';
 import { badge, columnMeaning, columnName, data, factorOf, figure, heads, intervalIn, inWords, lookThrough, matches,
-  named, numberOf, pin, point, putSentence, quoted, scaleHead, scoped, times, view } from './state.js';
+  named, numberOf, pin, point, putSentence, quoted, scaleHead, times, toggleSilence, view } from './state.js';
 
 const SLIDE_MS = 40; // while the slider moves, before the model is asked
 const panes = [...document.querySelectorAll('.pane')] // two: the head's map, and the one beside it
@@ -192,10 +192,9 @@ function makeLargeText() {
   if (old.length === tokens.length && old.every((token, at) => token === tokens[at])) return;
   largeWords = tokens.map((token, at) => {
     // A second click looks at none.
-    const word = makeButton('word', undefined, () => pin(view.pinned && view.at === at ? -1 : at));
+    const act = () => pin(view.pinned && view.at === at ? -1 : at);
+    const word = makeButton('word', act, element('bdi', '', token));
     word.tabIndex = at ? -1 : 0; // Tab stops at one word; the arrows go on from there
-    word.append(element('bdi', '', token));
-    word.addEventListener('focus', () => stopAt(largeWords, word));
     return word;
   });
   byId('row-text').replaceChildren(...largeWords);
@@ -240,15 +239,10 @@ function showNumbers(head) {
   ];
   const untrained = (column, at) => figure(data.untrained[at], column);
   if (data.untrained.some((value) => value !== null)) columns.push(['report.untrained', untrained]);
-  const top = element('tr');
-  top.append(element('td'), ...columns.map(([key]) => scoped('col', say(key))));
-  const rows = data.columns.map((column, at) => {
-    const row = element('tr'), name = scoped('row', columnName(column));
-    name.append(element('small', '', columnMeaning(column)));
-    row.append(name, ...columns.map(([, cell]) => element('td', '', cell(column, at))));
-    return row;
-  });
-  byId('numbers').replaceChildren(top, ...rows);
+  const top = element('tr', '', element('td'), ...columns.map(([key]) => scoped('col', say(key))));
+  byId('numbers').replaceChildren(top, ...data.columns.map((column, at) => element('tr', '',
+    scoped('row', columnName(column), element('small', '', columnMeaning(column))),
+    ...columns.map(([, cell]) => element('td', '', cell(column, at))))));
 }
 
 const dialog = byId('large');
@@ -256,9 +250,12 @@ byId('previous').addEventListener('click', () => stepHead(-1));
 byId('next-head').addEventListener('click', () => stepHead(1));
 byId('close').addEventListener('click', () => dialog.close());
 byId('factor').addEventListener('input', slide);
-byId('large-silence').addEventListener('click', () => scaleHead(view.open, factorOf(view.open) === 0 ? 1 : 0));
+byId('large-silence').addEventListener('click', () => toggleSilence(view.open));
 byId('beside').addEventListener('change', (event) => { view.beside = event.target.value; showHead(); });
-byId('row-text').addEventListener('keydown', walkSentence);
+walkable(byId('row-text'), () => [largeWords], (word) => {
+  word.focus();
+  if (!view.pinned) point(largeWords.indexOf(word));
+});
 dialog.addEventListener('close', closed);
 dialog.addEventListener('keydown', keysInDialog);
 // A click beside the sheet is one on the dialog itself.

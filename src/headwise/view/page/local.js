@@ -1,11 +1,11 @@
 // --- The engine in the page: a small model of ours lies in the file and is run by model.js ---
 
-import { readData, say } from './base.js';
-import { engine, lazily, mapOf } from './engine.js';
-import { BLANK, directly, forward, inputOf, likeliest, offer, probabilities, readModel, step } from './model.js';
-import { count, distinct, heads, view, visible } from './state.js';
+import { readData, visible } from './base.js';
+import { engine } from './engine.js';
+import { BLANK, directly, forward, inputOf, likeliest, offer, probabilities, readModel, sample } from './model.js';
+import { distinct, heads, view } from './state.js';
 
-const modelBlock = readData('model'); // null where nobody asked for one; `reason` says why there is none
+const modelBlock = readData('model'); // null where nobody asked for one; with a `reason` why there is none
 export const model = modelBlock && !modelBlock.reason ? readModel(modelBlock) : null;
 
 const LISTED = 5, LEAST_LISTED = 0.001; // likeliest tokens of each run that are listed, and the least chance of one
@@ -25,9 +25,10 @@ const local = {
     // Another text, or only other heads that are changed?
     if (ids !== typed.ids) Object.assign(typed, { text, ids, pieces, whole: think(ids, []) });
     typed.less = view.changes.size ? think(ids, view.changes) : typed.whole;
-    const run = typed.less, size = ids.length;
-    engine.maps = lazily((name) => name in run.maps,
-      (name) => mapOf(Float32Array.from(run.maps[name].flatMap((row) => [...row])), size, size));
+    const { maps } = typed.less, rows = ids.length;
+    // The rows of a map lie in one buffer.
+    const get = (name) => ({ rows, columns: rows, weights: new Float32Array(maps[name][0].buffer) });
+    engine.maps = { has: (name) => name in maps, get: (name) => (name in maps ? get(name) : undefined) };
   },
 
   // Behind the token that is looked at, else the last one. What is followed is the token that the reader chose, else
@@ -91,21 +92,14 @@ export function longer(text, id) {
 
 // What `tokens` gives, of the text one token longer: the likeliest at temperature 0, else drawn by its probability.
 export function goOn(temperature) {
-  const { ids, id } = step(model, typed.ids, { temperature, scale: Object.fromEntries(view.changes) });
-  if (ids.length > model.config.context) { // the page reads the new token, too: the older half makes room for it
-    return local.tokens(ids.slice(-Math.max(1, model.config.context >> 1)).reduce(longer, ''));
-  }
+  // At temperature 0 the chances are those of temperature 1, since dividing by 0 would leave none.
+  const chances = probabilities(typed.less.logits.at(-1), temperature || 1), { context } = model.config;
+  const id = temperature ? sample(chances) : likeliest(chances), ids = [...typed.ids, id];
+  // Behind the end of the context the older half makes room, as in gpt/generate.py.
+  if (ids.length > context) return local.tokens(ids.slice(-Math.max(1, context >> 1)).reduce(longer, ''));
   if (BLANK.test(typed.text)) return local.tokens(longer(typed.text, id)); // what stands behind is read, too
   const pieces = [...typed.pieces, { id, text: model.tokens.shown[id], known: true }];
   return { text: longer(typed.text, id), ids, pieces };
-}
-
-// Why there is no model to run, in words; empty where there is one.
-export function modelMissing() {
-  if (model) return '';
-  const { reason, part, parameters = 0, most = 0 } = modelBlock ?? { reason: 'none' };
-  const why = say(`report.no_model_${reason}`, { part, parameters: count(parameters), most: count(most) });
-  return reason === 'none' ? why : `${why} ${say('report.open_live')}`;
 }
 
 if (model) { Object.assign(engine, local); offer(model); }

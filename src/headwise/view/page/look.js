@@ -128,11 +128,10 @@ function showStory() {
   byId('story-note').textContent = story
     ? say('look.why_of', { answer: quoted(story.answer.trim()), other: quoted(story.other.trim()) }) : '';
   byId('story').replaceChildren(...(story?.why ?? []).map(([name, sentences]) => {
-    const item = element('li'), button = makeButton('token', name, () => openHead(numberOf.get(name)));
+    const button = makeButton('token', () => openHead(numberOf.get(name)), name);
     button.setAttribute('aria-label', say('report.enlarge', { name }));
     // The sentence without its marks, and without the head with which it begins, since the button says it.
-    item.append(button, sentences[language()].replaceAll('*', '').replace(name, ''));
-    return item;
+    return element('li', '', button, sentences[language()].replaceAll('*', '').replace(name, ''));
   }));
 }
 

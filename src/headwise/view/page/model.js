@@ -221,12 +221,12 @@ function prepared(model, rows, norm) {
 // inside the window, then through the head's columns of W_O. `queries` and `keys` are stages of `prepared`.
 function attend(layer, h, g, queries, keys, values, factor) {
   const q = queries.at(-1).rows, k = keys.at(-1).rows, width = q[0].length;
-  const weights = [], scores = [], out = [], added = [];
+  const weights = [], scores = [], out = [], added = [], map = new Float32Array(q.length ** 2); // all weights, by rows
   q.forEach((query, t) => {
     // A score of -Infinity becomes a weight of 0.
     const score = (s) => (t - s < layer.window ? dot(query, k[s]) / Math.sqrt(width) : -Infinity);
     scores[t] = Array.from({ length: t + 1 }, (_, s) => score(s));
-    weights[t] = new Float32Array(q.length); // 0 for what comes later
+    weights[t] = map.subarray(t * q.length, (t + 1) * q.length); // 0 for what comes later
     weights[t].set(softmax(scores[t]));
     out[t] = weighted(weights[t], values, t + 1, factor);
     added[t] = throughOutput(layer.o.weight, out[t], h * out[t].length);
@@ -318,24 +318,13 @@ export function byWeight(model, ids, place, most = 3e8) {
 }
 
 // An id drawn by its probability: that of the piece of the line from 0 to 1 in which the point `random` lies.
-function sample(chances, random = Math.random()) {
+export function sample(chances, random = Math.random()) {
   let left = random;
   for (let id = 0; id < chances.length; id++) {
     left -= chances[id];
     if (left < 0) return id;
   }
   return likeliest(chances); // rounded chances may add up to a little less than 1, and the point lies behind them
-}
-
-// One token more: the likeliest at temperature 0, else one drawn by its probability, which `random`, 0 to below 1,
-// decides. A text longer than the context loses its older half first, as in gpt/generate.py.
-export function step(model, ids, { temperature = 0, random = Math.random(), ...changes } = {}) {
-  const { context } = model.config;
-  const kept = ids.length > context ? ids.slice(-Math.max(1, context >> 1)) : ids; // >> 1: half, rounded down
-  // At temperature 0 the chances are those of temperature 1, since dividing by 0 would leave none.
-  const chances = probabilities(forward(model, kept, changes).logits.at(-1), temperature || 1);
-  const id = temperature ? sample(chances, random) : likeliest(chances);
-  return { ids: [...kept, id], id, chances };
 }
 
 export let BLANK = /_{3,}/; // the place to fill: what stands behind is not read, since the model looks back alone

@@ -3,9 +3,9 @@
 // `engine.next` says what is found: rows of tokens with their chances; of a model that predicts none, {state}, how far
 // what it gives has moved, as a cosine. Each head's silence is ranked alone, whatever is changed.
 
-import { byId, element, emit, makeButton, on, putWords, remake, say } from './base.js';
+import { byId, element, emit, makeButton, on, putWords, remake, say, scoped } from './base.js';
 import { engine } from './engine.js';
-import { bar, changedNames, data, factorOf, heads, moved, numberOf, percent, points, quoted, scoped, setText,
+import { bar, changedNames, data, factorOf, heads, moved, numberOf, percent, points, quoted, setText,
   toggleSilence, view } from './state.js';
 
 // The latest ranking: `key`, the text, place and token that were followed, its chance `before`, and in `rows` of each
@@ -38,24 +38,21 @@ function showNext() {
 
 function showTokens({ rows, follow, truth }, changed) {
   const second = rows[0].length > 4; // where no word is hidden in a second text nothing is filled in there
-  const head = element('tr'), keys = ['report.next_token', 'report.as_it_is'];
+  const keys = ['report.next_token', 'report.as_it_is'];
   if (changed) keys.push('report.as_changed', 'report.change');
   if (second) keys.push('look.in_second', 'report.change');
-  head.append(...keys.map((key) => scoped('col', say(key))));
+  const head = element('tr', '', ...keys.map((key) => scoped('col', say(key))));
   byId('next').classList.toggle('both', changed || second);
   remake(byId('next'), 'id', [head, ...rows.map((row) => tokenRow(row, changed, second, follow, truth))]);
 }
 
 // A token, whose button makes it the one that is followed, and its chances as bars.
 function tokenRow([id, token, before, now, other], changed, second, follow, truth) {
-  const row = element('tr', id === follow ? 'chosen' : ''), name = scoped('row', '');
-  const button = makeButton('token', undefined, () => { view.follow = id; showNext(); });
+  const button = makeButton('token', () => { view.follow = id; showNext(); }, element('bdi', '', token));
+  const row = element('tr', id === follow ? 'chosen' : '', scoped('row', button), bar(before, 'ours'));
   button.dataset.id = id;
   button.setAttribute('aria-pressed', String(id === follow));
-  button.append(element('bdi', '', token));
   if (id === truth) button.title = say('report.in_text');
-  name.append(button);
-  row.append(name, bar(before, 'ours'));
   const change = (from, to) => element('td', moved(to - from), points(to - from));
   if (changed) row.append(bar(now, 'theirs'), change(before, now));
   if (second) row.append(bar(other, 'theirs'), change(now, other));
@@ -123,8 +120,8 @@ function showRanking(found) {
 
 // A line of the ranking: the head's button, and the chance without it, or of a vector what the cosine lacks to 1.
 function rankingRow([name, part, then], isToken, byAdds) {
-  const item = element('li'), words = element('span', 'then'), silent = factorOf(numberOf.get(name)) === 0;
-  const button = makeButton('token', name, () => toggleSilence(numberOf.get(name)));
+  const words = element('span', 'then'), silent = factorOf(numberOf.get(name)) === 0;
+  const button = makeButton('token', () => toggleSilence(numberOf.get(name)), name);
   button.dataset.name = name;
   button.setAttribute('aria-pressed', String(silent));
   button.setAttribute('aria-label', say(silent ? 'report.wake' : 'report.silence', { name }));
@@ -133,8 +130,7 @@ function rankingRow([name, part, then], isToken, byAdds) {
   if (byAdds) words.textContent = say('report.adds', { nats: `${adds < 0 ? '−' : '+'}${Math.abs(adds).toFixed(2)}` });
   else if (isToken) putWords(words, becomes ?? 'report.stays_at', { token: quoted(then) });
   else words.textContent = part.toFixed(4);
-  item.append(button, bar(isToken ? part : Math.max(0, 1 - part), 'theirs', 'span'), words);
-  return item;
+  return element('li', '', button, bar(isToken ? part : Math.max(0, 1 - part), 'theirs', 'span'), words);
 }
 
 byId('temperature')?.addEventListener('input', ({ target }) => { // of a model in the page

@@ -1,11 +1,11 @@
 // --- The reader's own sentence: typed, run through the model in the page, and continued token by token ---
 
-import { byId, element, emit, language, makeButton, on, say } from './base.js';
-import { engine } from './engine.js';
-import { goOn, growing, lastPlace, longer, model, modelMissing, nameOf, ordered, strange, typed } from './local.js';
+import { byId, element, emit, language, makeButton, on, say, visible } from './base.js';
+import { engine, hasModel } from './engine.js';
+import { goOn, growing, lastPlace, longer, model, nameOf, ordered, strange, typed } from './local.js';
 import { BLANK, probabilities } from './model.js';
 import { passage, sentence, showText } from './shown.js';
-import { count, data, percent, quoted, setText, view, visible } from './state.js';
+import { count, data, percent, quoted, setText, view } from './state.js';
 import { alike, nearest, replaced } from './tokens.js';
 
 // Round choices, all at most but for the chance: larger counts show more, and a longer wait lets the page lag.
@@ -18,9 +18,8 @@ export let opening = '', example = ''; // the text that the page opens with, and
 
 // Listens to the panel and puts the first sentence there; hides the panel where there is no model in the page.
 export function startOwn() {
-  const why = modelMissing(); // in words, '' where there is one
-  byId('own').hidden = byId('next-panel').hidden = byId('workbench').hidden = Boolean(why);
-  if (why) return showOwn();
+  byId('own').hidden = byId('next-panel').hidden = byId('workbench').hidden = !hasModel();
+  if (!hasModel()) return showOwn();
   byId('own-text').addEventListener('input', () => {
     clearTimeout(typing);
     typing = setTimeout(() => setOwn(byId('own-text').value), WAIT_MS);
@@ -119,12 +118,12 @@ function showFollowing() {
 
 // A button that puts another sentence there, and the cursor behind it: the next key goes on typing.
 function wordButton(name, changed) {
-  return makeButton('known', name, () => {
+  return makeButton('known', () => {
     const text = byId('own-text');
     setOwn(changed());
     text.focus();
     text.setSelectionRange(text.value.length, text.value.length);
-  });
+  }, name);
 }
 
 // Names the words that the model lacks, and offers others in their place: before they are put right it says nothing.

@@ -5,13 +5,12 @@
 // heads are silenced together until it changes or none is left. A sign, and a word of the other language, show nothing
 // of a part. On another text the question is about the whole word.
 
-import { byId, element, emit, makeButton, on, putWords, say, worded } from './base.js';
+import { byId, element, emit, makeButton, on, putWords, say, scoped, worded } from './base.js';
 import { engine, hasModel } from './engine.js';
 import { lastPlace, nameOf, typed, without } from './local.js';
 import { likeliest } from './model.js';
 import { example, restingPlace, setOwn } from './own.js';
-import { data, enumerated, heads, numberOf, percent, pin, quoted, scoped, setText, toggleSilence,
-  view } from './state.js';
+import { data, enumerated, heads, numberOf, percent, pin, quoted, setText, toggleSilence, view } from './state.js';
 
 const PARTS = data.verbs ? ['person', 'verb', 'tense'] : ['word'];
 const COLUMNS = { verb: 0, tense: 1, person: 2, language: 3 }; // of `data.verbs.words`
@@ -101,7 +100,7 @@ function showQuestions() {
   byId('quest').classList.toggle('topic', Boolean(topic));
   setText('quest-title', PARTS.length > 1 ? 'report.quest_title' : 'report.quest_one');
   byId('quests').replaceChildren(...PARTS.map((part) => {
-    const button = makeButton('question', say(`report.quest_${part}`), () => ask(part));
+    const button = makeButton('question', () => ask(part), say(`report.quest_${part}`));
     button.dataset.part = part;
     button.setAttribute('aria-pressed', String(part === topic));
     return button;
@@ -113,12 +112,12 @@ function showQuestions() {
     setText('quest-how', 'report.quest_how', { place: quoted(token), word: untouched.word, what: partName(topic) });
     if (typed.pieces.some(({ text }) => text === '=')) byId('quest-how').append(' ', say('report.quest_equals'));
     if (left && left !== typed.text) { // the reader's own: back to it, or the same question about it
-      byId('quest-how').append(' ', makeButton('known', say('report.back_to', { text: left }), () => setOwn(left)));
+      byId('quest-how').append(' ', makeButton('known', () => setOwn(left), say('report.back_to', { text: left })));
       const isRead = engine.tokens(left).pieces.every(({ known }) => known);
-      if (isRead) byId('quest-how').append(' ', makeButton('known', say('report.ask_own'), () => ask(topic, left)));
+      if (isRead) byId('quest-how').append(' ', makeButton('known', () => ask(topic, left), say('report.ask_own')));
     }
     byId('guesses').replaceChildren(...[...heads.map(({ name }) => name), ''].map((name) =>
-      makeButton('guess', name || say('report.guess_none'), () => take(name))));
+      makeButton('guess', () => take(name), name || say('report.guess_none'))));
   }
   showLive();
   showAnswer();
@@ -145,10 +144,9 @@ function showAnswer() {
   const single = ['alone', 'several'].includes(kind), shared = ['mixed', 'pair', 'many'].includes(kind);
   const how = guess && shared && names.includes(guess) ? 'half'
     : (guess ? single && names.includes(guess) : !single) ? 'right' : 'wrong';
-  box.append(line('', `report.guess_${how}`), line('found', `report.answer_${kind}`));
-  const proofs = element('ul', 'proofs'), shown = guessed && !trials.includes(guessed) ? [...trials, guessed] : trials;
-  proofs.append(...shown.map((each) => putProof(element('li'), each)));
-  box.append(proofs);
+  const shown = guessed && !trials.includes(guessed) ? [...trials, guessed] : trials;
+  box.append(line('', `report.guess_${how}`), line('found', `report.answer_${kind}`),
+    element('ul', 'proofs', ...shown.map((each) => putProof(element('li'), each))));
   if (all.length) box.append(trialTable(all), line('caption', 'report.badge_how'));
   // Of several heads the one that is missed most.
   view.answer = { name: all.find((each) => names.includes(each.names[0]))?.names[0], at: untouched.place };
@@ -157,21 +155,17 @@ function showAnswer() {
 
 // Each head alone: the word that comes then, what becomes of each part, and the chance that is left to the part.
 function trialTable(all) {
-  const details = element('details'), made = element('table', 'trials'), top = element('tr');
   const parts = PARTS.filter((part) => tells(part, untouched.word).length);
-  const names = [say('report.without_it'), say('report.then'), ...parts.map(partName)];
-  top.append(...names.map((text) => scoped('col', text)));
-  made.append(top, ...all.map(({ names, word, stays, changes, kept }) => {
-    const row = element('tr'), name = scoped('row', '');
-    name.append(makeButton('token', names[0], () => toggleSilence(numberOf.get(names[0]))));
-    row.append(name, element('td', '', word), ...parts.map((part) => {
+  const titles = [say('report.without_it'), say('report.then'), ...parts.map(partName)];
+  const rows = all.map(({ names: [name], word, stays, changes, kept }) => element('tr', '',
+    scoped('row', makeButton('token', () => toggleSilence(numberOf.get(name)), name)), element('td', '', word),
+    ...parts.map((part) => {
       const isBroken = changes.includes(part), left = part === topic ? ` ${percent(kept)}` : '';
       return element('td', isBroken ? 'fall' : '', (isBroken ? '✗' : stays.includes(part) ? '✓' : '?') + left);
-    }));
-    return row;
-  }));
-  details.append(element('summary', '', say('report.each_alone')), made, worded('p', 'caption', 'report.trial_signs'));
-  return details;
+    })));
+  const top = element('tr', '', ...titles.map((text) => scoped('col', text)));
+  return element('details', '', element('summary', '', say('report.each_alone')),
+    element('table', 'trials', top, ...rows), worded('p', 'caption', 'report.trial_signs'));
 }
 
 // --- The moves ---

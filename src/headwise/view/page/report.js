@@ -3,7 +3,6 @@
 import { byId, element, emit, isShortcut, on, say, told } from './base.js';
 import { hasModel } from './engine.js';
 import { openHead } from './head.js';
-import { modelMissing } from './local.js';
 import { readAddress } from './address.js';
 import { makeGrid } from './grid.js';
 import './next.js';
@@ -31,8 +30,6 @@ function showTop() {
   byId('notes').replaceChildren(...data.notes.map((note) => element('li', '', told(note))));
   // The passage is offered beside the sentence where it shows more text.
   byId('text-choice').hidden = !sentence || !passage.tokens.length || data.tokens.length <= sentence.tokens.length;
-  byId('no-model').textContent = modelMissing();
-  byId('no-model').hidden = hasModel();
   byId('meanings').replaceChildren(...data.columns.flatMap((column) => [
     element('dt', '', columnName(column)), element('dd', '', columnMeaning(column))]));
 }

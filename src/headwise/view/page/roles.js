@@ -21,19 +21,17 @@ function makeRoles() {
 
 // A card: the button that filters by the role, what the role means, the scores of all heads, and the rule.
 function roleCard(role, earners) {
-  const { meaning, source } = data.roles[role], card = element('li', earners ? 'role' : 'role unearned');
-  const button = makeButton('choose', undefined, () => {
+  const { meaning, source } = data.roles[role];
+  const button = makeButton('choose', () => {
     if (!view.roles.delete(role)) view.roles.add(role); // `delete` says whether it was there
     emit('filter');
-  });
+  }, badge(role), element('span', 'count', say(earners ? 'report.n_heads' : 'report.no_head', { count: earners })));
   button.dataset.role = role;
   button.setAttribute('aria-pressed', String(view.roles.has(role)));
-  button.append(badge(role),
-    element('span', 'count', earners ? say('report.n_heads', { count: earners }) : say('report.no_head')));
   const words = told(meaning).replace(/`([^`]+)`/g, (_, token) => quoted(token)); // `token` -> ‘token’
-  card.append(button, element('p', 'meaning', `${words[0].toUpperCase()}${words.slice(1)}.`), strip(role),
+  return element('li', earners ? 'role' : 'role unearned', button,
+    element('p', 'meaning', `${words[0].toUpperCase()}${words.slice(1)}.`), strip(role),
     element('p', 'rule', `${rule(role)} ${say('report.rule_source', { source: told(source) })}`));
-  return card;
 }
 
 // Where the table has the statistic by which a role is earned; -1 where it has not.
@@ -55,7 +53,7 @@ function rule(role) {
 
 // What even attention would have of a statistic, for each head of which it is known.
 function evenOf(at) {
-  return at < 0 ? [] : heads.map((head) => head.uniform[at]).filter((value) => value !== null && value !== undefined);
+  return at < 0 ? [] : heads.map((head) => head.uniform[at]).filter(Number.isFinite);
 }
 
 // Every head's score as a stroke on one axis, the threshold as a line, the controls as triangles.
@@ -73,18 +71,14 @@ function strip(role) {
   // One path for all heads with the role, which are taller, and one for all without.
   const strokes = (has, top, tall) =>
     known.filter((pair) => pair[1] === has).map(([mean]) => `M${x(mean)} ${top}v${tall}`).join('');
-  const drawing = svg('svg', { class: 'strip', viewBox: `0 0 ${width} ${height}`, 'aria-hidden': 'true' });
-  drawing.append(svg('line', { class: 'axis', x1: margin, x2: width - margin, y1: 15, y2: 15 }),
+  const controls = [['even', Math.max(...evenOf(at))], ['untrained', data.untrained[at]]]; // -Infinity of none
+  const marks = controls.filter(([, value]) => Number.isFinite(value))
+    .map(([mark, value]) => svg('path', { class: mark, d: `M${x(value)} 17l4 7h-8z` })); // points up at the axis
+  return svg('svg', { class: 'strip', viewBox: `0 0 ${width} ${height}`, 'aria-hidden': 'true' },
+    svg('line', { class: 'axis', x1: margin, x2: width - margin, y1: 15, y2: 15 }),
     svg('path', { class: 'others', d: strokes(false, 8, 7) }),
     svg('path', { class: `earners r${kind}`, d: strokes(true, 4, 11) }),
-    svg('line', { class: 'limit', x1: x(threshold), x2: x(threshold), y1: 1, y2: 18 }));
-  const even = evenOf(at), marks = { even: even.length ? Math.max(...even) : null, untrained: data.untrained[at] };
-  for (const [mark, value] of Object.entries(marks)) {
-    if (value !== null && value !== undefined) drawing.append(
-      svg('path', { class: mark, d: `M${x(value)} 17l4 7h-8z` }), // a triangle that points up at the axis
-    );
-  }
-  return drawing;
+    svg('line', { class: 'limit', x1: x(threshold), x2: x(threshold), y1: 1, y2: 18 }), ...marks);
 }
 
 function pressCards() {

@@ -3,7 +3,7 @@
 // The reader points at the query, view.at, or -1. The sentence is seen through one head, view.through, or, where that
 // is -1, through the mean of all heads; of a live model then through the hardest looks of any head.
 
-import { arrowOf, byId, element, makeButton, on, putWords, say, stopAt } from './base.js';
+import { byId, element, makeButton, on, putWords, say, walkable } from './base.js';
 import { colourOf, inkOn } from './colours.js';
 import { hasModel } from './engine.js';
 import { looksThrough } from './shown.js';
@@ -25,17 +25,15 @@ function makeSentence() {
   box.dataset.length =
     words.length > 60 || letters > 260 ? 'long' : words.length > 16 || letters > 70 ? 'middle' : 'short';
   box.classList.toggle('letters', !view.shown.words && words.length > 3 && letters < 1.6 * words.length);
-  box.replaceChildren(...words.flatMap((word, at) => {
-    const ends = Array.from({ length: view.shown.words?.[at].lines ?? 0 }, () => element('span', 'break'));
-    return [word, ...ends];
-  }));
+  box.replaceChildren(...words.flatMap((word, at) =>
+    [word, ...Array.from({ length: view.shown.words?.[at].lines ?? 0 }, () => element('span', 'break'))]));
   if (focused >= 0) words[Math.min(focused, words.length - 1)]?.focus();
 }
 
 function makeWord(at) {
-  const { tokens, unknown, words: set } = view.shown, button = makeButton('word', undefined, () => pin(at));
+  const { tokens, unknown, words: set } = view.shown, text = set?.[at].lines ? `${set[at].text}⏎` : tokens[at];
+  const button = makeButton('word', () => pin(at), element('bdi', '', text));
   button.tabIndex = at === Math.max(0, view.at) ? 0 : -1;
-  button.append(element('bdi', '', set?.[at].lines ? `${set[at].text}⏎` : tokens[at]));
   button.classList.toggle('mark', set ? set[at].sign : MARK.test(tokens[at]));
   button.classList.toggle('unknown', Boolean(unknown?.[at]));
   if (set) {
@@ -43,11 +41,8 @@ function makeWord(at) {
     button.classList.toggle('end', set[at].lines > 0 && !set[at].text); // a line end alone
   }
   button.addEventListener('pointerenter', (event) => { if (event.pointerType === 'mouse' && !view.pinned) point(at); });
-  button.addEventListener('focus', () => {
-    stopAt(words, button);
-    // By keyboard the focus points; by mouse it comes with a click, which pins or frees.
-    if (!view.pinned && button.matches(':focus-visible')) point(at);
-  });
+  // By keyboard the focus points; by mouse it comes with a click, which pins or frees.
+  button.addEventListener('focus', () => { if (!view.pinned && button.matches(':focus-visible')) point(at); });
   return button;
 }
 
@@ -115,19 +110,7 @@ export function lookWords(at, number) {
   return lines.join(' ');
 }
 
-// The arrow keys go from word to word; the sentence and the text of the large view both listen with this.
-export function walkSentence(event) {
-  const [down, step] = arrowOf(event) ?? [1, 0];
-  if (down) return;
-  const list = [...event.currentTarget.querySelectorAll('.word')], at = list.indexOf(event.target.closest('.word'));
-  const next = list[at + step];
-  event.preventDefault();
-  if (!next) return;
-  next.focus();
-  if (!view.pinned) point(at + step);
-}
-
-byId('sentence').addEventListener('keydown', walkSentence);
+walkable(byId('sentence'), () => [words]);
 byId('free').addEventListener('click', () => pin(-1));
 on('words', makeSentence);
 on('words language', sayBoundary);

@@ -3,7 +3,7 @@
 // A question is a JSON object that names under `do` what it asks, as heads/look.py has it; it is answered in JSON.
 
 import { emit } from './base.js';
-import { engine, mapOf } from './engine.js';
+import { engine } from './engine.js';
 import { data, numberOf, view, weights } from './state.js';
 
 const address = new URL('ask', location.href); // beside the page, below the same secret path
@@ -43,8 +43,8 @@ async function fetchMaps() {
     const { maps = {} } = numbers.length ? await ask({ do: 'maps', slot, heads: numbers }) : {};
     if (before !== version) break;
     for (const number of numbers) { // what no answer has is not asked for again, before another text is read
-      const [rows, columns, base64] = maps[number] ?? [0, 1, ''];
-      kept.set(slot + number, mapOf(weights(base64), rows, columns || 1));
+      const [rows, columns, base64] = maps[number] ?? [0, 0, ''];
+      kept.set(slot + number, { rows, columns, weights: weights(base64) });
     }
   }
   asking = false;
@@ -53,6 +53,7 @@ async function fetchMaps() {
 
 // The map of a head on one text; it is asked for where it is not there, with others that are wanted at the same time.
 function mapIn(slot, number) {
+  if (!version) return undefined; // nothing was read yet
   const map = kept.get(slot + number);
   if (!map) {
     wanted.add(slot + number);

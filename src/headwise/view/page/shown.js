@@ -6,13 +6,40 @@
 // passage a row or column is a block of tokens, and `block` and `blocks`, how many there are, place it.
 
 import { emit, say } from './base.js';
-import { engine, unpackedMaps } from './engine.js';
+import { engine } from './engine.js';
 import { LEVELS, cut, data, heads, inWords, largestOf, named, unpacked, view, weights } from './state.js';
 
 const FAINT = 0.1; // of a live model the last colour is at least for this weight: a faint map stays pale
 
 export const passage = data.tokens && { tokens: data.tokens.slice(0, data.passage), exact: false };
-export const sentence = data.maps && { tokens: data.maps.tokens, exact: true, maps: unpackedMaps(data.maps) };
+export const sentence = data.maps && { tokens: data.maps.tokens, exact: true, maps: mapsOf(data.maps) };
+const unpack = once(weights); // base64 -> its weights
+// A head's strongest keys and their weights, k for each token of the passage; in a long document keys are `wide`.
+const lists = once((head) => ({ keys: unpacked(head.keys, data.wide ? 4 : 2), top: weights(head.weights) }));
+
+// Makes the value of a key when it is first asked for.
+function once(make) {
+  const made = new Map();
+  return (key) => {
+    if (!made.has(key)) made.set(key, make(key));
+    return made.get(key);
+  };
+}
+
+// The maps of the file by the names of heads: base64, without the zeros above the diagonal of a causal model.
+function mapsOf(stored) {
+  const size = stored.tokens.length, has = (name) => name in stored.weights;
+  const get = once((name) => {
+    const packed = weights(stored.weights[name]), full = new Float32Array(size * size);
+    for (let row = 0, at = 0; row < size; row++) {
+      const width = stored.causal ? row + 1 : size; // weights of the row that are stored
+      full.set(packed.subarray(at, at + width), row * size);
+      at += width;
+    }
+    return { rows: size, columns: size, weights: full };
+  });
+  return { has, get: (name) => (has(name) ? get(name) : undefined) };
+}
 
 // Shows a text everywhere. If only its maps are new, its words stay, so that one of them keeps the focus.
 export function showText(text) {
@@ -28,27 +55,18 @@ export function showText(text) {
   emit('point');
 }
 
-const unpackedOnce = new Map(); // base64 -> its weights
-
-function unpackOnce(base64) {
-  if (!unpackedOnce.has(base64)) unpackedOnce.set(base64, weights(base64));
-  return unpackedOnce.get(base64);
-}
-
 // The map of the text shown; of a passage, the fraction of its attention that a block of rows gives to each.
 export function storedOf(number) {
   const head = heads[number];
   if (view.shown.exact) return view.shown.maps.get(head.name);
   const { rows, columns } = head;
-  return { rows, columns, weights: unpackOnce(head.shares), first: unpackOnce(head.first), blocks: true };
+  return { rows, columns, weights: unpack(head.shares), first: unpack(head.first), blocks: true };
 }
 
-// Without the first token; both numbers are rounded, so that it may have a little more than its column.
-function withoutFirst(picture) {
-  const left = picture.weights.slice();
-  picture.first.forEach((weight, row) => {
-    left[row * picture.columns] = Math.max(0, left[row * picture.columns] - weight);
-  });
+// Without the first token. Of a block's column it has `first`; both are rounded, and it may have a little more.
+function withoutFirst({ rows, columns, weights: all, first }) {
+  const left = all.slice();
+  for (let row = 0, at = 0; row < rows; row++, at += columns) left[at] = first ? Math.max(0, all[at] - first[row]) : 0;
   return left;
 }
 
@@ -64,9 +82,9 @@ function largestChoice(picture, drawn) {
   return largestOf(forced ? drawn.slice(picture.columns) : drawn) || 1;
 }
 
-// The picture of a head after the reader's switches, undefined where it has no map: {rows, columns, weights, first}, of
-// each row what of its first column goes to the first token alone; `drawn`, the weights that have colours, `top`, the
-// one that has the last colour, and `diverging`, are there weights below 0? Between two texts it is their difference.
+// The picture of a head after the reader's switches, undefined where it has no map: {rows, columns, weights}; `drawn`,
+// the weights that have colours, `top`, the one that has the last colour, and `diverging`, are there weights below 0?
+// Between two texts it is their difference.
 export function pictureOf(number) {
   const picture = storedOf(number), apart = picture && engine.difference(number);
   if (!picture) return undefined;
@@ -125,14 +143,6 @@ export function wordsForCell(number, picture, row, column) {
 }
 
 // --- Where a head looks ---
-
-const listed = new Map(); // head -> what `lists` gave
-
-// A head's strongest keys and their weights, k for each token of the passage; in a long document keys are `wide`.
-function lists(head) {
-  if (!listed.has(head)) listed.set(head, { keys: unpacked(head.keys, data.wide ? 4 : 2), top: weights(head.weights) });
-  return listed.get(head);
-}
 
 // Of how many tokens of the text is it known where the head looks?
 export function knownOf(number) {

@@ -212,10 +212,7 @@ export function named(token, tokens) {
 // The name of a head without its stack: encoder.L0.H3 -> L0.H3.
 export function shortName(name) { return name.split('.').slice(-2).join('.'); }
 // Words in a row: "a, b and c".
-export function enumerated(names) {
-  const last = names.at(-1);
-  return names.length < 2 ? last ?? '' : `${names.slice(0, -1).join(', ')} ${say('report.and')} ${last}`;
-}
+export function enumerated(names) { return new Intl.ListFormat(language() === 'en' ? 'en-GB' : 'es').format(names); }
 
 // A factor in words; the slider has steps of a tenth: × 0.5, × −1.
 export function times(factor) { return `× ${String(Math.round(10 * factor) / 10).replace('-', '−')}`; }
@@ -230,35 +227,14 @@ export function changedNames() {
   return parts.filter(Boolean).join(', ');
 }
 
-// Signs for what cannot be seen, as in view/terminal.py.
-const SIGNS = { ' ': '␣', '\n': '⏎', '\t': '⇥', '\r': '␍', '': '∅' };
-
-// A token with signs in place of what cannot be seen. Characters of these classes (control, format, lone surrogates,
-// line, paragraph and space separators) that have no sign become <U+00AD>.
-export function visible(token) {
-  if (token in SIGNS) return SIGNS[token]; // also '', which the replacement would not meet
-  return token.replace(/[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}\p{Zs}]/gu, (sign) => SIGNS[sign] ??
-    // The joiner U+200D stays, since it holds the parts of an emoji together.
-    (sign === '\u200d' ? sign : `<U+${sign.codePointAt(0).toString(16).toUpperCase().padStart(4, '0')}>`));
-}
-
 // --- Parts of a page ---
 
 // A cell with a bar as long as a part of a whole, and that part in percent; `kind` is ours or theirs, for two colours.
 export function bar(part, kind, tag = 'td') {
-  const cell = element(tag, 'bar-cell'), track = element('span', 'track'), filled = element('span', kind);
+  const filled = element('span', kind);
   filled.style.width = `${(100 * part).toFixed(2)}%`;
-  track.append(filled);
-  cell.append(track, element('span', 'part', percent(part)));
-  return cell;
+  return element(tag, 'bar-cell', element('span', 'track', filled), element('span', 'part', percent(part)));
 }
 
 // Puts a phrase into the element of an id; it does not follow the language by itself.
 export function setText(id, key, values = {}) { putWords(byId(id), key, values); }
-
-// The heading of a row or column of a table; `scope` is row or col.
-export function scoped(scope, name) {
-  const heading = element('th', '', name);
-  heading.scope = scope;
-  return heading;
-}

@@ -3,10 +3,10 @@
 // A row is a head, a column a statistic of `data.columns`. Before them stand the name, the roles, and a column that
 // follows the sentence above the table.
 
-import { byId, element, isShortcut, makeButton, on, say, shadeEdge, stopAt } from './base.js';
+import { byId, element, isShortcut, makeButton, on, say, scoped, shadeEdge, stopAt, walkable } from './base.js';
 import { openHead } from './head.js';
 import { looksOf } from './shown.js';
-import { ROUNDS_TO_0, badge, columnName, cut, data, figure, heads, intervalIn, inWords, matches, quoted, scoped,
+import { ROUNDS_TO_0, badge, columnName, cut, data, figure, heads, intervalIn, inWords, matches, quoted,
   view } from './state.js';
 
 const NOW = 2; // place of the column that follows the sentence, behind name and roles
@@ -15,15 +15,12 @@ let rowsInOrder = []; // the rows in the order of `heads`, however they are sort
 let sorted = []; // the headings by which rows can be sorted, in the order of the cells of a row
 
 function makeTable() {
-  const head = element('thead'), body = element('tbody'), top = element('tr');
   const first = [['name', 'report.head'], ['roles', 'report.roles'], ['now', 'report.looks_now']]; // [sort, phrase]
-  top.append(...first.map(([sort, key]) => heading(sort, say(key), sort)));
-  // 'extra' is the class of columns that the style sheet shows on demand.
-  top.append(...data.columns.map((column, at) => heading(at, columnName(column), column.main ? '' : 'extra')));
-  head.append(top);
+  const top = element('tr', '', ...first.map(([sort, key]) => heading(sort, say(key), sort)),
+    // 'extra' is the class of columns that the style sheet shows on demand.
+    ...data.columns.map((column, at) => heading(at, columnName(column), column.main ? '' : 'extra')));
   rowsInOrder = heads.map(tableRow);
-  body.append(...rowsInOrder);
-  table.replaceChildren(head, body);
+  table.replaceChildren(element('thead', '', top), element('tbody', '', ...rowsInOrder));
   table.setAttribute('role', 'grid');
   sorted = [...table.querySelectorAll('th[data-sort]')];
   byId('all-columns').parentElement.hidden = data.columns.every((column) => column.main);
@@ -31,24 +28,20 @@ function makeTable() {
 
 // A heading whose button sorts the rows by 'name', 'roles', 'now', or the place of a statistic in `data.columns`.
 function heading(sort, text, className) {
-  const cell = scoped('col', ''), button = makeButton('sort', text, () => sortBy(cell));
+  const cell = scoped('col', makeButton('sort', () => sortBy(cell), text));
   cell.className = className;
   cell.dataset.sort = sort;
   cell.setAttribute('aria-sort', 'none');
-  cell.append(button);
   return cell;
 }
 
 // The row of a head.
 function tableRow(head, number) {
-  const row = element('tr'), roles = element('td', 'roles'), name = scoped('row', head.name);
-  name.className = 'name';
+  const name = Object.assign(scoped('row', head.name), { className: 'name' });
+  const roles = element('td', 'roles', ...head.roles.flatMap((role) => [badge(role), ' ']));
+  const row = element('tr', '', name, roles, element('td', 'now'), ...data.columns.map((column, at) =>
+    element('td', column.main ? '' : 'extra', figure(head.values[at]?.[0], column))));
   row.dataset.number = number;
-  head.roles.forEach((role) => roles.append(badge(role), ' '));
-  row.append(name, roles, element('td', 'now'));
-  data.columns.forEach((column, at) => {
-    row.append(element('td', column.main ? '' : 'extra', figure(head.values[at]?.[0], column)));
-  });
   for (const cell of row.cells) cell.tabIndex = -1; // one cell of the table is a stop for Tab: `stopAtFirstRow`
   return row;
 }
@@ -121,33 +114,18 @@ function filterRows() {
 
 function cellOf(event) { return event.target.closest('tbody td, tbody th'); }
 
-// Enter and the space bar enlarge the head of a row; the arrow keys, Home and End go from cell to cell.
-function walkTable(event) {
-  const cell = cellOf(event);
-  if (!cell || isShortcut(event)) return;
-  if (event.key === 'Enter' || event.key === ' ') {
-    event.preventDefault();
-    openHead(Number(cell.parentElement.dataset.number));
-    return;
-  }
-  const next = nextCell(cell, event.key);
-  if (!next) return;
+// Enter and the space bar enlarge the head of a row.
+function openRow(event) {
+  const opens = [undefined, 'Enter', ' '].includes(event.key); // a click has no key
+  if (!cellOf(event) || isShortcut(event) || !opens) return;
   event.preventDefault();
-  stopAt(table.tBodies[0].querySelectorAll('[tabindex="0"]'), next);
-  next.focus();
+  openHead(Number(cellOf(event).parentElement.dataset.number));
 }
 
-// The cell to which a key leads; null or undefined where there is none.
-function nextCell(cell, key) {
-  // A cell that the style sheet hides has no offsetParent.
-  const row = cell.parentElement, cells = [...row.cells].filter((other) => other.offsetParent);
-  if (key === 'Home') return cells[0];
-  if (key === 'End') return cells[cells.length - 1];
-  if (key === 'ArrowLeft' || key === 'ArrowRight') return cells[cells.indexOf(cell) + (key === 'ArrowLeft' ? -1 : 1)];
-  if (key !== 'ArrowUp' && key !== 'ArrowDown') return null;
-  let next = row; // rows that the filter hides are passed over
-  do next = key === 'ArrowUp' ? next.previousElementSibling : next.nextElementSibling; while (next?.hidden);
-  return next?.cells[cell.cellIndex];
+// The cells in sight, row by row: one that the style sheet hides has no offsetParent.
+function cellsShown() {
+  const isShown = (cell) => cell.offsetParent;
+  return [...table.tBodies[0].rows].filter((row) => !row.hidden).map((row) => [...row.cells].filter(isShown));
 }
 
 // --- The note beside a cell: interval and controls ---
@@ -182,10 +160,8 @@ function tipLines(head, at) {
 
 function hideTip() { byId('tip').hidden = true; }
 
-table.addEventListener('keydown', walkTable);
-table.addEventListener('click', (event) => {
-  if (cellOf(event)) openHead(Number(cellOf(event).parentElement.dataset.number));
-});
+walkable(table, cellsShown);
+for (const name of ['keydown', 'click']) table.addEventListener(name, openRow);
 for (const name of ['mouseover', 'focusin']) table.addEventListener(name, (event) => showTip(cellOf(event)));
 for (const name of ['mouseleave', 'focusout']) table.addEventListener(name, hideTip);
 frame.addEventListener('scroll', hideTip);

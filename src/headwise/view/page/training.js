@@ -2,9 +2,9 @@
 //
 // The baseline is an n-gram model of the same text. Losses are in nats for each token; null where one was not finite.
 
-import { byId, bytesOf, element, grouped, on, putWords, readData, say, svg, told } from './base.js';
+import { byId, bytesOf, element, grouped, on, readData, say, scoped, svg, told, visible, worded } from './base.js';
 import { paint } from './colours.js';
-import { count, data, quoted, sayOr, scoped, visible } from './state.js';
+import { count, data, quoted, sayOr } from './state.js';
 
 // Size of the curve's drawing, and margins for the numbers and words of its axes.
 const CURVE = { width: 640, height: 320, left: 78, right: 34, top: 14, bottom: 62 };
@@ -20,11 +20,8 @@ function makeRun() {
     element('dt', '', sayOr(`fact.${name.replaceAll(/\W+/g, '_')}`, name)), element('dd', '', grouped(told(value)))]));
   byId('losses').replaceChildren(...comparison(data.run));
   byId('curve').replaceChildren(...curveFigure(data.run));
-  byId('samples').replaceChildren(...data.run.samples.map((sample) => {
-    const item = element('li');
-    item.append(Object.assign(element('pre', '', sample), { dir: 'auto' }));
-    return item;
-  }));
+  byId('samples').replaceChildren(...data.run.samples.map((sample) =>
+    element('li', '', Object.assign(element('pre', '', sample), { dir: 'auto' }))));
   byId('samples-title').hidden = !data.run.samples.length;
 }
 
@@ -33,13 +30,13 @@ function comparison({ held_out_loss: heldOut, baseline_loss: baseline }) {
   const longest = Math.max(...[heldOut, baseline].filter(finite), 0) || 1; // the loss whose bar is whole; never 0
   const parts = [measure(say('report.this_model'), heldOut, longest, 'ours')];
   if (data.run.has_baseline) parts.push(measure(baselineName(), baseline, longest, 'theirs'));
-  const verdict = element('p', 'verdict'), gain = baseline - heldOut;
+  const gain = baseline - heldOut;
   const key = !data.run.has_baseline ? 'report.no_baseline'
     : !finite(baseline) || !finite(heldOut) ? 'report.not_compared'
       : Math.abs(gain) < 0.0005 ? 'report.same_loss' // three decimals would show 0.000
         : gain > 0 ? 'report.better' : 'report.worse';
-  putWords(verdict, key, { gain: Math.abs(gain).toFixed(3) });
-  return [...parts, verdict, element('p', 'unit', say(data.run.has_baseline ? 'report.unit_both' : 'report.unit'))];
+  return [...parts, worded('p', 'verdict', key, { gain: Math.abs(gain).toFixed(3) }),
+    worded('p', 'unit', data.run.has_baseline ? 'report.unit_both' : 'report.unit')];
 }
 
 function baselineName() {
@@ -49,28 +46,22 @@ function baselineName() {
 
 // One of the two bars, with its name and its loss.
 function measure(label, value, longest, kind) {
-  const box = element('div', 'measure'), drawing = svg('svg', { 'aria-hidden': 'true' });
   const wide = finite(value) ? (100 * Math.max(0, value)) / longest : 0;
-  drawing.append(svg('rect', { class: 'track', width: '100%', height: '100%' }),
+  const drawing = svg('svg', { 'aria-hidden': 'true' }, svg('rect', { class: 'track', width: '100%', height: '100%' }),
     svg('rect', { class: kind, width: `${wide.toFixed(2)}%`, height: '100%' }));
-  box.append(element('span', '', label), element('span', 'value', loss(value)), drawing);
-  return box;
+  return element('div', 'measure', element('span', '', label), element('span', 'value', loss(value)), drawing);
 }
 
 // The losses over the training: what each line stands for, the drawing, and the same as a table. `curve` has for each
 // evaluation {step, train_loss, held_out_loss}.
 function curveFigure({ curve, baseline_loss: baseline }) {
   if (!curve.length) return [];
-  const points = [...curve].sort((a, b) => a.step - b.step), key = element('div', 'key');
+  const points = [...curve].sort((a, b) => a.step - b.step);
   const lines = [['train', say('report.training')], ['held-out', say('report.held_out')]];
   if (finite(baseline)) lines.push(['baseline', baselineName()]);
-  for (const [kind, name] of lines) {
-    const item = element('span'), sign = svg('svg', { 'aria-hidden': 'true' });
-    sign.append(svg('line', { class: kind, x1: 0, x2: '100%', y1: 2, y2: 2 }));
-    item.append(sign, name);
-    key.append(item);
-  }
-  return [key, curveDrawing(points, baseline), curveNumbers(points)];
+  const key = lines.map(([kind, name]) => element('span', '',
+    svg('svg', { 'aria-hidden': 'true' }, svg('line', { class: kind, x1: 0, x2: '100%', y1: 2, y2: 2 })), name));
+  return [element('div', 'key', ...key), curveDrawing(points, baseline), curveNumbers(points)];
 }
 
 // Both losses over the steps, the baseline as a line across, and axes with round numbers.
@@ -79,25 +70,22 @@ function curveDrawing(points, baseline) {
   if (!losses.length) return element('p', 'notice', say('report.no_curve'));
   const { width, height, left, right, top, bottom } = CURVE;
   const ends = [...losses, ...(finite(baseline) ? [baseline] : [])]; // all that the axis of losses has to reach
-  const [first, last] = [points[0].step, points[points.length - 1].step];
+  const [first, last] = [points[0].step, points.at(-1).step];
   const ticks = roundSteps(Math.min(...ends), Math.max(...ends));
   const steps = roundSteps(first, last, true).filter((step) => step >= first && step <= last);
   const x = scaleOf(first, last, left, width - right);
-  const y = scaleOf(ticks[0], ticks[ticks.length - 1], height - bottom, top); // a larger loss is higher up
-  const drawing = svg('svg', { class: 'curve', viewBox: `0 0 ${width} ${height}`, role: 'img',
-    'aria-label': curveWords(points, baseline) });
-  const label = (at, up, text, anchor, more = {}) =>
+  const y = scaleOf(ticks[0], ticks.at(-1), height - bottom, top); // a larger loss is higher up
+  const label = (at, up, text, anchor = 'middle', more = {}) =>
     svg('text', { x: at.toFixed(1), y: up.toFixed(1), 'text-anchor': anchor, ...more }, text);
-  for (const tick of ticks) {
-    drawing.append(svg('line', { class: 'grid-line', x1: left, x2: width - right, y1: y(tick), y2: y(tick) }),
-      label(left - 8, y(tick) + 5, String(tick), 'end'));
-  }
+  const across = (name, value) => svg('line', { class: name, x1: left, x2: width - right, y1: y(value), y2: y(value) });
   const upright = { transform: `translate(18 ${((top + height - bottom) / 2).toFixed(0)}) rotate(-90)` };
-  drawing.append(...steps.map((step) => label(x(step), height - bottom + 24, count(step), 'middle')),
-    label((left + width - right) / 2, height - 10, say('report.step'), 'middle'),
+  const drawing = svg('svg', { class: 'curve', viewBox: `0 0 ${width} ${height}`, role: 'img',
+    'aria-label': curveWords(points, baseline) },
+    ...ticks.flatMap((tick) => [across('grid-line', tick), label(left - 8, y(tick) + 5, String(tick), 'end')]),
+    ...steps.map((step) => label(x(step), height - bottom + 24, count(step))),
+    label((left + width - right) / 2, height - 10, say('report.step')),
     label(0, 0, say('report.loss_unit'), 'middle', upright));
-  const across = { class: 'baseline', x1: left, x2: width - right, y1: y(baseline), y2: y(baseline) };
-  if (finite(baseline)) drawing.append(svg('line', across));
+  if (finite(baseline)) drawing.append(across('baseline', baseline));
   for (const [kind, name] of [['train', 'train_loss'], ['held-out', 'held_out_loss']]) { // [class, field of a point]
     const known = points.filter((point) => finite(point[name]));
     const corners = known.map((point) => `${x(point.step).toFixed(1)} ${y(point[name]).toFixed(1)}`);
@@ -110,7 +98,7 @@ function curveDrawing(points, baseline) {
 
 // The curve for those who do not see it: where both losses begin and end.
 function curveWords(points, baseline) {
-  const [first, last] = [points[0], points[points.length - 1]];
+  const [first, last] = [points[0], points.at(-1)];
   const words = say('report.curve_words', { from: count(first.step), to: count(last.step),
     train: loss(first.train_loss), train_end: loss(last.train_loss),
     held: loss(first.held_out_loss), held_end: loss(last.held_out_loss) });
@@ -119,18 +107,13 @@ function curveWords(points, baseline) {
 
 // The losses as a table, which opens on demand.
 function curveNumbers(points) {
-  const details = element('details'), scroll = element('div', 'scroll'), list = element('table'), head = element('tr');
   const title = say('report.curve_numbers');
+  const names = ['report.step', 'report.training', 'report.held_out'].map((key) => scoped('col', say(key)));
+  const scroll = element('div', 'scroll', element('table', '', element('tr', '', ...names),
+    ...points.map(({ step, train_loss: train, held_out_loss: held }) => element('tr', '',
+      ...[count(step), loss(train), loss(held)].map((text) => element('td', '', text))))));
   Object.assign(scroll, { tabIndex: 0, role: 'region', ariaLabel: title }); // 0: it can be scrolled by keyboard
-  head.append(...['report.step', 'report.training', 'report.held_out'].map((key) => scoped('col', say(key))));
-  list.append(head);
-  for (const { step, train_loss: train, held_out_loss: held } of points) {
-    const row = list.insertRow();
-    for (const text of [count(step), loss(train), loss(held)]) row.insertCell().textContent = text;
-  }
-  scroll.append(list);
-  details.append(element('summary', '', title), scroll);
-  return details;
+  return element('details', '', element('summary', '', title), scroll);
 }
 
 // The straight map that takes low to start and high to stop; a range of no width goes to the middle.
@@ -187,14 +170,10 @@ function makeFilm() {
   byId('film-line').textContent = tokens.join(film.tokens.every((token) => token.length < 2) ? '' : ' ');
   const layers = new Set(film.heads.map((name) => name.split('.H')[0])).size; // "L0.H3" -> "L0"
   byId('film-heads').style.setProperty('--across', Math.min(8, Math.max(2, film.heads.length / layers)));
-  byId('film-heads').replaceChildren(...film.heads.map((name, head) => {
-    const figure = Object.assign(element('figure'), { role: 'listitem' });
-    const canvas = Object.assign(element('canvas'), { role: 'img', ariaLabel: name });
-    canvas.addEventListener('pointermove', (event) => sayCell(event, head));
-    figure.append(canvas, element('figcaption', '', name));
-    canvases.push(canvas);
-    return figure;
-  }));
+  canvases = film.heads.map((name) => Object.assign(element('canvas'), { role: 'img', ariaLabel: name }));
+  canvases.forEach((canvas, head) => canvas.addEventListener('pointermove', (event) => sayCell(event, head)));
+  byId('film-heads').replaceChildren(...film.heads.map((name, head) => Object.assign(
+    element('figure', '', canvases[head], element('figcaption', '', name)), { role: 'listitem' })));
   byId('film').hidden = false;
   slider.max = String(film.frames.length - 1);
   slider.value = slider.max;

@@ -1,11 +1,11 @@
 // --- The guided walk through one head, in eight steps: what is chosen, the bar of tokens, going forth and back ---
 
-import { arrowOf, byId, element, isShortcut, language, makeButton, on, putWords, readData, remake, say,
-  setWord } from './base.js';
+import { arrowOf, byId, element, hashOf, hashParts, isShortcut, language, makeButton, on, putWords, readData, remake,
+  say } from './base.js';
 import { byWeight, forward, headName, headNames, inputOf, offer } from './model.js';
 import { nearest, replaced } from './tokens.js';
 import { DRAW, STEPS } from './walk_steps.js';
-import { chooseHead, origins, tellOf, visible, walk } from './walk_tables.js';
+import { chooseHead, origins, tellOf, walk, written } from './walk_tables.js';
 
 const PAUSE = 6000; // milliseconds that a step stands while the walk plays
 // What the page begins with: {text, layer, head, at, report}, and over it what the address asks for.
@@ -13,20 +13,16 @@ const begin = { ...readData('start'), ...asked() };
 
 // What the address asks for, as the report writes it: #L0.H3/5/a text.
 function asked() {
-  const parts = location.hash.slice(1).split('/'), head = /^L(\d+)\.H(\d+)$/.exec(parts[0]);
-  if (!head || parts.length !== 3 || !/^\d+$/.test(parts[1])) return {};
-  try {
-    return { layer: Number(head[1]), head: Number(head[2]), at: Number(parts[1]), text: decodeURIComponent(parts[2]) };
-  } catch { // `decodeURIComponent` fails on an address that nobody made here, such as one with a lone %
-    return {};
-  }
+  const [name, at, text] = hashParts(), head = /^L(\d+)\.H(\d+)$/.exec(name);
+  if (!head || !/^\d+$/.test(at) || text === undefined) return {};
+  return { layer: Number(head[1]), head: Number(head[2]), at: Number(at), text };
 }
 
 // The link back to the report, at the same head, token and text; hidden where the page lies beside no report.
 function showWayBack() {
   const place = [headName(walk.layer, walk.head), walk.at, byId('text').value];
   byId('to-report').hidden = !begin.report;
-  byId('to-report').href = `${begin.report}?lang=${language()}#${place.map(encodeURIComponent).join('/')}`;
+  byId('to-report').href = `${begin.report}?lang=${language()}${hashOf(place)}`;
 }
 
 // Reads the text, as much of it as the model can, and runs the model on it.
@@ -65,10 +61,10 @@ function takeText(text) {
 function drawTokens() {
   const weights = walk.run.layers[walk.layer].heads[walk.head].weights[walk.at];
   remake(byId('tokens'), 'at', walk.pieces.map((piece, at) => {
-    const chip = makeButton('token', undefined, () => { walk.at = at; draw(); });
-    chip.dataset.at = at;
     // bdi: a right-to-left token does not turn what stands around it.
-    chip.append(element('sup', '', String(at)), element('bdi', '', visible(piece)));
+    const chip = makeButton('token', () => { walk.at = at; draw(); }, element('sup', '', String(at)),
+      element('bdi', '', written(piece)));
+    chip.dataset.at = at;
     chip.setAttribute('aria-pressed', String(at === walk.at));
     chip.classList.toggle('later', at > walk.at); // which the model hides from the one that asks
     chip.classList.toggle('unknown', !piece.known);
@@ -80,19 +76,17 @@ function drawTokens() {
   if (unknown) putWords(note, 'walk.unknown_note', { word: unknown });
   else if (walk.cut) putWords(note, 'walk.cut', { count: walk.ids.length, left: walk.cut });
   else putWords(note, 'walk.choose_token');
-  if (unknown) note.append(...nearest(walk.model.tokens, unknown).flatMap((near) => [' ', makeButton('', near, () =>
-    takeText(replaced(byId('text').value, unknown, near)))]));
+  if (unknown) note.append(...nearest(walk.model.tokens, unknown).flatMap((near) => [' ', makeButton('', () =>
+    takeText(replaced(byId('text').value, unknown, near)), near)]));
 }
 
 // The list of the eight steps, each a button.
 function drawSteps() {
   remake(byId('steps'), 'step', STEPS.map((name, step) => {
-    const item = element('li'), button = makeButton('', '', () => goTo(step));
-    setWord(button, `walk.${name}`);
+    const button = makeButton('', () => goTo(step), say(`walk.${name}`));
     button.dataset.step = step;
     if (step === walk.step) button.setAttribute('aria-current', 'step');
-    item.append(button);
-    return item;
+    return element('li', '', button);
   }));
 }
 

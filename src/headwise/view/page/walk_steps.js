@@ -3,9 +3,9 @@
 // Each step is a function without arguments that gives a list of elements. A cell of a table is called `ROW:COLUMN`,
 // such as `k3:0`, the first number of key 3. An `origin` is asked for a column, and says where its number came from.
 
-import { element, say, worded } from './base.js';
+import { element, say, visible, worded } from './base.js';
 import { dot, forward, headName, probabilities } from './model.js';
-import { MOST_FEATURES, MOST_KEYS, joinedSlices, lengthOf, shown, stripTable, visible, walk } from './walk_tables.js';
+import { MOST_FEATURES, MOST_KEYS, joinedSlices, lengthOf, shown, stripTable, walk, written } from './walk_tables.js';
 
 const LIKELIEST = 4; // tokens that are shown of those that are expected with the head, and as many without it
 
@@ -26,7 +26,7 @@ function facts() {
   return { layer, head, at, width: head.out[at].length, q: head.queries.at(-1).rows[at], k: head.keys.at(-1).rows };
 }
 
-function tokenAt(position) { return visible(walk.pieces[position]); }
+function tokenAt(position) { return written(walk.pieces[position]); }
 
 // The positions whose keys are shown, those with the largest weights, in the order of the text; and the others.
 // `note` is a list, so that a step can spread it: of one paragraph, or of none where all keys are shown.
@@ -95,12 +95,11 @@ function drawVectors() {
 
 // Queries and keys as they were before the last of their stages: projected, and normed where rotation follows.
 function stageTable(stage, kept) {
-  const { head, at, width } = facts(), { kind } = head.queries[stage], group = element('div');
-  group.append(telling(`stage_${kind}`, { width }), stripTable(say('walk.vectors'), [
+  const { head, at, width } = facts(), { kind } = head.queries[stage];
+  return element('div', '', telling(`stage_${kind}`, { width }), stripTable(say('walk.vectors'), [
     queryRow(head.queries[stage].rows[at], { id: `${kind} q` }),
-    ...kept.map((s) => ({ ...keyRow('k', s, head.keys[stage].rows[s]), id: `${kind} k${s}` })),
+    ...kept.map((s) => keyRow('k', s, head.keys[stage].rows[s], { id: `${kind} k${s}` })),
   ]));
-  return group;
 }
 
 // Where number i of a query or key (`name`: "q", or "k3") came from, by the kind of its last stage; the stage before
@@ -261,7 +260,7 @@ function drawLikelier() {
   const fall = ids.reduce((best, id) => (change(id) < change(best) ? id : best));
   const most = (chances) => [...ids].sort((a, b) => chances[b] - chances[a]).slice(0, LIKELIEST);
   const kept = [...new Set([...most(whole), ...most(without), rise, fall])].sort((a, b) => whole[b] - whole[a]);
-  const word = (id) => visible({ text: walk.model.tokens.shown[id] });
+  const word = (id) => visible(walk.model.tokens.shown[id]);
   const rows = kept.map((id) => ({
     id: `p${id}`, label: '', token: word(id), values: [whole[id], without[id], change(id)],
     bar: [whole[id], without[id]],

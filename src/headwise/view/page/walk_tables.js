@@ -2,7 +2,7 @@
 //
 // A cell is called `ROW:COLUMN`, such as `q:0`; the cell behind the numbers of a row, such as their sum, `ROW:tail`.
 
-import { arrowOf, byId, element, emit, makeButton, putWords, readData } from './base.js';
+import { byId, element, emit, makeButton, putWords, readData, scoped, visible, walkable } from './base.js';
 import { dot, readModel } from './model.js';
 
 // What is shown now.
@@ -14,13 +14,9 @@ export const walk = {
   timer: 0, // of the walk that plays by itself; 0 while it stands
   ids: [], pieces: [], run: null, // the text's tokens, and what the model makes of them, as model.js has them
 };
-const SIGNS = { '\n': '⏎', '\t': '⇥', ' ': '␣', '\r': '␍' };
 
-// A token as it is written, with signs for spaces and the like. Of a word that the vocabulary lacks, the word itself.
-export function visible(piece) { // of `inputOf`; or {text} alone, which is written
-  const text = piece.known === false || piece.id === undefined ? piece.text : walk.model.tokens.shown[piece.id];
-  return text.replace(/[\n\t\r ]/g, (sign) => SIGNS[sign]);
-}
+// A piece of `inputOf` as it is written, with signs for spaces and the like.
+export function written({ known, id, text }) { return visible(known ? walk.model.tokens.shown[id] : text); }
 
 // Goes on with another head, at the same step and token.
 export function chooseHead(layer, head) { Object.assign(walk, { layer, head }); emit('head'); }
@@ -38,49 +34,37 @@ export const origins = new Map();
 // came from, a `tail` {value, origin}, one number more, a `bar`, one or two parts of 1; a `strong` row stands out.
 // `columns` and `tail` are headings; with `figures` cells have numbers and no colour, whatever the reader chose.
 export function stripTable(title, rows, { columns = null, tail = '', figures = false } = {}) {
-  const frame = element('div', 'frame');
-  const table = element('table', figures || walk.numbers ? 'strips numbers' : 'strips');
-  table.classList.toggle('few', rows[0].values.length <= FEW); // all rows are of one length
-  Object.assign(table, { role: 'grid', ariaLabel: title });
-  const names = columns ?? (walk.numbers ? Array.from(rows[0].values, (_, i) => String(i)) : null);
-  if (names) table.append(headLine([...names, ...(tail ? [tail] : [])]));
+  const names = columns ?? (walk.numbers ? Array.from(rows[0].values, (_, i) => String(i)) : []);
   const top = largest(rows.map((row) => row.values)); // one scale of colours for the whole table
   const decimals = decimalsFor(rows.flatMap((row) => [...row.values, ...(row.tail ? [row.tail.value] : [])]));
-  const body = table.createTBody();
-  rows.forEach((row, place) => body.append(stripRow(row, place, { top, decimals, figures, tail })));
-  listenToCells(table);
-  frame.append(table);
-  return frame;
+  const lines = rows.map((row, place) => stripRow(row, place, { top, decimals, figures, tail }));
+  // The empty cell stands above the labels of the rows.
+  const headings = [...names, tail].filter(Boolean).map((name) => scoped('col', name));
+  const head = names.length ? element('thead', '', element('tr', '', element('td'), ...headings)) : '';
+  const table = element('table', 'strips', head, element('tbody', '', ...lines));
+  table.classList.toggle('numbers', figures || walk.numbers);
+  table.classList.toggle('few', rows[0].values.length <= FEW); // all rows are of one length
+  Object.assign(table, { role: 'grid', ariaLabel: title });
+  listenToCells(table, lines.map((line) => [...line.querySelectorAll('.cell')]));
+  return element('div', 'frame', table);
 }
 
 // The largest size of a number, which has the last colour. It is never 0, since sizes are divided by it.
 function largest(vectors) { return Math.max(...vectors.flatMap((values) => Array.from(values, Math.abs)), 1e-30); }
 
-// The line of headings.
-function headLine(names) {
-  const line = element('tr'), head = element('thead');
-  // The empty cell stands above the labels of the rows.
-  line.append(element('td'), ...names.map((name) => Object.assign(element('th', '', name), { scope: 'col' })));
-  head.append(line);
-  return head;
-}
-
 // A vector as a row: its label, a cell for each number, the tail, and the bar.
 function stripRow(row, place, { top, decimals, figures, tail }) {
-  const line = element('tr', row.strong ? 'strong arriving' : 'arriving'), label = element('th', '', row.label);
+  const token = row.token === undefined ? [] : [' ', element('bdi', '', row.token)];
+  const line = element('tr', row.strong ? 'strong arriving' : 'arriving', scoped('row', row.label, ...token));
   // The rows arrive one after the other, those from the 20th on together.
   line.style.animationDelay = `${Math.min(place, 20) * 90}ms`;
-  label.scope = 'row';
-  if (row.token !== undefined) label.append(' ', element('bdi', '', row.token));
-  line.append(label);
-  row.values.forEach((value, i) => {
+  line.append(...Array.from(row.values, (value, i) => {
     const cell = cellOf(`${row.id}:${i}`, value, decimals, row.origin && (() => row.origin(i)));
     if (!figures) shade(cell, value, top);
-    line.append(cell);
-  });
+    return cell;
+  }));
   if (tail) { // every row has a cell there, empty where the row has no tail
     const cell = row.tail ? cellOf(`${row.id}:tail`, row.tail.value, decimals, row.tail.origin) : element('td');
-    if (row.tail) cell.textContent = shown(row.tail.value, decimals);
     cell.classList.add('tail');
     line.append(cell);
   }
@@ -90,11 +74,10 @@ function stripRow(row, place, { top, decimals, figures, tail }) {
 
 // A cell with a number; `origin`, where there is one, says where it came from.
 function cellOf(id, value, decimals, origin) {
-  const cell = element('td', 'cell');
+  const cell = element('td', 'cell', shown(value, decimals));
   cell.dataset.cell = id;
   cell.dataset.number = shown(value, Math.max(4, decimals)); // for the line below the tables, which has room for more
   cell.tabIndex = -1; // `listenToCells` gives one cell of each table its stop for Tab
-  cell.textContent = shown(value, decimals);
   if (origin) origins.set(id, origin);
   return cell;
 }
@@ -110,70 +93,47 @@ function shade(cell, value, top) {
 
 // A bar for each part of 1; the number beside it says the same, so a screen reader skips it.
 function barOf(parts) {
-  const cell = element('td', 'bar-cell');
-  cell.setAttribute('aria-hidden', 'true');
-  cell.append(...[parts].flat().map((part, place) => { // [parts].flat() makes a list of one number, too
+  const cell = element('td', 'bar-cell', ...[parts].flat().map((part, place) => { // a list of one number, too
     const bar = element('div', place ? 'weight-bar second' : 'weight-bar');
     bar.style.width = `${100 * part}%`;
     return bar;
   }));
+  cell.setAttribute('aria-hidden', 'true');
   return cell;
 }
 
 // The vectors of all heads side by side, as one, `name`. The slice of a head is labelled `q[4:8]`, as Python writes it;
 // slices come in one after the other, and a click chooses a slice's head.
 export function joinedSlices(title, name, parts, chosen) {
-  const group = element('div', 'slices'), top = largest(parts);
-  const decimals = decimalsFor(parts.flatMap((values) => Array.from(values)));
-  Object.assign(group, { role: 'group', ariaLabel: title });
-  parts.forEach((values, h) => {
-    const strip = element('span', 'mini');
-    const slice = makeButton(h === chosen ? 'slice chosen' : 'slice', undefined, () => chooseHead(walk.layer, h));
-    slice.style.animationDelay = `${h * 350}ms`; // slow enough to be followed slice by slice
-    slice.setAttribute('aria-pressed', String(h === chosen));
-    for (const value of values) {
+  const top = largest(parts), decimals = decimalsFor(parts.flatMap((values) => Array.from(values)));
+  const slices = parts.map((values, h) => {
+    const cells = Array.from(values, (value) => {
       const cell = element('span', 'cell');
       shade(cell, value, top);
       cell.textContent = walk.numbers ? shown(value, decimals) : '';
-      strip.append(cell);
-    }
-    const label = `${name}[${h * values.length}:${(h + 1) * values.length}]`;
-    slice.append(element('code', '', label), strip, element('span', 'name', `H${h}`));
-    group.append(slice);
+      return cell;
+    });
+    const slice = makeButton(h === chosen ? 'slice chosen' : 'slice', () => chooseHead(walk.layer, h),
+      element('code', '', `${name}[${h * values.length}:${(h + 1) * values.length}]`),
+      element('span', 'mini', ...cells), element('span', 'name', `H${h}`));
+    slice.style.animationDelay = `${h * 350}ms`; // slow enough to be followed slice by slice
+    slice.setAttribute('aria-pressed', String(h === chosen));
+    return slice;
   });
-  return group;
+  return Object.assign(element('div', 'slices', ...slices), { role: 'group', ariaLabel: title });
 }
 
 // --- Pointing ---
 
 // Pointer, focus and arrow keys all tell of a cell.
-function listenToCells(table) {
-  const cells = [...table.querySelectorAll('.cell')];
-  if (!cells.length) return;
-  cells[0].tabIndex = 0;
+function listenToCells(table, rows) {
+  rows[0][0].tabIndex = 0;
+  walkable(table, () => rows);
   table.addEventListener('pointerover', (event) => tellOf(event.target.closest('.cell')));
   table.addEventListener('click', (event) => event.target.closest('.cell')?.focus());
   // When the pointer leaves, the readout goes back to the cell that has the focus; to the hint where none has it.
   table.addEventListener('pointerleave', () => tellOf(document.activeElement?.closest?.('td.cell')));
-  table.addEventListener('focusin', (event) => { // Tab comes back to the cell that was used last
-    const cell = event.target.closest('.cell');
-    for (const other of cells) other.tabIndex = other === cell ? 0 : -1;
-    tellOf(cell);
-  });
-  table.addEventListener('keydown', walkCells);
-}
-
-// The arrow keys move the focus to the cell beside, above or below.
-function walkCells(event) {
-  const cell = event.target.closest('.cell'), line = cell?.parentElement, [down, right] = arrowOf(event) ?? [];
-  if (!cell || down === undefined) return;
-  event.preventDefault();
-  event.stopPropagation(); // the same arrows would go on to the next step of the walk
-  const column = [...line.querySelectorAll('.cell')].indexOf(cell) + right;
-  const there = down ? (down > 0 ? line.nextElementSibling : line.previousElementSibling) : line;
-  const cells = there ? [...there.querySelectorAll('.cell')] : [];
-  // Up and down into a row without a tail: its last cell. To the right of the last cell there is none: nothing moves.
-  cells[down ? Math.min(column, cells.length - 1) : column]?.focus();
+  table.addEventListener('focusin', (event) => tellOf(event.target));
 }
 
 // Says where the number of a cell came from, and marks those numbers; without a cell there is a hint.

@@ -2,14 +2,14 @@
 //
 // A part is a small picture of what it gives, a row for each token; it opens to a larger one with a word about it.
 
-import { byId, element, makeButton, on, say, worded } from './base.js';
+import { byId, element, makeButton, on, say, visible, worded } from './base.js';
 import { paint } from './colours.js';
 import { engine, hasModel } from './engine.js';
 import { openHead } from './head.js';
 import { model, nameOf, typed } from './local.js';
 import { headName } from './model.js';
 import { pictureOf } from './shown.js';
-import { bar, count, cut, largestOf, numberOf, percent, view, visible } from './state.js';
+import { bar, count, cut, largestOf, numberOf, percent, view } from './state.js';
 
 const TOKENS = 12; // that are listed with their numbers, at most
 let painted = []; // [canvas, a function that gives its picture] of each part
@@ -29,30 +29,25 @@ function canvasOf(picture) {
 
 // A part that opens.
 function part(key, values, picture) {
-  const box = element('details', `whole-part ${key}`), top = element('summary');
-  top.append(worded('span', 'part-name', `whole.${key}`, values),
-    worded('span', 'part-size', `whole.${key}_size`, values));
-  if (picture) top.append(canvasOf(picture));
-  box.append(top, worded('p', 'caption', `whole.${key}_how`, values));
-  return box;
+  const top = element('summary', '', worded('span', 'part-name', `whole.${key}`, values),
+    worded('span', 'part-size', `whole.${key}_size`, values), picture ? canvasOf(picture) : '');
+  return element('details', `whole-part ${key}`, top, worded('p', 'caption', `whole.${key}_how`, values));
 }
 
 // A layer: its heads side by side, and below them the feed-forward.
 function layerPart(n, tokens) {
-  const { n_heads: nHeads, d_model: width } = model.config;
-  const box = element('div', 'part-layer'), row = element('div', 'part-heads');
-  row.append(...Array.from({ length: nHeads }, (_, h) => {
-    const name = headName(n, h), button = makeButton('part-head', name, () => openHead(numberOf.get(name)));
+  const { n_heads: nHeads, d_model: width } = model.config, { q, up } = model.layers[n];
+  const row = Array.from({ length: nHeads }, (_, h) => {
+    const name = headName(n, h), number = numberOf.get(name);
+    const button = makeButton('part-head', () => openHead(number), canvasOf(() => pictureOf(number)), name);
     button.setAttribute('aria-label', say('report.enlarge', { name }));
     button.dataset.name = name;
-    button.prepend(canvasOf(() => pictureOf(numberOf.get(name))));
     return button;
-  }));
-  const size = model.layers[n].q.weight.rows / nHeads, middle = model.layers[n].up.weight.rows;
-  box.append(worded('p', 'part-name', 'whole.layer', { n }),
-    worded('p', 'part-size', 'whole.layer_size', { heads: nHeads, tokens, size }), row,
-    part('mlp', { width, middle, tokens }, () => rowsOf(typed.less.layers[n].fed)));
-  return box;
+  });
+  return element('div', 'part-layer', worded('p', 'part-name', 'whole.layer', { n }),
+    worded('p', 'part-size', 'whole.layer_size', { heads: nHeads, tokens, size: q.weight.rows / nHeads }),
+    element('div', 'part-heads', ...row),
+    part('mlp', { width, middle: up.weight.rows, tokens }, () => rowsOf(typed.less.layers[n].fed)));
 }
 
 // All parts, made anew for another text; one that was open stays open.
@@ -85,11 +80,8 @@ function showEnd() {
   flow.querySelector('.part-next')?.replaceChildren();
   if (!found) return;
   const rows = [...found.rows].sort((a, b) => b[3] - a[3]);
-  flow.querySelector('.logits summary').append(...rows.map(([, token, , chance]) => {
-    const row = element('span', 'part-bar');
-    row.append(element('bdi', '', token), bar(chance, 'ours', 'span'));
-    return row;
-  }));
+  flow.querySelector('.logits summary').append(...rows.map(([, token, , chance]) =>
+    element('span', 'part-bar', element('bdi', '', token), bar(chance, 'ours', 'span'))));
   const [[, word, , chance]] = rows;
   flow.querySelector('.part-next').append(element('bdi', '', word), element('span', 'part-size', percent(chance)));
 }

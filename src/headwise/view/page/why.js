@@ -3,7 +3,7 @@
 // story.py has the fields of a `Story`; beside them come its sentences in every language, and `moves`: name of a head
 // -> nats that come with it, above 0 towards the answer.
 
-import { byId, element, language, on, readData, remake, shadeEdge, svg, worded } from './base.js';
+import { byId, element, language, makeButton, on, readData, remake, scoped, shadeEdge, svg, worded } from './base.js';
 
 const LISTED = 16; // heads in the table, where the story tells of fewer: a round choice
 const story = readData('story');
@@ -12,15 +12,13 @@ let chosen = story.told[0]; // a head, by its name
 // All that is in words, in the page's language.
 function draw() {
   for (const name of ['opening', 'closing']) {
-    byId(name).replaceChildren(...story[name][language()].map((line) => strong('p', line)));
+    byId(name).replaceChildren(...story[name][language()].map((line) => element('p', '', ...strong(line))));
   }
   remake(byId('heads'), 'head', story.told.map((name, place) => {
-    const button = strong('button', story.sentences[language()][place]);
-    button.type = 'button';
+    const sentence = strong(story.sentences[language()][place]);
+    const button = makeButton(side(name), () => { chosen = name; draw(); }, ...sentence);
     button.dataset.head = name;
-    button.className = side(name);
     button.setAttribute('aria-pressed', String(name === chosen));
-    button.addEventListener('click', () => { chosen = name; draw(); });
     return button;
   }));
   byId('numbers').replaceChildren(table());
@@ -28,22 +26,17 @@ function draw() {
   tint();
 }
 
-// An element with a text, never as HTML, in which what stands between * and * is bold.
-function strong(tag, text) {
-  const made = element(tag);
-  // "a *b* c" -> "a ", "b", " c": every other piece stands between marks.
-  text.split('*').forEach((piece, place) => made.append(place % 2 ? element('b', '', piece) : piece));
-  return made;
-}
+// A text in pieces, of which those between * and * are bold: "a *b* c" -> "a ", "b", " c".
+function strong(text) { return text.split('*').map((piece, place) => (place % 2 ? element('b', '', piece) : piece)); }
 
 // Which side a head is on: what it moves goes towards the answer, or against it.
-const side = (name) => (story.moves[name] < 0 ? 'against' : 'towards');
+function side(name) { return story.moves[name] < 0 ? 'against' : 'towards'; }
 
 // Tints each word by how much the chosen head looks at it, and marks the one from which it looks.
 function tint() {
   const { at, looks: pairs } = story.heads.find((part) => part.head === chosen), looks = new Map(pairs);
-  for (const token of document.querySelectorAll('.token')) {
-    const place = Number(token.dataset.token), weight = looks.get(place) || 0;
+  for (const [place, token] of document.querySelectorAll('.token').entries()) {
+    const weight = looks.get(place) || 0;
     token.classList.toggle('acts', place === at);
     token.style.setProperty('--look', `${Math.round(100 * weight)}%`);
     token.title = weight ? `${chosen}: ${weight.toFixed(2)}` : '';
@@ -53,31 +46,21 @@ function tint() {
 
 // The heads in numbers; '-' for what is not known.
 function table() {
-  const made = element('table'), head = made.createTHead().insertRow();
-  for (const name of ['head', 'adds', 'carries', 'looks', 'without']) {
-    const cell = worded('th', '', `why.column_${name}`);
-    cell.scope = 'col';
-    head.append(cell);
-  }
+  const names = ['head', 'adds', 'carries', 'looks', 'without'];
+  const top = element('tr', '', ...names.map((name) => scoped('col', worded('span', '', `why.column_${name}`))));
   const signed = (x) => (x === null ? '-' : (x > 0 ? '+' : '') + x.toFixed(2)); // toFixed brings a minus along
-  const body = made.createTBody();
-  for (const part of story.heads.slice(0, Math.max(LISTED, story.told.length))) {
+  const rows = story.heads.slice(0, Math.max(LISTED, story.told.length)).map((part) => {
     // The fields are called adds, brings and without; the column of `brings` is headed "carries".
-    const row = body.insertRow(), looks = part.looks.map(([t, weight]) => `${story.tokens[t]} ${weight.toFixed(2)}`);
-    for (const text of [part.head, signed(part.adds), signed(part.brings), looks.join(', '), signed(part.without)]) {
-      row.insertCell().textContent = text;
-    }
-  }
-  return made;
+    const looks = part.looks.map(([t, weight]) => `${story.tokens[t]} ${weight.toFixed(2)}`).join(', ');
+    const texts = [part.head, signed(part.adds), signed(part.brings), looks, signed(part.without)];
+    return element('tr', '', ...texts.map((text) => element('td', '', text)));
+  });
+  return element('table', '', element('thead', '', top), element('tbody', '', ...rows));
 }
 
 // The words of the text, and the answer behind them.
 function writePrompt() {
-  const words = story.tokens.map((text, t) => {
-    const token = element('span', 'token', text);
-    token.dataset.token = t;
-    return token;
-  });
+  const words = story.tokens.map((text) => element('span', 'token', text));
   byId('prompt').replaceChildren(...words, element('span', 'answer', story.answer));
 }
 
@@ -95,9 +78,8 @@ function drawPaths() {
   // Above the layers one more height has room for the answer; `top` is where the lines to it end.
   const height = layerHeight * (layers.length + 1) + margin, top = [width / 2, margin / 2 + 12];
   const level = (layer) => height - margin - layerHeight * (layer + 0.5); // y grows downwards
-  const place = (name) => { // [x, y] of a head
-    return [margin + (headOf(name) + 0.5) * (width - 2 * margin) / nHeads, level(layers.indexOf(layerOf(name)))];
-  };
+  const place = (name) => // [x, y] of a head
+    [margin + (headOf(name) + 0.5) * (width - 2 * margin) / nHeads, level(layers.indexOf(layerOf(name)))];
   // A curve that leaves and comes upright; from a `strength` of 1 on it has the widest line, of 6.
   const line = ([x1, y1], [x2, y2], way, strength) => {
     const kind = strength < 0 ? `${way} against` : way;
@@ -105,20 +87,17 @@ function drawPaths() {
     return svg('path', { class: kind, d, 'stroke-width': 1 + 5 * Math.min(1, Math.abs(strength)) });
   };
   const node = (name) => {
-    const [x, y] = place(name), { adds, brings } = parts.get(name), group = svg('g', { class: `node ${side(name)}` });
+    const [x, y] = place(name), { adds, brings } = parts.get(name);
     // A radius from 9 to 18 by what the head carries; where that was not measured, by what it adds, or moves.
     const r = 9 + 9 * Math.min(1, Math.abs(brings ?? adds ?? story.moves[name]));
-    group.dataset.head = name;
-    group.append(svg('circle', { cx: x, cy: y, r }), svg('text', { x, y: y + r + 4 }, name)); // the name below it
-    return group;
+    return svg('g', { class: `node ${side(name)}`, 'data-head': name }, svg('circle', { cx: x, cy: y, r }),
+      svg('text', { x, y: y + r + 4 }, name)); // the name below it
   };
   const drawing = byId('drawing');
   drawing.setAttribute('viewBox', `0 0 ${width} ${height}`);
-  for (let layer = 0; layer < layers.length; layer++) {
-    const y = level(layer);
-    drawing.append(svg('line', { class: 'layer', x1: margin, x2: width - margin, y1: y, y2: y }));
-    drawing.append(svg('text', { class: 'name', x: 4, y: y + 4 }, layers[layer]));
-  }
+  drawing.append(...layers.flatMap((name, layer) => [
+    svg('line', { class: 'layer', x1: margin, x2: width - margin, y1: level(layer), y2: level(layer) }),
+    svg('text', { class: 'name', x: 4, y: level(layer) + 4 }, name)]));
   // What a head adds is drawn as a part of the answer's logit; where that is below 1 nat, as it is.
   const whole = Math.max(1, Math.abs(story.logit));
   const direct = names.filter((name) => parts.get(name).adds !== null);
