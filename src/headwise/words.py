@@ -17,17 +17,12 @@ from importlib import resources
 from typing import Any
 
 from headwise.errors import HeadwiseError
-from headwise.table import escaped
 
 LANGUAGES = ("en", "es")
 NAMED = ("column", "role", "fact")  # sections of names
 Facts = dict[str, Any]  # values by their names: of a phrase, of a JSON object
 # {name} is group 1; of {name:one|many} groups 2 and 3 are the two words.
 _PLACE = r"\{(\w+)(?::([^|{}]*)\|([^|{}]*))?\}"
-# A place, or one of the three marks of a page: *bold*, `key` and k_j.
-_MARKUP = re.compile(
-    rf"{_PLACE}|\*(?P<bold>[^*]+)\*|`(?P<kbd>[^`]+)`|\b(?P<letter>[A-Za-z])_(?P<index>[A-Za-z]+)"
-)
 
 
 @functools.cache
@@ -180,26 +175,6 @@ def labelled(section: str, label: str) -> str:
     """A label as the note of `section` that bears its name; as it is where there is none."""
     key = key_of(section, label)
     return Note.of(key) if key in table() else label
-
-
-def phrase_html(key: str, lang: str, values: Facts) -> str:
-    """A phrase with its values as HTML, its own marks as elements and the values as text.
-
-    The values come out of the JSON of a page, in which notes are plain text: none is left to be said.
-    """
-    # `done`: where what is not yet HTML begins
-    text, html, done = (table()[key][lang], "", 0)
-    for mark in _MARKUP.finditer(text):
-        html += escaped(text[done : mark.start()])
-        done = mark.end()
-        if mark["bold"] or mark["kbd"]:
-            tag, inner = ("b", mark["bold"]) if mark["bold"] else ("kbd", mark["kbd"])
-            html += f"<{tag}>{escaped(re.sub(_PLACE, lambda place: _value(place, values), inner))}</{tag}>"
-        elif mark["letter"]:
-            html += f"{mark['letter']}<sub>{mark['index']}</sub>"
-        else:
-            html += escaped(_value(mark, values))
-    return html + escaped(text[done:])
 
 
 def _value(place: re.Match[str], values: Facts) -> str:

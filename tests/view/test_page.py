@@ -15,7 +15,7 @@ from headwise.records import RunSummary
 from headwise.table import escaped
 from headwise.view.page import json_block, page, word
 from headwise.view.report import survey_data
-from headwise.words import LANGUAGES, Note, phrase, phrase_html, table
+from headwise.words import LANGUAGES, Note, phrase, table
 
 PACKAGE = Path(hw.__file__).parent
 PLACE = re.compile(r"\{(\w+)(:[^{}]*)?\}")
@@ -49,10 +49,8 @@ def test_phrases(monkeypatch: pytest.MonkeyPatch) -> None:
     assert unused == []
     text = "*{n}* {n:head|heads} by `Esc` of k_j: {x}"
     monkeypatch.setitem(table(), "page.test", {"en": text, "es": text})
-    html = phrase_html("page.test", "en", {"n": 1, "x": "<*a* b_c>"})
-    assert html == "<b>1</b> head by <kbd>Esc</kbd> of k<sub>j</sub>: &lt;*a* b_c&gt;"
     assert phrase("page.test", "es", n=2, x="y") == "*2* heads by `Esc` of k_j: y"
-    refuses(lambda: page("test", "", title="", lang="fr"), r"^lang='fr' is not known; one of en, es$")
+    refuses(lambda: page("test", "", title=("page.test", {}), lang="fr"), r"^lang='fr' is not known; one of en, es$")
     note = Note.of("note.silent", heads="L0.H1")
     assert note == "Silent heads, whose output is zero whatever they look at: L0.H1."
     assert copy.deepcopy(note).key == "note.silent"
@@ -73,13 +71,15 @@ def test_json_in_a_page_is_no_markup() -> None:
 def test_a_page_speaks_both_languages(open_page: Opener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     phrases = {"en": "*{n}* {n:head|heads}, k_j, `Esc`, {x}", "es": "*{n}* {n:cabeza|cabezas}, k_j, `Esc`, {x}"}
     monkeypatch.setitem(table(), "page.test", phrases)
+    monkeypatch.setitem(table(), "page.named", {"en": "*{n}* heads, {x}", "es": "*{n}* cabezas, {x}"})
     body = f'<main>{word("page.test", "h1", n=2, x=HOSTILE)}<input data-word-aria-label="page.language"></main>'
     for lang, other in (("en", "es"), ("es", "en")):
         path = tmp_path / f"{lang}.html"
-        title = f"<title>{escaped(HOSTILE)}</title>"
-        path.write_text(page("test", body, title=title, lang=lang), encoding="utf-8")
+        html = page("test", body, title=("page.named", {"n": 2, "x": HOSTILE}), lang=lang)
+        path.write_text(html, encoding="utf-8")
+        title = re.search("<title [^>]*>(.*)</title>", html)[1]
         opened = open_page(path)
-        assert opened.title() == HOSTILE
+        assert escaped(opened.title()) == title and title.startswith("2 heads" if lang == "en" else "2 cabezas")
         first = opened.inner_html("h1")
         assert opened.locator("html").get_attribute("lang") == lang
         assert opened.inner_text("h1").startswith("2 heads" if lang == "en" else "2 cabezas")
@@ -89,7 +89,7 @@ def test_a_page_speaks_both_languages(open_page: Opener, tmp_path: Path, monkeyp
             opened.locator(f"#languages button[lang={chosen}]").click()
             assert opened.locator("html").get_attribute("lang") == chosen
             assert opened.locator("#languages [aria-pressed=true]").get_attribute("lang") == chosen
-        assert opened.inner_html("h1") == first  # what the script writes is what stood there
+        assert opened.inner_html("h1") == first
         assert opened.locator("input").get_attribute("aria-label") == label
         assert faults(opened) == []
         assert opened.evaluate("localStorage.length + document.cookie.length") == 0

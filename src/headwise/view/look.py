@@ -151,7 +151,7 @@ def look_html(about: Facts, example: str | None = None, lang: str = "en") -> str
     return page(
         "report",  # the frame: the look of the report
         body,
-        title=word("look.title", "title", name=about["model"]),
+        title=("look.title", {"name": about["model"]}),
         script="look.js",
         styles=("page/heads.css", "page/look.css"),
         data={"data": json_block({**about, "example": example, "served": True})},

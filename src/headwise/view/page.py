@@ -3,8 +3,8 @@
 A page has the base style and its own, and one script, made of the ES modules that its own imports; those of all pages
 lie in `page/`. A content security policy lets only these run, known by their hashes. A page carries its phrases in
 every language: static HTML leaves an element empty and names its phrase, `<p data-word="report.hint"></p>`, or an
-attribute's, `<input data-word-placeholder="report.own">`. They are filled in here in the first language, so that they
-stand there without a script too; the base script fills them in again when the reader switches.
+attribute's, `<input data-word-placeholder="report.own">`; the base script fills them in. The title and what is said
+without a script stand there as text.
 
 Two pages are but data for their scripts, and stand here, too: the guided walk through one head, eight steps in a page
 that runs the model, so that all can be changed; and the story of a prediction.
@@ -18,7 +18,6 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from html import unescape
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -28,18 +27,12 @@ from headwise.errors import HeadwiseError
 from headwise.files import write_whole
 from headwise.heads.table import Story
 from headwise.table import escaped
-from headwise.words import LANGUAGES, Facts, check_lang, phrase, phrase_html, phrases
+from headwise.words import LANGUAGES, Facts, check_lang, marked, phrase, phrases
 
-# An empty element that names a phrase, <p data-word="report.hint"></p>, and an attribute that does.
-_EMPTY = re.compile(
-    r'(?P<start><(?P<tag>[a-z0-9]+)\b[^<>]*? data-word="(?P<key>[\w.]+)"[^<>]*>)(?P<end></(?P=tag)>)'
-)
-_ATTRIBUTE = re.compile(r' data-word-(?P<name>[a-z-]+)="(?P<key>[\w.]+)"')
 # import { ask } from './ask.js';
 _IMPORT = re.compile(r"^import (?:\{[^}]*\} from )?'\./(\w+\.js)';\n", re.MULTILINE)
 # that word alone, of "export function"
 _EXPORT = re.compile(r"^export (?=\w)", re.MULTILINE)
-_VALUES = re.compile(r'data-values="([^"]*)"')
 
 
 def package_text(*names: str) -> str:
@@ -87,7 +80,7 @@ def page(
     name: str,
     body: str,
     *,
-    title: str,
+    title: tuple[str, Facts],
     script: str = "base.js",
     styles: Sequence[str] = (),
     data: Mapping[str, str] | None = None,
@@ -99,7 +92,7 @@ def page(
 
     name     the class of the body, by which style sheets tell pages apart
     body     HTML, its texts escaped already: header and main, and what a page needs besides
-    title    the element `word(key, "title", ...)`
+    title    the key of its phrase, and the facts of the phrase
     script   the module of `page/` that begins; it brings what it imports
     styles   files of that package, after the base's own, in this order one sheet
     data     blocks of JSON by id, each from `json_block`; scripts read them with `readData(id)`
@@ -113,59 +106,39 @@ def page(
     style = package_text("page/base.css", *styles)
     code = module_script(script)
     blocks = {**(data or {}), "words": json_block(phrases(("page", *words)))}
+    key, facts = title
     return frame(
         "page/base.html",
         lang=lang,
         # 'self': where the page comes from
         policy=policy(style, code) + ("; connect-src 'self'" if served else ""),
-        title=filled(title, lang),
+        title=escaped(marked(key, lang, facts, ("", ""))),
+        title_word=_named(key, facts),
         style=style,
         name=name,
-        body=filled(body, lang),
+        no_script=phrase("page.no_script", lang),
+        body=body,
         data="\n".join(
             f'<script type="application/json" id="{key}">{block}</script>'
             for key, block in blocks.items()
         ),
         script=code,
-        switch=filled(
-            '<nav id="languages" data-word-aria-label="page.language" hidden></nav>',
-            lang,
-        ),
-        made_by=filled(
-            word("page.made_by_look" if served else "page.made_by", "p"), lang
-        ),
+        made_by=word("page.made_by_look" if served else "page.made_by", "p"),
     )
 
 
 def word(key: str, tag: str = "span", attributes: str = "", **values: Any) -> str:
-    """An element that `page` fills with a phrase; values may be any text, and are escaped.
+    """An element that the script fills with a phrase; values may be any text, and are escaped.
 
     tag, attributes  of the element: `word("why.title", "h1")`
-    values           the facts of the phrase. The element carries them, so that the script can say it in both languages
+    values           the facts of the phrase, which the element carries
     """
-    more = f" {attributes}" if attributes else ""
-    carried = (
-        f' data-values="{escaped(json.dumps(values, ensure_ascii=False))}"'
-        if values
-        else ""
-    )
-    return f'<{tag}{more} data-word="{key}"{carried}></{tag}>'
+    return f"<{tag} {attributes} {_named(key, values)}></{tag}>"
 
 
-def filled(html: str, lang: str) -> str:
-    """The HTML with every phrase that it names in its place."""
-
-    def element(match: re.Match[str]) -> str:
-        carried = _VALUES.search(match[0])  # as `word` put them there
-        values: Facts = json.loads(unescape(carried[1])) if carried else {}
-        return (
-            f"{match['start']}{phrase_html(match['key'], lang, values)}{match['end']}"
-        )
-
-    def attribute(match: re.Match[str]) -> str:
-        return f'{match[0]} {match["name"]}="{escaped(phrase(match["key"], lang))}"'
-
-    return _ATTRIBUTE.sub(attribute, _EMPTY.sub(element, html))
+def _named(key: str, values: Facts) -> str:
+    carried = escaped(json.dumps(values, ensure_ascii=False))
+    return f'data-word="{key}" data-values="{carried}"'
 
 
 def json_block(value: Any) -> str:
@@ -250,7 +223,7 @@ def walk_html(
     return page(
         "walk",
         body,
-        title=word("walk.title", "title", name=name),
+        title=("walk.title", {"name": name}),
         styles=("page/walk.css",),
         script="walk.js",
         data={"model": json_block(model), "start": json_block(start)},
@@ -280,7 +253,7 @@ def story_page(path: str | Path, story: Story, lang: str = "en") -> None:
     document = page(
         "why",
         frame("page/why.html", heading=word("why.title", "h1", answer=answer)),
-        title=word("why.title", "title", answer=answer),
+        title=("why.title", {"answer": answer}),
         styles=("page/why.css",),
         script="why.js",
         data={"story": json_block(data)},

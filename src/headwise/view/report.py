@@ -293,7 +293,7 @@ def report_html(
     return page(
         "report",
         body,
-        title=word("report.title", "title", model=name),
+        title=("report.title", {"model": name}),
         styles=("page/heads.css", "page/report.css"),
         script="report.js",
         data={

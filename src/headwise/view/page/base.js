@@ -88,6 +88,7 @@ export function putWords(target, key, values = {}) {
     rest = rest.slice(mark.index + mark[0].length);
   }
   target.append(plain(rest)); // what stands behind the last mark
+  if (target.tagName === 'TITLE') target.textContent = target.textContent; // elements in a title are not shown
 }
 
 // A new element with a phrase that follows the language.

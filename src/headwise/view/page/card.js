@@ -58,8 +58,9 @@ export function lookWhile(box, number) {
 function nameCard(box) {
   const number = Number(box.dataset.number), { name, roles = [] } = heads[number], factor = factorOf(number);
   const silent = factor === 0, picture = box.querySelector('.picture');
-  const does = !hasModel() ? 'enlarge' : silent ? 'wake' : 'silence';
-  const label = [say(`report.${does}`, { name }), roleWords(heads[number])];
+  const does = !hasModel() ? 'report.enlarge' : silent ? 'report.wake' : 'report.silence';
+  const offer = !hasModel() ? 'report.call_enlarge' : silent ? 'report.call_wake' : 'report.call_silence';
+  const label = [say(does, { name }), roleWords(heads[number])];
   picture.setAttribute('aria-label', label.filter(Boolean).join('. '));
   if (hasModel()) picture.setAttribute('aria-pressed', String(silent));
   box.querySelector('.name').setAttribute('aria-label', say('report.enlarge', { name }));
@@ -69,7 +70,7 @@ function nameCard(box) {
   // report, until a head is changed or a question answered, that a picture can be clicked.
   const scaled = factor !== 1 && !silent, call = box.querySelector('.call');
   box.querySelector('.invite').hidden = number > 0 || touched || Boolean(data.served);
-  call.textContent = scaled ? times(factor) : say(`report.call_${does}`);
+  call.textContent = scaled ? times(factor) : say(offer);
   call.classList.toggle('stays', scaled);
   box.querySelector('.signs').replaceChildren(...roles.map(badge));
 }
