@@ -11,7 +11,6 @@ import pytest
 import torch
 from cases import refuses, refuses_table
 from families import DECODERS, FAMILIES, answer, gpt_of, inputs_of, model_of, real
-from helpers import watch_call
 from small_models import past
 from torch import Tensor, nn
 
@@ -113,10 +112,8 @@ def test_generation(name: str, kind: str) -> None:
         assert (one - two).abs().max() < 1e-5
 
 
-def mean_by_hand(
-    name: str, model: Any, inputs: Any, heads: list[str], rows: dict[str, Tensor], means: Any = None
-) -> Any:
-    """The answer with each head replaced, before W_O, by its mean over the call's real rows, or by that of `means`."""
+def mean_by_hand(name: str, model: Any, inputs: Any, heads: list[str], rows: dict[str, Tensor]) -> Any:
+    """The answer with each head replaced, before W_O, by its mean over the call's real rows."""
     hooks = []
     counts = {site.name: site.n_heads for site in sites_of(model)}
     for site, module in projections(name, model).items():
@@ -127,8 +124,7 @@ def mean_by_hand(
             parts = joined.unflatten(-1, (counts[site], -1))
             which = rows.get(site, torch.ones(parts.shape[:2], dtype=torch.bool))
             for h in numbers:
-                found = parts[..., h, :][which].mean(0)
-                parts[..., h, :] = found if means is None else torch.from_numpy(means[f"{site}.H{h}"].mean_out)
+                parts[..., h, :] = parts[..., h, :][which].mean(0)
             return (parts.flatten(-2),)
 
         if numbers:
@@ -157,31 +153,6 @@ def test_mean_over_real_rows(name: str, padding: str) -> None:
     assert ((out - expected) * real(name, inputs, out)).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "t5", "whisper", "vit"])
-def test_means_of_what_was_seen(name: str) -> None:
-    """The mean over all that was watched, here over other inputs; in several layers, however often it is called."""
-    model, heads, inputs = model_of(name), heads_of(name), inputs_of(name, seed=4)
-    with torch.no_grad(), hw.watch(model) as seen:
-        for seed in (1, 2):
-            model(**inputs_of(name, seed=seed))
-    with torch.no_grad():
-        wanted = mean_by_hand(name, model, inputs, heads, {}, means=seen)
-        with hw.ablate(model, heads, how="mean", means=seen):
-            out = answer(model(**inputs))
-    assert (out - wanted).abs().max() < 1e-4
-
-
-def test_means_of_what_was_seen_serve_a_cached_step() -> None:
-    model, inputs = model_of("gpt2"), inputs_of("gpt2")
-    with torch.no_grad():
-        seen = watch_call(model, **inputs)
-        with hw.ablate(model, ["L0.H1", "L1.H2"], how="mean", means=seen):
-            whole = model(**inputs).logits
-            held = past(model(input_ids=inputs["input_ids"][:, :17]))
-            rest = model(input_ids=inputs["input_ids"][:, 17:], **held).logits
-    assert (rest - whole[:, 17:]).abs().max() < 1e-5
-
-
 @pytest.mark.parametrize("end", [18, 20])
 def test_a_mean_of_a_cached_step_is_refused(end: int) -> None:
     model, ids = model_of("gpt2"), inputs_of("gpt2")["input_ids"]
@@ -190,16 +161,6 @@ def test_a_mean_of_a_cached_step_is_refused(end: int) -> None:
         held = past(model(input_ids=ids[:, :17]))
         with pytest.raises(hw.HeadwiseError, match=said), hw.ablate(model, ["L0.H1"], how="mean"):
             model(input_ids=ids[:, 17:end], **held)
-
-
-def test_means_that_do_not_fit_are_refused() -> None:
-    model = model_of("gpt2")
-    with pytest.raises(hw.HeadwiseError, match="reached"), hw.watch(model) as seen:
-        pass
-    refuses(lambda: hw.ablate(model, ["L0.H1"], how="mean", means=seen).__enter__(), "^L0.H1 did not run inside the bl")
-    seen = watch_call(model, **inputs_of("gpt2"))
-    # Nothing is dropped in silence: means= belongs to how='mean'.
-    refuses(lambda: hw.ablate(model, ["L0.H1"], how="zero", means=seen).__enter__(), "means=.*how='mean'|zero'.*means=")
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -28,7 +28,7 @@ from headwise.heads.patch import Compared, Passes, Study, patch, path_effects
 from headwise.models.ask import answer_logits, logits
 from headwise.models.hook import attach
 from headwise.models.open import remember
-from headwise.models.sites import sites_of
+from headwise.models.sites import Site, sites_of
 from headwise.records import Call
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
@@ -129,12 +129,12 @@ def naive(model: nn.Module, clean: Tensor, corrupted: Tensor, at: str, name: str
     site = next(site for site in sites_of(model) if name.startswith(site.name + "."))
     number = int(name.rpartition(".")[2].strip("HKV"))
     kept: list[Call] = []
-    with attach({site: kept.append}):  # type: ignore[dict-item]
+    with attach([site], lambda site, call: kept.append(call)):
         good = logits(model, clean[None])[0, -1]
     bad = logits(model, corrupted[None])[0, -1]
     a, b = int(good.argmax()), int(bad.argmax())
 
-    def change(call: Call) -> Tensor:
+    def change(site: Site, call: Call) -> Tensor:
         parts = {x: getattr(call, x).clone() for x in ("q", "k", "v", "out")}
         if at == "weights":
             moved = attend(kept[0].q, kept[0].k, call.v, kept[0].options)
@@ -143,7 +143,7 @@ def naive(model: nn.Module, clean: Tensor, corrupted: Tensor, at: str, name: str
         parts[at][0, number, rows] = getattr(kept[0], at)[0, number, rows]
         return parts["out"] if at == "out" else attend(parts["q"], parts["k"], parts["v"], call.options)
 
-    with attach({site: change}):
+    with attach([site], change):
         patched = logits(model, corrupted[None])[0, -1]
     return float((patched[a] - patched[b] - bad[a] + bad[b]) / (good[a] - good[b] - bad[a] + bad[b]))
 

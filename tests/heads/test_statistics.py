@@ -142,9 +142,6 @@ def assert_measured(
         np.testing.assert_allclose(found.first_key, first, rtol=0, atol=tolerance, err_msg=f"first_key {what}")
     at_top = p_hts[:, seen].gather(2, found.argmax[..., None])[..., 0]
     np.testing.assert_allclose(at_top, p_hts[:, seen].amax(-1), rtol=0, atol=tolerance, err_msg=f"argmax {what}")
-    mean_out = out_hte.double()[:, seen].mean(1) if seen.any() else torch.zeros_like(out_hte[:, 0]).double()
-    scale = max(1.0, float(out_hte.abs().max()) if out_hte.numel() else 1.0)
-    np.testing.assert_allclose(found.mean_out, mean_out, rtol=0, atol=tolerance * scale, err_msg=f"mean_out {what}")
 
 
 def document_of(n: Sizes, b: int, seed: int = 0, padding: bool = False, marks: bool = True) -> Document:

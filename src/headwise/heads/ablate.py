@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.heads.documents import Document, listening
 from headwise.heads.statistics import unknown_head
-from headwise.heads.watch import Seen
 from headwise.intervals import Interval, interval_of
 from headwise.models.ask import (
     evaluating,
@@ -40,11 +39,7 @@ Change = Callable[[str, Tensor, Call, Sequence[Document]], Tensor | float]
 
 
 def ablate(
-    model: nn.Module,
-    heads: Iterable[str],
-    how: str = "zero",
-    means: Seen | None = None,
-    texts: Any = None,
+    model: nn.Module, heads: Iterable[str], how: str = "zero", texts: Any = None
 ) -> AbstractContextManager[None]:
     """Silence heads of a model inside this block, in training and in eval.
 
@@ -57,9 +52,8 @@ def ablate(
         model: any model that `watch` watches
         heads: names, such as "L3.H5"
         how: "zero": the head's output becomes 0 (Michel et al. 2019, arXiv 1905.10650, section 2.2: the head
-            mask). "mean": it becomes its mean over the real rows of the call, or over all of `means`. "resample":
-            at every position it becomes what the head gives there in another of `texts`
-        means: what a `watch` saw. A step with a cache sees too little for a mean of its own and needs it
+            mask). "mean": it becomes its mean over the real rows of the call, which a step with a cache has too few
+            of. "resample": at every position it becomes what the head gives there in another of `texts`
         texts: for "resample": texts, or ids (N,T), at least as long as those that are read in the block. Its first
             document gets the outputs of the first of them, and so on in turn
 
@@ -67,22 +61,13 @@ def ablate(
         HeadwiseError: for a head that the model does not have, and at the end of a block in which none of the
             heads was reached.
     """
-    for argument, given_how in ((means, "mean"), (texts, "resample")):
-        if argument is not None and how != given_how:
-            name = "means" if given_how == "mean" else "texts"
-            raise HeadwiseError(
-                f"how={how!r} with {name}=: they take the place of a head's output in how={given_how!r} alone"
-            )
-    if how == "resample" and texts is None:
-        raise HeadwiseError(
-            "how='resample' needs texts=, whose outputs the heads get; pass a list of texts, or ids (N,T)"
-        )
+    heads = _names(heads)
     if how != "resample":
         _check_how(how)
-    heads = _names(heads)
-    fixed = {}
-    if means is not None:
-        fixed = {name: torch.from_numpy(means[name].mean_out) for name in heads}
+    if (texts is None) == (how == "resample"):
+        raise HeadwiseError(
+            f"how={how!r} with texts={texts!r:.60}: in how='resample' alone heads get what they give in texts"
+        )
     others = {} if texts is None else _outputs(model, heads, texts)
 
     def silenced(
@@ -90,9 +75,9 @@ def ablate(
     ) -> Tensor | float:
         if how == "zero":
             return 0.0
-        if how == "resample":
-            return _resampled(others[name], out, documents[0].start or 0)
-        return fixed[name].to(out) if fixed else _row_mean(out, call, documents)
+        if how == "mean":
+            return _row_mean(out, call, documents)
+        return _resampled(others[name], out, documents[0].start or 0)
 
     return _changing(model, heads, silenced)
 
@@ -144,10 +129,6 @@ def steer(model: nn.Module, changes: Mapping[str, Any]) -> AbstractContextManage
         HeadwiseError: for a head that the model does not have, for a vector of another width than the head's, and
             at the end of a block in which none of the heads was reached.
     """
-    if not isinstance(changes, Mapping):
-        raise HeadwiseError(
-            f"changes={changes!r} must name heads: a dict such as {{'L0.H1': 0.5}}"
-        )
     wanted = {
         name: change if callable(change) else _tensor(name, change)
         for name, change in changes.items()
@@ -209,11 +190,8 @@ def _changing(
 
 def _names(heads: Iterable[str]) -> list[str]:
     """Each head once, in their order."""
-    if isinstance(heads, str) or not isinstance(heads, Iterable):
-        example = heads if isinstance(heads, str) else "L0.H1"
-        raise HeadwiseError(
-            f"heads={heads!r} must be a list of names, such as [{example!r}]"
-        )
+    if isinstance(heads, str):
+        raise HeadwiseError(f"heads={heads!r} must be a list of names: [{heads!r}]")
     return list(dict.fromkeys(heads))
 
 
@@ -244,7 +222,7 @@ def _row_mean(out: Tensor, call: Call, documents: Sequence[Document]) -> Tensor:
     if T == 1 or past > 0:
         raise HeadwiseError(
             f"how='mean' in a step of {T} tokens with {past} in the cache has too few rows for a mean, and a cache "
-            f"must not change the answer; pass means=, what `watch` saw"
+            f"must not change the answer; read the whole text at once"
         )
     weight = torch.ones(out.shape[:2]).to(out)  # of each row: does it count?
     for row, document in zip(weight, documents, strict=True):
@@ -276,11 +254,11 @@ def importance(
         outs.append((site, out))
         return out
 
-    handlers = {site: partial(keep, site) for site in sites_of(model)}
+    sites = sites_of(model)
     with evaluating(model):
         for ids in batches:
             outs.clear()
-            with attach(handlers), torch.enable_grad():
+            with attach(sites, keep), torch.enable_grad():
                 # A copy, for ids of inference_mode cannot be saved for the backward pass.
                 losses = next_token_losses(model, ids.clone(), after)
                 # of means: a document counts by its length
@@ -289,8 +267,6 @@ def importance(
             for (site, out), slope in zip(outs, slopes, strict=True):
                 of_rows = (out.detach() * slope).sum(-1).abs()  # (B,H,T)
                 totals[site] += of_rows.sum((0, 2)).cpu().double()
-        if not totals:
-            raise HeadwiseError("importance needs at least one batch of ids")
     result: dict[str, float] = {}
     # sums do for means: the number of rows goes out with the norm
     for site, total in totals.items():
@@ -317,8 +293,6 @@ def ablation(
     """
     require_next(model)
     _check_how(how)
-    if not batches:
-        raise HeadwiseError("ablation needs at least one batch of ids")
     changes: dict[str, list[float]] = defaultdict(list)
     with evaluating(model):
         sites = list(dict.fromkeys(calls_of(model, batches[0][:1])))
@@ -331,8 +305,7 @@ def ablation(
             for site in sites:
                 for start in range(0, site.n_heads, most):
                     heads = range(site.n_heads)[start : start + most]
-                    silence = partial(_silence_each, heads, how)
-                    with attach({site: silence}):
+                    with attach([site], partial(_silence_each, heads, how)):
                         losses = next_token_losses(
                             model, ids.repeat(len(heads), 1), after
                         )
@@ -343,7 +316,7 @@ def ablation(
     return {name: interval_of(values) for name, values in changes.items()}
 
 
-def _silence_each(heads: Sequence[int], how: str, call: Call) -> Tensor:
+def _silence_each(heads: Sequence[int], how: str, site: Site, call: Call) -> Tensor:
     """What the heads give, (n B,H,T,E), in n copies of a batch, each of which is without another head."""
     out = call.out.clone()
     # what is set there is set in `out`
@@ -356,15 +329,7 @@ def _silence_each(heads: Sequence[int], how: str, call: Call) -> Tensor:
 def calls_of(model: nn.Module, ids: Tensor) -> list[Site]:
     """The site of each call of attention while the model reads ids (B,T): without a picture some layers do not run."""
     order = []
-
-    def note(site: Site, call: Call) -> None:
-        order.append(site)
-
-    sites = sites_of(model)
-    with (
-        attach({site: partial(note, site) for site in sites}),
-        evaluating(model),
-        torch.no_grad(),
-    ):
+    sites, note = sites_of(model), lambda site, call: order.append(site)
+    with attach(sites, note), evaluating(model), torch.no_grad():
         run_body(model, ids)
     return order

@@ -27,7 +27,6 @@ formulas each head has
 
     received    sum of p over the queries, for each key
     thumbnail   mean of p over blocks of queries x keys
-    mean_out    mean of the head's output
 """
 
 from __future__ import annotations
@@ -749,7 +748,6 @@ class Measured(NamedTuple):
     thumbnail: Tensor
     # (H,b) the part of the thumbnail's first column that the first key alone accounts for
     first_key: Tensor
-    mean_out: Tensor  # (H,E) mean of the head's output over those rows
 
 
 def measure(
@@ -773,7 +771,6 @@ def measure(
         work.finish()
         seen = work.seen.any(0)
         places = work.picked[seen]
-        out_hne = work.out(places)
         rows = {}
         for name, formula in work.formulas.items():
             of_rows = formula(work)
@@ -781,12 +778,10 @@ def measure(
                 rows[name] = of_rows[:, seen]
         if "reach" in rows:
             rows["reach"] = rows["reach"][:, ~rows["reach"].isnan().any(0)]
-        # of no rows it is 0
-        mean_out = out_hne.mean(1) if len(places) else out_hne.sum(1)
         pictures = (by_block[..., :0],) * 3
         if work.is_whole:
             pictures = by_block.sum(1), *work.thumbnail(by_block)
-        return Measured(rows, places, work.argmax[:, seen], *pictures, mean_out)
+        return Measured(rows, places, work.argmax[:, seen], *pictures)
 
 
 def top_keys(call: Call, b: int, rows: Sequence[int], k: int) -> tuple[Tensor, Tensor]:

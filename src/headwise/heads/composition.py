@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -155,11 +154,14 @@ def _seen(
             read[module] = first, out
 
     hooks = [(module.register_forward_hook, keep) for module in model.modules()]
-    handlers = {site: partial(calls.__setitem__, site) for site in sites}
     weights = {site: {at: site.weights(at) for at in "qkvo"} for site in sites}
     ids = torch.tensor([[1, 0, 1, 1]], device=device_of(model))
     try:
-        with evaluating(model), hooked(hooks, with_kwargs=True), attach(handlers):
+        with (
+            evaluating(model),
+            hooked(hooks, with_kwargs=True),
+            attach(sites, calls.__setitem__),
+        ):
             run_body(model, ids)
     except Exception:  # it takes more than ids: then the weights alone are read
         return weights, {}

@@ -188,7 +188,7 @@ def listening(
     hooks = readers.hooks(model, {site.module for site in sites if site.free})
     with (
         hooked(hooks, with_kwargs=True),
-        attach({site: partial(watcher, site) for site in sites}),
+        attach(sites, watcher),
     ):
         yield
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,19 +31,17 @@ from headwise.words import Note
 Array = NDArray[np.float32]
 # Round choices.
 CELLS = 2**26  # weights of all maps of a text, at most: 256 MiB in float32
-# of a text at most; it is refused by them before time is spent on making tokens of it
-CHARACTERS = 20_000
 LISTED = 6  # likeliest tokens that are listed of each column, as in `_next`
 HARDEST = 8  # heads that are named for a token
 # A head that gives this fraction of its weight to copies of the token, or to what stands behind them, is named for
 # that, even if it gives more to another kind of key: these two are rare and telling.
 CLEAR = 0.3
 SLOTS = ("a", "b")  # the text, and the other one beside it
-# By the name under `do` the fields of each question and their types: the arguments of `Desk._read` and so on.
-QUESTIONS: dict[str, dict[str, type]] = {
-    "read": {"slot": str, "text": str, "changes": dict, "at": int, "follow": int},
-    "maps": {"slot": str, "heads": list},
-    "each": {"layer": int, "follow": int},
+# by the name under `do` the fields of each question, in the order of the arguments of `Desk._read` and so on
+QUESTIONS = {
+    "read": ("slot", "text", "changes", "at", "follow"),
+    "maps": ("slot", "heads"),
+    "each": ("layer", "follow"),
 }
 
 
@@ -60,8 +57,7 @@ class Reading:
     # the model predicts none, the mean (C,) of its last hidden states.
     plain: Tensor
     now: Tensor  # the same with the changes
-    # (T,S) of each head; of those that did not run (0,0)
-    maps: list[Array] = field(default_factory=list)
+    maps: list[Array]  # (T,S) of each head; of those that did not run (0,0)
 
 
 class Desk:
@@ -80,6 +76,9 @@ class Desk:
         self.folder, self.tokens = folder, folder.tokens
         # what the model predicts: the "next" token, "masked" ones, or None
         self.kind = predicts(folder.model)
+        # what is typed where a word is to be hidden; only tokenizers of transformers have it
+        mask = getattr(self.tokens, "mask", None)
+        self.mask_text: str | None = mask if self.kind == "masked" else None
         self.heads: list[str] = []
         # of each head: are its keys those of another text?
         self.crosses: list[bool] = []
@@ -116,28 +115,16 @@ class Desk:
             "mask": self.mask_text,
         }
 
-    @property
-    def mask_text(self) -> str | None:
-        """What is typed where a word is to be hidden; None for a model that fills in none."""
-        # only tokenizers of transformers have the attribute
-        mask = getattr(self.tokens, "mask", None)
-        return mask if self.kind == "masked" else None
-
     def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a question of the page's.
 
         Raises HeadwiseError for a question that is none, and for a text that is not read; then the message is a note,
         which the page shows in the reader's language.
         """
-        name = str(asked.get("do"))
-        kinds = QUESTIONS.get(name, {})
-        values = {key: asked.get(key) for key in kinds}
-        # The very type: isinstance(True, int) holds, and true is no position.
-        if not kinds or any(
-            type(values[key]) is not kind for key, kind in kinds.items()
-        ):
+        if asked["do"] not in QUESTIONS:
             raise HeadwiseError("this is no question of the page's")
-        return getattr(self, f"_{name}")(**values)  # only names in QUESTIONS come here
+        values = [asked[key] for key in QUESTIONS[asked["do"]]]
+        return getattr(self, f"_{asked['do']}")(*values)
 
     # A text
 
@@ -157,9 +144,8 @@ class Desk:
         ids = self._ids(text)
         words = self._words(text, ids)
         at = self._place(ids, at)
-        factors = torch.tensor(
-            [[1.0] * len(self.heads), [changes.get(name, 1.0) for name in self.heads]]
-        )
+        factors = torch.ones(2, len(self.heads))
+        factors[1] = torch.tensor([changes.get(name, 1.0) for name in self.heads])
         # empty of what does not run
         maps = [np.zeros((0, 0), np.float32) for _ in self.heads]
         plain, now = self._run(ids, at, factors, maps)
@@ -169,21 +155,17 @@ class Desk:
         # What each head does in this text, and for each token the heads that look hardest from there.
         kinds = [
             self._kind(ids, *of_head)
-            for of_head in zip(reading.maps, self.crosses, strict=True)
+            for of_head in zip(maps, self.crosses, strict=True)
         ]
         answer |= {"kinds": kinds, "hardest": self._hardest(reading)}
-        first, other = map(self.readings.get, SLOTS)
         # Only maps of one size can be subtracted: for each token the heads that look most differently in both texts.
-        if first is not None and other is not None and len(first.ids) == len(other.ids):
+        first, other = map(self.readings.get, SLOTS)
+        if first and other and len(first.ids) == len(other.ids):
             answer["differ"] = self._hardest(first, other)
         return answer
 
     def _ids(self, text: str) -> list[int]:
         # The tokens of a text in its frame. A `Note` is a message that a page shows in the reader's language.
-        if len(text) > CHARACTERS:
-            raise HeadwiseError(
-                Note.of("look.too_many", characters=len(text), most=CHARACTERS)
-            )
         if not text.strip():
             raise HeadwiseError(Note.of("look.empty"))
         before, after = self.tokens.frame
@@ -191,11 +173,8 @@ class Desk:
             after = []
         ids = [*before, *self.tokens.encode(text), *after]
         if len(ids) > self.longest:
-            key = (
-                "look.beyond_context"
-                if self.longest == self.folder.context
-                else "look.too_long"
-            )
+            is_context = self.longest == self.folder.context
+            key = "look.beyond_context" if is_context else "look.too_long"
             raise HeadwiseError(Note.of(key, tokens=len(ids), longest=self.longest))
         return ids
 
@@ -231,11 +210,9 @@ class Desk:
             has_gap = bool(re.match(r"\s", between + written)) or done == 0
             # A character such as an emoji may take several tokens, all at its place: the first one shows it, the
             # others are dots.
-            is_shown = end <= done or not written
-            label = "\u00b7" if is_shown else written.strip()
-            words.append(
-                (label, has_gap, (between + written).count("\n"), i in self.signs)
-            )
+            label = written.strip() if written and end > done else "\u00b7"
+            ends = (between + written).count("\n")
+            words.append((label, has_gap, ends, i in self.signs))
             done = max(done, end)
         return words
 
@@ -278,12 +255,12 @@ class Desk:
             return call.out * factors[:, columns, None, None].to(call.out)
 
         # Layers whose maps are wanted or one of whose heads is scaled. No others, since listening costs time.
-        listened = {
-            site: partial(take, site)
+        listened = [
+            site
             for site, columns in self.layers.items()
             if maps is not None or (factors[:, columns] != 1).any()
-        }
-        with attach(listened), evaluating(model):
+        ]
+        with attach(listened, take), evaluating(model):
             rows = torch.tensor([list(ids)] * len(factors))
             if self.kind is None or at < 0:
                 return last_states(model, rows).float().mean(1).cpu()
@@ -386,10 +363,11 @@ class Desk:
         if not self._predicts(reading):
             state: dict[str, Any] = {"kept": _cosine(reading.plain, reading.now)}
             if other is not None and not self._predicts(other):
-                state["alike"] = (
+                alike = (
                     _cosine(reading.plain, other.plain),
                     _cosine(reading.now, other.now),
                 )
+                state["alike"] = alike
             return {"state": state}
         columns = [reading.plain, reading.now]
         # -1: no word is hidden in the text beside
@@ -398,11 +376,11 @@ class Desk:
         chances = torch.stack(columns)  # (2 or 3, V)
         if not 0 <= follow < chances.shape[1]:
             follow = int(reading.plain.argmax())
-        # of each column
-        likeliest = (
-            chances.topk(min(LISTED, chances.shape[1])).indices.flatten().tolist()
+        most = chances.topk(min(LISTED, chances.shape[1])).indices  # of each column
+        ids = sorted(
+            {*most.flatten().tolist(), follow},
+            key=lambda i: -float(chances[:, i].max()),
         )
-        ids = sorted({*likeliest, follow}, key=lambda i: -float(chances[:, i].max()))
         # a chance for each of the columns
         rows = [(i, self._token(i), *chances[:, i].tolist()) for i in ids]
         # What the likeliest token adds to the text, which the page appends: a token decoded alone may lose its space,
@@ -439,7 +417,7 @@ class Desk:
         factors[:, columns] -= torch.eye(len(names))
         # Of each head its name, and what comes without it: the probability of the followed token, and the likeliest
         # token; or how alike the mean last state stays.
-        rows: list[tuple[str, float, str]] = []
+        rows = []
         outcomes = self._run(reading.ids, reading.at, factors)
         for name, outcome in zip(names, outcomes, strict=True):
             value, best = _cosine(reading.plain, outcome), ""

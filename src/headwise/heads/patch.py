@@ -542,7 +542,7 @@ class Passes:
         row = ids[None].to(device_of(self.model))
         blocks = dict.fromkeys(self.blocks.values())
         with (
-            attach({site: partial(keep, site) for site in self.sites.values()}),
+            attach(self.sites.values(), keep),
             hooked((block.register_forward_hook, record) for block in blocks),
         ):
             answer = answer_logits(self.model, row, self.position)[0]
@@ -597,10 +597,7 @@ class Passes:
 
             outputs = {block: _repeated(text.outputs[block], n) for block in skipped}
             names = set().union(*(variants[key] for key in batch))
-            handlers = {
-                self.sites[name]: partial(change, self.sites[name]) for name in names
-            }
-            with attach(handlers, early):
+            with attach([self.sites[name] for name in names], change, early):
                 model = _begun(self.model, outputs)
                 stands_for(model, self.model)
                 return answer_logits(model, text.ids.expand(n, -1), self.position)

@@ -85,13 +85,8 @@ def described(relations: Relations) -> tuple[Relation, ...]:
     """
     result = []
     # A relation becomes a column of the table, and a role: these names are taken there.
-    reserved = {
-        *all_statistics(),
-        *(role.name for role in ROLES),
-        "name",
-        "importance",
-        "ablation",
-    }
+    reserved = {*all_statistics(), *(role.name for role in ROLES)}
+    reserved |= {"name", "importance", "ablation"}
     for name, meaning in relations.meanings.items():
         if name in reserved:
             raise HeadwiseError(
@@ -102,94 +97,82 @@ def described(relations: Relations) -> tuple[Relation, ...]:
             for document in relations.documents
             if name in document.pairs
         ]
-        pairs = [pair for of_document in by_document for pair in of_document]
-        # a token, and its right keys
-        looking = [(query, keys) for queries, keys in pairs for query in queries]
-        # tokens back -> how often
-        offsets = Counter(query - key for query, keys in looking for key in keys)
-        # The distance at which most tokens that look find a right key: a head that always looks so far back is right
-        # in `hits` of them.
-        offset, hits = offsets.most_common(1)[0]
-        sizes = len(pairs), len(by_document)
-        result.append(
-            Relation(
-                name, meaning, relations.source, *sizes, offset, hits / len(looking)
-            )
-        )
+        n_pairs, n_looking = 0, 0
+        distances = Counter[int]()  # tokens back -> how often
+        for pairs in by_document:
+            n_pairs += len(pairs)
+            for queries, keys in pairs:
+                n_looking += len(queries)
+                distances.update(query - key for query in queries for key in keys)
+        # A head that always looks so far back is right in `hits` of the tokens that look.
+        offset, hits = distances.most_common(1)[0]
+        sizes = n_pairs, len(by_document), offset, hits / n_looking
+        result.append(Relation(name, meaning, relations.source, *sizes))
     return tuple(result)
 
 
 class PairCells:
-    """Which cells of a document's map count for which pair, and how the weight there is counted.
+    """Which cells of a document's map count for which pair.
 
-    `rows` are all rows that some pair needs. `right` has the cells of the pairs, `elsewhere` those at the same
-    distances from other tokens: number of the pair, place among the rows, key, and what the weight is multiplied with.
+    `right` has the cells of the pairs, `elsewhere` those at the same distances from other tokens. Both are (4, cells):
+    the number of the pair, the place among `rows`, the key, and what the weight there is multiplied with.
     """
 
     def __init__(self, document: Labelled) -> None:
-        self.ids = document.ids
-        T = len(document.ids)
+        self.ids, T = document.ids, len(document.ids)
         # relation, rows that look, right keys
         self.pairs: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []
-        # relation -> the places of its pairs in `pairs`
-        self.by_relation = defaultdict(list)
         # relation -> all rows that look in one of its pairs
         looking: dict[str, set[int]] = defaultdict(set)
         for name, pairs in document.pairs.items():
             for queries, keys in pairs:
-                self.by_relation[name].append(len(self.pairs))
                 self.pairs.append((name, queries, keys))
                 looking[name].update(queries)
         # evenly spread over the document
         others = set(range(0, T, max(1, T // OTHERS)))
         self.rows = sorted(others.union(*looking.values()))
         place = {row: n for n, row in enumerate(self.rows)}
-        right, elsewhere, without = [], [], []
+        right, elsewhere = [], []
+        self.without = []  # pairs for which no other token has a key at these distances
         for n, (name, queries, keys) in enumerate(self.pairs):
-            # A pair may have several rows, of a word in pieces: their sums are averaged, each counting 1 / rows.
-            right += [
-                (n, place[row], key, 1 / len(queries))
-                for row in queries
-                for key in keys
-            ]
             # A row that looks 3 back is moved to each of the others, with its keys, unless one falls off the document.
             # Rows that look in the same relation are no control of it.
             moved = []
             for query in queries:
                 for row in sorted(others - looking[name]):
-                    keys_there = [row - query + key for key in keys]
-                    if min(keys_there) >= 0 and max(keys_there) < T:
-                        moved.append((row, keys_there))
-            for row, keys_there in moved:
-                elsewhere += [
-                    (n, place[row], key, 1 / len(moved)) for key in keys_there
-                ]
-            without.append(not moved)
+                    there = [row - query + key for key in keys]
+                    if min(there) >= 0 and max(there) < T:
+                        moved.append((row, there))
+            if not moved:
+                self.without.append(n)
+            # The sums of several rows, as of a word in pieces, are averaged: each counts 1 / rows.
+            for row in queries:
+                right += [(n, place[row], key, 1 / len(queries)) for key in keys]
+            for row, there in moved:
+                elsewhere += [(n, place[row], key, 1 / len(moved)) for key in there]
         # float64 holds such whole numbers exactly
         self.right, self.elsewhere = (
             torch.tensor(cells, dtype=torch.float64).reshape(-1, 4).T
             for cells in (right, elsewhere)
         )
-        self.without = torch.tensor(without, dtype=torch.bool)
+
+    def of(self, relation: str) -> list[int]:
+        """The numbers of its pairs."""
+        return [n for n, (name, *_) in enumerate(self.pairs) if name == relation]
 
     def measure(self, call: Call, b: int) -> Tensor:
         """Mass, accuracy and mass elsewhere of each pair, of each head and last of even attention, (H+1, 3, pairs)."""
-        of_calls = [
-            row_weights(each, b, self.rows).cpu().double()
-            for each in (call, uniform(call))
-        ]
-        weights = torch.cat(of_calls)  # (H+1, rows, S): `uniform` is a call of one head
-        # 1 at the strongest key of each row, 0 elsewhere
-        hits = torch.zeros_like(weights).scatter_(
-            -1, weights.argmax(-1, keepdim=True), 1
-        )
+        by_head, even = (row_weights(x, b, self.rows) for x in (call, uniform(call)))
+        weights = torch.cat([by_head.cpu().double(), even.cpu().double()])
+        # (H+1,rows,S): 1 at the strongest key of each row, 0 elsewhere
+        hits = torch.zeros_like(weights)
+        hits.scatter_(-1, weights.argmax(-1, keepdim=True), 1)
         numbers = torch.zeros(len(weights), 3, len(self.pairs), dtype=torch.float64)
         kinds = (self.right, weights), (self.right, hits), (self.elsewhere, weights)
         for of_kind, (cells, values) in zip(numbers.unbind(1), kinds, strict=True):
             pair, row, key = cells[:3].long()
             of_kind.index_add_(1, pair, values[:, row, key] * cells[3])
-        # no other token has a key at these distances
-        numbers[:, 2].masked_fill_(self.without, math.nan)
+        numbers[:, 2, self.without] = math.nan
         return numbers
 
 
@@ -205,43 +188,37 @@ def _followed(
     The example is the best pair of document `first`, which a reader has before them, unless the head does worse there
     than on average; then it is the best of all.
     """
-    # Of each pair its document and its place there.
-    pairs = [
-        (n, i)
-        for n, cells in enumerate(of_pairs)
-        for i in cells.by_relation.get(name, ())
-    ]
-    # (H+1, pairs): 0 is the mass
-    masses = torch.stack([numbers[n][:, 0, i] for n, i in pairs], -1)
+    pairs = []  # of each pair its document and its number there
     of_documents = []  # of each document with the relation its means over pairs, (H+1, 3)
-    for cells, of_document in zip(of_pairs, numbers, strict=True):
-        if name in cells.by_relation:
+    for n, cells in enumerate(of_pairs):
+        places = cells.of(name)
+        pairs += [(n, i) for i in places]
+        if places:
             # A pair without such a distance elsewhere has NaN, which does not count. A document of such pairs alone
             # has NaN too, and `interval_of` leaves it out.
-            of_documents.append(of_document[..., cells.by_relation[name]].nanmean(-1))
+            of_documents.append(numbers[n][..., places].nanmean(-1))
+    # (H+1, pairs): 0 is the mass
+    masses = torch.stack([numbers[n][:, 0, i] for n, i in pairs], -1)
     # (H+1, 3, documents); the last row is even attention's
     means = torch.stack(of_documents, -1)
     even = float(means[-1, 0].mean())
-    result = []
-    # the pairs of document `first`
     opening = [place for place, (n, _) in enumerate(pairs) if n == first]
+    result = []
     for of_head, masses_of_head in zip(means[:-1], masses[:-1], strict=True):
         mass, accuracy, elsewhere = (
             interval_of(values).of_fraction() for values in of_head.tolist()
         )
-        # -1: it has no such pair
-        best = max(opening, key=lambda place: float(masses_of_head[place]), default=-1)
-        if best < 0 or masses_of_head[best] < mass.mean:
-            best = int(masses_of_head.argmax())
+        weights = masses_of_head.tolist()
+        best = max(opening, key=weights.__getitem__, default=None)
+        if best is None or weights[best] < mass.mean:
+            best = weights.index(max(weights))
         n, i = pairs[best]
-        _, queries, keys = of_pairs[n].pairs[i]
-        looks = shown([of_pairs[n].ids[place] for place in queries])
-        looked_at = shown([of_pairs[n].ids[place] for place in keys])
-        example = (
-            "".join(looks).strip(),
-            "".join(looked_at).strip(),
-            float(masses_of_head[best]),
+        ids, (_, queries, keys) = of_pairs[n].ids, of_pairs[n].pairs[i]
+        looks, looked_at = (
+            "".join(shown([ids[place] for place in places])).strip()
+            for places in (queries, keys)
         )
+        example = looks, looked_at, weights[best]
         # NaN: a survey puts the mass of the untrained model there, where it measures one.
         result.append(Followed(mass, accuracy, even, elsewhere.mean, math.nan, example))
     return result

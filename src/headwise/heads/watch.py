@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headwise.corpus.documents import Text
@@ -70,8 +69,6 @@ class _SeenSite:
         self.maps: Tensor | None = None
         # (S,) bool, which keys of its last document are of an image
         self.image: Tensor | None = None
-        # sum of the outputs; a document makes it (H,E)
-        self.out_sum: NDArray[np.float64] = np.zeros(())
 
     def add(self, measured: Measured, document: Document) -> None:
         # A statistic that this document lacks is dropped: its mean would be over some documents, and not say so.
@@ -80,12 +77,7 @@ class _SeenSite:
         }
         for name, parts in self.parts.items():
             parts.append(as_numpy(measured.rows[name]))
-        n_rows = len(measured.places)
-        self.documents.append(n_rows)
-        # The mean times its rows: the sum over this document, in float64 since many are added up.
-        self.out_sum = (
-            self.out_sum + as_numpy(measured.mean_out).astype(np.float64) * n_rows
-        )
+        self.documents.append(len(measured.places))
         self.received = as_numpy(measured.received)  # (H,S)
         # (H,b,b), b blocks of queries and of keys
         self.thumbnail = as_numpy(measured.thumbnail)
@@ -216,14 +208,6 @@ class SeenHead(HeadRow[float]):
         of_text = self.map if self.map.ndim == 2 else self.map[-1]
         image = self._site.image
         return of_text if image is None else of_text[:, image.cpu().numpy()]
-
-    @property
-    def mean_out(self) -> Array:
-        """Mean of the head's output over all rows, (E,)."""
-        # 0 without rows
-        return np.asarray(
-            self._site.out_sum[self._head] / max(1, self._site.n_rows), np.float32
-        )
 
     @property
     def tokens(self) -> Drawn | None:

@@ -29,7 +29,7 @@ Calls of other threads do not count. Attentions of the third column are called f
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -135,8 +135,12 @@ def observe(layer: MultiHeadAttention | Watchable, watcher: Handler) -> Iterator
 
 
 @contextmanager
-def attach(handlers: Mapping[Site, Handler], early: bool = False) -> Iterator[None]:
-    """Hand every call of these sites to their handlers inside this block; what a handler returns replaces `out`.
+def attach(
+    sites: Collection[Site],
+    handler: Callable[[Site, Call], Tensor | None],
+    early: bool = False,
+) -> Iterator[None]:
+    """Hand every call of these sites to the handler inside this block; what it returns replaces `out`.
 
     early  of transformers, `out` is what left the attention function: gates and norms before W_O are still to come
 
@@ -156,11 +160,11 @@ def attach(handlers: Mapping[Site, Handler], early: bool = False) -> Iterator[No
             )
         # a handler may compute attention itself, in the middle of the model's
         with softmax.unheard():
-            return handlers[site](call)
+            return handler(site, call)
 
     with ExitStack() as stack:
         taps: dict[nn.Module, Tap] = {}
-        for site in handlers:
+        for site in sites:
             module: Any = site.module
             if is_watchable(module):
                 stack.enter_context(observe(module, partial(handle, site)))
@@ -179,8 +183,8 @@ def attach(handlers: Mapping[Site, Handler], early: bool = False) -> Iterator[No
         # Not where the block raises: what waits then is half of a call.
         for tap in taps.values():
             tap.end()
-    if handlers and not reached:
-        names = [site.name for site in handlers]
+    if sites and not reached:
+        names = [site.name for site in sites]
         refused.append(
             f"no head of {', '.join(names[:3])}{', ...' if names[3:] else ''} was reached inside this block; call the "
             f"model in it, in the thread that opened it, and not a form of it that was exported or traced before"
