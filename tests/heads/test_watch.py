@@ -390,7 +390,7 @@ def test_a_share_of_the_rows() -> None:
 
 
 def test_a_head_in_a_notebook() -> None:
-    """In words and on its tokens, as text, not as markup."""
+    """In words and as a map, as text, not as markup."""
     model = gpt_of()
     seen = watch_call(model, torch.randint(V, (1, T), generator=torch.Generator().manual_seed(5)))
     head = seen["L1.H5"]
@@ -398,10 +398,7 @@ def test_a_head_in_a_notebook() -> None:
     assert f"Looks {head.distance:.1f} tokens back on average; its largest weight is {head.confidence:.2f}" in html
     assert f"{100 * head.first:.0f} % of its attention rests on the first token." in html
     assert html.count("<tr>") == T + 1 and html.count('title="0.') + html.count('title="1.') == T * T
-    hostile = SeenHead("<b>", head._site, 0, lambda ids: ["<script>"] * len(ids))
-    assert "<script>" not in hostile._repr_html_() and "&lt;b&gt;" in hostile._repr_html_()
-    long = watch_call(model, torch.zeros(1, 37, dtype=torch.long))
-    assert long["L1.H5"].tokens is None and '<tr><th scope="row">0</th>' in long["L1.H5"]._repr_html_()
+    assert "&lt;b&gt;" in SeenHead("<b>", head._site, 0)._repr_html_()
 
 
 @pytest.mark.slow

@@ -92,17 +92,6 @@ def test_without_a_record_its_weights_are_not_known(model: Any) -> None:
     refuses(lambda: read_layers(model), "novel is a family whose heads cannot be reshaped yet")
 
 
-def test_without_a_record_a_large_model_loses_its_control_alone(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from headwise.heads import survey
-
-    monkeypatch.setattr(survey, "WHOLE", 10)
-    documents = torch.randint(3, 19, (3, 13), generator=torch.Generator().manual_seed(1)).tolist()
-    result = hw.survey(model, documents)
-    assert result.untrained is None
-    assert any("the untrained control is left out: " in n.lower() and "family novel" in n for n in result.notes)
-    assert result.loss is not None and all(head.importance is not None for head in result.profiles)
-
-
 @torch.no_grad()
 def test_one_record_is_enough(model: Any) -> None:
     FAMILIES["novel"] = RECORD

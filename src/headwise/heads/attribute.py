@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -140,10 +139,6 @@ def attribute(
     if not -T <= position < T:
         raise HeadwiseError(f"position={position} is not among the {T} tokens")
     position %= T  # -1 becomes T - 1
-    if callable(target):
-        raise HeadwiseError(
-            "target is a function, and parts add up to logits alone; pass one token, or two; headwise.patch takes it"
-        )
     words = (target,) if isinstance(target, int | str) else tuple(target)
     answer = tuple(token_of(model, word) for word in words)
     if len(answer) not in (1, 2):
@@ -225,10 +220,9 @@ def added(
     rounding = 2 * close * float(torch.cat(rounded).norm())
     # The 1.0 is for a logit near 0, which is a difference of large parts.
     if abs(whole.total - logit) > CLOSE * max(abs(logit), 1.0) + rounding:
-        adapted = [layer for layer in ran if list(layer.projection.children())]
-        remedy = (
-            "; merge the adapter of its output projections first" if adapted else ""
-        )
+        remedy = ""
+        if any(list(layer.projection.children()) for layer in ran):
+            remedy = "; merge the adapter of its output projections first"
         raise HeadwiseError(
             f"{kind}: the parts sum to {whole.total:.6g}, the logit is {logit:.6g}: "
             f"what its layers add up is not known well enough{remedy}"
@@ -296,7 +290,7 @@ def _logit_scale(
     if bias is not None:
         raw = raw + bias[:ROWS].cpu().double()
     logits = logits[:ROWS]
-    # The factor that fits best, by least squares; the clamp keeps 0 / 0 from being NaN.
+    # the factor that fits best, by least squares; the clamp keeps 0 / 0 from being NaN
     scale = float(logits @ raw / (raw @ raw).clamp(min=1e-30))
     if _apart(scale * raw, logits) <= close:
         # Most models have no factor: then what is left beside 1 is rounding.
@@ -421,25 +415,21 @@ def recorded(passes: Passes) -> Iterator[Rows]:
         # a tuple begins with the hidden states
         both: list[Any] = [first, gave[0] if isinstance(gave, tuple) else gave]
         # Modules that take or give anything but hidden states are passed over, such as one that takes ids (B,T).
-        if all(
-            isinstance(x, Tensor) and x.ndim in (2, 3) and x.is_floating_point()
-            for x in both
-        ):
-            # of (1,T,C), or (T,C)
-            last = [x.flatten(0, -2)[-1].cpu().double() for x in both]
-            rows[module] = _Row(
-                last[0], last[1], max(torch.finfo(x.dtype).eps for x in both)
-            )
+        for x in both:
+            if not (
+                isinstance(x, Tensor) and x.ndim in (2, 3) and x.is_floating_point()
+            ):
+                return
+        # of (1,T,C), or (T,C)
+        read, out = (x.flatten(0, -2)[-1].cpu().double() for x in both)
+        rows[module] = _Row(read, out, max(torch.finfo(x.dtype).eps for x in both))
 
     # an ordered set: each module is heard once
-    wanted = dict.fromkeys((*passes.layers[-1].around, *_stacked(passes)))
+    wanted = [*passes.layers[-1].around, *_stacked(passes)]
     for layer in passes.layers:
-        wanted |= dict.fromkeys(
-            (layer.block, layer.projection, *layer.block.children())
-        )
-    with hooked(
-        ((module.register_forward_hook, keep) for module in wanted), with_kwargs=True
-    ):
+        wanted += [layer.block, layer.projection, *layer.block.children()]
+    hooks = [(module.register_forward_hook, keep) for module in dict.fromkeys(wanted)]
+    with hooked(hooks, with_kwargs=True):
         yield rows
 
 
@@ -473,12 +463,11 @@ def _back(norm: nn.Module, row: _Row, direction: Tensor) -> tuple[Tensor, float]
     What the norm divided by at this position is held, so that x may be split into parts: y is then linear in x. It is
     computed again in float64: what the model got in half precision is too coarse to be divided by.
     """
-    # A copy, without hooks: other weights in the module itself would reach every thread that uses it.
-    twin = copy.deepcopy(norm, {id(each): OrderedDict() for each in _hooks_of(norm)})
-    twin = twin.cpu().double()
+    # A copy: other weights in the module itself would reach every thread that uses it.
+    twin = copy.deepcopy(norm).cpu().double()
 
     def normed(x: Tensor) -> Tensor:
-        answer: Tensor = twin(x)
+        answer: Tensor = twin.forward(x)  # so that no hook is called
         return answer.double()  # some norms compute in float32 and give that
 
     x, y = row.read, normed(row.read)
@@ -487,10 +476,3 @@ def _back(norm: nn.Module, row: _Row, direction: Tensor) -> tuple[Tensor, float]
     centres = _apart(normed(x + x.abs().mean()), y) <= CLOSE
     u = _ratio(y - bias, x - x.mean() if centres else x) * direction
     return u - u.mean() if centres else u, float(direction @ bias)
-
-
-def _hooks_of(norm: nn.Module) -> list[Any]:
-    hooks = []
-    for module in norm.modules():
-        hooks += [module._forward_hooks, module._forward_pre_hooks]
-    return hooks

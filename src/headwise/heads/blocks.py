@@ -151,16 +151,15 @@ class Pass:
         self._place(document, offsets)
         self._ask(offsets, only)
         n = len(self.picked)
-        zeros = partial(torch.zeros, dtype=self.dtype, device=self.device)
         # (m,S)
-        self.marked = zeros(len(self.marks), self.S)
+        self.marked = self.zeros(len(self.marks), self.S)
         for row, mark in zip(self.marked, self.marks.values(), strict=True):
             row.copy_(mark)
         # What the blocks fill in.
-        self.at = zeros(n)
-        self.sums = zeros(len(self.names), self.H, n)
-        self.near = zeros(self.H, n, 1 + len(self.offsets))
-        self.copies = zeros(2, self.H, n)
+        self.at = self.zeros(n)
+        self.sums = self.zeros(len(self.names), self.H, n)
+        self.near = self.zeros(self.H, n, 1 + len(self.offsets))
+        self.copies = self.zeros(2, self.H, n)
         self.argmax = torch.zeros(self.H, n, dtype=torch.long, device=self.device)
 
     def _read_options(self, call: Call) -> None:
@@ -197,17 +196,15 @@ class Pass:
         self.first = document.first  # the key of the first token; None where it is gone
         if document.first == -1:  # the first real key
             self.first = int(self.real_keys[0]) if len(self.real_keys) else 0
-        self.marks = {}
-        for name, mark in (document.marks or {}).items():
-            self.marks[name] = mark.to(self.device, self.dtype)
+        marks = (document.marks or {}).items()
+        self.marks = {name: mark.to(self.device, self.dtype) for name, mark in marks}
 
     def _ask(self, offsets: Sequence[int], only: Collection[str]) -> None:
         """What is asked for: the formulas, and the names of the sums that they read."""
         call, document = self.call, self.document
-        has_ids = document.q_ids is not None and document.k_ids is not None
         facts = {
             POSITIONS: document.start is not None,
-            IDS: has_ids,
+            IDS: document.q_ids is not None,
             W_O: self.w_o is not None,
             TOP: self.top,
             SCORES: call.weights is None,
@@ -243,6 +240,9 @@ class Pass:
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
+    def zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
     def run(self, thread: int, n_threads: int, inference: bool) -> Tensor:
         """Go over the blocks that are this thread's, and return its `totals`; all other sums go into the pass.
 
@@ -265,11 +265,7 @@ class Pass:
             whole = self.empty(max(block, min(n, ROWS) * width))
             buffers = whole, self.empty(max(block, width))
             # what each key receives, (H,b,S), b as in the thumbnail
-            totals = torch.zeros(
-                (self.H, min(THUMBNAIL, n), self.S),
-                dtype=self.dtype,
-                device=self.device,
-            )
+            totals = self.zeros(self.H, min(THUMBNAIL, n), self.S)
             for i, start in enumerate(range(0, n, ROWS)):
                 # Dealt out there and back, 0 1 2 2 1 0: a causal block is longer than the one before it, and so each
                 # thread has as much to do.
@@ -285,12 +281,9 @@ class Pass:
         # queries in each block
         rows = torch.bincount(self.row_block, minlength=sums.shape[1])
         area = rows[:, None] * inside.sum(0)  # pairs of a query and a key in each block
-        is_there = n_blocks and self.first is not None
-        first_key = (
-            sums[..., self.first] / area[:, 0]
-            if is_there
-            else sums.new_zeros(sums.shape[:2])
-        )
+        first_key = sums.new_zeros(sums.shape[:2])
+        if n_blocks and self.first is not None:
+            first_key = sums[..., self.first] / area[:, 0]
         return sums @ inside / area, first_key
 
     def _block(
@@ -318,10 +311,9 @@ class Pass:
             buffer = buffers[0][: h * t * width].view(h, t, width)
             scores = self._scores(heads, rows, keys, q, buffer)
             for strip in strips:
-                inside = slice(
-                    strip.rows.start - rows.start, strip.rows.stop - rows.start
-                )
-                self._measure(strip, heads, scores[:, inside], buffers[1], totals)
+                first = strip.rows.start - rows.start
+                of_strip = scores[:, first : first + len(strip.at)]
+                self._measure(strip, heads, of_strip, buffers[1], totals)
 
     def _measure(
         self, strip: Strip, heads: slice, scores: Tensor, buffer: Tensor, totals: Tensor
@@ -351,7 +343,7 @@ class Pass:
             near = e.gather(2, strip.near.expand(h, -1, -1))
             self.near[heads, strip.rows] = near.mul_(strip.has_near)
             if len(strip.pairs):
-                both = torch.zeros(h, 2 * t, dtype=self.dtype, device=self.device)
+                both = self.zeros(h, 2 * t)
                 copied = e.view(h, -1).index_select(1, strip.pairs)
                 both.index_add_(1, strip.pair_rows, copied)
                 self.copies[:, heads, strip.rows] = both.view(h, 2, t).transpose(0, 1)
@@ -670,9 +662,6 @@ class Pass:
     def total(self, name: str) -> Tensor:
         return self.by_name[name] * self.share
 
-    def on(self, name: str) -> Tensor:
-        return self.total(f"on {name}")
-
     @property
     def distance(self) -> Tensor:
         centre = self.by_name["places"] / self.by_name["total"]
@@ -712,22 +701,16 @@ def run(work: Pass) -> Tensor:
     threads wait for it in every small operation, and 4,096 tokens take five times as long. Short documents have too few
     blocks, and are torch's own.
     """
-    inference, large = (
-        torch.is_inference_mode_enabled(),
-        work.H * len(work.at) * work.S >= THREADED,
-    )
-    threads = torch.get_num_threads() if work.device.type == "cpu" and large else 1
-    if threads == 1:
+    inference, threads = torch.is_inference_mode_enabled(), torch.get_num_threads()
+    is_large = work.H * len(work.at) * work.S >= THREADED
+    if threads == 1 or work.device.type != "cpu" or not is_large:
         return work.run(0, 1, inference)
     try:
-        with ThreadPoolExecutor(
-            threads, initializer=torch.set_num_threads, initargs=(1,)
-        ) as pool:
-            return torch.stack(
-                list(
-                    pool.map(lambda n: work.run(n, threads, inference), range(threads))
-                )
-            ).sum(0)
+        with ThreadPoolExecutor(threads, "", torch.set_num_threads, (1,)) as pool:
+            jobs = [
+                pool.submit(work.run, n, threads, inference) for n in range(threads)
+            ]
+            return torch.stack([job.result() for job in jobs]).sum(0)
     finally:  # the number that a thread sets is also that of all threads which begin later
         torch.set_num_threads(threads)
 
@@ -801,9 +784,8 @@ def row_weights(call: Call, b: int, rows: Sequence[int]) -> Tensor:
         return part.weights[0].to(wide).nan_to_num(0)
     with torch.autocast(call.q.device.type, enabled=False):
         # the values change no weight
-        return trace(part.q, part.k, part.k, part.options._replace(gate=None)).weights[
-            0
-        ]
+        options = part.options._replace(gate=None)
+        return trace(part.q, part.k, part.k, options).weights[0]
 
 
 def uniform(call: Call) -> Call:
@@ -812,25 +794,16 @@ def uniform(call: Call) -> Call:
     Where the model made the weights itself, that is what some head of the document looks at.
     """
     B, _, T, _ = call.q.shape
-    S = call.n_keys
-    mask = (
-        call.options.mask
-        if call.weights is None
-        else Allowed((call.weights > 0).any(1, keepdim=True))
-    )
+    S, mask = call.n_keys, call.options.mask
+    if call.weights is not None:
+        mask = Allowed((call.weights > 0).any(1, keepdim=True))
     if mask is not None:
         # one control a layer: where masks differ, the first
         mask = mask.for_heads([0], call.q.shape[1]).without_bias()
     queries, keys = call.q.new_zeros(B, 1, T, 1), call.q.new_zeros(B, 1, S, 1)
-    return call._replace(
-        q=queries,
-        k=keys,
-        v=keys,
-        options=Options(mask),
-        out=queries,
-        weights=None,
-        before_gate=None,
-    )
+    options = Options(mask)
+    call = call._replace(q=queries, k=keys, v=keys, options=options, out=queries)
+    return call._replace(weights=None, before_gate=None)
 
 
 def output_factors(w_o: Tensor, n_heads: int) -> Tensor:
@@ -882,11 +855,9 @@ class Factors:
 
 def _places(is_real: Tensor | None, length: int, device: torch.device) -> Tensor:
     """The places, of `length`, that are real."""
-    return (
-        torch.arange(length, device=device)
-        if is_real is None
-        else is_real.to(device).nonzero()[:, 0]
-    )
+    if is_real is None:
+        return torch.arange(length, device=device)
+    return is_real.to(device).nonzero()[:, 0]
 
 
 def _even_blocks(places: Tensor) -> Tensor:

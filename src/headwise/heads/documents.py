@@ -253,7 +253,7 @@ class _Readers:
     def hooks(self, model: nn.Module, free: set[nn.Module]) -> list[Hook]:
         hooks: list[Hook] = []
         for module in model.modules():
-            names = _inputs(module)
+            names = _inputs(type(module).forward)
             reads = {"ids", "input_ids", "inputs_embeds"} & set(names)
             reader = None
             if reads and not LAYER_INPUTS & set(names[:1]):
@@ -265,42 +265,35 @@ class _Readers:
             # a caller may run any module around an attention that is free
             elif not free or free.isdisjoint(module.modules()):
                 continue
-            enter, leave = (
-                partial(step, module, reader) for step in (self._enter, self._leave)
-            )
-            hooks.append((module.register_forward_pre_hook, enter))
+            after = partial(module.register_forward_hook, always_call=True)
             hooks.append(
-                (partial(module.register_forward_hook, always_call=True), leave)
+                (module.register_forward_pre_hook, partial(self._enter, reader))
             )
+            hooks.append((after, partial(self._leave, reader)))
         return hooks
 
-    def _enter(
-        self, owner: nn.Module, reader: _Reader | None, module: nn.Module, *call: Any
-    ) -> None:
-        if module is not owner:  # a copy, which has its hooks as well
-            return
+    def _enter(self, reader: _Reader | None, module: nn.Module, *call: Any) -> None:
         if not self.depth:  # what is inside may be given pieces of the texts
             self.sizes = set()
             for x in tree_leaves(call):
                 if isinstance(x, Tensor) and x.ndim:
                     # Of four axes, an image's, only the first can be the batch; else it may be the second, after T.
-                    self.sizes |= {*x.shape[: 1 if x.ndim > 3 else 2]}
-                    # (T,) or (T,C): one text without an axis for a batch
-                    self.sizes |= {1} if x.ndim < 3 else set()
+                    self.sizes.update(x.shape[: 1 if x.ndim > 3 else 2])
+                    if (
+                        x.ndim < 3
+                    ):  # (T,) or (T,C): one text without an axis for a batch
+                        self.sizes.add(1)
         self.depth += 1
         if reader is not None:
             args, kwargs = call
             reader.read(args, kwargs, self.running[-1] if self.running else None)
             self.running.append(reader)
 
-    def _leave(
-        self, owner: nn.Module, reader: _Reader | None, module: nn.Module, *call: Any
-    ) -> None:
-        if module is owner:
-            self.depth -= 1
-            if reader in self.running:
-                self.running.remove(reader)
-                reader.remember(*call)
+    def _leave(self, reader: _Reader | None, module: nn.Module, *call: Any) -> None:
+        self.depth -= 1
+        if reader in self.running:
+            self.running.remove(reader)
+            reader.remember(*call)
 
 
 @dataclass(eq=False)  # each is itself alone
@@ -322,7 +315,7 @@ class _Reader:
     n_tokens: int | None = None  # tokens of this call, without those of the cache
     # For each layer of the cache: the keys that a call of it has, and the number of those that it has let go.
     held: Sequence[tuple[int, int] | None] = ()
-    cache: tuple[Any, Any] | None = None  # that of the last call, as `_past` tells it
+    cache: tuple[Any, ...] = ()  # that of the last call, as `_past` tells it
     # "image": (B,L) bool, places that are no tokens of a text
     spans: dict[str, Tensor] = field(default_factory=dict)
 
@@ -344,17 +337,13 @@ class _Reader:
         embedded = arguments.get("inputs_embeds")
         known, self.ids, self.spans = self.ids, None, {}
         # It ran unwatched, or its documents have changed places. By `is`: == would compare the numbers of tensors.
-        if cache is None or self.cache is None or not all(map(is_, cache, self.cache)):
+        if not (cache and self.cache and all(map(is_, cache, self.cache))):
             known = None
         if isinstance(ids, Tensor) and not ids.is_floating_point():
             if not self.past:
                 self.ids = ids.detach()
             # a cache that was cropped between two calls holds the first tokens alone
-            elif (
-                known is not None
-                and len(known) == len(ids)
-                and self.past <= known.shape[1]
-            ):
+            elif known is not None and self.past <= known.shape[1]:
                 self.ids = torch.cat([known[:, : self.past], ids.detach()], 1)
             self._set_spans()
         elif isinstance(embedded, Tensor) and around is not None:
@@ -368,10 +357,8 @@ class _Reader:
             self.n_tokens = sequence.shape[1]
             self.held = _held(arguments, self.n_tokens)
         self.padding = self._real(arguments.get("attention_mask"), around)
-        positions, context = (
-            arguments.get("position_ids"),
-            arguments.get("encoder_attention_mask"),
-        )
+        positions = arguments.get("position_ids")
+        context = arguments.get("encoder_attention_mask")
         self.positions = self.context_padding = None
         if isinstance(positions, Tensor) and positions.ndim == 2 and not self.past:
             self.positions = positions
@@ -437,26 +424,21 @@ class _Reader:
         dict with such a map for each kind of layer.
         """
         if isinstance(mask, Mapping):  # padding is the same in all of them
-            mask = next(
-                (of_kind for of_kind in mask.values() if of_kind is not None), None
-            )
+            mask = next((x for x in mask.values() if x is not None), None)
         if hasattr(mask, "mask_mod"):  # a BlockMask of flex attention
             B, H, T, S = mask.shape
             here = str(mask.kv_num_blocks.device)
             mask = flex_attention.create_mask(mask.mask_mod, B, H, T, S, device=here)
-        if not isinstance(mask, Tensor):
+        if not isinstance(mask, Tensor) or mask.ndim not in (2, 4):
             return self.padding if self.past else None  # that of the last call holds on
         if mask.ndim == 2:
             return mask.detach().bool()
-        if mask.ndim != 4:
-            return None
         # the map does not tell it: a window may hide early tokens, which are real, from these queries
         if self.past:
             # the model around was given the padding itself; else what was known holds on
-            outer = (
-                None if around is None or around.past != self.past else around.padding
-            )
-            return self.padding if outer is None else outer
+            if around is None or around.past != self.past or around.padding is None:
+                return self.padding
+            return around.padding
         may = mask.detach()
         # what is added to scores: about the least number there is forbids
         if may.dtype != torch.bool:
@@ -466,7 +448,7 @@ class _Reader:
         return may.any(1).any(1)[:, : mask.shape[2]]
 
 
-def _past(arguments: Mapping[str, Any]) -> tuple[int, tuple[Any, Any] | None]:
+def _past(arguments: Mapping[str, Any]) -> tuple[int, tuple[Any, ...]]:
     """Tokens that the cache of a call holds now; and two objects by which an untouched cache is known again.
 
     They are the cache and what becomes another object when its documents change places: for ours a count, for one of
@@ -477,12 +459,9 @@ def _past(arguments: Mapping[str, Any]) -> tuple[int, tuple[Any, Any] | None]:
         return int(caches[0].length), (caches[0], caches[0].reorders)
     cache = cache_in(arguments)
     if cache is None or not hasattr(cache, "get_seq_length"):
-        return 0, None
-    layers = _layers(cache)
-    return int(cache.get_seq_length()), (
-        cache,
-        getattr(layers[0], "keys", None) if layers else None,
-    )
+        return 0, ()
+    keys = [getattr(layer, "keys", None) for layer in _layers(cache)[:1]]
+    return int(cache.get_seq_length()), (cache, *keys)
 
 
 def _held(arguments: Mapping[str, Any], T: int) -> list[tuple[int, int] | None]:
@@ -490,10 +469,11 @@ def _held(arguments: Mapping[str, Any], T: int) -> list[tuple[int, int] | None]:
 
     It says how many keys the call has, and how many earlier tokens have left the layer's window.
     """
-    sizes = [
-        getattr(layer, "get_mask_sizes", None) for layer in _layers(cache_in(arguments))
-    ]
-    return [None if size is None else size(T) for size in sizes]
+    held = []
+    for layer in _layers(cache_in(arguments)):
+        sizes = getattr(layer, "get_mask_sizes", None)
+        held.append(None if sizes is None else sizes(T))
+    return held
 
 
 def _layers(cache: Any) -> Sequence[Any]:
@@ -501,20 +481,10 @@ def _layers(cache: Any) -> Sequence[Any]:
     return getattr(getattr(cache, "self_attention_cache", cache), "layers", None) or ()
 
 
-def _inputs(module: nn.Module) -> list[str]:
-    """Names of what a module is called with."""
-    # None where a plain function was put in its place
-    method = getattr(module.forward, "__func__", None)
-    return (
-        list(inspect.signature(module.forward).parameters)
-        if method is None
-        else _of_method(method)
-    )
-
-
-@cache  # of methods of classes alone: a function that hangs on one module may hold its weights
-def _of_method(method: Callable[..., Any]) -> list[str]:
-    return list(inspect.signature(method).parameters)[1:]  # without self
+@cache
+def _inputs(forward: Callable[..., Any]) -> list[str]:
+    """Names of what modules of a class are called with, by its `forward`."""
+    return list(inspect.signature(forward).parameters)[1:]  # without self
 
 
 def _document(
@@ -601,9 +571,8 @@ def _starts(call: Call, b: int, reader: _Reader) -> tuple[int, ...]:
     """The first tokens of documents that are packed in row b: none of them sees what comes before it."""
     T, row = call.n_queries, None
     if reader.positions is not None and reader.positions.shape[1] == T:
-        row = reader.positions[
-            b if len(reader.positions) > 1 else 0
-        ].cpu() - torch.arange(T)
+        of_text = reader.positions[b if len(reader.positions) > 1 else 0]
+        row = of_text.cpu() - torch.arange(T)
     for mask in () if call.options.mask is None else call.options.mask.parts():
         ids = mask.packed()
         if ids is not None:
@@ -640,9 +609,7 @@ def _attended(call: Call, b: int) -> Tensor | None:
 def _seen(call: Call, b: int, rows: Sequence[int]) -> Tensor | None:
     """What these rows of document b may attend, (1 or H, 1 or rows, 1 or S) bool; None: everything."""
     if call.weights is not None:
-        if isinstance(rows, range):  # a slice makes no copy
-            return call.weights[b, :, rows.start : rows.stop] > 0
-        return call.weights[b][:, rows] > 0
+        return call.weights[b][:, list(rows)] > 0
     if call.options.mask is None:
         return None
     some = Part(call.options.mask, "t", rows, call.n_queries)
@@ -681,7 +648,5 @@ def _longer(real: Tensor, length: int) -> Tensor:
 
 def _fit(values: Tensor, length: int, filler: Any) -> Tensor:
     """The values of `length` keys: those of a window are the latest tokens; a static cache has empty room behind."""
-    lacking = max(0, length - len(values))
-    return torch.cat(
-        [values[max(0, len(values) - length) :], values.new_full((lacking,), filler)]
-    )
+    empty = values.new_full((max(0, length - len(values)),), filler)
+    return torch.cat([values[max(0, len(values) - length) :], empty])

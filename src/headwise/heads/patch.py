@@ -321,20 +321,17 @@ def _metrics(model: nn.Module, target: Any, n: int) -> list[Metric | None]:
         )
     metrics: list[Metric | None] = []
     for row in rows:
-        both = [[side] if isinstance(side, str | int) else side for side in row]
-        tokens = [tuple(token_of(model, word) for word in side) for side in both]
+        tokens = []
+        for side in row:
+            words = [side] if isinstance(side, str | int) else side
+            tokens.append(tuple(token_of(model, word) for word in words))
         metrics.append(Compared(*tokens))
     return metrics
 
 
 def _row_by_row(function: Callable[[Tensor], Any], logits: Tensor) -> Tensor:
     """A metric of somebody's own, which takes the logits (V,) of one answer."""
-    try:
-        values = [float(function(row)) for row in logits.cpu().double()]
-    except (TypeError, ValueError, RuntimeError, IndexError) as error:
-        raise HeadwiseError(
-            f"target= was given the logits {tuple(logits.shape[1:])} of one answer and did not give a number: {error}"
-        ) from None
+    values = [float(function(row)) for row in logits.cpu().double()]
     return torch.tensor(values, dtype=torch.float64)
 
 
@@ -346,14 +343,11 @@ class Compared:
     other: tuple[int, ...] = ()
 
     def __call__(self, logits: Tensor) -> Tensor:
+        scores = logits.cpu().double()
         if not self.other:
-            scores = logits.cpu().double().log_softmax(-1)
-            return scores[..., list(self.answer)].mean(-1)
-        first, second = (
-            logits[..., list(side)].cpu().double().mean(-1)
-            for side in (self.answer, self.other)
-        )
-        return first - second
+            return scores.log_softmax(-1)[..., list(self.answer)].mean(-1)
+        first, second = list(self.answer), list(self.other)
+        return scores[..., first].mean(-1) - scores[..., second].mean(-1)
 
     def check(self, n: int) -> None:
         """Refuse what a vocabulary of n tokens does not have, and a comparison of a token with itself."""
@@ -426,8 +420,8 @@ def write_edits(
     options  of a call of one text
     """
     # head, and whose options it has -> its text, the tokens at which it changes, and what it reads, of each edit
-    anew: dict[tuple[int, bool], list[tuple[int, Tokens, dict[str, Tensor]]]]
-    anew, looking = defaultdict(list), options
+    anew: dict[tuple[int, bool], list[Any]] = defaultdict(list)
+    looking = options
     for row, (at, parts, tokens) in edits.items():
         if at == "out":
             for h, part in parts.items():
@@ -473,11 +467,9 @@ def _of_head(options: Options, h: int, n_heads: int) -> Options:
     )
 
 
-def _index(call: Call) -> list[int]:
+def _index(call: Call) -> Sequence[int]:
     """Of each query head the key/value head that it reads."""
-    return list(
-        resolve_kv_index(call.out.shape[1], call.k.shape[1], call.options.kv_index)
-    )
+    return resolve_kv_index(call.out.shape[1], call.k.shape[1], call.options.kv_index)
 
 
 # Passes of one model
@@ -670,12 +662,9 @@ class Study:
     ) -> dict[Key, float]:
         """How far the answer to each variant of the corrupted text has come from there to the clean one."""
 
-        def share(logits: Tensor) -> Tensor:
-            return (self.metric(logits) - self.corrupted) / (
-                self.clean - self.corrupted
-            )
-
-        return self.passes.ask(self.text, variants, share, progress)
+        values = self.passes.ask(self.text, variants, self.metric, progress)
+        whole = self.clean - self.corrupted
+        return {key: (value - self.corrupted) / whole for key, value in values.items()}
 
     def variant(
         self, at: str, names: Iterable[str], tokens: Tokens = ALL
@@ -709,35 +698,30 @@ class Study:
             receiver: list(map(place_of, receiver[1].split("+")))
             for receiver in receivers
         }
-        for (at, _), of_one in places.items():
-            for site, _ in of_one:
+        last = 0
+        for (at, _), of_receiver in places.items():
+            for site, _ in of_receiver:
                 _require_made(self.text.calls[site], at)
-        last = max(
-            order.index(site) for of_one in places.values() for site, _ in of_one
-        )
+                last = max(last, order.index(site))
         received: dict[tuple[Receiver, str], dict[str, Edit]] = defaultdict(dict)
 
         def keep(sender: str, site: str, call: Call, row: int) -> None:
-            if site == place_of(sender)[0]:
-                return
-            for receiver, of_one in places.items():
+            for receiver, of_receiver in places.items():
                 at = receiver[0]
-                there = [n for place, n in of_one if place == site]
-                if there:
+                there = [n for place, n in of_receiver if place == site]
+                if there and site != place_of(sender)[0]:
                     parts = {n: getattr(call, at)[row, n] for n in there}
                     received[receiver, sender][site] = Edit(at, parts)
 
-        heads = self.text.names("out")
-        below = [head for head in heads if place_of(head)[0] in order[:last]]
+        heads = [*_chosen(self.text.names("out"), senders), *groups]
         variants = {}
-        single = _chosen(below, senders) if below else []
-        joined = [group for group in groups if place_of(group)[0] in order[:last]]
-        for sender in single + joined:
-            variant = self.variant("out", sender.split("+"))
-            for site in order[order.index(place_of(sender)[0]) + 1 : last + 1]:
-                frozen = dict(enumerate(self.text.calls[site].out[0]))
-                variant[site] = Edit("out", frozen)
-            variants[sender] = variant
+        for sender in heads:
+            first = order.index(place_of(sender)[0])
+            if first < last:
+                variants[sender] = self.variant("out", sender.split("+"))
+                for site in order[first + 1 : last + 1]:
+                    frozen = dict(enumerate(self.text.calls[site].out[0]))
+                    variants[sender][site] = Edit("out", frozen)
         self.passes.ask(
             self.text, variants, self.metric, on_call=keep, until=order[last]
         )
@@ -765,10 +749,6 @@ def _chosen(names: list[str], heads: Iterable[str] | None) -> list[str]:
     if heads is None:
         return names
     chosen = [heads] if isinstance(heads, str) else list(heads)
-    if not chosen:
-        raise HeadwiseError(
-            "heads=[] leaves no head to patch; name some, or leave it out"
-        )
     for name in chosen:
         if name not in names:
             raise unknown_head(name, names)

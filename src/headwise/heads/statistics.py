@@ -141,12 +141,12 @@ class Statistics(ABC, Generic[V]):
     )
     delimiter = Statistic(
         "mass on separators and punctuation, the first token left out",
-        lambda b: b.on("delimiter"),
+        lambda b: b.total("on delimiter"),
         ("delimiter",),
     )
     rare = Statistic(
         "mass on the rarest tenth of the document's tokens",
-        lambda b: b.on("rare"),
+        lambda b: b.total("on rare"),
         ("rare",),
     )
     # A key that is drawn by even attention is one of those with this probability.
@@ -207,7 +207,7 @@ def formulas(
     if POSITIONS in known:
         measured |= {f"offset_{k}": methodcaller("back", k) for k in offsets if k > 1}
     return measured | {
-        name: methodcaller("on", name) for name in marks if name not in table
+        name: methodcaller("total", f"on {name}") for name in marks if name not in table
     }
 
 

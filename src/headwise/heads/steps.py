@@ -47,14 +47,10 @@ def head_steps(
 
     Vaswani et al. 2017 (arXiv 1706.03762), section 3.2; W_O as a sum over heads: Elhage et al. 2021, "A Mathematical
     Framework for Transformer Circuits". Computed in float64 on a copy; the model is left as it is, and its own numbers
-    agree to its own precision. Raises HeadwiseError when there is no such layer, head or position, when the text is
-    empty or longer than the context, and when ids and tokens differ in number.
+    agree to its own precision. Raises HeadwiseError when there is no such layer, head or position, and when the text
+    is empty or longer than the context.
     """
     require_text(ids, model.config.context, "the model's context")
-    if len(tokens) != len(ids):
-        raise HeadwiseError(
-            f"{len(tokens)} tokens for {len(ids)} ids; pass one for each"
-        )
     _check_place("position", "at", at, "the text", len(ids))
     _check_place("layer", "layer", layer, "the model", len(model.blocks))
     block, call, stream = _run(model, ids, layer)
@@ -72,9 +68,10 @@ def head_steps(
     scale = 1 / math.sqrt(spec.head_dim) if options.scale is None else options.scale
     query, keys = _floats(call.q[0, head, at]), _keys(call, head, chosen.kv_index, at)
     # A sink of -inf takes no weight; and a query that sees no key gives 0, whatever its sink.
-    has_sink = (
-        chosen.sink is not None and float(chosen.sink) > -math.inf and len(keys) > 0
-    )
+    sink = None if chosen.sink is None else float(chosen.sink)
+    if sink == -math.inf or not keys:
+        sink = None
+    gate = options.gate  # one number for each head
     return HeadSteps(
         model=name,
         tokens=tuple(tokens),
@@ -89,12 +86,9 @@ def head_steps(
         scale=scale,
         softcap=options.softcap,
         keys=keys,
-        sink=float(chosen.sink) if has_sink and chosen.sink is not None else None,
-        sink_weight=1 - math.fsum(key.weight for key in keys) if has_sink else None,
-        # one number for each head
-        gate=None
-        if options.gate is None
-        else float(torch.as_tensor(options.gate)[head]),
+        sink=sink,
+        sink_weight=None if sink is None else 1 - math.fsum(key.weight for key in keys),
+        gate=None if gate is None else float(torch.as_tensor(gate)[head]),
         out=_floats(call.out[0, head, at]),
         added=tuple(map(_floats, added)),
         norms=_floats(added.norm(dim=1)),
@@ -105,35 +99,18 @@ def head_steps(
 
 def _keys(call: Call, head: int, kv_head: int, at: int) -> tuple[KeySteps, ...]:
     """The keys that the mask does not hide from the query."""
-    steps, query = (
-        trace(call.q, call.k, call.v, call.options),
-        call.q[0, head, at].tolist(),
-    )
+    steps = trace(call.q, call.k, call.v, call.options)
+    query = call.q[0, head, at].tolist()
     # (S,) The row of this query in four records (B,H,T,S), each made of the one before. `masked` are the logits.
-    rows = (
-        record[0, head, at].tolist()
-        for record in (steps.scores, steps.capped, steps.masked, steps.weights)
-    )
+    records = steps.scores, steps.capped, steps.masked, steps.weights
+    rows = zip(*(record[0, head, at].tolist() for record in records), strict=True)
     keys = []
-    for position, (score, capped, logit, weight) in enumerate(zip(*rows, strict=True)):
+    for position, (score, capped, logit, weight) in enumerate(rows):
         if logit > -math.inf:
-            key, value = (
-                _floats(tensor[0, kv_head, position]) for tensor in (call.k, call.v)
-            )
+            key, value = (_floats(x[0, kv_head, position]) for x in (call.k, call.v))
             dot = math.fsum(a * b for a, b in zip(query, key, strict=True))
-            keys.append(
-                KeySteps(
-                    position,
-                    key,
-                    value,
-                    dot,
-                    score,
-                    capped,
-                    logit - capped,
-                    logit,
-                    weight,
-                )
-            )
+            numbers = dot, score, capped, logit - capped, logit, weight
+            keys.append(KeySteps(position, key, value, *numbers))
     return tuple(keys)
 
 
@@ -196,10 +173,6 @@ def example_model() -> tuple[GPT, Tokens, str]:
         torch.manual_seed(EXAMPLE_SEED)
         model = GPT(GPTConfig(vocab_size=len(tokens), **preset.shape))
         # clip=inf: no gradient is cut, so that the model stays that of earlier versions, which did not clip.
-        fit(
-            model,
-            replace(preset.recipe, steps=EXAMPLE_STEPS, clip=math.inf),
-            data,
-            EXAMPLE_SEED,
-        )
+        recipe = replace(preset.recipe, steps=EXAMPLE_STEPS, clip=math.inf)
+        fit(model, recipe, data, EXAMPLE_SEED)
     return model.eval(), tokens, f"microgpt, {len(names)} names"

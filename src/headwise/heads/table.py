@@ -45,7 +45,6 @@ TOKENS = 1024
 
 Row = dict[str, Any]  # column -> value, of a data frame
 Array = NDArray[np.float32]
-Drawn = tuple[Sequence[str], Sequence[str]]  # names of lines and of columns
 
 
 class HeadRow(Statistics[V]):
@@ -65,16 +64,11 @@ class HeadRow(Statistics[V]):
     def means(self) -> dict[str, float]:
         """The mean of each statistic."""
 
-    @property
-    def drawn(self) -> Drawn:
-        """Names of the lines and of the columns of the thumbnail: numbers of blocks."""
-        rows, keys = self.thumbnail.shape
-        return list(map(str, range(rows))), list(map(str, range(keys)))
-
     def _repr_html_(self) -> str:
+        rows, keys = (list(map(str, range(n))) for n in self.thumbnail.shape)
         return (
             f"<div><p><b>{escaped(self.name)}</b> {escaped(self.in_words())}</p>"
-            f"{heat(self.thumbnail.tolist(), *self.drawn)}</div>"
+            f"{heat(self.thumbnail.tolist(), rows, keys)}</div>"
         )
 
     def in_words(self) -> str:
@@ -526,11 +520,10 @@ class Story:
         return lines
 
     def _amount(self, part: StoryHead) -> str:
-        return (
-            number(self.moves(part), 2, signed=True)
-            if part.brings is None
-            else _percent(part.brings)
-        )
+        # Where the prompt favours the answer less than the corrupted text does, a share has the other sign.
+        if part.brings is None or self.clean_value < (self.corrupted_value or 0.0):
+            return number(self.moves(part), 2, signed=True)
+        return _percent(part.brings)
 
     def sentence(self, part: StoryHead, lang: str = "en") -> str:
         """A head in words: what it carries or adds, where it looks, and what happens without it."""

@@ -7,7 +7,7 @@ keeps the whole map of each head on one short text.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from headwise.corpus.documents import Text
 from headwise.corpus.tokens import Ids
 from headwise.errors import HeadwiseError, MissingError
-from headwise.heads.blocks import THUMBNAIL, Factors, Measured, measure, row_weights
+from headwise.heads.blocks import Factors, Measured, measure, row_weights
 from headwise.heads.documents import (
     Document,
     Marker,
@@ -32,10 +32,10 @@ from headwise.heads.statistics import (
     unknown_head,
     unknown_statistic,
 )
-from headwise.heads.table import Array, Drawn, HeadRow, HeadTable, Row
+from headwise.heads.table import Array, HeadRow, HeadTable, Row
 from headwise.intervals import Interval, interval_of
 from headwise.models.ask import context_of, evaluating, run_body
-from headwise.models.open import Folder, described, row_of
+from headwise.models.open import Folder, row_of
 from headwise.models.sites import Site, missing, sites_of
 from headwise.records import Call, HeadMap, HeadMaps, parse_head, share_note
 from headwise.words import Note
@@ -48,7 +48,6 @@ LONGEST = 400  # tokens of a text whose maps are drawn; every head keeps a T x T
 CELLS = 2**20
 
 Marks = Mapping[str, Sequence[int]]  # name -> ids
-Shown = Callable[[Ids], Sequence[str]]  # ids as a reader should see them, one by one
 
 
 class Maps(Tensor):
@@ -70,7 +69,7 @@ class _SeenSite:
         # (S,) bool, which keys of its last document are of an image
         self.image: Tensor | None = None
 
-    def add(self, measured: Measured, document: Document) -> None:
+    def add(self, measured: Measured) -> None:
         # A statistic that this document lacks is dropped: its mean would be over some documents, and not say so.
         self.parts = {
             name: parts for name, parts in self.parts.items() if name in measured.rows
@@ -81,10 +80,6 @@ class _SeenSite:
         self.received = as_numpy(measured.received)  # (H,S)
         # (H,b,b), b blocks of queries and of keys
         self.thumbnail = as_numpy(measured.thumbnail)
-        # of the queries and the keys, where the text is short
-        q_ids = _real(document.q_ids, document.real_rows)
-        k_ids = _real(document.k_ids, document.real_keys)
-        self.ids = (q_ids, k_ids) if q_ids and k_ids else None
 
     def rows(self, name: str) -> Array:
         """(H,N), N rows of all documents."""
@@ -112,21 +107,16 @@ class Rows(Statistics[Array]):
     def __iter__(self) -> Iterator[str]:
         return iter(self._site.parts)
 
-    def __len__(self) -> int:
-        return len(self._site.parts)
-
 
 class SeenHead(HeadRow[float]):
     """What one head did: `head.entropy` and so on are means over the rows, `head.rows` has them one by one."""
 
     name: str  # `HeadRow` has it as a property, and so the type checker asks for this line
 
-    def __init__(
-        self, name: str, site: _SeenSite, head: int, shown: Shown | None
-    ) -> None:
+    def __init__(self, name: str, site: _SeenSite, head: int) -> None:
         self.name = name
         self.rows = Rows(site, head)
-        self._site, self._head, self._shown = site, head, shown
+        self._site, self._head = site, head
 
     def __getitem__(self, name: str) -> float:
         """The mean of a statistic, of a set of keys named in `marks`, or of a distance such as `offset_2`.
@@ -209,62 +199,38 @@ class SeenHead(HeadRow[float]):
         image = self._site.image
         return of_text if image is None else of_text[:, image.cpu().numpy()]
 
-    @property
-    def tokens(self) -> Drawn | None:
-        """The tokens that look and are looked at in `thumbnail`; None where one line of it stands for several."""
-        if self._site.ids is None:
-            return None
-        rows, keys = self._site.ids
-        return self._words(rows), self._words(keys)
-
-    def _words(self, ids: Ids) -> tuple[str, ...]:
-        """Tokens as a reader should see them. A place that an image or a sound fills has an id below 0: it is a dot."""
-        # shown together: a character may be spread over several tokens
-        of_text = [i for i in ids if i >= 0]
-        words = iter(map(str, of_text) if self._shown is None else self._shown(of_text))
-        return tuple(next(words) if i >= 0 else "\u00b7" for i in ids)
-
     def __repr__(self) -> str:
         names = {"entropy", "confidence", "first"} & set(self.rows) or self.rows
         numbers = [f"{name}={self[name]:.4g}" for name in self.rows if name in names]
         return f"{self.name}({', '.join(numbers)}, rows={self.n_rows})"
-
-    @property
-    def drawn(self) -> Drawn:
-        """Names of the lines and of the columns of the thumbnail: tokens, or of a long text numbers of blocks."""
-        return self.tokens or super().drawn
 
 
 class Seen(HeadTable[SeenHead]):
     """Every head that ran, by name: `seen["L3.H5"]`.
 
     It holds the rows, four bytes for each row, head and statistic, and little else.
-    `shown` shows ids as text; without it they are shown as numbers.
     """
 
-    def __init__(
-        self, sites: Sequence[Site], shown: Shown | None, notes: Sequence[str]
-    ) -> None:
+    def __init__(self, sites: Sequence[Site], notes: Sequence[str]) -> None:
         # Site -> names of its heads. How many some have is known only once they have run: then `add` puts them here.
         self._heads = {site.name: site.heads for site in sites}
-        self._shown = shown
         # what has no map, and what a number does not say, in lines
         self.notes: list[str] = list(notes)
         self._sites: dict[str, _SeenSite] = {}
         self._seen: dict[str, SeenHead] = {}  # those that ran
 
-    def add(self, site: Site, measured: Measured, document: Document) -> None:
+    def add(self, site: Site, measured: Measured) -> None:
         """The numbers of one document of a call."""
         if site.name not in self._sites:
             of_site = self._sites[site.name] = _SeenSite(measured.rows)
             self._heads[site.name] = site.heads
             for h, name in enumerate(site.heads):
-                self._seen[name] = SeenHead(name, of_site, h, self._shown)
+                self._seen[name] = SeenHead(name, of_site, h)
         # in one of the two sets, not in both
         only_sometimes = {*self._sites[site.name].parts} ^ {*measured.rows}
         if only_sometimes:
             self.note(Note.of("note.left_out", names=", ".join(sorted(only_sometimes))))
-        self._sites[site.name].add(measured, document)
+        self._sites[site.name].add(measured)
 
     def note(self, line: str) -> None:
         """Add a line to `notes`, once."""
@@ -314,17 +280,6 @@ class Seen(HeadTable[SeenHead]):
         return list(
             dict.fromkeys(name for head in self.values() for name in head.means)
         )
-
-
-def _real(ids: Tensor | None, real: Tensor | None) -> list[int]:
-    """The ids that are no padding, where they are so few that each has a line of its own in a thumbnail; else none.
-
-    `real` is True where an id is no padding; None: all are.
-    """
-    if ids is None:
-        return []
-    of_text = ids.cpu() if real is None else ids.cpu()[real.cpu()]
-    return [] if len(of_text) > THUMBNAIL else of_text.tolist()
 
 
 def as_numpy(values: Tensor) -> Array:
@@ -377,13 +332,11 @@ def watch(
         HeadwiseError: with the names of what is no such model, where our reading of a call does not give the output
             of the model, and at the end of a block in which no head was reached.
     """
-    _check(offsets, marks or {}, maps, only)
+    _check(offsets, marks or {}, only)
     # a peak is the largest of the rows
     wanted = {"score_max" if name == "score_peak" else name for name in only}
     sites = sites_of(model)
-    folder = described(model)  # None for a model that was made in memory
-    shown = None if folder is None or folder.tokens is None else folder.tokens.shown
-    seen = Seen(sites, shown, missing(model))
+    seen = Seen(sites, missing(model))
     seen.note(share_note(rows, seed))
     # of each W_O, kept between calls, from which the length of what a head adds is computed
     factors = Factors()
@@ -399,7 +352,7 @@ def watch(
                 w_o = factors.of(site, part) if needs_w_o else None
                 # top=False: the strongest key, which no statistic shown here needs, is not looked for.
                 measured = measure(part, place, some, offsets, w_o, False, wanted)
-                seen.add(site, measured, some)
+                seen.add(site, measured)
         if kept and documents:
             weights = [_maps(call, b, kept) for b in range(len(documents))]
             seen.add_maps(site, weights, documents[-1])
@@ -445,20 +398,7 @@ def _maps(call: Call, b: int, rows: Sequence[int]) -> Tensor:
     return row_weights(call, b, rows)
 
 
-def _check(
-    offsets: Sequence[int],
-    marks: Marks,
-    maps: bool | Sequence[int],
-    only: Sequence[str],
-) -> None:
-    if not _are_whole(offsets) or min(offsets, default=1) < 1:
-        raise HeadwiseError(
-            f"offsets={offsets!r} must be distances of at least 1, such as (1, 2)"
-        )
-    if not isinstance(maps, bool) and not (_are_whole(maps) and maps):
-        raise HeadwiseError(
-            f"maps={maps!r} must be True, False or a list of rows, such as [-1]"
-        )
+def _check(offsets: Sequence[int], marks: Marks, only: Sequence[str]) -> None:
     table = all_statistics()
     known = [name for name, item in table.items() if item.formula]
     known += ["score_peak", *marks, *(f"offset_{k}" for k in offsets)]
@@ -468,21 +408,13 @@ def _check(
     for name in marks:
         # A set of keys is shown as a statistic of its name. "delimiter" and "rare" are in the table of statistics,
         # too: each needs a marked set of its own name, and that may be given here.
-        if name.startswith("offset_") or (
-            name in table and name not in table[name].needs
-        ):
+        needs = table[name].needs if name in table else (name,)
+        if name.startswith("offset_") or name not in needs:
             raise HeadwiseError(
                 f"marks={name!r} is how a statistic is called; choose another name for the set of keys"
             )
 
 
-def _are_whole(numbers: object) -> bool:  # `type`, since isinstance(True, int) holds
-    return isinstance(numbers, Sequence) and all(
-        type(number) is int for number in numbers
-    )
-
-
-@torch.no_grad()
 def head_maps(model: nn.Module, ids: Ids, tokens: Sequence[str], name: str) -> HeadMaps:
     """Run a model that reads ids (T,) and keep the weights (T,T) of each head.
 
@@ -492,27 +424,20 @@ def head_maps(model: nn.Module, ids: Ids, tokens: Sequence[str], name: str) -> H
     """
     # a model without a context reads texts of any length
     longest = min(LONGEST, context_of(model) or LONGEST)
+    is_whole = longest == LONGEST
     why = (
-        "the model's context"
-        if longest < LONGEST
-        else "the most that whole maps are drawn for"
+        "the most that whole maps are drawn for" if is_whole else "the model's context"
     )
     require_text(ids, longest, why)
     maps: list[HeadMap] = []
-
-    def keep(site: Site, call: Call, documents: Sequence[Document]) -> None:
-        part, layer, _ = parse_head(site.head(0))
-        if part:
-            raise HeadwiseError(
-                f"{name} has several stacks ({site.name}), and maps are drawn for one; use watch"
-            )
-        weights_hts = as_numpy(row_weights(call, 0, range(call.n_queries)))
-        maps.extend(
-            HeadMap(layer, head, weights) for head, weights in enumerate(weights_hts)
-        )
-
-    with listening(model, keep), evaluating(model):
-        run_body(model, torch.tensor([list(ids)]))
+    with watch(model, list(ids), maps=True, only=["confidence"]) as seen:
+        for head in seen.values():
+            part, layer, number = parse_head(head.name)
+            if part:
+                raise HeadwiseError(
+                    f"{name} has several stacks ({head.name}), and maps are drawn for one; use watch"
+                )
+            maps.append(HeadMap(layer, number, head.map))
     return HeadMaps(name, tuple(tokens), tuple(maps))
 
 

@@ -94,15 +94,6 @@ def grouped(x: Tensor, n: int) -> Tensor:
     return x.reshape(n, -1, *x.shape[1:])
 
 
-def has_record(model: nn.Module) -> bool:
-    """Does the model's family have a record, by which `family_of` finds its layers and their weights?"""
-    try:
-        family_of(model)
-    except HeadwiseError:
-        return False
-    return True
-
-
 def family_of(model: nn.Module) -> Family:
     """The record of a model's family. Raises HeadwiseError where it has none that the verb "reshape" serves."""
     if isinstance(model, GPT):
