@@ -177,7 +177,7 @@ def added(
     blocks = {layer.block: layer for layer in ran}
     chain = _chain(kind, rows, names := _stacked(passes), blocks, len(direction))
     last = rows[chain[-1]].gave  # (C,) the residual stream behind the last layer
-    norm = _last_norm(passes, rows, last)
+    norm = _last_norm(rows, last)
     # (C,) what the output matrix reads
     normed = last if norm is None else rows[norm].gave
     scale = _logit_scale(model, normed, text.answer.cpu().double(), close)
@@ -230,12 +230,11 @@ def added(
     return whole
 
 
-def _last_norm(passes: Passes, rows: Rows, last: Tensor) -> nn.Module | None:
-    """The module beside the layers that read what the last layer gave; a model may have none."""
-    for module in passes.layers[-1].around:
-        row = rows.get(module)
+def _last_norm(rows: Rows, last: Tensor) -> nn.Module | None:
+    """The last module that read what the last layer gave; a model may have none."""
+    for module, row in reversed(rows.items()):
         # W_U reads it, too, and gives other numbers
-        if row and row.read.equal(last) and row.gave.shape == last.shape:
+        if row.read.equal(last) and row.gave.shape == last.shape:
             return module
     return None
 
@@ -398,7 +397,7 @@ class _Row(NamedTuple):
     spacing: float  # of numbers near 1 in the format of these: 1.2e-7 in float32
 
 
-Rows = Mapping[nn.Module, _Row]
+Rows = dict[nn.Module, _Row]
 
 
 @contextmanager
@@ -425,9 +424,14 @@ def recorded(passes: Passes) -> Iterator[Rows]:
         rows[module] = _Row(read, out, max(torch.finfo(x.dtype).eps for x in both))
 
     # an ordered set: each module is heard once
-    wanted = [*passes.layers[-1].around, *_stacked(passes)]
+    wanted = [*_stacked(passes)]
     for layer in passes.layers:
-        wanted += [layer.block, layer.projection, *layer.block.children()]
+        wanted += [
+            *layer.around,
+            layer.block,
+            layer.projection,
+            *layer.block.children(),
+        ]
     hooks = [(module.register_forward_hook, keep) for module in dict.fromkeys(wanted)]
     with hooked(hooks, with_kwargs=True):
         yield rows

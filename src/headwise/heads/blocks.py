@@ -403,9 +403,7 @@ class Pass:
         # A query may see no key at all: then all its scores are FORBIDDEN, and each e is 1. It cannot be where there
         # are keys that every query may see.
         if strip.forbidden is not None and not strip.masked_from:
-            nothing = largest <= FORBIDDEN
-            into["share"].masked_fill_(nothing, 0)
-            total.masked_fill_(nothing, 0)
+            into["share"].masked_fill_(largest <= FORBIDDEN, 0)
         if not self.is_whole:
             return top_run, largest
         torch.sum(scores.mul_(e), -1, out=into["shifted"])

@@ -189,13 +189,13 @@ def _seen(
         for norm in filter(is_norm, read):
             state, out = read[norm]
             place = paths[norm].rpartition(".")[2][0]
-            if norm not in site.module.children() or place not in "qk":
-                if norm not in layer.children():
-                    continue
-                place = "reads" if out.equal(entered) else "writes"
-                if place == "writes" and not state.equal(left):
-                    continue
-            gains[site][place] = _gain(norm, state)
+            is_beside = norm in layer.children()
+            if norm in site.module.children() and place in "qk":
+                gains[site][place] = _gain(norm, state)
+            elif is_beside and out.equal(entered):
+                gains[site]["reads"] = _gain(norm, state)
+            elif is_beside and state.equal(left):
+                gains[site]["writes"] = _gain(norm, state)
     return weights, gains
 
 
