@@ -53,7 +53,7 @@ def test_frames(found: Survey, model: GPT, text: Text, monkeypatch: pytest.Monke
     score = found["L1.H2"].entropy
     assert (row.entropy, row.entropy_low, row.entropy_high) == (score.mean, score.low, score.high)
     assert heads.isna().ablation.all() and row.roles == "; ".join(found["L1.H2"].roles)
-    assert f"{score.mean:.3f}" in found.text() and "roles" in found.text() and "<table>" in found.html()
+    assert f"{score.mean:.3f}" in found.text() and "roles" in found.text() and "<table>" in found._repr_html_()
     table = Table.of(found.records()).csv().splitlines()
     assert table[0].split(",") == list(heads.columns) and len(table) == 7
     monkeypatch.setitem(__import__("sys").modules, "pandas", None)

@@ -197,6 +197,3 @@ def test_a_survey_is_a_mapping_and_shows_itself(found: Survey) -> None:
     assert repr(replace(head, roles=("induction", "copying"), ablation=interval_of([0.25]))) == (
         f"L1.H4(entropy={head.entropy.mean:.4g}; roles: induction, copying; loss without it +0.25)"
     )
-    head = replace(found["L1.H4"], name="<b>", roles=("<i>",))
-    card = head._repr_html_()
-    assert "<b>&lt;b&gt;</b> (&lt;i&gt;) Looks " in card and card.count("<tr>") == 1 + len(head.thumbnail)

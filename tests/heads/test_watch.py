@@ -24,7 +24,7 @@ from headwise.backends.torch_ import trace
 from headwise.gpt.gpt import GPT
 from headwise.gpt.presets import PRESETS
 from headwise.heads.documents import Document, some_rows
-from headwise.heads.watch import Seen, SeenHead
+from headwise.heads.watch import Seen
 from headwise.records import Call, Trace
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
@@ -387,18 +387,6 @@ def test_a_share_of_the_rows() -> None:
     interval = some["L1.H5"].interval("entropy")
     assert interval.n == B * drawn.sum() and interval.low < some["L1.H5"].entropy == pytest.approx(interval.mean)
     assert any(note.startswith("Statistics are of 0.3 of the rows") and "seed 3" in note for note in some.notes)
-
-
-def test_a_head_in_a_notebook() -> None:
-    """In words and as a map, as text, not as markup."""
-    model = gpt_of()
-    seen = watch_call(model, torch.randint(V, (1, T), generator=torch.Generator().manual_seed(5)))
-    head = seen["L1.H5"]
-    html = head._repr_html_()
-    assert f"Looks {head.distance:.1f} tokens back on average; its largest weight is {head.confidence:.2f}" in html
-    assert f"{100 * head.first:.0f} % of its attention rests on the first token." in html
-    assert html.count("<tr>") == T + 1 and html.count('title="0.') + html.count('title="1.') == T * T
-    assert "&lt;b&gt;" in SeenHead("<b>", head._site, 0)._repr_html_()
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
     HeadTable   heads by name     to_frame(), text(), html(), which a notebook shows
       Seen      of some calls     of each head every row, as `watch` saw it (`headwise.heads.watch`)
       Survey    of a corpus       of each head means over documents with intervals, controls, roles, effects, examples
-    HeadRow     one head of it    head.entropy, head["entropy"], head.means, a form for notebooks
+    HeadRow     one head of it    head.entropy, head["entropy"], head.means
 
 In plain types and NumPy arrays: no torch here.
 
@@ -32,7 +32,7 @@ from headwise.errors import HeadwiseError
 from headwise.files import packaged, read_text
 from headwise.heads.statistics import Statistics, V, unknown_head, unknown_statistic
 from headwise.intervals import Interval
-from headwise.table import Cell, Table, escaped, head_figure, heat, number, plural, say
+from headwise.table import Cell, Table, escaped, head_figure, number, plural, say
 from headwise.words import Note, key_of, phrase, said
 
 if TYPE_CHECKING:
@@ -50,44 +50,10 @@ Array = NDArray[np.float32]
 class HeadRow(Statistics[V]):
     """One head of a table; V is what it has of a statistic: an interval, or an array with a number a row."""
 
-    # They are fields of `HeadProfile`, a dataclass, and properties of `SeenHead`. For the type checker alone: when it
-    # runs, a property here would forbid the field.
-    if TYPE_CHECKING:
-
-        @property
-        def name(self) -> str: ...
-        @property
-        def thumbnail(self) -> Array: ...
-
     @property
     @abstractmethod
     def means(self) -> dict[str, float]:
         """The mean of each statistic."""
-
-    def _repr_html_(self) -> str:
-        rows, keys = (list(map(str, range(n))) for n in self.thumbnail.shape)
-        return (
-            f"<div><p><b>{escaped(self.name)}</b> {escaped(self.in_words())}</p>"
-            f"{heat(self.thumbnail.tolist(), rows, keys)}</div>"
-        )
-
-    def in_words(self) -> str:
-        """The main numbers as one sentence."""
-        means = self.means
-        parts = []
-        if "distance" in means:  # not in cross attention
-            direction = "back" if means["distance"] >= 0 else "ahead"
-            parts.append(
-                f"looks {abs(means['distance']):.1f} tokens {direction} on average"
-            )
-        # Every survey has these two, and every watched call without `only`.
-        if "confidence" in means:
-            parts.append(f"its largest weight is {means['confidence']:.2f} on average")
-        if "first" in means:
-            share = f"{100 * means['first']:.0f} %"
-            parts.append(f"{share} of its attention rests on the first token")
-        sentence = "; ".join(parts) + "."
-        return sentence[0].upper() + sentence[1:]
 
 
 H = TypeVar("H", bound=HeadRow[Any])
@@ -132,10 +98,6 @@ class HeadTable(Mapping[str, H]):
         """The table as plain text, for a terminal of that width."""
         return self.table().text(width)
 
-    def html(self) -> str:
-        """The table as HTML."""
-        return self.table().html()
-
     def figure(self, statistic: str, n: int | None = None) -> Figure:
         """A figure of matplotlib: a statistic of all heads, a line a layer; with `n` the largest as bars."""
         return head_figure(
@@ -143,7 +105,7 @@ class HeadTable(Mapping[str, H]):
         )
 
     def _repr_html_(self) -> str:
-        return self.html()
+        return self.table().html()
 
 
 def frame(records: Sequence[Row]) -> DataFrame:
@@ -299,13 +261,6 @@ class HeadProfile(HeadRow[Interval]):
         if self.ablation is not None:
             facts.append(f"loss without it {self.ablation.mean:+.4g}")
         return f"{self.name}({'; '.join(facts)})"
-
-    def in_words(self) -> str:
-        return (
-            f"({', '.join(self.roles)}) {super().in_words()}"
-            if self.roles
-            else super().in_words()
-        )
 
 
 @dataclass(frozen=True)
@@ -607,25 +562,6 @@ class Story:
         self.table().print(console, left=(0, 3))  # heads, and where they look
         for line in self.closing():
             say(console, line.replace("*", ""))
-
-    def to_frame(self) -> DataFrame:
-        """The heads as a pandas DataFrame: what each adds and carries, where it acts, and what changes without it."""
-        fields = ("head", "adds", "brings", "without", "at", "looks")
-        return frame(
-            [{key: getattr(part, key) for key in fields} for part in self.heads]
-        )
-
-    def figure(self, n: int | None = None) -> Figure:
-        """A figure of matplotlib: what moves with each head in nats, a line a layer; with `n` the largest as bars."""
-        moved = {
-            part.head: self.moves(part) for part in sorted(self.heads, key=self._place)
-        }
-        return head_figure(moved, f"nats towards {_bare(self.answer)}", n)
-
-    def _place(self, part: StoryHead) -> tuple[int, int]:
-        """Where a head stands in the model."""
-        site, _, number = part.head.rpartition(".H")
-        return self.layers.index(site), int(number)
 
     def _repr_html_(self) -> str:
         lines = "".join(

@@ -111,8 +111,6 @@ class Rows(Statistics[Array]):
 class SeenHead(HeadRow[float]):
     """What one head did: `head.entropy` and so on are means over the rows, `head.rows` has them one by one."""
 
-    name: str  # `HeadRow` has it as a property, and so the type checker asks for this line
-
     def __init__(self, name: str, site: _SeenSite, head: int) -> None:
         self.name = name
         self.rows = Rows(site, head)
