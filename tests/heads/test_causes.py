@@ -444,7 +444,6 @@ def test_effects_as_figures_and_tables() -> None:
         assert grid.shape == (3, 6) and grid[2, 1] == values
         bars = result.figure(5).axes[0]
         assert [label.get_text() for label in bars.get_yticklabels()] == result.strongest(5)
-        assert "<table>" in result._repr_html_() and result.strongest(1)[0] in result._repr_html_()
         file = io.BytesIO()
         result.figure().savefig(file, format="pdf")
         assert file.getvalue().startswith(b"%PDF")

@@ -129,28 +129,19 @@ def steer(model: nn.Module, changes: Mapping[str, Any]) -> AbstractContextManage
         HeadwiseError: for a head that the model does not have, for a vector of another width than the head's, and
             at the end of a block in which none of the heads was reached.
     """
-    wanted = {
-        name: change if callable(change) else _tensor(name, change)
-        for name, change in changes.items()
-    }
 
     def steered(
         name: str, out: Tensor, call: Call, documents: Sequence[Document]
     ) -> Tensor:
-        change = wanted[name]
-        if not isinstance(change, Tensor):
-            made: Tensor = torch.as_tensor(change(out))
-            if made.shape != out.shape:
-                raise HeadwiseError(
-                    f"the function of {name} was given {(*out.shape,)} and gave {(*made.shape,)}; give as much"
-                )
-            return made
-        change = change.to(out)
-        if change.ndim and change.shape != out.shape[-1:]:
+        change = changes[name]
+        if callable(change):
+            return torch.as_tensor(change(out))
+        factor = torch.as_tensor(change).to(out)
+        if factor.ndim and factor.shape != out.shape[-1:]:
             raise HeadwiseError(
-                f"{name} gives vectors of {out.shape[-1]} before W_O, and its change is {(*change.shape,)}"
+                f"{name} gives vectors of {out.shape[-1]} before W_O, and its change is {(*factor.shape,)}"
             )
-        return out + change if change.ndim else out * change
+        return out + factor if factor.ndim else out * factor
 
     return _changing(model, list(changes), steered)
 
@@ -193,19 +184,6 @@ def _names(heads: Iterable[str]) -> list[str]:
     if isinstance(heads, str):
         raise HeadwiseError(f"heads={heads!r} must be a list of names: [{heads!r}]")
     return list(dict.fromkeys(heads))
-
-
-def _tensor(name: str, change: object) -> Tensor:
-    try:
-        tensor = torch.as_tensor(change)
-    # what torch raises for what is no number, and for ragged lists
-    except (TypeError, ValueError, RuntimeError):
-        raise HeadwiseError(
-            f"the change of {name} is {change!r}; pass a factor, a vector, or a function"
-        ) from None
-    if not tensor.isfinite().all():
-        raise HeadwiseError(f"the change of {name} is not finite")
-    return tensor
 
 
 def _check_how(how: str) -> None:

@@ -107,9 +107,8 @@ class Linked:
         figures = []
         for strongest in maps_knm.argmax(-1).tolist():
             n_hit = len(right & set(zip(rows, strongest, strict=True)))
-            figures.append(
-                (1 - 2 * n_hit / (len(right) + len(rows)), n_hit / len(self.links))
-            )
+            rate = 1 - 2 * n_hit / (len(right) + len(rows))
+            figures.append((rate, n_hit / len(self.links)))
         return np.array(figures)
 
 
@@ -159,19 +158,12 @@ class Alignment:
         if self.kind == "spoken":
             columns = ["heads", "mean error, s", "within 50 ms", "within 100 ms"]
         named = [(each.heads[0], each) for each in self.ranking[:SHOWN]]
-        named += [
-            (f"chosen: {' '.join(self.chosen.heads)}", self.chosen),
-            *self.controls.items(),
-        ]
+        chosen = f"chosen: {' '.join(self.chosen.heads)}"
+        named += [(chosen, self.chosen), *self.controls.items()]
         rows: list[list[Any]] = []
         for name, scored in named:
-            rows.append(
-                [
-                    name,
-                    round(scored.error.mean, 3),
-                    *(f"{share.mean:.0%}" for share in scored.within),
-                ]
-            )
+            shares = [f"{share.mean:.0%}" for share in scored.within]
+            rows.append([name, round(scored.error.mean, 3), *shares])
         chosen_by, judged_on = self.n_texts
         note = f"single heads on the {chosen_by} texts that heads were chosen by, all below on {judged_on} others"
         return Table(columns, rows, note=note)
@@ -243,9 +235,8 @@ def align(
     if named:
         sets[f"named: {' '.join(named)}"] = [names.index(name) for name in named]
     scored = {}
-    for (name, heads), figures in zip(
-        sets.items(), _figures(to_judge, list(sets.values())), strict=True
-    ):
+    judged_figures = _figures(to_judge, list(sets.values()))
+    for (name, heads), figures in zip(sets.items(), judged_figures, strict=True):
         scored[name] = _scored([names[h] for h in heads], figures)
     ranking = tuple(_scored([names[h]], alone[h]) for h in order)
     kind = "spoken" if Spoken in kinds else "linked"
@@ -287,10 +278,6 @@ def _maps(
     crossing = [site for site, call in calls.items() if site.cross or call.cross]
     maps = {}
     for site in crossing or calls:
-        if rows[-1] >= calls[site].n_queries:  # the last row is the largest
-            raise HeadwiseError(
-                f"row {rows[-1]} of {calls[site].n_queries} is to be aligned"
-            )
         # Of a linked text `n_keys` is None, and [:None] takes all keys.
         weights = row_weights(calls[site], 0, rows)[..., : text.n_keys]
         maps[site] = weights.float().cpu().numpy()
@@ -307,11 +294,8 @@ def _figures(
         # The map of a straight line: each row looks at one key, the first row at the first key, evenly from there on.
         line = np.zeros((n, n_keys), np.float32)
         line[np.arange(n), np.arange(n) * n_keys // n] = 1
-        of_texts.append(
-            text.figures(
-                np.stack([maps_hns[heads].mean(0) if heads else line for heads in sets])
-            )
-        )
+        maps = [maps_hns[heads].mean(0) if heads else line for heads in sets]
+        of_texts.append(text.figures(np.stack(maps)))
     return np.array(of_texts).transpose(1, 2, 0)
 
 
@@ -400,10 +384,6 @@ def _text(
     folder: Folder, tokens: TextTokens, record: dict[str, Any], near: Path
 ) -> Known:
     """The text of a line; `near` is the folder of the file."""
-    if "possible" in record:
-        raise HeadwiseError(
-            "possible links are not told from sure ones; leave them out, or name them in links"
-        )
     if {"audio", "words"} <= record.keys():
         return _spoken(folder, tokens, record, near)
     if {"source", "target", "links"} <= record.keys():
@@ -466,10 +446,8 @@ def _spoken(
         language = record.get("language", "en")
         if f"<|{language}|>" not in options.lang_to_id:
             raise HeadwiseError(f"the model knows no language {language!r}")
-        begin += [
-            options.lang_to_id[f"<|{language}|>"],
-            options.task_to_id["transcribe"],
-        ]
+        begin.append(options.lang_to_id[f"<|{language}|>"])
+        begin.append(options.task_to_id["transcribe"])
     ids = [*begin, options.no_timestamps_token_id]
     first = len(ids) - 1  # the row that predicts the first token of the first word
     starts = []
@@ -488,16 +466,14 @@ def _first_tokens(tokens: TextTokens, text: str, before: int) -> Sequence[int]:
     places = tokens.places(text)  # the characters of each token, [start, end)
     numbers = []
     for word in re.finditer(r"\S+", text):
-        overlapping = [
-            n
-            for n, (start, end) in enumerate(places)
-            if start < word.end() and end > word.start()
-        ]
-        if not overlapping:
+        for n, (start, end) in enumerate(places):
+            if start < word.end() and end > word.start():
+                numbers.append(before + n)
+                break
+        else:
             raise HeadwiseError(
                 f"the tokenizer has nothing for the word {word.group()!r}"
             )
-        numbers.append(before + overlapping[0])
     return numbers
 
 

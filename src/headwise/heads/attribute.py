@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.heads.blocks import row_weights
-from headwise.heads.patch import SHOWN, Compared, Passes, Reading, frame_by, largest
+from headwise.heads.patch import Compared, Passes, Reading, frame_by, largest
 from headwise.heads.table import Row
 from headwise.models.ask import ROWS, evaluating, output_matrix, require_next
 from headwise.models.hook import hooked
@@ -30,7 +30,7 @@ from headwise.models.open import row_of, token_of
 from headwise.models.sites import Layer, as_rows, require_held
 from headwise.records import Call
 from headwise.spec import resolve_kv_index
-from headwise.table import Table, head_figure
+from headwise.table import head_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -99,10 +99,6 @@ class Attribution:
     def figure(self, n: int | None = None) -> Figure:
         """A figure of matplotlib: what all heads add, a line a layer; with `n` the strongest as bars."""
         return head_figure(self.heads, "added to the logit", n)
-
-    def _repr_html_(self) -> str:
-        rows = sorted(self._rows(), key=lambda row: -abs(row["adds"]))
-        return Table.of(rows[:SHOWN]).html()
 
     def __repr__(self) -> str:
         parts = ", ".join(

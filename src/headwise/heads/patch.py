@@ -40,7 +40,7 @@ from headwise.models.open import texts_of, token_of
 from headwise.models.sites import Site, layers_of
 from headwise.records import Call, head_name
 from headwise.spec import Options, resolve_kv_index
-from headwise.table import Table, head_figure
+from headwise.table import head_figure
 from headwise.words import unknown
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ LARGEST = 2**19
 SHARED = ("k", "v")  # places that belong to key/value heads, L3.KV1
 READ = ("q", *SHARED)  # what a head makes of the residual stream
 PLACES = ("out", *READ, "weights")  # `at` of `patch`
-SHOWN = 12  # heads of a shown table
 
 # ("q", "L3.H5") or ("k", "L3.KV1+L4.KV0"): what of a head, or of one or several key/value heads, reads
 Receiver = tuple[str, str]
@@ -140,9 +139,6 @@ class Patching:
         `figure().savefig("heads.pdf")` writes PDF, SVG or PNG by the name.
         """
         return head_figure(self.effects, f"share of the difference, {self.at}", n)
-
-    def _repr_html_(self) -> str:
-        return Table.of([self._row(name) for name in self.strongest(SHOWN)]).html()
 
     def __repr__(self) -> str:
         parts = ", ".join(
