@@ -219,7 +219,7 @@ def test_amounts_have_the_sign_of_their_side() -> None:
         story = hw.why(opened("next"), *TEXTS["next"], *pair)
         differences.append(story.clean_value - (story.corrupted_value or 0.0))
         text = " ".join(story.opening())
-        assert all((f"*{part.head}* (-" in text) == (story.moves(part) < 0) for part in story.told)
+        assert all((f"*{part.head}* (\u2212" in text) == (story.moves(part) < 0) for part in story.told)
     assert min(differences) < 0 < max(differences)
 
 
