@@ -1,11 +1,10 @@
 """Every head of a GPT-2-small body while it runs: all exact statistics, against the plain pass and the dense way.
 
 The body of GPT-2 small (12 layers of 12 heads of 64, no vocabulary projection) with random weights, float32, one
-document of T random tokens. Four ways, each in a process of its own so that its peak memory is its own:
+document of T random tokens. Three ways, each in a process of its own so that its peak memory is its own:
 
     plain   the model's forward pass with torch's fused attention (sdpa)
     watch   the same under `headwise.watch`, with two marked sets of keys: every statistic of every head
-    eighth  the same of an eighth of the rows, `rows=0.125`
     dense   `output_attentions=True`, and the same statistics from the T x T maps, a layer at a time
 """
 
@@ -16,7 +15,6 @@ import statistics
 import subprocess
 import sys
 import time
-from functools import partial
 from typing import Any
 
 from benchmarks.machine import peak_gib
@@ -29,7 +27,7 @@ LAYERS, HEADS, WIDTH, VOCABULARY = 12, 12, 768, 50257
 def run(runs: int) -> dict[str, Any]:
     rows = []
     for length in LENGTHS:
-        ways = ("plain", "watch", "eighth", "dense") if length <= DENSE_UP_TO else ("plain", "watch", "eighth")
+        ways = ("plain", "watch", "dense") if length <= DENSE_UP_TO else ("plain", "watch")
         repeats = runs if length <= DENSE_UP_TO else 1
         found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
         for round_ in range(repeats):  # in turn, so that a busy minute strikes all of them
@@ -85,7 +83,7 @@ def _child(way: str, length: int) -> None:
 
     with torch.no_grad():
         model, ids = _body(way, length)
-        go = {"plain": _plain, "watch": _watch, "eighth": partial(_watch, rows=0.125), "dense": _dense}[way]
+        go = {"plain": _plain, "watch": _watch, "dense": _dense}[way]
         go(model, ids[:, :128])
         times = []
         for _ in range(2 if length <= DENSE_UP_TO and way != "dense" else 1):
@@ -117,11 +115,11 @@ def _plain(model: Any, ids: Any) -> None:
     model(input_ids=ids)
 
 
-def _watch(model: Any, ids: Any, rows: float | None = None) -> None:
+def _watch(model: Any, ids: Any) -> None:
     import headwise as hw
 
     marks = {"delimiter": range(0, VOCABULARY, 7), "rare": range(0, VOCABULARY, 11)}
-    with hw.watch(model, marks=marks, rows=rows) as seen:
+    with hw.watch(model, marks=marks) as seen:
         model(input_ids=ids)
     assert len(seen) == LAYERS * HEADS
 

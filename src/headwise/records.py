@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 from headwise.errors import HeadwiseError
 from headwise.shapes import flat, shape_of
 from headwise.table import escaped, heat
-from headwise.words import Note
 
 if TYPE_CHECKING:
     import numpy as np
@@ -50,20 +49,6 @@ def parse_head(name: str) -> tuple[str, int, int]:
             f"{name!r} is no name of a head; L3.H5 is head 5 of layer 3, both counted from 0"
         )
     return match["part"] or "", int(match["layer"]), int(match["head"])
-
-
-def share_note(rows: float | None, seed: int) -> str:
-    """What a result says that was made of a fraction of the rows; "" for None, all of them.
-
-    Raises HeadwiseError where `rows` is no fraction. `seed` drew them.
-    """
-    if rows is None:
-        return ""
-    if not 0 < rows <= 1:
-        raise HeadwiseError(
-            f"rows={rows!r} must be a share of the rows, above 0 and at most 1, such as 0.125"
-        )
-    return Note.of("note.share", rows=f"{rows:g}", every=f"{1 / rows:.3g}", seed=seed)
 
 
 def plain_data(value: Any) -> Any:

@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import math
 import subprocess
 import sys
 import textwrap
@@ -23,7 +22,6 @@ import headwise as hw
 from headwise.backends.torch_ import trace
 from headwise.gpt.gpt import GPT
 from headwise.gpt.presets import PRESETS
-from headwise.heads.documents import Document, some_rows
 from headwise.heads.watch import Seen
 from headwise.records import Call, Trace
 
@@ -328,11 +326,6 @@ def test_rows_of_what_is_real() -> None:
         layer(x[:1, :3])
         layer(x[:1, :0])  # no row
     assert seen["L0.H4"].documents == [T, T, 3, 0]
-    # Padding is never drawn, every stretch has its row, and another seed draws others.
-    real = torch.arange(41) >= 7
-    first, second = (some_rows(Document(real_rows=real), 41, 0.25, seed).real_rows for seed in (0, 1))
-    assert first is not None and second is not None and not first[:7].any() and (first != second).any()
-    assert [int(part.sum()) for part in first[7:].split([3, 4, 4, 4, 4, 3, 4, 4, 4])] == [1] * 9
 
 
 def test_names_that_are_not_there() -> None:
@@ -371,22 +364,6 @@ def test_watchers_are_gone_afterwards() -> None:
     assert all(not m.watchers for m in model.modules() if isinstance(m, hw.MultiHeadAttention))
     assert not model._forward_pre_hooks
     copy.deepcopy(model)
-
-
-def test_a_share_of_the_rows() -> None:
-    """One row of each stretch, the same for all heads, each as exact as with all rows; and it is said."""
-    model, ids = gpt_of(), torch.randint(V, (B, T), generator=torch.Generator().manual_seed(5))
-    seen = watch_call(model, ids)
-    some = watch_call(model, ids, rows=0.3, seed=3)
-    drawn = some_rows(Document(), T, 0.3, 3).real_rows
-    assert drawn is not None and drawn.sum() == math.ceil(0.3 * T)
-    for name in ("L0.H0", "L1.H5"):
-        for statistic in seen[name].rows:
-            expected = seen[name].rows[statistic].reshape(B, T)[:, drawn.numpy()].flatten()
-            np.testing.assert_allclose(some[name].rows[statistic], expected, rtol=0, atol=1e-5, err_msg=statistic)
-    interval = some["L1.H5"].interval("entropy")
-    assert interval.n == B * drawn.sum() and interval.low < some["L1.H5"].entropy == pytest.approx(interval.mean)
-    assert any(note.startswith("Statistics are of 0.3 of the rows") and "seed 3" in note for note in some.notes)
 
 
 @pytest.mark.slow

@@ -185,7 +185,7 @@ class Pass:
         """Where the queries and the keys stand in their text, and what is known of them."""
         # "next", "self", "previous"
         self.offsets = [] if document.start is None else sorted({-1, 0, 1, *offsets})
-        # What is not real, padding or rows that were not drawn, is never read: NaN may stand there.
+        # What is not real, padding, is never read: NaN may stand there.
         # (n,) the queries that are measured
         self.picked = _places(document.real_rows, self.T, self.device)
         # (n,) the block of the thumbnail in which each of them is, and (b,n) 1 where it is

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -86,28 +85,6 @@ class Document:
     first: int | None = -1
     # the first tokens of documents that are packed in this row, and read each alone
     starts: tuple[int, ...] = (0,)
-
-
-def some_rows(document: Document, T: int, share: float | None, seed: int) -> Document:
-    """The document with a share of its T rows, 0 to 1; the others are marked as not real, and so not measured.
-
-    Its real rows are cut into stretches of equal length, and of each one row is drawn. Every eighth row instead would
-    always meet the same place of a text whose lines have eight tokens.
-    """
-    if share is None:
-        return document
-    real = torch.arange(T)
-    if document.real_rows is not None:
-        real = document.real_rows.cpu().nonzero()[:, 0]
-    count = math.ceil(len(real) * share)
-    # Stretch i is real[edges[i]] to real[edges[i + 1] - 1]. A document of padding alone has none: count is 0.
-    edges = torch.arange(count + 1) * len(real) // max(1, count)
-    # place in its stretch
-    generator = torch.Generator().manual_seed(seed)
-    drawn = torch.rand(count, generator=generator) * edges.diff()
-    rows = torch.zeros(T, dtype=torch.bool)
-    rows[real[edges[:-1] + drawn.long()]] = True
-    return replace(document, real_rows=rows)
 
 
 def part_of(call: Call, b: int, rows: Sequence[int], keys: slice = slice(None)) -> Call:

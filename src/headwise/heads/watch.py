@@ -23,7 +23,6 @@ from headwise.heads.documents import (
     Document,
     Marker,
     listening,
-    some_rows,
     unpacked,
 )
 from headwise.heads.statistics import (
@@ -33,11 +32,10 @@ from headwise.heads.statistics import (
     unknown_statistic,
 )
 from headwise.heads.table import Array, HeadRow, HeadTable, Row
-from headwise.intervals import Interval, interval_of
 from headwise.models.ask import context_of, evaluating, run_body
 from headwise.models.open import Folder, row_of
 from headwise.models.sites import Site, missing, sites_of
-from headwise.records import Call, HeadMap, HeadMaps, parse_head, share_note
+from headwise.records import Call, HeadMap, HeadMaps, parse_head
 from headwise.words import Note
 
 # Round choices: larger ones take more memory, and make larger pages.
@@ -123,12 +121,9 @@ class SeenHead(HeadRow[float]):
         """
         if name == "score_peak":
             return float(np.fmax.reduce(self.rows["score_max"], initial=-math.inf))
-        rows = self._known(name)
-        return float(rows.mean(dtype=np.float64)) if len(rows) else math.nan
-
-    def _known(self, name: str) -> Array:
         rows = self.rows[name]
-        return rows[~np.isnan(rows)]
+        rows = rows[~np.isnan(rows)]
+        return float(rows.mean(dtype=np.float64)) if len(rows) else math.nan
 
     @property
     def means(self) -> dict[str, float]:
@@ -139,13 +134,6 @@ class SeenHead(HeadRow[float]):
             if name == "score_max":
                 means["score_peak"] = self["score_peak"]
         return means
-
-    def interval(self, name: str) -> Interval:
-        """The mean of a statistic over the rows, and Student's interval as if each were drawn independently.
-
-        Where all rows were read, their mean is exact, and the interval speaks of rows like these.
-        """
-        return interval_of(self._known(name).tolist())
 
     @property
     def n_rows(self) -> int:
@@ -293,8 +281,6 @@ def watch(
     marks: Marks | None = None,
     maps: bool | Sequence[int] = False,
     only: Sequence[str] = (),
-    rows: float | None = None,
-    seed: int = 0,
 ) -> Iterator[Seen]:
     """Note what every head does while a model runs inside this block.
 
@@ -322,9 +308,6 @@ def watch(
             one of them; (B,T,S) of a batch; up to 2^20 weights a head and document; attached where gradients are on
         only: statistics that are noted, such as ["score_max"]; default all. Of score_max, score_peak, lse, sink, gate,
             confidence and norm nothing else is computed, and no pictures are kept: a training loop can afford them
-        rows: a fraction of the rows, such as 0.125, one drawn of each 8; default all. Statistics of a few rows come
-            with an interval: seen["L3.H5"].interval("entropy")
-        seed: draws them
 
     Raises:
         HeadwiseError: with the names of what is no such model, where our reading of a call does not give the output
@@ -335,7 +318,6 @@ def watch(
     wanted = {"score_max" if name == "score_peak" else name for name in only}
     sites = sites_of(model)
     seen = Seen(sites, missing(model))
-    seen.note(share_note(rows, seed))
     # of each W_O, kept between calls, from which the length of what a head adds is computed
     factors = Factors()
 
@@ -345,11 +327,10 @@ def watch(
         kept = _kept_rows(maps, call.n_queries)
         for b, document in enumerate(documents):
             for part, place, of_part in unpacked(call, b, document):
-                some = some_rows(of_part, part.n_queries, rows, seed)
                 needs_w_o = not wanted or "norm" in wanted
                 w_o = factors.of(site, part) if needs_w_o else None
                 # top=False: the strongest key, which no statistic shown here needs, is not looked for.
-                measured = measure(part, place, some, offsets, w_o, False, wanted)
+                measured = measure(part, place, of_part, offsets, w_o, False, wanted)
                 seen.add(site, measured)
         if kept and documents:
             weights = [_maps(call, b, kept) for b in range(len(documents))]
