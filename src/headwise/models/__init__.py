@@ -6,15 +6,14 @@ through it where there is a network: weights as safetensors, never pickles or co
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from headwise.errors import HeadwiseError, first_line
-from headwise.families import check_folder, read_config
-from headwise.files import read_json
+from headwise.families import require_transformers
 from headwise.words import unknown
 
 # "openai-community/gpt2", with one slash and no leading dot
@@ -22,8 +21,6 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 CONFIG = "config.json"
 # of a repository's files: no pickles, no code
 PATTERNS = ["*.safetensors", "*.json", "*.txt", "*.model", "*.jinja"]
-# what transformers needs to read such a file
-GGUF_PACKAGES = ("transformers", "torch", "gguf", "accelerate")
 
 
 def located(source: Path) -> Path:
@@ -47,24 +44,21 @@ def config_source(description: str | Path) -> tuple[str, Path | dict[str, Any]]:
     """
     path = Path(description)
     if _is_gguf(path):
-        _require_readers(path)
+        require_transformers(path)
         # here: this module is imported where torch is not
         from headwise.models.hf import gguf_config
 
         return path.stem, gguf_config(path)
-    if _is_hub_name(path) and not path.exists():
-        return str(description), _from_hub(str(description), config_alone=True) / CONFIG
-    if not path.exists():
-        raise HeadwiseError(
-            f"{path} does not exist; pass a folder with {CONFIG}, such a file, or a preset"
-        )
+    if _is_hub_name(path):
+        return str(path), _from_hub(str(path), [CONFIG]) / CONFIG
     file = path / CONFIG if path.is_dir() else path
     if not file.exists():
-        raise HeadwiseError(f"{path} holds no {CONFIG}; pass the folder of a model")
-    # Whose name the model gets: llama/config.json and llama give "llama", sizes.json gives "sizes.json". The path is
-    # resolved, for the folder "." has no name.
-    named = path.resolve().parent if path.name == CONFIG else path.resolve()
-    return named.name, file
+        raise HeadwiseError(
+            f"{file} does not exist; pass a folder with {CONFIG}, such a file, or a preset"
+        )
+    # llama/config.json and llama are called "llama", sizes.json is "sizes.json"; the folder "." has no name
+    whole = path.resolve()
+    return whole.parent.name if path.name == CONFIG else whole.name, file
 
 
 # Bits of one number. MXFP4 shares a scale of 8 bits among 32 numbers of 4; other scales are not counted.
@@ -72,22 +66,20 @@ BITS: dict[str, float] = {
     "fp64": 64, "fp32": 32, "bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "fp4": 4, "int4": 4, "mxfp4": 4.25,
 }  # fmt: skip
 LONG_NAMES = {"double": "fp64", "float": "fp32", "half": "fp16", "bfloat16": "bf16"}
-# those that models run in, as torch calls them
+# float8_e4m3fn: eight bits, and how they are used
+OF_TORCH = re.compile(r"float(\d+)(_e\dm\d(fn)?(uz)?)?")
+# the formats that models run in, by torch's names
 COMPUTED = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def number_format(name: object) -> str:
-    """The short name, one of BITS, of a number format that is given by a name of it, or as a dtype of torch.
+    """The short name, a key of BITS, of a number format: float16, half, torch.float16 and fp16 are all "fp16".
 
     Raises:
         HeadwiseError: for a name that is not known.
     """
-    # str(torch.float16) is "torch.float16"
-    long = str(name).lower().removeprefix("torch.")
-    # float16 -> fp16, float8_e4m3fn -> fp8: what follows the bits only says how they are used.
-    short = LONG_NAMES.get(long) or re.sub(
-        r"float(\d+)(_e\dm\d(fn)?(uz)?)?", r"fp\1", long
-    )
+    word = str(name).lower().removeprefix("torch.")
+    short = LONG_NAMES.get(word) or OF_TORCH.sub(r"fp\1", word)
     if short in BITS:
         return short
     raise unknown(f"no number format {name!r}", short, BITS)
@@ -110,31 +102,20 @@ def _is_hub_name(source: Path) -> bool:
     return bool(HUB_NAME.fullmatch(str(source))) and not source.parent.exists()
 
 
-def _from_hub(name: str, config_alone: bool = False) -> Path:
+def _from_hub(name: str, patterns: list[str] = PATTERNS) -> Path:
+    """The folder with the files of a name on the hub: as the cache has them, else downloaded."""
     try:
         import huggingface_hub as hub
     except ModuleNotFoundError:
         raise HeadwiseError(
             f"{name} is no folder here; to look it up on the hub: pip install 'headwise[hf]', or pass a folder"
         ) from None
-    options: dict[str, Any] = {
-        "repo_id": name,
-        "allow_patterns": [CONFIG] if config_alone else PATTERNS,
-    }
-    # First from the cache, without a network. What is suppressed: it is not there, or not whole.
-    with suppress(Exception):
-        folder = Path(hub.snapshot_download(**options, local_files_only=True))
-        # The library hands out what the cache has, if that is the config alone (after `shape_of`) or some shards
-        # (after a broken download). Here this raises, so that the rest is downloaded below.
-        (read_config if config_alone else check_folder)(folder)
-        whole, index = folder / "model.safetensors", "model.safetensors.index.json"
-        if not config_alone and not whole.exists():
-            for shard in read_json(folder / index)["weight_map"].values():
-                (folder / shard).stat()
-        return folder
+    ask = partial(hub.snapshot_download, name, allow_patterns=patterns)
+    with suppress(Exception):  # it is not in the cache, or not whole
+        return Path(ask(local_files_only=True))
     try:
-        # The library asks first which version is the newest: so many seconds at most, for there may be no network.
-        return Path(hub.snapshot_download(**options, etag_timeout=5))
+        # It asks first which version is the newest: so many seconds at most, for there may be no network.
+        return Path(ask(etag_timeout=5))
     # no network, no such name, no right to read it: the library lets through what it meets
     except Exception as error:
         raise HeadwiseError(
@@ -145,11 +126,3 @@ def _from_hub(name: str, config_alone: bool = False) -> Path:
 
 def _is_gguf(path: Path) -> bool:
     return path.suffix == ".gguf" and path.is_file()
-
-
-def _require_readers(path: Path) -> None:
-    lacking = [name for name in GGUF_PACKAGES if importlib.util.find_spec(name) is None]
-    if lacking:
-        raise HeadwiseError(
-            f"{path} is a GGUF file; to price one: pip install {' '.join(lacking)}"
-        )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import Context
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Lock
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -22,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from headwise.errors import HeadwiseError
+from headwise.errors import HeadwiseError, first_line
 from headwise.gpt.checkpoint import hf_config
 from headwise.gpt.gpt import GPT
 from headwise.models.hook import hooked
@@ -38,8 +39,12 @@ DECLARE = (
     "say how it is asked: hw.open(model, logits=lambda model, ids: ..., unembed=...)"
 )
 
+Prediction = Literal["next", "masked"] | None
+# What the trial of each model showed, and what the model raised in it, if anything.
+_predicts: WeakKeyDictionary[nn.Module, tuple[Prediction, str]] = WeakKeyDictionary()
 
-def predicts(model: nn.Module) -> Literal["next", "masked"] | None:
+
+def predicts(model: nn.Module) -> Prediction:
     """What the logits of a model are about: "next" (the next token), "masked" (hidden tokens), or None without any.
 
     It is None of an encoder-decoder, too: its logits are about another text than the one that it is given.
@@ -47,24 +52,24 @@ def predicts(model: nn.Module) -> Literal["next", "masked"] | None:
     It is told by what the model does: logits over its vocabulary, one row a token, are of the next token where a later
     token changes no row before it. A class name may be wrong: whether a BertLMHeadModel looks ahead, its config says.
     """
+    return _shown(model)[0]
+
+
+def _shown(model: nn.Module) -> tuple[Prediction, str]:
+    """`predicts`, and why it is None where the model raised something."""
     if isinstance(model, GPT):
-        return "next"
+        return "next", ""
     if _has_encoder(model):
-        return None
+        return None, ""
     if model not in _predicts:
         # Watchers act in the context (contextvars) that opened their block: in an empty one they do not see this call.
-        _predicts[model] = Context().run(_try_predicting, model)
+        try:
+            _predicts[model] = Context().run(_try_predicting, model), ""
+        except Exception as error:  # it wants more than ids; the library lets through whatever its parts raise
+            raised = f"{type(error).__name__}: {first_line(error):.200}"
+            _predicts[model] = None, f" (it raises {raised} where it reads ids alone)"
     return _predicts[model]
 
-
-# What `_try_predicting` found, so that each model is tried once.
-_predicts: WeakKeyDictionary[nn.Module, Literal["next", "masked"] | None] = (
-    WeakKeyDictionary()
-)
-
-
-# What a model of transformers raises where it reads ids alone.
-_raised: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 # A model of one's own
 
@@ -74,8 +79,10 @@ class Adapter:
     """How a model is asked that is neither ours nor of transformers."""
 
     logits: Callable[[Any, Tensor], Tensor]  # the model and ids (B,T) -> (B,T,V)
-    embed: Any  # the module of W_E, which reads the ids; None: not known
-    unembed: Any  # the module whose `weight` is W_U (V,C); None: not known
+    embed: str | None  # path of the module of W_E, which reads the ids; None: not known
+    unembed: (
+        str | None
+    )  # path of the module whose `weight` is W_U (V,C); None: not known
     vocabulary: int
     context: int | None
 
@@ -95,28 +102,27 @@ def adapter_of(model: nn.Module) -> Adapter | None:
     return _adapters[model]
 
 
-def declare(
-    model: nn.Module, logits: Any = None, embed: Any = None, unembed: Any = None
-) -> None:
+def declare(model: nn.Module, logits: Any = None, unembed: Any = None) -> None:
     """Note how a model is asked; what is None is found by a run.
 
-    Raises HeadwiseError where the run does not give logits, or the modules are none of the model's.
+    Raises HeadwiseError where the run does not give logits, or the module is none of the model's.
     """
-    modules = dict(model.named_modules())
-    parts = [
-        modules.get(part) if isinstance(part, str) else part
-        for part in (embed, unembed)
+    paths = [
+        path
+        for path, module in model.named_modules()
+        if (path == unembed or module is unembed) and hasattr(module, "weight")
     ]
-    for asked, part in zip((embed, unembed), parts, strict=True):
-        if asked is not None and getattr(part, "weight", None) is None:
-            raise HeadwiseError(
-                f"{asked!r} is no module with a weight in {type(model).__name__}; pass the module, or its path"
-            )
+    if unembed is not None and not paths:
+        raise HeadwiseError(
+            f"{unembed!r} is no module with a weight in {type(model).__name__}; pass the module, or its path"
+        )
     reason = ""
     for way in [logits] if logits else [_first_logits, _logits_with_targets]:
         try:
             # Watchers act in the context that opened their block: in an empty one they do not see this call.
-            _adapters[model] = Context().run(_tried, model, way, *parts)
+            _adapters[model] = Context().run(
+                _tried, model, way, next(iter(paths), None)
+            )
             return
         except Exception as error:  # the model may raise anything
             reason = reason or str(error) or type(error).__name__
@@ -127,15 +133,8 @@ def declare(
 
 def stands_for(copy: nn.Module, model: nn.Module) -> None:
     """A copy of a model is asked as the model is."""
-    adapter = _adapters.get(model)
-    if adapter is None:
-        return
-    places = {module: path for path, module in model.named_modules()}
-    parts: dict[str, Any] = {}
-    for name in ("embed", "unembed"):
-        module = getattr(adapter, name)
-        parts[name] = module and copy.get_submodule(places[module])
-    _adapters[copy] = replace(adapter, **parts)
+    if model in _adapters:
+        _adapters[copy] = _adapters[model]
 
 
 def _first_logits(model: Any, ids: Tensor) -> Tensor:
@@ -158,32 +157,35 @@ def _tensor_in(gave: Any) -> Tensor:
 
 
 @torch.no_grad()
-def _tried(model: nn.Module, way: Any, embed: Any, unembed: Any) -> Adapter:
+def _tried(model: nn.Module, way: Any, unembed: str | None) -> Adapter:
     """How a model is asked, seen while it reads four ids. Raises whatever the model raises."""
     ids = torch.tensor([[1, 0, 1, 1]], device=device_of(model))
-    seen: list[tuple[Any, Tensor, Tensor]] = []  # a module with a matrix, read, gave
+    # of each module with a matrix that ran its path, what it read, what it gave
+    seen: list[tuple[str, Tensor, Tensor]] = []
 
-    def keep(module: Any, args: Any, gave: Any) -> None:
+    def keep(path: str, module: Any, args: Any, gave: Any) -> None:
         if args and isinstance(args[0], Tensor) and isinstance(gave, Tensor):
-            seen.append((module, args[0], gave))
+            seen.append((path, args[0], gave))
 
-    matrices = [
-        module
-        for module in model.modules()
+    modules = dict(model.named_modules())
+    hooks = [
+        (module.register_forward_hook, partial(keep, path))
+        for path, module in modules.items()
         if getattr(getattr(module, "weight", None), "ndim", 0) == 2
     ]
-    with evaluating(model), hooked((m.register_forward_hook, keep) for m in matrices):
+    with evaluating(model), hooked(hooks):
         rows = way(model, ids)
     if rows.ndim != 3 or rows.shape[:2] != ids.shape or not rows.is_floating_point():
         raise HeadwiseError(f"it gives {tuple(rows.shape)} of {rows.dtype}")
-    context, last = None, None
-    for module, read, gave in seen:
+    embed, context, last = None, None, None
+    for path, read, gave in seen:
+        module = modules[path]
         if read.numel() == ids.numel() and read.flatten().equal(ids[0]):
-            embed = embed or module
+            embed = embed or path
         elif isinstance(module, nn.Embedding):  # of positions
             context = module.num_embeddings
         elif gave.shape == rows.shape:
-            last = module
+            last = path
     unembed = unembed or last or embed  # tied: the table itself is W_U
     for holder in (model, getattr(model, "config", None)):
         context = getattr(holder, "block_size", context)
@@ -191,8 +193,11 @@ def _tried(model: nn.Module, way: Any, embed: Any, unembed: Any) -> Adapter:
 
 
 @torch.no_grad()
-def _try_predicting(model: nn.Module) -> Literal["next", "masked"] | None:
-    """Run the model on two texts that differ in the last token, and see whether the rows before it differ."""
+def _try_predicting(model: nn.Module) -> Prediction:
+    """Run the model on two texts that differ in the last token, and see whether the rows before it differ.
+
+    Raises whatever the model raises.
+    """
     size, most = vocabulary_of(model) or 0, context_of(model) or 8
     # Two texts can be drawn as below from 5 ids on; 8 ids and 4 tokens are round choices, and only toys have fewer.
     if not reads_tokens(model) or size < 8 or most < 4:
@@ -202,13 +207,8 @@ def _try_predicting(model: nn.Module) -> Literal["next", "masked"] | None:
     ids = torch.randint(3, size, (1, min(8, most)), generator=generator).repeat(2, 1)
     # one id further; behind the last id of the vocabulary comes 3
     ids[1, -1] = 3 + (ids[0, -1] - 2) % (size - 3)
-    try:
-        with evaluating(model):
-            rows = getattr(_forward(model, ids), "logits", None)
-    except Exception as error:  # it wants more than ids; the library lets through whatever its parts raise
-        first = (str(error).strip().splitlines() or [""])[0]
-        _raised[model] = f"{type(error).__name__}: {first:.200}"
-        return None
+    with evaluating(model):
+        rows = getattr(_forward(model, ids), "logits", None)
     # Logits of something else: of classes, or of a whole text. A row may be padded to more than the vocabulary.
     if rows is None or rows.shape[:-1] != ids.shape or rows.shape[-1] < size:
         return None
@@ -223,21 +223,12 @@ def _try_predicting(model: nn.Module) -> Literal["next", "masked"] | None:
 
 def require_next(model: nn.Module) -> None:
     """Raise HeadwiseError for a model that does not predict the next token."""
-    if predicts(model) != "next":
-        require_asked(model)
+    prediction, reason = _shown(model)
+    if prediction != "next":
+        remedy = "" if is_hf(model) else f", or {DECLARE}"
         raise HeadwiseError(
-            f"{type(model).__name__} does not predict the next token, so there is no loss whose change could be "
-            f"measured; load the model with its causal language-model head"
-            + ("" if is_hf(model) else f", or {DECLARE}")
-        )
-
-
-def require_asked(model: nn.Module) -> None:
-    """Raise HeadwiseError for a model that raised where it read ids alone, so that what it predicts is not known."""
-    if model in _raised:
-        raise HeadwiseError(
-            f"{type(model).__name__} gives no logits for ids alone, it raises {_raised[model]}; call it on ids (2, 8) "
-            f"to see where, and pass a model that answers"
+            f"{type(model).__name__} does not predict the next token{reason}, so it has no loss and continues no "
+            f"text; load the model with its causal language-model head{remedy}"
         )
 
 
@@ -246,16 +237,15 @@ def answering(model: nn.Module) -> Literal["next", "masked", "first"]:
 
     Raises HeadwiseError for a model that answers with none.
     """
-    answers = predicts(model)
-    if answers is None and _has_encoder(model) and _head_of(model) is not None:
+    prediction, reason = _shown(model)
+    if prediction is None and _has_encoder(model) and _head_of(model) is not None:
         return "first"
-    if answers is None or not reads_tokens(model):
-        require_asked(model)
+    if prediction is None or not reads_tokens(model):
         raise HeadwiseError(
-            f"{type(model).__name__} answers a text with no token, so there is no prediction to be explained; load "
-            f"the model with its language-model head"
+            f"{type(model).__name__} answers a text with no token{reason}, so there is no prediction to be explained; "
+            f"load the model with its language-model head"
         )
-    return answers
+    return prediction
 
 
 def answer_logits(model: nn.Module, ids: Tensor, position: int = -1) -> Tensor:
@@ -329,11 +319,6 @@ def _start_of(model: Any) -> list[int] | None:
 
 def require_slopes(model: nn.Module) -> None:
     """Raise HeadwiseError for a model without gradients."""
-    if any(parameter.is_inference() for parameter in model.parameters()):
-        raise HeadwiseError(
-            f"the weights of {type(model).__name__} were made under torch.inference_mode, so nothing has a gradient "
-            f"there; open the model outside of it"
-        )
     backend = getattr(getattr(model, "config", None), "_attn_implementation", None)
     if backend == "flex_attention" and device_of(model).type == "cpu":
         raise HeadwiseError(
@@ -436,7 +421,7 @@ def embeddings(model: Any) -> tuple[Tensor, Tensor] | None:
         return None
     adapter = adapter_of(model)
     if adapter is not None:
-        table = adapter.embed
+        table = _part(model, adapter.embed)
     elif isinstance(model, GPT):
         table = model.token_embedding
     else:
@@ -463,12 +448,14 @@ def _head_of(model: Any) -> Any:
         return model.lm_head
     adapter = adapter_of(model)
     if adapter is not None:
-        return adapter.unembed
-    return (
-        model.get_output_embeddings()
-        if hasattr(model, "get_output_embeddings")
-        else None
-    )
+        return _part(model, adapter.unembed)
+    if hasattr(model, "get_output_embeddings"):
+        return model.get_output_embeddings()
+    return None
+
+
+def _part(model: nn.Module, path: str | None) -> Any:
+    return None if path is None else model.get_submodule(path)
 
 
 def context_of(model: nn.Module) -> int | None:

@@ -29,7 +29,7 @@ Calls of other threads do not count. Attentions of the third column are called f
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -44,7 +44,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from headwise.errors import HeadwiseError
 from headwise.layer.layer import MultiHeadAttention
-from headwise.masks import all_of
 from headwise.models import softmax
 from headwise.models.reading import Asked, read_call
 from headwise.models.sites import Site, is_attention, is_watchable, remember
@@ -201,9 +200,6 @@ class Tap:
     Between the attention function and W_O some families gate, norm or rotate what the heads gave. What a head gives is
     what W_O reads of it: so a call waits until W_O is called, and is handed to the handler then. That the projection of
     a free attention is its W_O is only a guess by its name: it is, if what it reads are the heads, number by number.
-
-    Heads that are modules of a list (`site.members`) make a call together. What they give is changed where the module
-    around the list has joined it: before its W_O, or where it leaves that module.
     """
 
     def __init__(self, site: Site, handler: Handler, early: bool = False) -> None:
@@ -214,7 +210,6 @@ class Tap:
             None if is_left or site.module in _elsewhere else site.projection
         )
         self.waiting: list[Call] = []  # calls whose heads have not entered W_O yet
-        self.given: list[Call] = []  # of a list, by the heads that have run so far
         self.mixed = (
             ""  # the norm between attention and W_O that reads several heads at once
         )
@@ -227,18 +222,14 @@ class Tap:
     def hooks(self) -> list[Hook]:
         """What listens from where the module is called to W_O."""
         module, projection = self.site.module, self.projection
-        if projection is None and not self.site.members:
+        if projection is None:
             return []
         # A call of the module ends the one before, if that never came to W_O.
         hooks: list[Hook] = [(module.register_forward_pre_hook, self.end)]
         for child in module.children():
             if "norm" in type(child).__name__.lower():
                 hooks.append((child.register_forward_pre_hook, self.at_norm))
-        if projection is not None:
-            hooks.append((projection.register_forward_pre_hook, self.at_w_o))
-        else:
-            hooks.append((module.register_forward_hook, self.at_output))
-        return hooks
+        return [*hooks, (projection.register_forward_pre_hook, self.at_w_o)]
 
     def at_interface(self, asked: Asked, out: Tensor) -> Tensor | None:
         """The attention function of transformers has given `out` (B,H,T,E); give what takes its place, None: nothing.
@@ -288,20 +279,9 @@ class Tap:
         is_of_site = site.w_o is not None and w_o.data_ptr() == site.w_o.data_ptr()
         return self.hand(call, "" if is_of_site else NO_W_O, at_w_o=is_of_site)
 
-    def of_list(self, number: int, call: Call | str, *more: Any) -> None:
-        """The head of this number in a list has given its call: see `attended`."""
-        if isinstance(call, Call):
-            if call.out.shape[1] == 1 and number == len(self.given):
-                self.given.append(call)
-            if len(self.given) < len(self.site.members):
-                return
-            call = _side_by_side(self.site.module, self.given)
-        self.given = []
-        self.attended(call, sure=True, w_o=None)
-
     def wait(self, call: Call) -> Tensor | None:
         """Keep a call until W_O is called, and give None. Where W_O is not known, the handler gets it at once."""
-        if self.projection is None and not self.site.members:
+        if self.projection is None:
             return self.hand(call, NO_W_O, at_w_o=False)
         # DiffLlama lays the same maps over other values in a second call: these are the same heads. Calls whose maps
         # were read off their weights have a q and a k of their own each, which are empty.
@@ -330,8 +310,7 @@ class Tap:
         if rows is None:  # what W_O reads are not the heads of the calls that wait
             return self.end()
         calls, self.waiting = self.waiting, []
-        at_w_o = self.projection is not None
-        note = "" if at_w_o else NO_W_O
+        note = ""
         if self.mixed:
             note = f"{self.mixed} norms several heads at once before W_O: what one gives hangs on all"
         counts = [_n_rows(call) for call in calls]
@@ -341,7 +320,7 @@ class Tap:
             B, H, T, _ = call.out.shape
             out = part.view(B, T, H, -1).transpose(1, 2)
             before = None if self.normed or self.site.free else call.out
-            result = self.hand(call, note, out=out, at_w_o=at_w_o, before_gate=before)
+            result = self.hand(call, note, out=out, before_gate=before)
             if result is not None:
                 changed = True
                 parts[place] = result.to(part.dtype).transpose(1, 2).reshape(part.shape)
@@ -354,11 +333,6 @@ class Tap:
         # earlier block has changed `joined` itself, what stood there first is handed on.
         _before[replaced] = _before.get(joined, joined)
         return (replaced, *args[1:])
-
-    def at_output(self, module: nn.Module, args: Any, out: Any) -> Any:
-        """A forward hook of the module around a list whose W_O is not known."""
-        replaced = self.at_w_o(module, (out,)) if isinstance(out, Tensor) else None
-        return None if replaced is None else replaced[0]
 
     def stacked(self, joined: Tensor) -> Tensor | None:
         """What W_O reads, where that is as many rows as the heads of the calls that wait have; else None.
@@ -397,7 +371,7 @@ class Tap:
         Also a forward pre-hook of the attention, whose arguments (`args`) are not needed.
         """
         site, kind = self.site, type(self.site.module).__name__
-        calls, self.waiting, self.given = self.waiting, [], []
+        calls, self.waiting = self.waiting, []
         sure, self.sure = self.sure, True
         again = ""
         if calls and site.free:
@@ -448,29 +422,6 @@ def _n_rows(call: Call) -> int:
     return len(call.out) * call.n_queries
 
 
-def _side_by_side(module: nn.Module, calls: Sequence[Call]) -> Call | str:
-    """The calls of one head each as a call of all of them; or why they are none."""
-    first, kinds, masks = calls[0], set(), []
-    for call in calls:
-        mask, scale = call.options.mask, call.options.scale
-        masks.append(() if mask is None else mask.parts())
-        kinds.add((call.q.shape, call.v.shape, scale, *map(type, masks[-1])))
-    if len(kinds) > 1:
-        return f"the modules of its list, {type(first.layer).__name__}, have lengths, scales or masks of their own"
-    joined: dict[str, Any] = {"layer": module}
-    for name in ("q", "k", "v", "out", "weights"):
-        if getattr(first, name) is not None:
-            joined[name] = torch.cat([getattr(call, name) for call in calls], 1)
-    merged = []
-    for parts in zip(*masks, strict=True):
-        # arrays of one head each, or a flag that all have alike
-        part: Any = parts[0]
-        if hasattr(part, "array"):
-            part = type(part)(torch.cat([each.array for each in parts], 1))
-        merged.append(part)
-    return first._replace(options=first.options._replace(mask=all_of(merged)), **joined)
-
-
 # What a block made W_O read -> what W_O was to read before any block changed it.
 _before: Any = WeakIdKeyDictionary()
 # attentions whose projection has been seen to read something else
@@ -480,14 +431,10 @@ _elsewhere: WeakSet[nn.Module] = WeakSet()
 @contextmanager
 def _read(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
     """Inside this block, and in its thread, what attentions make by functions of torch goes to their taps."""
-    takes: dict[nn.Module, tuple[Any, int]] = {}
+    takes = {module: (tap.attended, tap.site.n_heads) for module, tap in taps.items()}
     # Attentions inside of one another, too: the block asks which is the innermost that runs. Dicts, for their order.
     parts: dict[nn.Module, None] = {}
-    for module, tap in taps.items():
-        if not tap.site.members:
-            takes[module] = tap.attended, tap.site.n_heads
-        for number, head in enumerate(tap.site.members):
-            takes[head] = partial(tap.of_list, number), 1
+    for module in taps:
         for part in module.modules():
             if part in taps or is_attention(part):
                 parts[part] = None
@@ -506,7 +453,7 @@ def _read(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
         yield
     # One that ran, and of which nothing was heard, is refused; one around other attentions may leave it to those.
     for module, tap in taps.items():
-        inner = {*module.modules()} - {module, *tap.site.members}
+        inner = {*module.modules()} - {module}
         if module in block.ran and not tap.heard and not any(map(is_attention, inner)):
             kind = type(module).__name__
             tap.refuse(

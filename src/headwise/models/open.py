@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from headwise.corpus.tokens import OwnTokens, TextTokens, Tokens
-from headwise.errors import HeadwiseError
+from headwise.errors import HeadwiseError, first_line
 from headwise.families import OURS, is_own, require_transformers
 from headwise.files import free_memory, text_path
 from headwise.gpt.checkpoint import save_model
@@ -29,7 +29,7 @@ from headwise.models.ask import (
     declare,
     predicts,
     reader,
-    require_asked,
+    require_next,
     vocabulary_of,
 )
 from headwise.models.weights import cast
@@ -83,7 +83,6 @@ def open_model(
     offload_folder: str | Path | None = None,
     tokenizer: Any = None,
     logits: Callable[[Any, Tensor], Tensor] | None = None,
-    embed: nn.Module | str | None = None,
     unembed: nn.Module | str | None = None,
 ) -> nn.Module:
     """The model of a folder, in eval mode: our GPT, or a model of transformers. A model is handed back as it is.
@@ -105,23 +104,22 @@ def open_model(
         offload_folder: for `device_map`: where weights are written that cannot be read from the model's own files
         tokenizer: of a model: one of transformers, tokenizers or tiktoken, or anything with `encode` and `decode`
         logits: of a model of one's own: from the model and ids (B,T) its logits (B,T,V)
-        embed: the module, or its path, that has W_E (V,C)
-        unembed: the module, or its path, that has W_U (V,C); with tied weights that of `embed`
+        unembed: the module, or its path, that has W_U (V,C)
 
     Raises:
         HeadwiseError: for a folder that is no model, is damaged, or holds pickled weights; and where `logits` gives
             something else, which a run shows.
     """
     if isinstance(source, nn.Module):
-        if logits or embed or unembed:
-            declare(source, logits, embed, unembed)
+        if logits or unembed:
+            declare(source, logits, unembed)
         if tokenizer is not None:
             folder = folder_of(source, tokenizer)
             remember(source, folder.path, folder.tokens, folder.family)
         return source
-    if tokenizer or logits or embed or unembed:
+    if tokenizer or logits or unembed:
         raise HeadwiseError(
-            "tokenizer=, logits=, embed= and unembed= tell of a model that is open; pass the model itself"
+            "tokenizer=, logits= and unembed= tell of a model that is open; pass the model itself"
         )
     if not isinstance(source, str | Path):
         raise HeadwiseError(
@@ -322,20 +320,15 @@ def _require_room(path: Path, device: torch.device) -> None:
 
 
 def device_named(name: str | torch.device) -> torch.device:
-    """The device of this name: "cpu", "cuda", "cuda:1", "mps". Raises HeadwiseError, with what is there, for others."""
-    names = ["cpu"]  # then "cuda:0", "cuda:1", ...
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if accelerator is not None:
-        for number in range(torch.accelerator.device_count()):
-            names.append(f"{accelerator.type}:{number}")
-    with suppress(RuntimeError, TypeError):  # a word that is no device to torch
-        device = torch.device(name)
-        # A name without a number, such as "cuda", is the first device of its kind; "cpu" may be called "cpu:0", too.
-        if f"{device.type}:{device.index or 0}" in ("cpu:0", *names):
-            return device
-    raise HeadwiseError(
-        f"device {name} is not on this machine; there is {', '.join(names)}"
-    )
+    """The device of this name: "cpu", "cuda", "cuda:1", "mps". Raises HeadwiseError for one that is not there."""
+    try:
+        place = torch.zeros(1, device=name)
+        place.cpu()  # what lies on "meta" has no numbers
+        return place.device
+    except Exception as error:  # torch raises of six kinds here
+        raise HeadwiseError(
+            f"device {name} is not on this machine: {first_line(error)}"
+        ) from None
 
 
 def has_bfloat16() -> bool:
@@ -364,33 +357,6 @@ def write_folder(folder: Path, model: nn.Module, source: Folder, **sizes: Any) -
 # Texts that go on, and trainings
 
 
-@overload
-def generate(
-    model: nn.Module | str | Path,
-    prompt: str | Sequence[int],
-    n_tokens: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    seed: int = 0,
-    stop: int | None = None,
-    stream: Literal[False] = False,
-) -> list[int]: ...
-
-
-@overload
-def generate(
-    model: nn.Module | str | Path,
-    prompt: str | Sequence[int],
-    n_tokens: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    seed: int = 0,
-    stop: int | None = None,
-    *,
-    stream: Literal[True],
-) -> Iterator[int]: ...
-
-
 def generate(
     model: nn.Module | str | Path,
     prompt: str | Sequence[int],
@@ -400,7 +366,7 @@ def generate(
     seed: int = 0,
     stop: int | None = None,
     stream: bool = False,
-) -> list[int] | Iterator[int]:
+) -> Any:
     """The ids that continue a prompt; with `stream` an iterator, which yields each as it comes.
 
     The model keeps its keys and values between tokens. When the text reaches the model's context, its older half is
@@ -421,12 +387,7 @@ def generate(
         HeadwiseError: for a model that does not predict the next token, and ids that it does not know.
     """
     module = open_model(model)
-    if predicts(module) != "next":
-        require_asked(module)
-        raise HeadwiseError(
-            f"{type(module).__name__} does not predict the next token, so it cannot continue a text; "
-            f"pass a model with a causal language-model head"
-        )
+    require_next(module)
     if isinstance(prompt, str):
         ids = prompt_ids(module, prompt)
     else:  # no ids at all are refused in `continued`

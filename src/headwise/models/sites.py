@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.families import FAMILIES, USUAL, Family
 from headwise.layer.layer import MultiHeadAttention
-from headwise.models.softmax import JOINS, attends, codes_of, uses_interface
+from headwise.models.softmax import attends, uses_interface
 from headwise.records import head_name
 
 # a part of a path that is a number: ".3" of "layers.3.attn"
@@ -76,8 +76,6 @@ class Site:
     # Of transformers: the module of W_O, whose input is what the heads give; None where it is not known.
     projection: nn.Module | None = None
     free: bool = False  # does it call functions of torch itself?
-    # of a free one: the modules of a list, each of which is one of its heads
-    members: tuple[nn.Module, ...] = ()
 
     @property
     def w_v(self) -> Tensor | None:
@@ -90,10 +88,7 @@ class Site:
         return self.weights("o")
 
     def head(self, number: int) -> str:
-        # of a bare list of heads, of which each is a site
-        return (
-            self.name if self.name.startswith("L0.H") else head_name(self.name, number)
-        )
+        return head_name(self.name, number)
 
     @property
     def heads(self) -> list[str]:
@@ -103,15 +98,13 @@ class Site:
 def sites_of(model: nn.Module) -> list[Site]:
     """The attentions of a model: own ones, then foreign, then free ones, each in the order of its modules.
 
-    Raises HeadwiseError where there are none, and where tensor parallelism spreads them over processes. What stays
-    without a map is said by `missing`.
+    Raises HeadwiseError where there are none. What stays without a map is said by `missing`.
     """
     if not isinstance(model, nn.Module):
         raise HeadwiseError(
             f"model={model!r} is no model; pass an nn.Module, such as headwise.open gives"
         )
     modules = dict(model.named_modules())
-    _check_whole(model, modules)
     sites: list[Site] = []
     parts: set[nn.Module] = set()
     for module in model.modules():
@@ -134,28 +127,6 @@ def sites_of(model: nn.Module) -> list[Site]:
             f"module that calls scaled_dot_product_attention or multiplies a softmax with values"
         )
     return sites
-
-
-def _check_whole(model: nn.Module, modules: Modules) -> None:
-    """Refuse attentions whose weights tensor parallelism has cut: other processes hold some of their heads."""
-    # Parts are a DTensor, whose class takes long to import; it is known by what only it has.
-    cut: list[Any] = [
-        weights for weights in model.parameters() if hasattr(weights, "placements")
-    ]
-    if not cut:
-        return
-    # Modules whose weights torch's `fully_shard` gathers while they run: every process has all of their heads then.
-    gathered: set[nn.Module] = set()
-    for path, module in modules.items():
-        if "FSDPModule" in [kind.__name__ for kind in type(module).__mro__]:
-            gathered.update(module.modules())
-        if module in gathered or not is_attention(module):
-            continue
-        if any(hasattr(weights, "placements") for weights in module.parameters()):
-            raise HeadwiseError(
-                f"{path or type(module).__name__}: each of {cut[0].device_mesh.size()} processes holds some of its "
-                f"heads, as tensor parallelism leaves them; run the whole model in each process"
-            )
 
 
 def attention_layers(model: nn.Module) -> list[MultiHeadAttention]:
@@ -226,12 +197,12 @@ def _site(
     n_heads: int,
     parts: Projections,
     cross: bool,
-    **more: Any,
+    free: bool = False,
 ) -> Site:
     """The site of a module whose W_O, where it is known, reads the heads side by side."""
     weights = partial(_weight, parts, n_heads or 1)  # 1 divides the columns of any W_O
     projection = None if weights("o") is None else parts["o"]
-    return Site(name, module, n_heads, weights, cross, projection, **more)
+    return Site(name, module, n_heads, weights, cross, projection, free)
 
 
 def is_attention(module: nn.Module) -> bool:
@@ -263,15 +234,6 @@ def _free_sites(
         for path, module in modules.items()
         if attends(module) and not uses_interface(module)
     ]
-    lists = _listed(modules, paths)
-    # a list that is watched itself: its heads are of one layer, and nothing here joins them
-    bare = lists.pop("", []) if isinstance(model, nn.ModuleList) else []
-    heads = set(itertools.chain(*lists.values()))
-    paths = [
-        path
-        for path in modules
-        if path in lists or (path in paths and path not in heads)
-    ]
     # An attention that has others inside belongs to none of their layers, and does not change their names.
     innermost = [
         path
@@ -279,47 +241,20 @@ def _free_sites(
         if not any(path != part and _within(part, path) for part in paths)
     ]
     names = _names(model, modules, innermost)
-    names |= {path: head_name("L0", number) for number, path in enumerate(bare)}
     for path in paths:
         # "whole": the model itself, whose path is ""
         name, module = names.get(path, f"{path or 'whole'}.L0"), modules[path]
-        members = [modules[member] for member in lists.get(path, ())]
-        counted = len(members) or _ran.get(module)
-        n_heads = counted or _told_count(module, getattr(module, "config", None)) or 0
+        told = _told_count(module, getattr(module, "config", None))
+        n_heads = _ran.get(module) or told or 0
         parts = _projections(modules, path, None, OWN_OUTPUTS)
         parts["packed"] = None  # in which order its rows lie is not known here
-        more = {"free": True, "members": tuple(members)}
-        site = _site(name, module, n_heads, parts, _is_cross(modules, path), **more)
+        cross = _is_cross(modules, path)
+        site = _site(name, module, n_heads, parts, cross, free=True)
         if isinstance(module, nn.MultiheadAttention):
             site = replace(
                 site, weights=partial(_packed_weight, module), projection=None
             )
-        elif members:
-            each = [_projections(modules, member, None) for member in lists[path]]
-            site = replace(site, weights=partial(_listed_weight, each, site.weights))
         yield site
-
-
-def _listed(modules: Modules, paths: Sequence[str]) -> Listed:
-    """Modules that join what the attentions of one list give, by their paths, and the paths of those: their heads."""
-    lists = {}
-    for path, module in modules.items():
-        parent, _, name = path.rpartition(".")
-        if not isinstance(module, nn.ModuleList) or len(module) < 2 or parent in paths:
-            continue
-        members = [f"{path}.{n}".removeprefix(".") for n in range(len(module))]
-        # One with several heads, or a W_O of its own, is a layer.
-        are_heads = all(
-            member in paths
-            and _told_count(modules[member]) in (None, 1)
-            and not _projections(modules, member, None, OWN_OUTPUTS)["o"]
-            for member in members
-        )
-        code = codes_of(type(modules[parent]).forward)
-        names = set(itertools.chain(*(part.co_names for part in code)))
-        if are_heads and (not path or (name in names and names & JOINS)):
-            lists[parent] = members
-    return lists
 
 
 def _within(path: str, outer: str) -> bool:
@@ -582,16 +517,6 @@ def _weight(parts: Projections, n_heads: int, name: str) -> Tensor | None:
             # One after the other, as in GPT-2, whose is the usual packed name; a record says so of its family.
             return torch.split(packed, [n_queries, n_keys, n_keys])["qkv".index(name)]
     return _plain_rows(parts[name])
-
-
-def _listed_weight(
-    members: Sequence[Projections], of_list: Callable[[str], Tensor | None], name: str
-) -> Tensor | None:
-    """W_Q to W_O as `_weight` gives them, of heads that are modules of one list."""
-    rows = [_plain_rows(member[name]) for member in members]
-    if name == "o" or any(part is None for part in rows):
-        return of_list(name)
-    return torch.cat([part.detach() for part in rows if part is not None])
 
 
 def _plain_rows(module: nn.Module | None) -> Tensor | None:
