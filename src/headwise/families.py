@@ -22,53 +22,25 @@ OURS = "headwise"  # the model_type of our own GPT
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One record. What its form says is read in `gpt`; the rest is where its attention lies.
-
-    The attention module is the one that has W_O: class `<prefix>Attention`. Paths of submodules and of attributes are
-    seen from it, with dots; None is what the family does not have.
-    """
+    """One record. What its form says is read in `gpt`; the rest is what its attention has, None what it lacks."""
 
     name: str  # the config's `model_type`: "llama"
     # how a model of ours is written as one of the family; the head of families.toml has its keys
     form: Mapping[str, Any] | None = None
-    # what the names of its classes begin with: "Llama" of LlamaAttention; "" where none is known
-    prefix: str = ""
-    # Path of the part that has W_Q, W_K and W_V and computes the heads, where W_O stands beside it (BERT: "self"); ""
-    # where it is the module itself.
-    core: str = ""
-    # Paths of the projections, each a Linear, or GPT-2's Conv1D, with or without bias. Where q, k and v name one
-    # module, its outputs are all queries, then all keys, then all values.
+    # Names of the projections, each a Linear, or GPT-2's Conv1D, with or without bias, before those of `USUAL`. Where
+    # `packed` is the first three in one, its outputs are all queries, then all keys, then all values.
     q: str = "q_proj"
     k: str = "k_proj"
     v: str = "v_proj"
     o: str = "o_proj"
-    # Paths of RMSNorms over each head's queries and keys, before RoPE.
-    q_norm: str | None = None
-    k_norm: str | None = None
+    packed: str | None = None
     # what a gain is above the weight of its norm: Gemma's norms multiply by 1 + weight
     norm_offset: float = 0.0
     rope: bool = True  # are queries and keys rotated? Pairs are features m and m + d/2
     grouped: bool = True  # does its config say how many key/value heads there are?
-    layers: str = "layers"  # the list of layers, seen from the body of the model (its `base_model`)
-    attention: str = "self_attn"  # the attention module, seen from a layer
     width: str = "hidden_size"  # the config's field for the width of the model
-    even_width: bool = (
-        False  # must the number of heads divide the width, whatever head_dim says?
-    )
-
-    @property
-    def packed(self) -> bool:
-        """Do the outputs of one projection hold queries, keys and values?"""
-        return self.q == self.k == self.v
-
-    def read(self, core: object, name: str | None) -> Any:
-        """The attribute at a path seen from the core; None where the family or the module has none."""
-        if not name:
-            return None
-        value: Any = core
-        for step in name.removeprefix(f"{self.core}.").split("."):
-            value = getattr(value, step, None)
-        return value
+    # must the number of heads divide the width, whatever head_dim says?
+    even_width: bool = False
 
 
 # What is no record is taken out of the table, so that families are left alone in it.

@@ -202,7 +202,7 @@ def test_a_tokenizer_of_ones_own_reads_the_texts() -> None:
     assert hw.attention(model, text).tokens == tuple(text)
     adapter = adapter_of(model)
     assert adapter is not None
-    assert (adapter.vocabulary, adapter.context, adapter.unembed) == (V, CONTEXT, model.lm_head)
+    assert (adapter.vocabulary, adapter.context, adapter.unembed) == (V, CONTEXT, "lm_head")
     names = {"model": model, "made": made, "Capped": Capped, "Classifier": Classifier, "hw": hw, "IDS": IDS}
     refuses_table("own models", names | {"NanoGPT": NanoGPT})
 

@@ -72,7 +72,7 @@ class NovelForCausalLM(tf.LlamaForCausalLM):
 
 
 NAMES = {"q": "ask", "k": "tell", "v": "hold", "o": "mix"}
-RECORD = Family(name="novel", prefix="Novel", **NAMES)
+RECORD = Family(name="novel", **NAMES)
 
 
 @pytest.fixture

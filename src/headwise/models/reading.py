@@ -4,8 +4,7 @@ The model's own function makes the output. We read beside it what its backend wa
 
     a mask (B,H,T,S)        bools allow, numbers are added to the scores; to eager and flex code bools are numbers, too
     a BlockMask             `mask_mod`, asked for the blocks of queries and keys that are looked at
-    a mask (B,S), or none   of flash attention: the keys that are padding; then is_causal=, sliding_window=, and the
-                            lengths of the texts in a row, or the positions that begin anew
+    a mask (B,S), or none   of flash attention: the keys that are padding; then is_causal= and sliding_window=
     none                    is_causal= alone
 
 By which of them a backend goes, the mask function tells that is registered for its name. A few rows are computed from
@@ -44,8 +43,8 @@ from headwise.spec import Options
 # keywords that a function may name and that are read, or change no number beside the mask
 READ = {"scaling", "is_causal", "position_bias", "softcap", "s_aux", "dropout"}
 READ |= {"sliding_window"}
-# keywords of flash attention for a cache in pages, which `k` and `v` are not
-PAGES = {"block_table", "k_cache", "v_cache"}
+# keywords of flash attention that are refused: a cache in pages, which `k` and `v` are not, and lengths of packed texts
+REFUSED = {"block_table", "k_cache", "v_cache", "cu_seq_lens_q", "cu_seq_lens_k"}
 # transformers' own backends, by which others are read: those of the same mask function
 BACKENDS = ("eager", "sdpa", "flex_attention", "flash_attention_2")
 
@@ -79,11 +78,11 @@ def read_call(asked: Asked, cross: bool) -> Call:
             f"register one, transformers.AttentionMaskInterface.register({backend!r}, sdpa_mask), or call "
             f"model.set_attn_implementation('sdpa')"
         )
-    for keyword in (_parameters(asked.function) | PAGES) - READ:
+    for keyword in (_parameters(asked.function) | REFUSED) - READ:
         if asked.keywords.get(keyword) is not None:
             raise HeadwiseError(
                 f"{name} passes {keyword}= to its attention, which headwise does not know; watching it would give "
-                f"wrong numbers"
+                f"wrong numbers; where it is the backend's, call model.set_attn_implementation('sdpa')"
             )
     # a nested tensor holds keys of several lengths
     if asked.q.ndim != 4 or asked.k.is_nested:
@@ -217,47 +216,19 @@ class Placed(Mask):
 def _flash_masks(asked: Asked, causal: bool) -> list[Mask]:
     """What flash attention reads: it lays real tokens side by side, the last query of a text beside its last key."""
     B, T, S = len(asked.q), asked.q.shape[2], asked.k.shape[2]
-    window, edges = asked.keywords.get("sliding_window"), _edges(asked)
+    window = asked.keywords.get("sliding_window")
     left = None if window is None else window - 1
     right = 0 if causal else left
-    # of queries and of keys: the text that each belongs to, and its place, counted back from the end of the text
-    texts: list[Tensor] = []
-    places: list[Tensor] = []
-    if asked.mask is not None:
-        # A static cache has room behind the tokens that the mask knows. A single query is real.
-        real = asked.mask.bool()
-        rows = real[:, -T:] if T > 1 else real.new_ones(B, 1)
-        keys = F.pad(real, (0, S - real.shape[1]))
-        for tokens, padding in ((rows, -1), (keys, -2)):
-            texts.append(~tokens * padding)
-            places.append(tokens.cumsum(1) - tokens.sum(1, keepdim=True))
-    elif edges is not None:
-        for edge, n in zip(edges, (T, S), strict=True):
-            number = torch.arange(B * n, device=edge.device)
-            text = torch.bucketize(number, edge[1:-1], right=True)
-            texts.append(text.view(B, n))
-            places.append((number - edge[text + 1]).view(B, n))
-    elif left is right is None:
-        return []
-    else:
-        return [Window(left, right)]
-    return [Segments(*texts), Placed(places[0], places[1], left, right)]
-
-
-def _edges(asked: Asked) -> list[Tensor] | None:
-    """Where the texts of a row begin, and the last one ends, among its queries and keys; None where it is one text."""
-    names = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
-    told: list[Any] = [asked.keywords.get(name) for name in names]
-    if all(edge is not None for edge in told):
-        return [edge.long() for edge in told[:2]]
-    positions = asked.keywords.get("position_ids")
-    if positions is None or len(asked.q) > 1:
-        return None
-    places = positions.flatten()
-    begins = (places == places.min()).nonzero()[:, 0]
-    edge = torch.cat([begins, begins.new_tensor([len(places)])])
-    # positions that count on are those of one text, which may begin behind a cache
-    return None if bool((places.diff() == 1).all()) else [edge, edge]
+    if asked.mask is None:
+        return [] if left is right is None else [Window(left, right)]
+    # A static cache has room behind the tokens that the mask knows. A single query is real.
+    real = asked.mask.bool()
+    rows = real[:, -T:] if T > 1 else real.new_ones(B, 1)
+    keys = F.pad(real, (0, S - real.shape[1]))
+    # places are counted back from the end of the text
+    places = [x.cumsum(1) - x.sum(1, keepdim=True) for x in (rows, keys)]
+    # what is padding has numbers of its own
+    return [Segments(~rows * -1, ~keys * -2), Placed(*places, left, right)]
 
 
 def probed_rows(T: int) -> list[int]:

@@ -17,7 +17,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -76,6 +76,7 @@ class Site:
     # Of transformers: the module of W_O, whose input is what the heads give; None where it is not known.
     projection: nn.Module | None = None
     free: bool = False  # does it call functions of torch itself?
+    parts: Projections = field(default_factory=dict)
 
     @property
     def w_v(self) -> Tensor | None:
@@ -146,15 +147,13 @@ def is_watchable(module: nn.Module) -> bool:
 def _own_site(name: str, module: Any) -> Site:
     """The site of a layer of ours, or of a module that answers `records.Watchable`."""
     if isinstance(module, MultiHeadAttention):
-        weights = partial(_own_weights, module)
-        return Site(name, module, module.spec.n_heads, weights, cross=False)
+        parts = {name: getattr(module, f"{name}_proj") for name in "qkvo"}
+        parts["packed"] = None
+        n_heads = module.spec.n_heads
+        weights = partial(_weight, parts, n_heads)
+        return Site(name, module, n_heads, weights, cross=False, parts=parts)
     n_heads, w_o, w_v = module.watched()
     return Site(name, module, n_heads, {"v": w_v, "o": w_o}.get, cross=False)
-
-
-# W_Q to W_O of a layer of ours, by the name "q" to "o".
-def _own_weights(module: MultiHeadAttention, name: str) -> Tensor | None:
-    return getattr(getattr(module, f"{name}_proj", None), "weight", None)
 
 
 def is_hf(module: nn.Module) -> bool:
@@ -202,7 +201,7 @@ def _site(
     """The site of a module whose W_O, where it is known, reads the heads side by side."""
     weights = partial(_weight, parts, n_heads or 1)  # 1 divides the columns of any W_O
     projection = None if weights("o") is None else parts["o"]
-    return Site(name, module, n_heads, weights, cross, projection, free)
+    return Site(name, module, n_heads, weights, cross, projection, free, parts)
 
 
 def is_attention(module: nn.Module) -> bool:
@@ -290,10 +289,7 @@ def layers_of(model: nn.Module) -> list[Layer]:
     paths = {module: path for path, module in model.named_modules()}
     layers = []
     for site in sites_of(model):
-        # The innermost path that ends in a number, for what stands there adds to the residual stream: "model.layers.3"
-        # of "model.layers.3.self_attn"; in T5 "block.0.layer.0", one half of a layer.
-        above = _upwards(paths[site.module])
-        path = next((path for path in above if path.rpartition(".")[2].isdigit()), "")
+        path = block_path(paths[site.module])
         # as a layer of ours and torch's own attention call it
         names = (getattr(site.module, name, None) for name in ("o_proj", "out_proj"))
         projection = site.projection or next(filter(None, names), None)
@@ -308,6 +304,16 @@ def layers_of(model: nn.Module) -> list[Layer]:
         )
         layers.append(Layer(site, model.get_submodule(path), projection, around))
     return layers
+
+
+def block_path(path: str) -> str:
+    """Of what adds to the residual stream around an attention: the innermost path that ends in a number, else "".
+
+    It is "model.layers.3" of "model.layers.3.self_attn"; in T5 "block.0.layer.0", one half of a layer.
+    """
+    return next(
+        (above for above in _upwards(path) if above.rpartition(".")[2].isdigit()), ""
+    )
 
 
 def missing(model: nn.Module) -> list[str]:
@@ -490,7 +496,7 @@ def _projections(
     if family is not None:
         recorded = {name: getattr(family, name) for name in "qkvo"}
         if family.packed:
-            recorded = {"o": family.o, "packed": family.q}
+            recorded = {"o": family.o, "packed": family.packed}
     # The record's attention may lie around the one that calls the interface, and W_O may stand beside it.
     around = [path, path.rpartition(".")[0]]
     parts: Projections = {}

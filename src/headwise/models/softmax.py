@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
-from string import ascii_uppercase
 from threading import local
 from typing import Any, NamedTuple
 
@@ -211,23 +210,11 @@ def _einsum(
     equation: str, pair: Sequence[Tensor], result: Tensor, side: int
 ) -> Product | None:
     """The product of an equation such as "bhts,bshe->bthe", told by which letters its three parts share."""
-    inputs, arrow, out = equation.replace(" ", "").partition("->")
+    inputs, _, out = equation.replace(" ", "").partition("->")
     parts = inputs.split(",")
-    if not arrow or len(parts) != 2:
+    if len(parts) != 2 or "." in equation:
         return None
-
-    def spelled_out(letters: str, x: Tensor) -> str:
-        """With capitals for "...", the same in all tensors: its axes broadcast, so they are counted from the last.
-
-        "...ts" is "BAts" of a tensor of 4 axes, and "Ats" of one of 3.
-        """
-        # axes that "..." stands for
-        n_hidden = x.ndim - len(letters.replace("...", ""))
-        return letters.replace("...", ascii_uppercase[:n_hidden][::-1])
-
-    p, v = pair[side], pair[1 - side]
-    weights, values = spelled_out(parts[side], p), spelled_out(parts[1 - side], v)
-    out = spelled_out(out, result)
+    p, v, weights, values = pair[side], pair[1 - side], parts[side], parts[1 - side]
     w, x, y = set(weights), set(values), set(out)
     # Keys are summed over; queries stand in the weights and in the output, features in the values and in the output.
     keys, queries, features = w & x - y, w & y - x, x & y - w
@@ -546,18 +533,12 @@ def _heads(x: Tensor, n_heads: int) -> Tensor:
         return x[None, None]
     if x.ndim == 3:
         return x.reshape(-1, n_heads, *x.shape[1:])
-    # by the key/value head that they read
-    if x.ndim == 5 and n_heads == x.shape[1] * x.shape[2]:
-        return x.flatten(1, 2)
     return x.flatten(0, -4)  # windows of a document are documents
 
 
 def _n_heads(running: Running, shape: Sequence[int]) -> tuple[int, bool]:
     """How many heads a call of weights of this shape has, and is their order sure? Raises UnreadError where unknown."""
     stated, (*lead, _, _) = running.n_heads, shape
-    # (B,G,r,T,S): query heads by the key/value head they read
-    if len(lead) == 3 and stated == lead[1] * lead[2]:
-        return stated, True
     if len(lead) in (0, 2):  # (T,S) is one head; (B,H,T,S)
         return (lead[1] if lead else 1), True
     if len(lead) == 1:

@@ -23,7 +23,14 @@ from headwise.families import OURS, Family, family_for
 from headwise.gpt.checkpoint import hf_form
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.layer.layer import MultiHeadAttention
-from headwise.models.sites import as_rows, attention_layers, is_hf
+from headwise.models.sites import (
+    Site,
+    as_rows,
+    attention_layers,
+    block_path,
+    is_hf,
+    sites_of,
+)
 from headwise.positions import RoPE
 from headwise.spec import is_adjacent
 
@@ -119,33 +126,39 @@ def body_of(model: nn.Module) -> Any:
     return getattr(model, "base_model", model)
 
 
+def sites(model: nn.Module) -> list[Site]:
+    """The attention of each layer, from the first to the last; of a model of one's own those of ours alone.
+
+    Raises HeadwiseError where the family has no record.
+    """
+    name = family_of(model).name
+    is_ours = name == OURS
+    return [
+        site
+        for site in sites_of(model)
+        if isinstance(site.module, MultiHeadAttention) == is_ours and not site.free
+    ]
+
+
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """The layers of the model, from the first to the last; of a model of one's own what is around each attention."""
-    if layers := own_layers(model):
-        return [_around(layer, model) for layer in layers]
-    return list(body_of(model).get_submodule(family_of(model).layers))
+    """The layers, from the first to the last; the attention itself, where it lies in no numbered module."""
+    paths = {module: path for path, module in model.named_modules()}
+    layers = []
+    for site in sites(model):
+        path = block_path(paths[site.module])
+        layers.append(model.get_submodule(path) if path else site.module)
+    return layers
 
 
 def attentions(model: nn.Module) -> list[nn.Module]:
     """The attention module of each layer, from the first to the last."""
-    if layers := own_layers(model):
-        return list(layers)
-    name = family_of(model).attention
-    return [block.get_submodule(name) for block in blocks(model)]
+    return [site.module for site in sites(model)]
 
 
-def _around(layer: nn.Module, model: nn.Module) -> nn.Module:
-    """The largest module inside the model that runs, and holds no other attention than this layer."""
-    for module in model.modules():
-        runs = module is not model and not isinstance(module, nn.ModuleList)
-        if runs and attention_layers(module) == [layer]:
-            return module
-    return layer
-
-
-def input_projection(model: nn.Module, layer: int) -> nn.Module:
+def input_projection(model: nn.Module, layer: int) -> Any:
     """The module that gets what a layer's attention reads, (B,T,C), as its first argument."""
-    return attentions(model)[layer].get_submodule(family_of(model).q)
+    parts = sites(model)[layer].parts
+    return parts["packed"] or parts["q"]
 
 
 def head_counts(model: nn.Module) -> tuple[int, int, int]:
@@ -192,8 +205,8 @@ def read_layers(model: nn.Module) -> list[AttentionWeights]:
 def layers_in_turn(model: nn.Module) -> Iterator[AttentionWeights]:
     """What `read_layers` gives, one by one."""
     pairs = _pairs(model, head_counts(model)[2])
-    for module in attentions(model):
-        yield AttentionWeights(**_views(model, module), pairs=pairs)
+    for site in sites(model):
+        yield AttentionWeights(**_views(model, site), pairs=pairs)
 
 
 @torch.no_grad()
@@ -218,14 +231,14 @@ def with_layers(
         new = copy.deepcopy(model)
     else:
         new = _rebuilt(model, n_heads, n_kv_heads)
-    for layer, weights in zip(range(len(attentions(new))), layers, strict=True):
-        write_layer(new, layer, weights)
+    for site, weights in zip(sites(new), layers, strict=True):
+        write_layer(new, site, weights)
     return new
 
 
-def write_layer(model: nn.Module, layer: int, weights: AttentionWeights) -> None:
+def write_layer(model: nn.Module, site: Site, weights: AttentionWeights) -> None:
     """Write the attention weights of a layer in place; gains, which all heads share, stay as they are."""
-    for name, view in _views(model, attentions(model)[layer]).items():
+    for name, view in _views(model, site).items():
         if not name.endswith("gain"):
             view.copy_(getattr(weights, name))
 
@@ -333,22 +346,18 @@ def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     return model
 
 
-def _views(model: nn.Module, module: nn.Module) -> dict[str, Tensor]:
+def _views(model: nn.Module, site: Site) -> dict[str, Tensor]:
     """The weights of an attention by their names in `AttentionWeights`: views, to be read and written to."""
-    family, (n_heads, n_kv_heads, _) = family_of(model), head_counts(model)
-    core: Any = module.get_submodule(family.core)
+    n_heads, n_kv_heads, _ = head_counts(model)
     counts = {"q": n_heads, "k": n_kv_heads, "v": n_kv_heads}
+    packed = site.parts["packed"]
     views: dict[str, Tensor] = {}
     for name in "qkvo":
-        path = getattr(family, name)
-        linear: Any = (
-            module.get_submodule(path) if name == "o" else family.read(core, path)
-        )
+        linear: Any = site.parts["o"] if name == "o" else packed or site.parts[name]
         # transformers' Conv1D goes by its name, as nothing here imports transformers.
         if not (isinstance(linear, nn.Linear) or type(linear).__name__ == "Conv1D"):
-            kind = type(linear).__name__
             raise HeadwiseError(
-                f"{family.prefix}Attention.{path} is {kind}, not nn.Linear; dequantise or unfuse it"
+                f"W_{name.upper()} of {type(site.module).__name__} is no nn.Linear; dequantise or unfuse it"
             )
         rows = as_rows(linear)
         if name == "o":
@@ -357,17 +366,17 @@ def _views(model: nn.Module, module: nn.Module) -> dict[str, Tensor]:
         for field, x in ((f"w{name}", rows), (f"b{name}", linear.bias)):
             if x is None:
                 continue
-            n = sum(counts.values()) if family.packed else counts[name]
+            n = sum(counts.values()) if packed else counts[name]
             x = x.view(n, -1, *x.shape[1:])
-            if family.packed:  # all of q first, then all of k, then all of v
+            if packed:  # all of q first, then all of k, then all of v
                 x = x.split([*counts.values()])["qkv".index(name)]
             views[field] = x
-    for name, path in (("q_gain", family.q_norm), ("k_gain", family.k_norm)):
-        norm = family.read(core, path)
+    offset = family_of(model).norm_offset
+    for name in "qk":
+        norm: Any = getattr(site.module, f"{name}_norm", None)
         if norm is not None:
-            gain: Tensor = norm.weight
             # Without an offset nothing is added, not even 0: a sum is a copy, and to write there misses the module.
-            views[name] = gain + family.norm_offset if family.norm_offset else gain
+            views[f"{name}_gain"] = norm.weight + offset if offset else norm.weight
     return views
 
 

@@ -30,6 +30,7 @@ from headwise.models.weights import (
     attentions,
     layers_in_turn,
     own_layers,
+    sites,
     write_layer,
 )
 from headwise.reshape.asked import Gone
@@ -405,10 +406,9 @@ def distillation_loss(
 @torch.no_grad()
 def silence(model: nn.Module, heads: Gone) -> None:
     """Make heads zero in place: their rows of W_Q, with the bias, and their columns of W_O."""
-    for layer, (weights, gone) in enumerate(
-        zip(layers_in_turn(model), heads, strict=False)
-    ):
-        write_layer(model, layer, silenced(weights, gone))
+    layers = zip(sites(model), layers_in_turn(model), heads, strict=False)
+    for site, weights, gone in layers:
+        write_layer(model, site, silenced(weights, gone))
 
 
 def silenced(weights: AttentionWeights, heads: Sequence[int]) -> AttentionWeights:

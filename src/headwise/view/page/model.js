@@ -19,7 +19,7 @@ import { apart, encode, readTokens } from './tokens.js';
 
 // Unpacks a block of `pack_model`: one run of little-endian numbers, in the order of `tensors`, each [name, shape].
 export function readModel(block) {
-  const numbers = unpackedWeights(bytesOf(block.weights), block.dtype);
+  const numbers = new Float32Array(bytesOf(block.weights).buffer);
   const tensors = {};
   let start = 0;
   for (const [name, shape] of block.tensors) {
@@ -58,17 +58,6 @@ export function readModel(block) {
     parameters: block.parameters,
     rotations: [], // {cos, sin} of each position that `rotationAt` has met
   };
-}
-
-// Small models travel in single precision, larger ones in half.
-function unpackedWeights({ buffer }, dtype) {
-  return dtype === 'float32' ? new Float32Array(buffer) : Float32Array.from(new Uint16Array(buffer), ofHalf);
-}
-
-// The number of 16 bits in IEEE 754 half precision: sign, five bits of exponent (0: no leading 1), ten of fraction.
-function ofHalf(bits) {
-  const sign = bits & 0x8000 ? -1 : 1, exponent = (bits >> 10) & 31, fraction = bits & 1023;
-  return sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction / 1024) : 2 ** -14 * (fraction / 1024));
 }
 
 // --- The parts ---
