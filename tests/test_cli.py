@@ -305,14 +305,6 @@ def test_ctrl_c_before_the_first_step(invoke: Invoke, tmp_path: Path, monkeypatc
     assert sorted(path.name for path in tmp_path.iterdir()) == ["r"]
 
 
-def test_ctrl_c_while_modules_load_is_one_line() -> None:
-    code = "import os, signal; signal.signal(signal.SIGINT, signal.default_int_handler)"  # it may have come ignored
-    code += "\nfrom headwise.cli.interrupt import loading"
-    code += "\nwith loading(): os.kill(os.getpid(), signal.SIGINT)"
-    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (child.returncode, child.stderr) == (130, "headwise: interrupted; no file was written\n")
-
-
 def test_ctrl_c_while_generating(run: Path) -> None:
     child = start("generate", run, "--prompt", "the", "--tokens", 10**7)
     assert child.stdout is not None and child.stderr is not None

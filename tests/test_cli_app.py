@@ -92,15 +92,11 @@ def test_progress_has_milestones_and_a_bar(capsys: pytest.CaptureFixture[str], m
                 assert left is not None and (ends[-1] - end) / 2 < left < (ends[-1] - end) * 2
 
 
-def test_the_shell_completes_commands_and_presets() -> None:
-    def completions(words: str) -> list[str]:
-        environment = {**os.environ, run.COMPLETION: "complete_bash", "COMP_WORDS": words}
-        environment["COMP_CWORD"] = str(len(words.split(" ")) - 1)
-        command = [sys.executable, "-m", "headwise"]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300).stdout.split()
-
-    assert "prune" in completions("headwise pr")
-    assert "llama-2-70b" in completions("headwise cost lla")
+def test_the_shell_completes_commands() -> None:
+    words = {run.COMPLETION: "complete_bash", "COMP_WORDS": "headwise pr", "COMP_CWORD": "1"}
+    command = [sys.executable, "-m", "headwise"]
+    shown = subprocess.run(command, env={**os.environ, **words}, capture_output=True, text=True, timeout=300)
+    assert "prune" in shown.stdout.split()
 
 
 def test_the_help_of_each_command_has_an_example_with_options_that_exist(invoke: Invoke) -> None:

@@ -18,6 +18,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("place")
     for name in ("run", "child", "units", "texts", "links"):
         (place / name).mkdir()
+    (place / "t.csv").write_text("the cat sat\n")
     (place / "t.txt").write_text("the cat sat\n")
     (place / "book.txt").write_text("the dog sat\n")
     (place / "texts" / "a.md").write_text("")
@@ -27,8 +28,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "child" / "config.json").symlink_to("../links/blob")  # as the cache of a hub has it
     (place / "links" / "blob").write_text("{}")
     (place / "child" / "headwise.json").write_text(json.dumps({"run": "../run"}))
-    (place / "links" / "soft.csv").symlink_to("../t.txt")
-    (place / "links" / "hard.csv").hardlink_to(place / "t.txt")
+    (place / "links" / "soft.csv").symlink_to("../t.csv")
+    (place / "links" / "hard.csv").hardlink_to(place / "t.csv")
     (place / "links" / "run").symlink_to("../run")
     (place / "units" / "unit-1.json").write_text("{}")
     return place

@@ -109,6 +109,16 @@ def check_folder(folder: Path) -> dict[str, Any]:
     return config
 
 
+def check_model(folder: Path) -> None:
+    """Refuse what is no model folder, before torch is loaded.
+
+    A folder of ours is not looked into: what is wrong in it is said by what reads it, which is quick, too.
+    """
+    if not is_own(folder):
+        check_folder(folder)
+        require_transformers(folder)
+
+
 def require_transformers(folder: Path) -> None:
     """Raise HeadwiseError where what reads a model of others is not installed; it is not imported for that."""
     if find_spec("transformers") is None:

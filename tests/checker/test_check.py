@@ -193,20 +193,6 @@ def test_a_loop_is_checked_as_it_is_pasted_and_inside_its_function(invoke: Invok
     assert "ZeroDivisionError" in invoke("check", pasted).out
 
 
-@pytest.mark.slow
-def test_a_course_here_gives_its_language(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mlp.py").write_text(TEXTS["mlp"])
-    monkeypatch.chdir(tmp_path)
-    assert "no weights were found for queries" in invoke("check", "mlp.py").out
-    invoke("learn", "--lang", "es")
-    assert "no se encontraron pesos" in invoke("check", "mlp.py").out
-    assert "no weights were found for queries" in invoke("check", "mlp.py", "--lang", "en").out
-    assert "cada parte es NOMBRE=VALOR" in invoke("check", "mlp.py", "--args", "x").err
-    assert "Los cortes de las cabezas" in invoke("check", "--explain", "heads-overlap").out
-    (tmp_path / "learn" / "progress.json").write_text("[")
-    assert "no weights were found" in invoke("check", "mlp.py").out
-
-
 def test_the_catalogue_as_a_table_and_one_bug_in_full(invoke: Invoke) -> None:
     listed = invoke("check", "--list").out.splitlines()
     assert [line.split()[0] for line in listed[3 : 3 + len(catalogue())]] == list(catalogue())

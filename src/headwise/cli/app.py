@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,14 +16,13 @@ import typer
 import typer.core
 from typer import Argument, Option
 
-from headwise.cli.interrupt import loading
 from headwise.corpus.sources import exists
 from headwise.errors import HeadwiseError
 from headwise.families import RUN
-from headwise.files import check_link, is_stream, read_json
+from headwise.files import check_link, is_stream
 from headwise.records import plain_data
 from headwise.view import CONTROL
-from headwise.words import LANGUAGES, Facts, system_language
+from headwise.words import Facts, system_language
 
 COURSE = Path("learn")  # the folder of a course, where none is named
 
@@ -50,18 +49,8 @@ def wants_json() -> bool:
 
 
 def language() -> str:
-    """That of pages, of `learn` and of verdicts: as --lang says, as the course in this folder, as the system."""
-    if call.lang is not None:
-        return call.lang
-    for folder in (COURSE, Path()):
-        # PROGRESS of `learn.course`, which takes longer to load
-        path = folder / "progress.json"
-        # A damaged one is refused by `headwise learn`; HeadwiseError is a ValueError.
-        with suppress(ValueError, TypeError):
-            kept = dict(read_json(path)).get("language") if path.exists() else None
-            if kept in LANGUAGES:
-                return str(kept)
-    return system_language()
+    """That of pages, of `learn` and of verdicts: as --lang says, else as the system."""
+    return call.lang or system_language()
 
 
 # The three doors of the README, with their commands in the order of --help.
@@ -164,8 +153,7 @@ def needs_torch() -> Iterator[None]:
     They stand here, and not at the top of a file, so that a refusal and --help come before torch is loaded.
     """
     try:
-        with loading():
-            yield
+        yield
     except ModuleNotFoundError as error:
         if error.name not in ("torch", "tokenizers"):  # another one is a bug
             raise
@@ -173,8 +161,7 @@ def needs_torch() -> Iterator[None]:
         raise HeadwiseError(f"this command needs {error.name}: {remedy}") from None
 
 
-# what belongs to no model: such a file may lie beside the weights
-WRITTEN = (".html", ".csv")
+WRITTEN = (".html", ".csv", ".json")
 
 
 def check_outputs(
@@ -182,64 +169,51 @@ def check_outputs(
 ) -> None:
     """Refuse, before the work begins, a file that cannot be written, or would take the place of something else.
 
-    Files are compared by what the system says of them, so that a link or another spelling is no way around.
-
     inputs  files and folders that the command reads; a text itself may be among them, None is passed over
     paths   files that are written, each under the name of its option: `html=path` is of --html
     """
-    read = [Path(name) for name in inputs if name and exists(Path(name))]
-    written = list[tuple[str, Path]]()
+    taken = [Path(name) for name in inputs if name and exists(Path(name))]
     for name, value in paths.items():
         several = value if isinstance(value, list) else [value]
         for path in filter(None, several):
-            option = f"--{name}"
-            _check_writable(option, path)
+            _check_writable(f"--{name} {path}", path)
             # a pipe or a device: what is written there replaces nothing
             if is_stream(path):
                 continue
-            for source in read:
-                if _is_part(path, source):
-                    raise HeadwiseError(
-                        f"{option} {path} is read, too; pass another name"
-                    )
-            for other, earlier in written:
-                if _is_same(path, earlier):
-                    raise HeadwiseError(
-                        f"{option} {path} is {other}, too; pass another name"
-                    )
-            written.append((option, path))
+            if any(_is_same(path, other) for other in taken):
+                raise HeadwiseError(
+                    f"--{name} {path} is read, or written, by another option, too; pass another name"
+                )
+            taken.append(path)
 
 
-def _check_writable(option: str, path: Path) -> None:
+def _check_writable(words: str, path: Path) -> None:
     check_link(path)
     if path.is_dir():
         raise HeadwiseError(
-            f"{option} {path} is a folder that is there already; pass another name"
+            f"{words} is a folder that is there already; pass another name"
         )
     if not path.parent.is_dir():
         raise HeadwiseError(
-            f"{option} {path}: the folder {path.parent} does not exist; make it, or pass another {option}"
+            f"{words}: the folder {path.parent} does not exist; make it, or pass another name"
         )
+    if is_stream(path):
+        return
+    if path.suffix not in WRITTEN:
+        raise HeadwiseError(f"{words}: end the name in {', '.join(WRITTEN)}")
     parent = Path(os.path.realpath(path)).parent
     holds_model = exists(parent / "config.json") or exists(parent / RUN)
-    if holds_model and path.suffix not in WRITTEN:
+    if holds_model and path.suffix == ".json":
         raise HeadwiseError(
-            f"{option} {path} lies among the files of {parent}; pass a file elsewhere"
+            f"{words} lies among the files of {parent}; pass a file elsewhere"
         )
-
-
-def _is_part(path: Path, source: Path) -> bool:
-    """Is it the file `source`, or a text in the folder `source`? Pages and tables are no texts."""
-    if not source.is_dir():
-        return _is_same(path, source)
-    return path.exists() and path.parent.samefile(source) and path.suffix not in WRITTEN
 
 
 def _is_same(path: Path, other: Path) -> bool:
-    """Do two names mean one file? Some disks take A.html and a.html for one."""
+    """Do two names mean one file, also by a link?"""
     if exists(path) and exists(other):
         return path.samefile(other)
-    return os.path.realpath(path).casefold() == os.path.realpath(other).casefold()
+    return os.path.realpath(path) == os.path.realpath(other)
 
 
 def print_json(kind: str, document: Facts) -> None:

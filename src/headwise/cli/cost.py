@@ -12,17 +12,9 @@ from headwise.errors import HeadwiseError
 from headwise.view import screen
 
 
-def _presets() -> list[str]:  # what a shell offers to complete MODEL
-    from headwise.cost import PRESETS
-
-    return list(PRESETS)
-
-
 @command()
 def cost(
-    model: Annotated[
-        str | None, Argument(metavar="[MODEL]", autocompletion=_presets)
-    ] = None,
+    model: Annotated[str | None, Argument(metavar="[MODEL]")] = None,
     context: int | None = None,
     batch: int = 1,
     dtype: str | None = None,

@@ -17,8 +17,7 @@ from headwise.cli.app import (
     print_json,
     wants_json,
 )
-from headwise.cli.early import check_model
-from headwise.families import check_next
+from headwise.families import check_model, check_next
 from headwise.view import Progress, screen
 
 

@@ -17,10 +17,10 @@ from headwise.cli.app import (
     print_json,
     wants_json,
 )
-from headwise.cli.early import check_model, check_texts, context_in, shape_of
+from headwise.corpus.sources import Sources, contents
 from headwise.errors import HeadwiseError
-from headwise.families import RUN, check_reads_tokens, is_own
-from headwise.files import check_file, is_stream, write_whole
+from headwise.families import RUN, check_model, check_reads_tokens, is_own, require_run
+from headwise.files import STDIN, check_file, is_stream, write_whole
 from headwise.table import Table
 from headwise.view import Progress, screen
 from headwise.words import LANGUAGES
@@ -69,13 +69,13 @@ def heads(
     from headwise.view.survey import head_sentence, print_survey
 
     files = out or []
-    check_outputs([model, ids, relations, *(text or ())], html=html, out=files)
     labels = relations if relations is None or relations in BENCHES else Path(relations)
     for path in files:
         if path.suffix.lower() != ".csv" and not is_stream(path):
             raise HeadwiseError(
                 f"--out {path}: the table is comma-separated values; end the name in .csv"
             )
+    check_outputs([model, ids, relations, *(text or ())], html=html, out=files)
     check_model(model)
     check_reads_tokens(model)
     _check_text(model, text, ids, tokens, labels)
@@ -132,13 +132,11 @@ def _check_text(
     for path in (ids, labels):
         if isinstance(path, Path):
             check_file(path)
-    if ids is None and (text or labels is None):
-        check_texts(model, text)
-    context = context_in(shape_of(model))
-    if tokens is not None and context is not None and tokens > context:
-        raise HeadwiseError(
-            f"--tokens {tokens} exceeds what {model} takes at a time, {context}"
-        )
+    if text:
+        # raises HeadwiseError for what is not there; standard input can be read only once, and is read later
+        Sources(contents([name for name in text if name != STDIN])[0])
+    elif ids is None and labels is None:
+        require_run(model)
 
 
 def surveyed(

@@ -24,12 +24,12 @@ from headwise.cli.app import (
     print_json,
     wants_json,
 )
-from headwise.cli.early import check_model
 from headwise.cli.heads import REPORT, write_report_of
 from headwise.errors import HeadwiseError
 from headwise.families import (
     RUN,
     check_answers,
+    check_model,
     check_reads_tokens,
     is_own,
     read_config,

@@ -30,11 +30,12 @@ from headwise.cli import (  # noqa: F401
     verify,
 )
 from headwise.cli.app import app, call, in_options
-from headwise.cli.interrupt import INTERRUPTED
 from headwise.errors import HeadwiseError
 from headwise.view import err, screen
 from headwise.words import check_lang
 
+# the exit code after Ctrl-C, as shells have it: 128 + 2, the number of SIGINT
+INTERRUPTED = 130
 # Options that may stand anywhere in a command line, --lang with its value.
 COMMON, LANG = ("--json", "--debug"), "--lang"
 # An argument of the library -> the parameter of a command, where they differ (table of names in CONTRIBUTING.md).
@@ -94,8 +95,7 @@ def _root(
     Args:
         as_json: Print one JSON document; messages go to standard error.
         debug: Show the traceback of an error.
-        lang: Language of pages, of learn and of verdicts, en or es. Default: as the course in this folder (learn), else
-            as the system.
+        lang: Language of pages, of learn and of verdicts, en or es. Default: as the system.
         version: Show the version.
 
     Example: headwise train, then headwise heads runs/verbs

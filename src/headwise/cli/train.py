@@ -35,16 +35,12 @@ LISTED = "list"  # of --preset: what presets there are
 SIZES = ("n_layers", "n_heads", "n_kv_heads", "d_model", "context")
 
 
-def _presets() -> list[str]:  # what a shell offers to complete --preset
-    return [*PRESETS, LISTED]
-
-
 @command()
 def train(
     text: Annotated[
         list[Path] | None, Argument(parser=named_path, metavar="[TEXT]...")
     ] = None,
-    preset: Annotated[str | None, Option(autocompletion=_presets)] = None,
+    preset: str | None = None,
     heads: int | None = None,
     kv_heads: int | None = None,
     head_dim: int | None = None,

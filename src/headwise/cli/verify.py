@@ -11,8 +11,7 @@ from headwise.cli.app import (
     print_json,
     wants_json,
 )
-from headwise.cli.early import check_model
-from headwise.families import check_reads_tokens
+from headwise.families import check_model, check_reads_tokens
 from headwise.view import Progress, screen
 
 

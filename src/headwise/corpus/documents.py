@@ -126,7 +126,7 @@ def read_documents(
     in_frame, context = len(before) + len(after), reader.context
     if tokens is not None and context is not None and tokens > context:
         raise HeadwiseError(
-            f"tokens {tokens} exceeds what {reader.name} takes at a time, {context}"
+            f"tokens={tokens} exceeds what {reader.name} takes at a time, {context}"
         )
     room = tokens or context or sys.maxsize
     if room < in_frame + 2:  # a token, and the one that follows it
