@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -35,7 +35,7 @@ class KVCache:
     cache; generate under `torch.no_grad()`.
 
     It can be copied, pickled and kept in a file: `state_dict()` is all of it, as tensors, for `load_state_dict` of a
-    new cache. Whichever layer has the weights that filled it goes on with the copy.
+    new cache. The copy serves the layer that it is passed to first.
 
     Args:
         max_length: room for so many tokens, taken once; one more is an error
@@ -63,8 +63,6 @@ class KVCache:
         self._begin = self._end = 0
         self._offered: Offer | None = None  # until the next `take`
         self._layer: int | None = None  # number of the layer that filled it
-        # and some of its weights, by which a copy of the cache knows it in another process
-        self._mark: Tensor | None = None
         self.holds_context = False  # has it the keys of a cross attention's context?
         # What those keys and values were made of, mostly one tensor. Weak: to recognise it needs no hold on its memory.
         self._sources: tuple[weakref.ref[Tensor], ...] = ()
@@ -101,21 +99,15 @@ class KVCache:
         """The keys and values held; before the first token, views of `k` and `v` without rows."""
         return self._views() or (k[:, :, :0], v[:, :, :0])
 
-    def check_layer(self, layer: int, mark: Callable[[], Tensor | None]) -> None:
+    def check_layer(self, layer: int) -> None:
         """A cache serves the layer, known by a number of its own, that first filled it; another one is an error.
 
-        A copy has no number: it serves the layer with the same weights.
+        A copy has no number: it serves the layer that it is passed to first.
         """
-        is_other = self._layer not in (None, layer)
-        if self._layer is None and self._mark is not None:
-            theirs = mark()
-            is_other = theirs is not None and not torch.equal(
-                self._mark.cpu(), theirs.cpu()
-            )
-        if is_other:
+        if self._layer not in (None, layer):
             raise HeadwiseError(
-                "this cache was filled by another layer, or by one that has been trained since; use one cache for each "
-                "layer, such as caches = [hw.KVCache() for _ in layers], and pass caches[i] to layer i"
+                "this cache was filled by another layer; use one cache for each layer, such as caches = [hw.KVCache() "
+                "for _ in layers], and pass caches[i] to layer i"
             )
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -124,8 +116,6 @@ class KVCache:
         state = {name: x.contiguous() for name, x in keys_and_values.items()}
         state["length"] = torch.tensor(self.length)
         state["holds_context"] = torch.tensor(self.holds_context)
-        if self._mark is not None:
-            state["mark"] = self._mark
         return state
 
     def load_state_dict(self, state: dict[str, Tensor]) -> KVCache:
@@ -142,7 +132,6 @@ class KVCache:
             self._move((keys, values), max(keys.shape[2], self.max_length or 0))
         self.length = int(state["length"])
         self.holds_context = bool(state["holds_context"])
-        self._mark = state.get("mark")
         return self
 
     def __getstate__(self) -> dict[str, Any]:
@@ -226,7 +215,6 @@ class KVCache:
         layer: int | None = None,
         context: Tensor | None = None,
         values: Tensor | None = None,
-        mark: Callable[[], Tensor | None] = lambda: None,
     ) -> None:
         """Count what was offered. With a `context` these are keys and values made of it, for all calls to come.
 
@@ -234,10 +222,9 @@ class KVCache:
             layer: number of the layer that has filled it, which is then the only one that it serves
             context: what a layer of cross attention made the keys of
             values: what the values were made of, where that is not the context
-            mark: gives some of that layer's weights
         """
         if self._layer is None:
-            self._layer, self._mark = layer, mark()
+            self._layer = layer
         if self.holds_context:
             return  # a context is counted once
         if context is not None:

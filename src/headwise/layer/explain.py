@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
 from headwise.backends import paths
@@ -16,7 +12,7 @@ from headwise.backends.cache import KVCache
 from headwise.backends.torch_ import checked_grid
 from headwise.errors import HeadwiseError
 from headwise.layer.layer import MultiHeadAttention
-from headwise.masks import Both, BroadcastGrid, Mask
+from headwise.masks import Mask
 from headwise.spec import Sizes, check_per_head
 from headwise.table import BINARY, DECIMAL, plural, scaled
 
@@ -32,8 +28,8 @@ class Explanation:
         sizes: B, H, G, T, S, D, E; S counts what a cache holds
         keys: the number of keys read, after windows have cut K and V
         flops: of the projections and of the attention products, a multiplication and an addition counting 2
-        bytes: read and written at least once: weights, x and result, q, k, v and heads; `mask`, the tensor that the
-            masks become, if any; `maps`, the (B,H,T,S) numbers of the explicit path
+        bytes: read and written at least once: weights, x and result, q, k, v and heads; `maps`, the (B,H,T,S) numbers
+            of the explicit path; the tensor of a mask is not counted
     """
 
     path: str
@@ -140,7 +136,7 @@ def _bytes(
     layer: MultiHeadAttention, x: Tensor, sizes: Sizes, path: paths.Path
 ) -> dict[str, int]:
     # The names are explained at `Explanation.bytes`.
-    spec, (B, H, G, T, S, D, E) = layer.spec, sizes
+    spec, (B, H, G, T, _, D, E) = layer.spec, sizes
     size, keys = x.element_size(), path.last - path.first
     counts = {
         "weights": sum(p.numel() * p.element_size() for p in layer.parameters()),
@@ -150,29 +146,6 @@ def _bytes(
     if path.name == paths.EXPLICIT:
         # scores, their exp, weights; in float32 or wider
         counts["maps"] = 3 * B * H * T * keys * max(4, size)
-    pieces = [(path, T)]
-    for group in path.documents:
-        pieces += [(rows.path, rows.n) for rows in group.rows if rows.path is not None]
-    # Bools of windows and causal bounds, where no flag of the kernel says them.
-    in_band = [
-        piece.pairs(1, n)
-        for piece, n in pieces
-        if piece.band is not None and piece.name != paths.CAUSAL
-    ]
-    if path.rest:
-        # The tensor that the masks become: one number a pair, for each document and head that they tell apart.
-        # only shapes are asked for, wherever the masks lie
-        to_cpu = partial(torch.as_tensor, device="cpu")
-        grid = BroadcastGrid((B, H, T, S), to_cpu, torch.arange, path.keys)
-        allowed, bias = Both(path.rest).allowed(grid), Both(path.rest).bias(grid)
-        shapes = [tuple(x.shape) for x in (allowed, bias) if x is not None]
-        if in_band:
-            shapes.append((T, keys))
-        # a bias is made in float32 or wider, whatever q is
-        number = 1 if bias is None else max(4, size)
-        counts["mask"] = math.prod(np.broadcast_shapes(*shapes)) * number
-    elif in_band:
-        counts["mask"] = sum(in_band)
     return counts
 
 

@@ -147,7 +147,7 @@ class MultiHeadLatentAttention(AttentionLayer):
         k, v = (kept, kept) if absorbs and not self.watchers else expanded(self, kept)
         out = absorbed(self, q, kept, options) if absorbs else attend(q, k, v, options)
         if cache is not None:
-            cache.take(self._number, mark=self.mark)
+            cache.take(self._number)
         # Watchers are shown keys and values of every head, whichever way is taken.
         result = self.answer(Call(self, q, k, v, options, out, False, start))
         return result[0] if is_one_document else result

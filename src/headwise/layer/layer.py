@@ -182,7 +182,7 @@ class MultiHeadAttention(AttentionLayer):
         # Only now: a call that was refused leaves the cache as it was.
         if cache is not None:
             made_of = sources if context is not None else (None, None)
-            cache.take(self._number, *made_of, mark=self.mark)
+            cache.take(self._number, *made_of)
         call = Call(self, q, k, v, options, out, cross, start)
         result = self.answer(call)
         return result[0] if is_one_document else result, call

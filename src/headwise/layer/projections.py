@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,8 +20,7 @@ from headwise.masks import Mask, all_of, bare_mask_error
 from headwise.records import Call
 from headwise.spec import AttentionSpec, Options
 
-# of layers, one each, and no two in the world: a cache may come from another process
-_numbers = itertools.count(int.from_bytes(os.urandom(7), "big"))
+_numbers = itertools.count()  # of layers, one each
 # What those type who come from torch.nn, transformers or a course, and what it is called here: in "built" of the
 # arguments of a layer, in "called" of those of a call, in "asked" of a layer's attributes.
 ELSEWHERE = tomllib.loads(
@@ -30,7 +28,6 @@ ELSEWHERE = tomllib.loads(
     .joinpath("elsewhere.toml")
     .read_text(encoding="utf-8")
 )
-MARK = 8  # weights by which a copy of a cache knows its layer, from each end of those that make keys
 
 
 class AttentionLayer(nn.Module):
@@ -70,14 +67,6 @@ class AttentionLayer(nn.Module):
         """Draw anew what belongs to no module inside, which each have such a method: the sink, which starts at 0."""
         if self.sink is not None:
             nn.init.zeros_(self.sink)
-
-    def mark(self) -> Tensor | None:
-        """(16,) weights of what makes keys and values; None where no matrix does, and while torch traces."""
-        makers = [getattr(self, name, None) for name in ("k_proj", "v_proj", "kv_down")]
-        weights = [x.weight.detach() for x in makers if type(x) is nn.Linear]
-        if torch.compiler.is_compiling() or not weights or weights[0].is_meta:
-            return None
-        return torch.cat([weights[0][0, :MARK], weights[-1][-1, -MARK:]])
 
     def mask_with(
         self, mask: Mask | None, cache: KVCache | None = None, n_queries: int = 0
@@ -197,7 +186,7 @@ class AttentionLayer(nn.Module):
                     f"cache=hw.KVCache(), or caches[i] of a list"
                 )
             # a layer has a number of its own, and so has its copy
-            cache.check_layer(self._number, self.mark)
+            cache.check_layer(self._number)
             if cache.batch not in (None, x.shape[0]):
                 raise HeadwiseError(
                     f"the cache holds {cache.batch} documents, x has {x.shape[0]}; use one cache for each batch"
