@@ -54,15 +54,6 @@ def from_torch(module: nn.Module) -> MultiHeadAttention:
 def converted(module: nn.Module) -> tuple[MultiHeadAttention, float]:
     """`from_torch`, with the largest difference between layer and module."""
     is_stock, kind = isinstance(module, nn.MultiheadAttention), type(module).__name__
-    if isinstance(module, MultiHeadAttention):
-        raise HeadwiseError(
-            "this is a headwise layer already; use copy.deepcopy for another one"
-        )
-    if isinstance(getattr(module, "heads", None), nn.ModuleList):
-        raise HeadwiseError(
-            f"{kind} stacks single heads; headwise.courses.from_scratch.class_from_wrapper makes of the courses' "
-            f"wrapper one layer, which from_torch takes"
-        )
     n_heads = getattr(module, "num_heads", None)
     is_course = isinstance(getattr(module, "mask", None), Tensor) and all(
         hasattr(module, name) for name in COURSE

@@ -125,15 +125,6 @@ class AttentionLayer(nn.Module):
 
     def split(self, x: Tensor, n_heads: int, width: int) -> Tensor:
         """(B,T,h*d) -> (B,h,T,d): head h is the h-th slice of the width, d wide."""
-        # Tensor parallelism leaves a process a part of the heads, or of a DTensor, known by what only it has.
-        part: Any = x
-        is_dtensor = hasattr(part, "placements")
-        if is_dtensor or x.shape[-1] != n_heads * width:
-            local = part.to_local() if is_dtensor else part
-            raise HeadwiseError(
-                f"this process holds {local.shape[-1] / width:g} of {n_heads} heads, as tensor parallelism leaves them"
-                f"; run the whole layer in each process"
-            )
         return x.reshape(*x.shape[:2], n_heads, width).transpose(1, 2)
 
     def ready(

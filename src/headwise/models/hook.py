@@ -36,7 +36,6 @@ from dataclasses import replace
 from functools import partial
 from threading import Lock
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -206,9 +205,7 @@ class Tap:
         self.site, self.handler = site, handler
         # W_O; None: not known
         is_left = early and not site.free
-        self.projection = (
-            None if is_left or site.module in _elsewhere else site.projection
-        )
+        self.projection = None if is_left else site.projection
         self.waiting: list[Call] = []  # calls whose heads have not entered W_O yet
         self.mixed = (
             ""  # the norm between attention and W_O that reads several heads at once
@@ -373,13 +370,6 @@ class Tap:
         site, kind = self.site, type(self.site.module).__name__
         calls, self.waiting = self.waiting, []
         sure, self.sure = self.sure, True
-        again = ""
-        if calls and site.free:
-            # the next block reads its calls where they leave the attention
-            _elsewhere.add(site.module)
-            again = (
-                "; that is known now: do the same again, and they are replaced before"
-            )
         note = "what enters W_O is not its heads side by side"
         for call in calls:
             if not sure:
@@ -390,7 +380,7 @@ class Tap:
             told = f"{note}; they are read before, no norm"
             if self.hand(call, told, at_w_o=False) is not None:
                 raise HeadwiseError(
-                    f"{site.name}: {note}, so they cannot be replaced there{again}"
+                    f"{site.name}: {note}, so they cannot be replaced there"
                 )
 
     def hand(self, call: Call, note: str = "", **changes: Any) -> Tensor | None:
@@ -424,8 +414,6 @@ def _n_rows(call: Call) -> int:
 
 # What a block made W_O read -> what W_O was to read before any block changed it.
 _before: Any = WeakIdKeyDictionary()
-# attentions whose projection has been seen to read something else
-_elsewhere: WeakSet[nn.Module] = WeakSet()
 
 
 @contextmanager
