@@ -179,9 +179,6 @@ class Head:
         width = getattr(self.layer.spec, size)
         return parameter.narrow(axis, index * width, width)
 
-    def __dir__(self) -> list[str]:
-        return [*super().__dir__(), *PARTS]
-
     @property
     def qk(self) -> Tensor:
         """W_Q^T W_K (d_in, d_context), the bilinear form of the scores: q.k = x_i qk y_j, x_i of x and y_j of context.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.corpus.tokens import OwnTokens, TextTokens, Tokens
-from headwise.errors import HeadwiseError, first_line
+from headwise.errors import HeadwiseError
 from headwise.families import OURS, is_own, require_transformers
 from headwise.files import free_memory, text_path
 from headwise.gpt.checkpoint import save_model
@@ -321,14 +321,16 @@ def _require_room(path: Path, device: torch.device) -> None:
 
 def device_named(name: str | torch.device) -> torch.device:
     """The device of this name: "cpu", "cuda", "cuda:1", "mps". Raises HeadwiseError for one that is not there."""
-    try:
-        place = torch.zeros(1, device=name)
-        place.cpu()  # what lies on "meta" has no numbers
-        return place.device
-    except Exception as error:  # torch raises of six kinds here
-        raise HeadwiseError(
-            f"device {name} is not on this machine: {first_line(error)}"
-        ) from None
+    counts = {"cpu": 1}  # of each kind
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is not None:
+        counts[accelerator.type] = torch.accelerator.device_count()
+    with suppress(RuntimeError, TypeError):  # a word that is no device to torch
+        device = torch.device(name)
+        if (device.index or 0) < counts.get(device.type, 0):
+            return device
+    known = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    raise HeadwiseError(f"device {name} is not on this machine; there is {known}")
 
 
 def has_bfloat16() -> bool:

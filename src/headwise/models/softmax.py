@@ -170,9 +170,7 @@ class Trail(NamedTuple):
 
     weights: bool = False  # is it weights? Else it is scores
     whole: bool = True  # of weights: is every row still what a softmax gave?
-    undropped: Tensor | None = (
-        None  # the same tensor without dropout, where there was some
-    )
+    undropped: Tensor | None = None  # before dropout, which came last
     joined: bool = (
         False  # was it put together of several products, as the scores of chunks are?
     )
@@ -197,13 +195,9 @@ def _product(
     """
     if isinstance(args[0], str):
         return _einsum(args[0], pair, out, side)
-    weights, v = pair[side], pair[1 - side]
-    if v.ndim < 2 or weights.ndim < 2:
+    if side == 1 or pair[1].ndim < 2:
         return None
-    if side == 0:
-        return Product(weights, v, out, lambda out: out)
-    # v times weights, so the transpose
-    return Product(weights.mT, v.mT, out.mT, lambda out: out.mT)
+    return Product(*pair, out, lambda out: out)
 
 
 def _einsum(
@@ -361,21 +355,15 @@ class Listener(TorchFunctionMode):
             # chunk and split give several
             for part in result if isinstance(result, tuple | list) else [result]:
                 if isinstance(part, Tensor) and part.is_floating_point():
-                    self._follow(func, args, keywords, part)
+                    self._follow(func, inputs, part)
         return result
 
     def _trail(self, x: Any) -> Trail | None:
         return self.trails.get(x) if isinstance(x, Tensor) else None
 
-    def _undropped(self, x: Any) -> Any:
-        """Weights without dropout; anything else as it is."""
-        trail = self._trail(x)
-        return x if trail is None or trail.undropped is None else trail.undropped
-
-    def _follow(self, func: Any, args: Any, keywords: Any, result: Tensor) -> None:
+    def _follow(self, func: Any, operands: list[Any], result: Tensor) -> None:
         """What is made of a tensor with a trail has one, too."""
         name = getattr(func, "__name__", "")
-        operands = [*args, *keywords.values()]
         if name in JOINS:
             operands = [x for x in tree_leaves(operands) if isinstance(x, Tensor)]
         # the first operand that has a trail
@@ -390,14 +378,8 @@ class Listener(TorchFunctionMode):
             is_sink = len(operands) == 2 and source.shape[-1] + 1 == result.shape[-1]
             trail = trail._replace(joined=trail.joined or not is_sink)
         elif trail.weights:
-            undropped = trail.undropped
-            if func is F.dropout:
-                undropped = None if result is source else self._undropped(source)
-            elif undropped is not None:
-                # After a dropout there are two forms of the weights. What is done to the dropped one (a view, a cast)
-                # is done to the other one, too, so that both keep the same shape.
-                again = func(*map(self._undropped, args), **keywords)
-                undropped = again if isinstance(again, Tensor) else None
+            is_dropped = func is F.dropout and result is not source
+            undropped = source if is_dropped else None
             # Once a function came that may change the sum of a row (a product with a gate), `whole` stays False.
             whole = trail.whole and name in KEEPS_ROWS
             trail = trail._replace(whole=whole, undropped=undropped)
@@ -440,9 +422,8 @@ class Listener(TorchFunctionMode):
             return self._hand(partial(_refused, why), result)
         shown = product.weights  # what a watcher sees: the weights before dropout
         if trail.undropped is not None:
-            undropped = _product(
-                inputs, [*map(self._undropped, operands)], result, side
-            )
+            operands[side] = trail.undropped
+            undropped = _product(inputs, operands, result, side)
             shown = undropped.weights if undropped else shown
         return self._hand(
             partial(_mapped, product, shown, trail.whole), result, product
