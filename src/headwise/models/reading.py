@@ -226,9 +226,10 @@ def _flash_masks(asked: Asked, causal: bool) -> list[Mask]:
     rows = real[:, -T:] if T > 1 else real.new_ones(B, 1)
     keys = F.pad(real, (0, S - real.shape[1]))
     # places are counted back from the end of the text
-    places = [x.cumsum(1) - x.sum(1, keepdim=True) for x in (rows, keys)]
+    of_rows, of_keys = (x.cumsum(1) - x.sum(1, keepdim=True) for x in (rows, keys))
     # what is padding has numbers of its own
-    return [Segments(~rows * -1, ~keys * -2), Placed(*places, left, right)]
+    padding = Segments(~rows * -1, ~keys * -2)
+    return [padding, Placed(of_rows, of_keys, left, right)]
 
 
 def probed_rows(T: int) -> list[int]:

@@ -195,9 +195,10 @@ def _product(
     """
     if isinstance(args[0], str):
         return _einsum(args[0], pair, out, side)
-    if side == 1 or pair[1].ndim < 2:
+    weights, v = pair
+    if side == 1 or v.ndim < 2:
         return None
-    return Product(*pair, out, lambda out: out)
+    return Product(weights, v, out, lambda out: out)
 
 
 def _einsum(
