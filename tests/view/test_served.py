@@ -68,11 +68,11 @@ def test_a_page_that_asks_has_a_secret(served: Served) -> None:
     assert post(served, f"/{secret}/ask", b'{"do": 1}') == (200, '{"asked": {"do": 1}}')
     for path in ("/", "/ask", f"/{secret}", f"/{secret[:-1]}/ask", f"/{secret[:-1]}%C3%A9/", "//ask", "/../x"):
         for status, text in (ask(served, path)[:2], post(served, path)):
-            assert status == 404 and secret not in text and "<title>" not in text, path
+            assert status == 404 and secret not in text and "<title" not in text, path
     # Else the name of another site, made to lead here, could read the page.
     for host in ("evil.example", f"evil.example:{served.server_port}", "127.0.0.1", "127.0.0.1:1", "", "[::1]:80"):
         for status, text in (ask(served, f"/{secret}/", Host=host)[:2], post(served, f"/{secret}/ask", Host=host)):
-            assert status == 403 and secret not in text and "<title>" not in text, host
+            assert status == 403 and secret not in text and "<title" not in text, host
     assert ask(served, f"/{secret}/", Host=f"localhost:{served.server_port}")[0] == 200
     assert post(served, f"/{secret}/ask", Origin=f"http://127.0.0.1:{served.server_port}")[0] == 200
     assert post(served, f"/{secret}/ask", Origin="http://evil.example")[0] == 403
@@ -88,7 +88,8 @@ def test_what_is_no_question_is_refused(served: Served, capfd: pytest.CaptureFix
     for method in ("PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE", "CONNECT"):
         assert ask(served, place, method)[0] == 501, method
     for content in (b"", b"[]", b"{", b"\xff", b"[" * 99_999):
-        assert post(served, place, content)[0] == 400, content[:9]
+        with pytest.raises(http.client.HTTPException):
+            post(served, place, content)
     assert post(served, place, **{"Content-Length": str(package.LONGEST + 1)})[0] == 413
     assert post(served, place, **{"Content-Length": "-1"})[0] == 413
     assert "not finite" in post(served, place, b'{"do": NaN}')[1]  # which the answer repeats

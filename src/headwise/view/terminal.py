@@ -29,7 +29,6 @@ SIGNS = {" ": "␣", "\n": "⏎", "\r": "␍", "\t": "⇥"}
 # gives these numbers, a round choice: close together among small weights, of which a row has most.
 LEVELS = (0.0, 0.05, 0.2, 0.4, 0.7)
 SHADES = " ░▒▓█"
-ASCII_SHADES = " .:*#"
 
 
 def visible(token: str) -> str:
@@ -69,13 +68,10 @@ def print_maps(screen: Screen, maps: HeadMaps) -> None:
     # columns for the pictures; 1 stands between them and the labels
     room = max(1, screen.width - LABEL_WIDTH - 1)
     size = math.ceil(count / min(LARGEST_SIDE, room))  # tokens of a cell
-    shades = ASCII_SHADES if screen.options.ascii_only else SHADES
-    pictures = [
-        _picture(block_maximum(head.weights, size), shades) for head in maps.maps
-    ]
+    pictures = [_picture(block_maximum(head.weights, size)) for head in maps.maps]
     # of a picture, below its name
     width = max(len(pictures[0][0]), *(len(head.name) for head in maps.maps))
-    labels = _row_labels(maps, size, screen.options.ascii_only)
+    labels = _row_labels(maps, size)
     screen.say(
         f"{maps.model}: each row is a token that looks, each column a token looked at"
     )
@@ -92,31 +88,29 @@ def print_maps(screen: Screen, maps: HeadMaps) -> None:
         screen.say(
             f"{count} tokens: each cell is a block of {size} x {size}, shown by its largest weight"
         )
-    legend = [f"{s} from {level}" for s, level in zip(shades, LEVELS, strict=True)][1:]
+    legend = [f"{s} from {level}" for s, level in zip(SHADES, LEVELS, strict=True)][1:]
     screen.say(", ".join([f"weight: blank below {LEVELS[1]}", *legend]))
 
 
-def _row_labels(maps: HeadMaps, size: int, ascii_only: bool) -> list[str]:
+def _row_labels(maps: HeadMaps, size: int) -> list[str]:
     """One label a line, LABEL_WIDTH columns wide: the tokens of its rows, or their numbers where rows are blocks."""
     labels = []
     for start in range(0, len(maps.tokens), size):
         tokens = maps.tokens[start : start + size]
         text = visible(tokens[0]) if size == 1 else f"{start}-{start + len(tokens) - 1}"
-        if ascii_only:
-            text = text.encode("ascii", "backslashreplace").decode()
         if cell_len(text) > LABEL_WIDTH:
-            text = set_cell_size(text, LABEL_WIDTH - 1) + ("~" if ascii_only else "…")
+            text = set_cell_size(text, LABEL_WIDTH - 1) + "…"
         labels.append(" " * (LABEL_WIDTH - cell_len(text)) + text)
     return labels
 
 
-def _picture(cells: NDArray[np.float32], shades: str) -> list[str]:
+def _picture(cells: NDArray[np.float32]) -> list[str]:
     """The lines of a map."""
     # The number of the last level that is not above a weight: 0.05 itself has shade 1.
     levels = (
         np.searchsorted(np.array(LEVELS, dtype=np.float32), cells, side="right") - 1
     )
-    return ["".join(shades[level] for level in row) for row in levels]
+    return ["".join(SHADES[level] for level in row) for row in levels]
 
 
 FEATURES = 16  # numbers of a vector that are shown, at most: a round choice

@@ -7,8 +7,8 @@ import { paint } from './colours.js';
 import { hasModel } from './engine.js';
 import { openHead } from './head.js';
 import { pictureOf, rowOf, storedOf } from './shown.js';
-import { badge, data, factorOf, heads, inWords, kindWords, lookThrough, roleWords, scaleHead, shortName, times,
-  toggleSilence, view } from './state.js';
+import { badge, data, factorOf, heads, inWords, kindWords, lookThrough, roleWords, shortName, times, toggleSilence,
+  view } from './state.js';
 
 export const DOTS = 96; // cells of a side of a small picture, at most
 const inSight = new Set();
@@ -21,7 +21,8 @@ const watcher = new IntersectionObserver((entries) => {
 let touched = false; // has a head been changed, or a question answered?
 
 export function makeCard(number) {
-  const { name } = heads[number], picture = makeButton('picture', () => press(number),
+  const { name } = heads[number], act = hasModel() ? toggleSilence : openHead;
+  const picture = makeButton('picture', () => act(number),
     element('span', 'column-labels'), element('span', 'row-labels'),
     // The map; over it the row of the token that is looked at, "silenced", and what a click does.
     element('span', 'square unlit', element('canvas'), element('span', 'lit'), element('span', 'hush'),
@@ -39,13 +40,6 @@ export function makeCard(number) {
   nameCard(box);
   watcher.observe(box);
   return box;
-}
-
-// Where there is a model a click silences the head. One that is scaled goes back to what it was on a live page.
-function press(number) {
-  if (!hasModel()) openHead(number);
-  else if (data.served) scaleHead(number, factorOf(number) === 1 ? 0 : 1);
-  else toggleSilence(number);
 }
 
 // While the pointer is on it, the sentence is seen through the head. A finger's touch is a click.

@@ -133,7 +133,7 @@ function softmax(scores) {
 
 // --- The model ---
 
-// Runs the model on 1 to config.context ids; an error for other lengths, ids and heads.
+// Runs the model on 1 to config.context ids; an error for other lengths and heads.
 export function forward(model, ids, { silence = [], scale = {} } = {}) {
   checkRun(model, ids, silence, scale);
   const { config } = model, maps = {}, heads = {}, layers = [];
@@ -249,14 +249,12 @@ function feedForward(config, layer, x) {
   return linear(layer.down, up.map((value, i) => value * activation(gate[i])));
 }
 
-// Without these checks a wrong id or name would show as NaN, or as nothing at all.
+// Without these checks a wrong name would show as nothing at all.
 function checkRun(model, ids, silence, scale) {
-  const { context, vocab_size: size } = model.config, names = headNames(model);
-  const wrong = ids.find((id) => !(Number.isInteger(id) && id >= 0 && id < size));
+  const { context } = model.config, names = headNames(model);
   const unknown = [...silence, ...Object.keys(scale)].find((name) => !names.includes(name));
   if (!ids.length) throw new Error('the text has no tokens');
   if (ids.length > context) throw new Error(`${ids.length} tokens exceed the model's context of ${context}`);
-  if (wrong !== undefined) throw new Error(`token id ${wrong} lies outside 0 to ${size - 1}`);
   if (unknown) throw new Error(`there is no head ${unknown}; the model has ${names.join(', ')}`);
 }
 

@@ -94,7 +94,7 @@ async function silenceEach() {
     const now = engine.next(view.at);
     if (!now || markOf(now) !== key) return;
     rows.push(...part);
-    setText('ranking-note', 'report.ranking_at_work', { done: rows.length, all: heads.length });
+    setText('ranking-note', 'report.matches', { count: rows.length, all: heads.length });
   }
   if (rows.length < heads.length) return; // nobody answers any more
   const adds = found.state ? {} : await engine.adds(found);

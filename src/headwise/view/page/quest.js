@@ -87,7 +87,7 @@ function partNames(parts) { return enumerated(parts.map(partName)); }
 
 // "without L0.H3 the verb stays and the tense changes: traería → trae"
 function putProof(box, { names, word, stays, changes }) {
-  const named = names.length < heads.length ? enumerated(names) : say('report.all_together');
+  const named = names.length < heads.length ? enumerated(names) : say('report.all_heads');
   const facts = { heads: named, before: untouched.word, after: word, count: names.length, n: stays.length,
     m: changes.length, stays: partNames(stays), changes: partNames(changes), what: partName(topic) };
   const kind = isLost({ changes }) ? changes[0] : !changes.length ? 'stays' : stays.length ? 'both' : 'changes';

@@ -44,10 +44,10 @@ function rule(role) {
   const parts = [say('report.rule', { score: columnName(column), threshold })];
   if (even.length) { // heads differ in it where they have different masks, or other texts to look at
     const [low, high] = [Math.min(...even), Math.max(...even)].map((value) => figure(value, column));
-    parts.push(low === high ? say('report.rule_even', { value: low }) : say('report.rule_evens', { low, high }));
+    parts.push(`${say('report.even_attention')}: ${low === high ? low : say('report.from_to', { low, high })}`);
   }
   const untrained = data.untrained[at] ?? null;
-  if (untrained !== null) parts.push(say('report.rule_untrained', { value: figure(untrained, column) }));
+  if (untrained !== null) parts.push(`${say('report.best_untrained')}: ${figure(untrained, column)}`);
   return `${parts.join('; ')}.`;
 }
 

@@ -122,24 +122,23 @@ export function placeLabel(number, picture, block, blocks) {
   return span[0] < span[1] ? `${span[0]}–${span[1]}` : cut(data.tokens[span[0]] ?? String(span[0]));
 }
 
-// A row or column in words, and whether these are several tokens, so that the verb is a plural. `isKey`: it is a
-// column, which in cross attention lies in the other text.
+// A row or column in words, and of how many tokens, so that the verb agrees. `isKey`: it is a column, which in cross
+// attention lies in the other text.
 function placeWords(number, picture, block, blocks, isKey) {
-  if (!picture.blocks) return [named(block, view.shown.tokens), false];
+  if (!picture.blocks) return [named(block, view.shown.tokens), 1];
   const span = spanOf(block, blocks, heads[number].length);
   const text = say(isKey && heads[number].cross ? 'report.other_text' : 'report.the_text');
-  if (!span) return [say('report.share_of', { share: share(block, blocks), text }), false];
-  return span[0] < span[1]
-    ? [say('report.tokens_to', { from: span[0], to: span[1] }), true]
-    : [named(span[0], data.tokens), false];
+  if (!span) return [say('report.share_of', { share: share(block, blocks), text }), 1];
+  const [from, to] = span;
+  return from < to ? [say('report.tokens_to', { from, to }), to - from + 1] : [named(from, data.tokens), 1];
 }
 
 // "Token 5 ‘el’ looks at token 3 ‘la’: 0.310", or of blocks "tokens 16 to 23 look at ...".
 export function wordsForCell(number, picture, row, column) {
   const at = row * picture.columns + column, value = inWords((picture.diverging ? picture.drawn : picture.weights)[at]);
-  const [from, many] = placeWords(number, picture, row, picture.rows, false);
+  const [from, n] = placeWords(number, picture, row, picture.rows, false);
   const [to] = placeWords(number, picture, column, picture.columns, true);
-  return say(many ? 'report.look_at' : 'report.looks_at', { from, to, value });
+  return say('report.looks_at', { from, n, to, value });
 }
 
 // --- Where a head looks ---

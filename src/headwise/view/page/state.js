@@ -204,9 +204,7 @@ export function cut(token, most = 12) {
 
 // A token of a text by its place and, where that is known, its text: token 3 ‘el’.
 export function named(token, tokens) {
-  return token in tokens // is there an entry at this place?
-    ? say('report.token_named', { token, name: quoted(tokens[token]) })
-    : say('report.token', { token });
+  return say('report.token', { token }) + (token in tokens ? ` ${quoted(tokens[token])}` : '');
 }
 
 // The name of a head without its stack: encoder.L0.H3 -> L0.H3.

@@ -161,7 +161,7 @@ function sayCell(event, head) {
   const row = inside((event.clientY - box.top) / box.height), column = inside((event.clientX - box.left) / box.width);
   const [from, to] = [row, column].map((place) => quoted(visible(film.tokens[place])));
   const value = (film.frames[byId('film-at').value].bytes[(head * size + row) * size + column] / 255).toFixed(2);
-  byId('film-said').textContent = `${film.heads[head]}: ${say('report.looks_at', { from, to, value })}`;
+  byId('film-said').textContent = `${film.heads[head]}: ${say('report.looks_at', { from, n: 1, to, value })}`;
 }
 
 function makeFilm() {
