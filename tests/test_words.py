@@ -3,7 +3,7 @@
 import pytest
 from cases import rows
 
-from headwise.words import Note, known, phrase, said, system_language, table
+from headwise.words import Note, said, system_language
 
 
 @pytest.mark.parametrize(("settings", "lang"), rows("languages_of_systems"))
@@ -20,10 +20,3 @@ def test_a_note_is_said_in_a_language_with_the_notes_among_its_facts() -> None:
     assert line == "At *él* it looks at *write* (0.97; person, 0.90 on average)." == said(line, "en")
     assert said(line, "es") == "En *él* mira a *write* (0.97; persona, 0.90 en promedio)."
     assert said("a line that nobody put into words", "es") == "a line that nobody put into words"
-    assert known("my book.txt") is None
-    for key in table():
-        if key.startswith("kept."):
-            places = [part.split("}")[0] for part in table()[key]["en"].split("{")[1:]]
-            note = known(phrase(key, "en", **{place: f"<{place}>" for place in places}))
-            assert note is not None and note.key == key, key
-            assert note.facts == {place: f"<{place}>" for place in places}, key

@@ -134,38 +134,6 @@ def system_language() -> str:
     return locale[:2] if locale[:2] in LANGUAGES else LANGUAGES[0]
 
 
-def known(text: str) -> Note | None:
-    """The note that an English text of a run folder is, by the phrases of `[kept]` and `[source]`; None for others.
-
-    A run folder holds plain English texts, whatever the language of the command that wrote it: a note's key and facts
-    are lost in its JSON. To say such a text in Spanish, its phrase is found again by its wording, and its facts are
-    read out of it.
-    """
-    for key, pattern in _known_phrases():
-        if match := pattern.fullmatch(text):
-            return Note.of(key, **match.groupdict())
-    return None
-
-
-@functools.cache
-def _known_phrases() -> list[tuple[str, re.Pattern[str]]]:
-    """The phrases of `[kept]` and `[source]` as patterns, with a group for each fact.
-
-    The one with the most words of its own comes first: a phrase that is hardly more than facts fits other texts, too.
-    """
-    # "kept." and "source.", with which their keys begin
-    sections = key_of("kept", ""), key_of("source", "")
-    english = {
-        key: texts["en"] for key, texts in table().items() if key.startswith(sections)
-    }
-    patterns = []
-    for key in sorted(english, key=lambda key: -len(re.sub(_PLACE, "", english[key]))):
-        # {order}, which re.escape has made \{order\}, becomes the group `order`. No phrase here has {count:one|many}.
-        pattern = re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>.+?)", re.escape(english[key]))
-        patterns.append((key, re.compile(pattern)))
-    return patterns
-
-
 def said(text: Any, lang: str) -> Any:
     """A note in a language, and the notes among its facts; anything else as it is."""
     return phrase(text.key, lang, **text.facts) if isinstance(text, Note) else text

@@ -127,7 +127,7 @@ def test_a_finished_run(tmp_path: Path, settings: Any) -> None:
     assert 0 < summary.baseline_loss < 5 and "Kneser-Ney" in str(summary.baseline_name)
     assert len(summary.samples) == 5
     assert summary.facts["Hugging Face form"] == "llama"
-    assert summary.facts["steps"] == "23, each of 16 pieces"
+    assert summary.facts["steps"] == "23" and summary.facts["pieces a step"] == "16"
     others = Tokens.characters("ab", boundary=True)  # such as those of a corpus before it changed
     refuses(lambda: held_out_documents(folder, others, 9), r"knows 3 tokens and what it was trained on has \d+ others")
     assert len(held_out_documents(folder, tokens, 9)[0]) > 1

@@ -38,7 +38,7 @@ from headwise.layer.projections import shapes_alone
 from headwise.records import CurvePoint, RunSummary, head_name
 from headwise.spec import require_size
 from headwise.table import amount
-from headwise.words import Note, unknown
+from headwise.words import unknown
 
 REPORT, WALK, FILM = "report.html", "walk.html", "film.json"
 FILMED = 24  # tokens of the line that a film shows, at most; a round choice
@@ -329,15 +329,17 @@ def _results(
         "preset": settings.preset,
         "text": corpus.name,
         "parameters": f"{model.n_parameters:,}",
-        "layers x heads": f"{config.n_layers} x {spec.n_heads} of width {spec.head_dim}",
+        "layers x heads": f"{config.n_layers} x {spec.n_heads}",
+        "width of a head": str(spec.head_dim),
         "key/value heads": str(spec.n_kv_heads),
         "context": f"{config.context} tokens",
         "vocabulary": f"{len(tokens):,}",
-        "steps": f"{recipe.steps:,}, each of {recipe.batch} {pieces}",
+        "steps": f"{recipe.steps:,}",
+        f"{pieces} a step": str(recipe.batch),
         "seed": str(settings.seed),
-        "training time": f"{seconds:.1f} s, torch threads: {torch.get_num_threads()}",
-        "Hugging Face form": hf_form(config)
-        or "none: no architecture there computes this model",
+        "training time": f"{seconds:.1f} s",
+        "torch threads": str(torch.get_num_threads()),
+        "Hugging Face form": hf_form(config) or "-",
     }
     # the order of the best n-gram, and its loss
     order, baseline = data.ngram(len(tokens))
@@ -356,8 +358,9 @@ def _results(
             ngram_right += tokens.decode(by_ngram) == cell.spanish
         cells = right, ngram_right, len(corpus.cells)
         facts |= {
-            "held out": f"the Spanish half of {cells[2]} unseen cells; the training loss counts conjugations, too",
-            "held-out cells right": f"{right} of {cells[2]}; {order}-gram {ngram_right}",
+            "held-out cells": str(cells[2]),
+            "right": str(right),
+            "right by the n-gram": str(ngram_right),
         }
     samples = []
     for seed in range(n_samples):
@@ -365,7 +368,7 @@ def _results(
         options = {"temperature": SAMPLE_TEMPERATURE, "seed": seed, "stops": [end]}
         ids = list(generate(model, opening, SAMPLE_TOKENS, **options))
         samples.append(tokens.decode(ids).strip())
-    name, held_out = Note.of("kept.best_ngram", order=order), curve[-1].held_out_loss
+    name, held_out = f"{order}-gram, Kneser-Ney", curve[-1].held_out_loss
     return RunSummary(
         facts, tuple(curve), held_out, baseline, name, tuple(samples)
     ), cells

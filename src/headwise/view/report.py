@@ -32,7 +32,7 @@ from headwise.view.survey import (
     value_of,
 )
 from headwise.view.terminal import visible
-from headwise.words import Facts, known, sent
+from headwise.words import Facts, sent
 
 # The page shows three decimals. A step of 1/65535 puts a stored weight at most 0.000008 off, far below the last of
 # them, in half the bytes of a float32.
@@ -91,20 +91,15 @@ def title_of(survey: Survey, summary: RunSummary | None) -> str:
 
 
 def _run(summary: RunSummary) -> Facts:
-    """The run; its files have facts in English, which `known` makes notes again, so that the page says them in both."""
-    facts = [
-        (name, sent(known(value) or value)) for name, value in summary.facts.items()
-    ]
-    # None stays None
-    name = summary.baseline_name and sent(
-        known(summary.baseline_name) or summary.baseline_name
-    )
-    return {
-        **vars(summary),
-        "facts": facts,
-        "baseline_name": name,
-        "has_baseline": summary.baseline_loss is not None,
-    }
+    """The run, whose facts are names and numbers: the page has words for the names, and for the verb corpus."""
+    facts = list(summary.facts.items())
+    if _on_verbs(summary):
+        facts = [
+            (name, sent(verbs.NAME) if name == "text" else value)
+            for name, value in facts
+        ]
+    has_baseline = summary.baseline_loss is not None
+    return {**vars(summary), "facts": facts, "has_baseline": has_baseline}
 
 
 def _heads(survey: Survey, columns: tuple[Column, ...], wide: bool) -> list[Facts]:
@@ -246,7 +241,6 @@ WORDS = (
     "said",
     "note",
     "fact",
-    "kept",
     "film",
     "look",
     "whole",

@@ -36,7 +36,8 @@ function comparison({ held_out_loss: heldOut, baseline_loss: baseline }) {
       : Math.abs(gain) < 0.0005 ? 'report.same_loss' // three decimals would show 0.000
         : gain > 0 ? 'report.better' : 'report.worse';
   return [...parts, worded('p', 'verdict', key, { gain: Math.abs(gain).toFixed(3) }),
-    worded('p', 'unit', data.run.has_baseline ? 'report.unit_both' : 'report.unit')];
+    worded('p', 'unit', data.run.has_baseline ? 'report.unit_both' : 'report.unit'),
+    data.verbs ? worded('p', 'unit', 'report.unit_verbs') : ''];
 }
 
 function baselineName() {
