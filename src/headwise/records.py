@@ -202,8 +202,8 @@ class RunSummary:
     curve: tuple[CurvePoint, ...]
     held_out_loss: float
     # n-gram baseline on the same held-out tokens, nats per token
-    baseline_loss: float | None
-    baseline_name: str | None  # for example "5-gram, Kneser-Ney"
+    baseline_loss: float
+    baseline_name: str  # for example "5-gram, Kneser-Ney"
     samples: tuple[str, ...] = ()
 
 

@@ -55,7 +55,7 @@ def test_phrases(monkeypatch: pytest.MonkeyPatch) -> None:
     assert note == "Silent heads, whose output is zero whatever they look at: L0.H1."
     assert copy.deepcopy(note).key == "note.silent"
     survey = survey_of(notes=(note, "of the user's"), texts=(verbs.NAME, "book.txt"))
-    run = RunSummary({"text": str(verbs.NAME), "seed": "3"}, (), 1.0, None, None)
+    run = RunSummary({"text": str(verbs.NAME), "seed": "3"}, (), 1.0, 2.0, "3-gram")
     data = survey_data(survey, None, run)
     assert data["notes"] == [("note.silent", {"heads": "L0.H1"}), "of the user's"]
     assert data["texts"] == [("source.verb_corpus", {}), "book.txt"]

@@ -224,21 +224,20 @@ def _print_result(folder: Path, result: Run, page: Path) -> None:
         print_json("train", document)
         return
     screen.say(f"held-out loss   {summary.held_out_loss:.3f} nats per token")
-    if summary.baseline_loss is not None:
-        gain = summary.baseline_loss - summary.held_out_loss
-        verdict = f"{gain:.3f} better"
-        if gain <= 0:
-            best = min(summary.curve, key=lambda point: point.held_out_loss)
-            verdict = f"{-gain:.3f} worse; more --steps may help"
-            # It got worse again on held-out text, as it learns its own by heart. A rise of under 0.02 nats does not
-            # count, a round choice.
-            if best.held_out_loss < summary.held_out_loss - 0.02:
-                verdict = (
-                    f"{-gain:.3f} worse; its best was {best.held_out_loss:.3f}, at step {best.step}: take fewer "
-                    "--steps, or more text"
-                )
-        baseline = f"{summary.baseline_loss:.3f}, {summary.baseline_name}"
-        screen.say(f"the baseline    {baseline}: the model is {verdict}")
+    gain = summary.baseline_loss - summary.held_out_loss
+    verdict = f"{gain:.3f} better"
+    if gain <= 0:
+        best = min(summary.curve, key=lambda point: point.held_out_loss)
+        verdict = f"{-gain:.3f} worse; more --steps may help"
+        # It got worse again on held-out text, as it learns its own by heart. A rise of under 0.02 nats does not
+        # count, a round choice.
+        if best.held_out_loss < summary.held_out_loss - 0.02:
+            verdict = (
+                f"{-gain:.3f} worse; its best was {best.held_out_loss:.3f}, at step {best.step}: take fewer "
+                "--steps, or more text"
+            )
+    baseline = f"{summary.baseline_loss:.3f}, {summary.baseline_name}"
+    screen.say(f"the baseline    {baseline}: the model is {verdict}")
     if cells is not None:
         model, ngram, count = cells
         screen.say(

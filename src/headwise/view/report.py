@@ -98,8 +98,7 @@ def _run(summary: RunSummary) -> Facts:
             (name, sent(verbs.NAME) if name == "text" else value)
             for name, value in facts
         ]
-    has_baseline = summary.baseline_loss is not None
-    return {**vars(summary), "facts": facts, "has_baseline": has_baseline}
+    return {**vars(summary), "facts": facts}
 
 
 def _heads(survey: Survey, columns: tuple[Column, ...], wide: bool) -> list[Facts]:

@@ -1,6 +1,6 @@
 // --- The training run of the model: facts, held-out loss against a baseline, the curve, samples; and its frames ---
 //
-// The baseline is an n-gram model of the same text. Losses are in nats for each token; null where one was not finite.
+// The baseline is an n-gram model of the same text. Losses are in nats for each token.
 
 import { byId, bytesOf, element, grouped, on, readData, say, scoped, svg, told, visible, worded } from './base.js';
 import { paint } from './colours.js';
@@ -8,9 +8,6 @@ import { count, data, quoted, sayOr } from './state.js';
 
 // Size of the curve's drawing, and margins for the numbers and words of its axes.
 const CURVE = { width: 640, height: 320, left: 78, right: 34, top: 14, bottom: 62 };
-
-function finite(value) { return Number.isFinite(value); } // neither null nor NaN
-function loss(value) { return finite(value) ? value.toFixed(3) : '–'; }
 
 // Fills in the section; it is hidden where the report knows of no training.
 function makeRun() {
@@ -27,39 +24,25 @@ function makeRun() {
 
 // The held-out loss and the baseline as two bars from zero on one scale, and the difference in words.
 function comparison({ held_out_loss: heldOut, baseline_loss: baseline }) {
-  const longest = Math.max(...[heldOut, baseline].filter(finite), 0) || 1; // the loss whose bar is whole; never 0
-  const parts = [measure(say('report.this_model'), heldOut, longest, 'ours')];
-  if (data.run.has_baseline) parts.push(measure(baselineName(), baseline, longest, 'theirs'));
-  const gain = baseline - heldOut;
-  const key = !data.run.has_baseline ? 'report.no_baseline'
-    : !finite(baseline) || !finite(heldOut) ? 'report.not_compared'
-      : Math.abs(gain) < 0.0005 ? 'report.same_loss' // three decimals would show 0.000
-        : gain > 0 ? 'report.better' : 'report.worse';
-  return [...parts, worded('p', 'verdict', key, { gain: Math.abs(gain).toFixed(3) }),
-    worded('p', 'unit', data.run.has_baseline ? 'report.unit_both' : 'report.unit'),
-    data.verbs ? worded('p', 'unit', 'report.unit_verbs') : ''];
+  const longest = Math.max(heldOut, baseline), gain = baseline - heldOut; // the longest bar is whole
+  return [measure(say('report.this_model'), heldOut, longest, 'ours'), measure(baselineName(), baseline, longest, 'theirs'),
+    worded('p', 'verdict', gain > 0 ? 'report.better' : 'report.worse', { gain: Math.abs(gain).toFixed(3) }),
+    worded('p', 'unit', 'report.unit'), data.verbs ? worded('p', 'unit', 'report.unit_verbs') : ''];
 }
 
-function baselineName() {
-  const name = data.run.baseline_name;
-  return name ? say('report.baseline_named', { name: told(name) }) : say('report.baseline');
-}
+function baselineName() { return say('report.baseline', { name: data.run.baseline_name }); }
 
 // One of the two bars, with its name and its loss.
 function measure(label, value, longest, kind) {
-  const wide = finite(value) ? (100 * Math.max(0, value)) / longest : 0;
   const drawing = svg('svg', { 'aria-hidden': 'true' }, svg('rect', { class: 'track', width: '100%', height: '100%' }),
-    svg('rect', { class: kind, width: `${wide.toFixed(2)}%`, height: '100%' }));
-  return element('div', 'measure', element('span', '', label), element('span', 'value', loss(value)), drawing);
+    svg('rect', { class: kind, width: `${((100 * value) / longest).toFixed(2)}%`, height: '100%' }));
+  return element('div', 'measure', element('span', '', label), element('span', 'value', value.toFixed(3)), drawing);
 }
 
 // The losses over the training: what each line stands for, the drawing, and the same as a table. `curve` has for each
 // evaluation {step, train_loss, held_out_loss}.
-function curveFigure({ curve, baseline_loss: baseline }) {
-  if (!curve.length) return [];
-  const points = [...curve].sort((a, b) => a.step - b.step);
-  const lines = [['train', say('report.training')], ['held-out', say('report.held_out')]];
-  if (finite(baseline)) lines.push(['baseline', baselineName()]);
+function curveFigure({ curve: points, baseline_loss: baseline }) {
+  const lines = [['train', say('report.training')], ['held-out', say('report.held_out')], ['baseline', baselineName()]];
   const key = lines.map(([kind, name]) => element('span', '',
     svg('svg', { 'aria-hidden': 'true' }, svg('line', { class: kind, x1: 0, x2: '100%', y1: 2, y2: 2 })), name));
   return [element('div', 'key', ...key), curveDrawing(points, baseline), curveNumbers(points)];
@@ -67,12 +50,10 @@ function curveFigure({ curve, baseline_loss: baseline }) {
 
 // Both losses over the steps, the baseline as a line across, and axes with round numbers.
 function curveDrawing(points, baseline) {
-  const losses = points.flatMap((point) => [point.train_loss, point.held_out_loss]).filter(finite);
-  if (!losses.length) return element('p', 'notice', say('report.no_curve'));
   const { width, height, left, right, top, bottom } = CURVE;
-  const ends = [...losses, ...(finite(baseline) ? [baseline] : [])]; // all that the axis of losses has to reach
+  const losses = [baseline, ...points.flatMap((point) => [point.train_loss, point.held_out_loss])];
   const [first, last] = [points[0].step, points.at(-1).step];
-  const ticks = roundSteps(Math.min(...ends), Math.max(...ends));
+  const ticks = roundSteps(Math.min(...losses), Math.max(...losses));
   const steps = roundSteps(first, last, true).filter((step) => step >= first && step <= last);
   const x = scaleOf(first, last, left, width - right);
   const y = scaleOf(ticks[0], ticks.at(-1), height - bottom, top); // a larger loss is higher up
@@ -80,30 +61,27 @@ function curveDrawing(points, baseline) {
     svg('text', { x: at.toFixed(1), y: up.toFixed(1), 'text-anchor': anchor, ...more }, text);
   const across = (name, value) => svg('line', { class: name, x1: left, x2: width - right, y1: y(value), y2: y(value) });
   const upright = { transform: `translate(18 ${((top + height - bottom) / 2).toFixed(0)}) rotate(-90)` };
-  const drawing = svg('svg', { class: 'curve', viewBox: `0 0 ${width} ${height}`, role: 'img',
+  const path = (kind, name) => { // its class, and the field of a point
+    const corners = points.map((point) => `${x(point.step).toFixed(1)} ${y(point[name]).toFixed(1)}`);
+    // A path of one point shows as a dot only where it has a length.
+    const d = `M${corners.join(' L')}${corners.length === 1 ? 'h0.1' : ''}`;
+    return svg('path', { class: kind, d, 'stroke-linecap': 'round' });
+  };
+  return svg('svg', { class: 'curve', viewBox: `0 0 ${width} ${height}`, role: 'img',
     'aria-label': curveWords(points, baseline) },
     ...ticks.flatMap((tick) => [across('grid-line', tick), label(left - 8, y(tick) + 5, String(tick), 'end')]),
     ...steps.map((step) => label(x(step), height - bottom + 24, count(step))),
     label((left + width - right) / 2, height - 10, say('report.step')),
-    label(0, 0, say('report.loss_unit'), 'middle', upright));
-  if (finite(baseline)) drawing.append(across('baseline', baseline));
-  for (const [kind, name] of [['train', 'train_loss'], ['held-out', 'held_out_loss']]) { // [class, field of a point]
-    const known = points.filter((point) => finite(point[name]));
-    const corners = known.map((point) => `${x(point.step).toFixed(1)} ${y(point[name]).toFixed(1)}`);
-    // A path of one point shows as a dot only where it has a length.
-    const d = `M${corners.join(' L')}${corners.length === 1 ? 'h0.1' : ''}`;
-    if (corners.length) drawing.append(svg('path', { class: kind, d, 'stroke-linecap': 'round' }));
-  }
-  return drawing;
+    label(0, 0, say('report.loss_unit'), 'middle', upright), across('baseline', baseline),
+    path('train', 'train_loss'), path('held-out', 'held_out_loss'));
 }
 
 // The curve for those who do not see it: where both losses begin and end.
 function curveWords(points, baseline) {
   const [first, last] = [points[0], points.at(-1)];
-  const words = say('report.curve_words', { from: count(first.step), to: count(last.step),
-    train: loss(first.train_loss), train_end: loss(last.train_loss),
-    held: loss(first.held_out_loss), held_end: loss(last.held_out_loss) });
-  return finite(baseline) ? `${words} ${say('report.curve_baseline', { value: loss(baseline) })}` : words;
+  return say('report.curve_words', { from: count(first.step), to: count(last.step),
+    train: first.train_loss.toFixed(3), train_end: last.train_loss.toFixed(3),
+    held: first.held_out_loss.toFixed(3), held_end: last.held_out_loss.toFixed(3), baseline: baseline.toFixed(3) });
 }
 
 // The losses as a table, which opens on demand.
@@ -112,7 +90,7 @@ function curveNumbers(points) {
   const names = ['report.step', 'report.training', 'report.held_out'].map((key) => scoped('col', say(key)));
   const scroll = element('div', 'scroll', element('table', '', element('tr', '', ...names),
     ...points.map(({ step, train_loss: train, held_out_loss: held }) => element('tr', '',
-      ...[count(step), loss(train), loss(held)].map((text) => element('td', '', text))))));
+      ...[count(step), train.toFixed(3), held.toFixed(3)].map((text) => element('td', '', text))))));
   Object.assign(scroll, { tabIndex: 0, role: 'region', ariaLabel: title }); // 0: it can be scrolled by keyboard
   return element('details', '', element('summary', '', title), scroll);
 }
