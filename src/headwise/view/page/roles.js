@@ -34,34 +34,32 @@ function roleCard(role, earners) {
     element('p', 'rule', `${rule(role)} ${say('report.rule_source', { source: told(source) })}`));
 }
 
-// Where the table has the statistic by which a role is earned; -1 where it has not.
+// Where the table has the statistic by which a role is earned.
 function columnOf(score) { return data.columns.findIndex((column) => column.key === score); }
 
 // The rule of a role in words: the score, the threshold, and the controls that a head has to be above, too.
 function rule(role) {
-  const { score, threshold } = data.roles[role], at = columnOf(score), even = evenOf(at);
-  const column = data.columns[at] ?? { label: score, key: score, decimals: 3 }; // the table may lack the score
+  const { score, threshold } = data.roles[role], at = columnOf(score), even = evenOf(at), column = data.columns[at];
   const parts = [say('report.rule', { score: columnName(column), threshold })];
   if (even.length) { // heads differ in it where they have different masks, or other texts to look at
     const [low, high] = [Math.min(...even), Math.max(...even)].map((value) => figure(value, column));
     parts.push(`${say('report.even_attention')}: ${low === high ? low : say('report.from_to', { low, high })}`);
   }
-  const untrained = data.untrained[at] ?? null;
+  const untrained = data.untrained[at];
   if (untrained !== null) parts.push(`${say('report.best_untrained')}: ${figure(untrained, column)}`);
   return `${parts.join('; ')}.`;
 }
 
 // What even attention would have of a statistic, for each head of which it is known.
 function evenOf(at) {
-  return at < 0 ? [] : heads.map((head) => head.uniform[at]).filter(Number.isFinite);
+  return heads.map((head) => head.uniform[at]).filter(Number.isFinite);
 }
 
 // Every head's score as a stroke on one axis, the threshold as a line, the controls as triangles.
 function strip(role) {
   const { score, threshold, kind } = data.roles[role], at = columnOf(score), { width, height, margin } = STRIP;
-  const measured = at < 0 ? [] : heads.filter((head) => head.values[at]);
+  const measured = heads.filter((head) => head.values[at]);
   const known = measured.map((head) => [head.values[at][0], head.roles.includes(role)]); // [score, has it the role?]
-  if (!known.length) return '';
   const low = Math.min(0, ...known.map(([mean]) => mean));
   const high = Math.max(1, threshold, ...known.map(([mean]) => mean));
   const x = (value) => {

@@ -1,7 +1,7 @@
 // --- The guided walk through one head, in eight steps: what is chosen, the bar of tokens, going forth and back ---
 
 import { arrowOf, byId, element, hashOf, hashParts, isShortcut, language, makeButton, on, putWords, readData, remake,
-  say } from './base.js';
+  say, worded } from './base.js';
 import { byWeight, forward, headName, headNames, inputOf, offer } from './model.js';
 import { nearest, replaced } from './tokens.js';
 import { DRAW, STEPS } from './walk_steps.js';
@@ -83,7 +83,7 @@ function drawTokens() {
 // The list of the eight steps, each a button.
 function drawSteps() {
   remake(byId('steps'), 'step', STEPS.map((name, step) => {
-    const button = makeButton('', () => goTo(step), say(`walk.${name}`));
+    const button = makeButton('', () => goTo(step), worded('span', '', `walk.${name}`));
     button.dataset.step = step;
     if (step === walk.step) button.setAttribute('aria-current', 'step');
     return element('li', '', button);
