@@ -172,8 +172,9 @@ def survey_of_maps(maps: HeadMaps, **changes: object) -> Survey:
                 top_weights=np.take_along_axis(weights, keys, 1).astype(np.float32),
             )
         )
-    shared = {"statistics": {"first": STATISTICS["first"]}, "profiles": tuple(profiles), "passage": len(maps.tokens)}
-    return replace(made, **{**shared, **changes})  # type: ignore[arg-type]
+    roles = tuple(role for role in ROLES if role.score == "first")
+    shared = {"statistics": {"first": STATISTICS["first"]}, "roles": roles, "passage": len(maps.tokens)}
+    return replace(made, profiles=tuple(profiles), **{**shared, **changes})  # type: ignore[arg-type]
 
 
 HOSTILE = (
