@@ -92,13 +92,10 @@ def title_of(survey: Survey, summary: RunSummary | None) -> str:
 
 def _run(summary: RunSummary) -> Facts:
     """The run, whose facts are names and numbers: the page has words for the names, and for the verb corpus."""
-    facts = list(summary.facts.items())
+    facts: Facts = dict(summary.facts)
     if _on_verbs(summary):
-        facts = [
-            (name, sent(verbs.NAME) if name == "text" else value)
-            for name, value in facts
-        ]
-    return {**vars(summary), "facts": facts}
+        facts["text"] = sent(verbs.NAME)
+    return {**vars(summary), "facts": list(facts.items())}
 
 
 def _heads(survey: Survey, columns: tuple[Column, ...], wide: bool) -> list[Facts]:
