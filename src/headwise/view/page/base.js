@@ -50,6 +50,15 @@ export function bytesOf(base64) { return Uint8Array.from(atob(base64), (characte
 
 // --- Events: a script that changes something emits one, and those above it that show it listen ---
 
+// What calls `act` once it has not been called itself for so many milliseconds.
+export function calmly(wait, act) {
+  let timer = 0;
+  return (...values) => {
+    clearTimeout(timer);
+    timer = setTimeout(act, wait, ...values);
+  };
+}
+
 export function on(names, act) { for (const name of names.split(' ')) document.addEventListener(name, act); }
 export function emit(name, detail) { document.dispatchEvent(new CustomEvent(name, { detail })); }
 
@@ -105,7 +114,7 @@ function setLanguage(lang) {
   for (const target of document.querySelectorAll('[data-word]')) {
     putWords(target, target.dataset.word, JSON.parse(target.dataset.values || '{}'));
   }
-  for (const name of ['aria-label', 'title', 'placeholder']) {
+  for (const name of ['aria-label', 'placeholder']) {
     for (const target of document.querySelectorAll(`[data-word-${name}]`)) {
       target.setAttribute(name, say(target.getAttribute(`data-word-${name}`)));
     }

@@ -3,7 +3,7 @@
 // view.open is the head, view.row and view.column its chosen cell, view.at the token that is looked at. Where the text
 // is `exact`, each row of a map is one token, so that the row and the token are the same.
 
-import { arrowOf, byId, element, emit, isShortcut, makeButton, on, say, scoped, walkable } from './base.js';
+import { arrowOf, byId, calmly, element, emit, isShortcut, makeButton, on, say, scoped, walkable } from './base.js';
 import { colourOf, drawLegend, inkOn } from './colours.js';
 import { hasModel } from './engine.js';
 import { drawPane, fillPane, makePane, revealCell } from './map.js';
@@ -16,7 +16,8 @@ const SLIDE_MS = 40; // while the slider moves, before the model is asked
 const panes = [...document.querySelectorAll('.pane')] // two: the head's map, and the one beside it
   .map((box) => makePane(box, chooseCell, pinRow));
 let largeWords = []; // the buttons of the text beside the map, one for each token
-let sliding = 0, opener = null; // a timer; what opened the view, which gets the focus back
+const rescale = calmly(SLIDE_MS, scaleHead);
+let opener = null; // what opened the view, which gets the focus back
 
 // Enlarges a head; `step` says whether Back takes that again, as after a click.
 export function openHead(number, step = true) {
@@ -159,10 +160,9 @@ function showFactor() {
 }
 
 function slide() {
-  const number = view.open, factor = Number(byId('factor').value);
+  const factor = Number(byId('factor').value);
   byId('factor-shown').textContent = times(factor);
-  clearTimeout(sliding);
-  sliding = setTimeout(() => scaleHead(number, factor), SLIDE_MS);
+  rescale(view.open, factor);
 }
 
 // The arrows go to the next head, except in a list, on the slider and in a map, which keeps the event.
@@ -172,6 +172,14 @@ function keysInDialog(event) {
   if (down || event.target.closest('#row-text')) return; // there the arrows belong to the words; up and down scroll
   event.preventDefault();
   stepHead(step);
+}
+
+// Escape lets a pinned token go; s silences the head through which the sentence is seen, e enlarges it.
+function keysOnPage(event) {
+  if (isShortcut(event) || event.target.matches('input:not([type="checkbox"]), textarea, select')) return;
+  if (event.key === 'Escape' && view.pinned && view.open < 0) pin(-1);
+  if (event.key === 'e' && view.through >= 0 && view.open < 0) openHead(view.through);
+  if (event.key === 's' && view.through >= 0 && hasModel()) toggleSilence(view.through);
 }
 
 // The dialog was closed, by its button, by Escape, or by Back.
@@ -258,6 +266,7 @@ walkable(byId('row-text'), () => [largeWords], (word) => {
 });
 dialog.addEventListener('close', closed);
 dialog.addEventListener('keydown', keysInDialog);
+document.addEventListener('keydown', keysOnPage);
 // A click beside the sheet is one on the dialog itself.
 dialog.addEventListener('click', (event) => { if (event.target === dialog) dialog.close(); });
 window.addEventListener('resize', showHead);

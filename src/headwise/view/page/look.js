@@ -1,17 +1,17 @@
 // --- The page of a live model, which runs in the process that serves it: its texts, and how it begins ---
 
-import { byId, emit, isShortcut, language, makeButton, on, say, told, element } from './base.js';
+import { byId, calmly, emit, language, makeButton, on, say, told, element } from './base.js';
 import { engine } from './engine.js';
 import { openHead } from './head.js';
 import './next.js';
 import './served.js';
 import { showText } from './shown.js';
-import { data, numberOf, pin, quoted, setText, toggleSilence, view } from './state.js';
+import { data, numberOf, quoted, setText, view } from './state.js';
 import { makeHeads } from './tiles.js';
 
 const WAIT_MS = 120; // after a key, before the model is asked, so that it is not asked for each key of a fast typist
-let typing = 0, rest = 0; // the timer that runs while a key may follow; the word at which the prediction rests
-let beside = false; // is there a second text?
+const readSoon = calmly(WAIT_MS, () => { forget(); read(); });
+let rest = 0, beside = false; // the word at which the prediction rests; is there a second text?
 let troubled = ''; // what stands below the text, as `told` takes it
 let waiting = []; // what was asked for while a text is read: it is done when the text is there
 let story = null; // the answer to "why": {answer, other, why}, and in `why` for each head [name, {en, es}], a sentence
@@ -65,9 +65,8 @@ function goOnWaiting() { for (const resolve of waiting.splice(0)) resolve(); }
 
 // A key was pressed. After a pause the new text is read.
 function keyPressed() {
-  clearTimeout(typing);
   byId('main').classList.add('asking');
-  typing = setTimeout(() => { forget(); read(); }, WAIT_MS);
+  readSoon();
 }
 
 // As if the reader had typed it.
@@ -104,13 +103,6 @@ async function compare() {
   read();
 }
 
-// Escape goes back to the prediction behind the text; s silences the head through which the sentence is seen.
-function keysOnPage(event) {
-  if (isShortcut(event) || event.target.matches('textarea, select, [type=range]')) return;
-  if (event.key === 'Escape' && view.pinned && !byId('large').open) pin(-1);
-  if (event.key === 's' && view.through >= 0) toggleSilence(view.through);
-}
-
 // --- Why ---
 
 // Asks for the story of the prediction, which takes longer than the rest; meanwhile the text may have changed.
@@ -143,7 +135,6 @@ byId('hide-word').addEventListener('click', hideWord);
 byId('compare').addEventListener('click', compare);
 byId('again').addEventListener('click', () => { view.changes.clear(); putText(data.example); });
 byId('why').addEventListener('click', tellWhy);
-document.addEventListener('keydown', keysOnPage);
 on('language', () => { if (view.shown.words) showTitle(); sayTrouble(); });
 on('trouble', ({ detail }) => {
   troubled = detail;

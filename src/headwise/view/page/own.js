@@ -1,6 +1,6 @@
 // --- The reader's own sentence: typed, run through the model in the page, and continued token by token ---
 
-import { byId, element, emit, language, makeButton, on, say, visible } from './base.js';
+import { byId, calmly, element, emit, language, makeButton, on, say, visible } from './base.js';
 import { engine, hasModel } from './engine.js';
 import { goOn, growing, lastPlace, longer, model, nameOf, ordered, strange, typed } from './local.js';
 import { BLANK, probabilities } from './model.js';
@@ -13,17 +13,13 @@ const WAIT_MS = 60; // after a key, before the model runs, so that it does not r
 const FOLLOWING = 6, LEAST_CHANCE = 0.001; // words offered as the next, and the least chance of one
 const KNOWN = 1500; // words in the list of those that the model knows
 const FIRST = 48; // tokens of a passage that the page begins with
-let typing = 0; // the timer that runs while a key may follow
 export let opening = '', example = ''; // the text that the page opens with, and that of its maps and questions
 
 // Listens to the panel and puts the first sentence there; hides the panel where there is no model in the page.
 export function startOwn() {
   byId('own').hidden = byId('next-panel').hidden = byId('workbench').hidden = !hasModel();
   if (!hasModel()) return showOwn();
-  byId('own-text').addEventListener('input', () => {
-    clearTimeout(typing);
-    typing = setTimeout(() => setOwn(byId('own-text').value), WAIT_MS);
-  });
+  byId('own-text').addEventListener('input', calmly(WAIT_MS, () => setOwn(byId('own-text').value)));
   byId('likeliest').addEventListener('click', () => lengthen(0));
   byId('sampled').addEventListener('click', () => lengthen(view.temperature));
   byId('again').addEventListener('click', () => setOwn(opening, restingPlace));

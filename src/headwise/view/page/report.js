@@ -1,15 +1,14 @@
 // --- The whole page of a report: its words, its switches, and how it begins ---
 
-import { byId, element, emit, isShortcut, on, say, told } from './base.js';
+import { byId, element, emit, on, say, told } from './base.js';
 import { hasModel } from './engine.js';
-import { openHead } from './head.js';
 import { readAddress } from './address.js';
 import { makeGrid } from './grid.js';
 import './next.js';
 import { showOwn, startOwn } from './own.js';
 import './quest.js';
 import { passage, sentence, showText } from './shown.js';
-import { columnMeaning, columnName, count, data, heads, matches, pin, sayOr, toggleSilence, view } from './state.js';
+import { columnMeaning, columnName, count, data, heads, matches, sayOr, view } from './state.js';
 import './roles.js';
 import './table.js';
 import './training.js';
@@ -58,14 +57,6 @@ function showAll() {
   byId('find').focus(); // the button that had the focus is hidden now
 }
 
-// Escape lets a pinned token go; s silences the head through which the sentence is seen, e enlarges it.
-function keysOnPage(event) {
-  if (isShortcut(event) || event.target.matches('input:not([type="checkbox"]), textarea, select')) return;
-  if (event.key === 'Escape' && view.open < 0) pin(-1);
-  if (event.key === 'e' && view.through >= 0 && view.open < 0) openHead(view.through);
-  if (event.key === 's' && view.through >= 0 && hasModel()) toggleSilence(view.through);
-}
-
 const radios = document.querySelectorAll('[name="text"]'); // the sentence, or the passage
 byId('find').addEventListener('input', search);
 byId('all-heads').addEventListener('click', showAll);
@@ -76,7 +67,6 @@ on('words language', () => {
   for (const radio of radios) radio.checked = (radio.value === 'passage') === (view.shown === passage);
   if (view.shown === passage && hasModel()) byId('own-trouble').textContent = say('report.passage_shown');
 });
-document.addEventListener('keydown', keysOnPage);
 on('language', showTop);
 on('filter language', sayFilter);
 

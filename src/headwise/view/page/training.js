@@ -25,7 +25,8 @@ function makeRun() {
 // The held-out loss and the baseline as two bars from zero on one scale, and the difference in words.
 function comparison({ held_out_loss: heldOut, baseline_loss: baseline }) {
   const longest = Math.max(heldOut, baseline), gain = baseline - heldOut; // the longest bar is whole
-  return [measure(say('report.this_model'), heldOut, longest, 'ours'), measure(baselineName(), baseline, longest, 'theirs'),
+  return [measure(say('report.this_model'), heldOut, longest, 'ours'),
+    measure(baselineName(), baseline, longest, 'theirs'),
     worded('p', 'verdict', gain > 0 ? 'report.better' : 'report.worse', { gain: Math.abs(gain).toFixed(3) }),
     worded('p', 'unit', 'report.unit'), data.verbs ? worded('p', 'unit', 'report.unit_verbs') : ''];
 }
