@@ -3,10 +3,7 @@
 import re
 from pathlib import Path
 
-import pytest
-
 import headwise.view
-from headwise.view import page
 from headwise.view.page import module_script, modules
 
 ENTRIES = ("report.js", "look.js", "walk.js", "why.js")
@@ -50,13 +47,3 @@ def test_scripts() -> None:
                 for taking in re.split(r",\s*", taken.strip()):
                     assert re.search(rf"^export .*\b{taking}\b", texts[target], re.MULTILINE), (name, taking)
                     assert len(re.findall(rf"\b{taking}\b", texts[name])) > 1, f"{name} has no use for {taking}"
-
-
-def test_a_script_runs_behind_those_that_it_imports(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = {
-        "page/a.js": "import './b.js';\nA;\n",
-        "page/b.js": "import { x } from './c.js';\nB;\n",
-        "page/c.js": "C;\n",
-    }
-    monkeypatch.setattr(page, "package_text", texts.__getitem__)
-    assert module_script("a.js") == "C;\nB;\nA;\n"

@@ -202,12 +202,6 @@ def walk_html(
         )
     config = model["config"]
     layers, heads, width = config["n_layers"], config["n_heads"], config["d_model"]
-    # Weights that travel in 16 bits give slightly other numbers: the page then says by how much at most.
-    halved = (
-        word("walk.halved", "p", 'class="caption"', error=f"{model['error']:.1g}")
-        if model["error"]
-        else ""
-    )
     lede = word(
         "walk.lede",
         "p",
@@ -218,7 +212,7 @@ def walk_html(
         width=width,
         parameters=f"{model['parameters']:,}",
     )
-    body = frame("page/walk.html", lede=lede, halved=halved)
+    body = frame("page/walk.html", lede=lede)
     start = {"text": text, "layer": layer, "head": head, "at": at, "report": report}
     return page(
         "walk",

@@ -56,8 +56,6 @@ def survey_data(
     for role, kind in zip(survey.roles, kinds_of(survey.roles), strict=True):
         texts = {"meaning": sent(role.meaning), "source": sent(role.source)}
         roles.append({"kind": kind, **vars(role), **texts})
-    # Do some positions of keys not fit into 16 bits?
-    wide = any(profile.top_keys.max(initial=0) > LEVELS for profile in survey.profiles)
     return {
         "model": title_of(survey, summary),
         "extent": {"n_heads": len(survey), "n_layers": n_layers(survey)}
@@ -72,8 +70,7 @@ def survey_data(
         "has_untrained": survey.untrained is not None,
         "tokens": [visible(token) for token in survey.tokens],
         "passage": survey.passage,
-        "wide": wide,
-        "heads": _heads(survey, columns, wide),
+        "heads": _heads(survey, columns),
         "maps": None if maps is None else _maps(maps),
         "run": None if summary is None else _run(summary),
         "walk": walk,
@@ -98,7 +95,7 @@ def _run(summary: RunSummary) -> Facts:
     return {**vars(summary), "facts": list(facts.items())}
 
 
-def _heads(survey: Survey, columns: tuple[Column, ...], wide: bool) -> list[Facts]:
+def _heads(survey: Survey, columns: tuple[Column, ...]) -> list[Facts]:
     """Every head: numbers, pictures, and the sentence about it."""
     pictures = shares_of(survey)
     # the page has roles by their place
@@ -123,23 +120,23 @@ def _heads(survey: Survey, columns: tuple[Column, ...], wide: bool) -> list[Fact
                 "first": quantised(first),
                 "says": list(map(sent, head_notes(survey, profile))),
                 "roles": [roles[role] for role in profile.roles],
-                **_looks(profile, survey.passage, wide),
+                **_looks(profile, survey.passage),
             }
         )
     return heads
 
 
-def _looks(profile: HeadProfile, passage: int, wide: bool) -> Facts:
-    """Where each token of the passage looks, and what it receives; received weights are fractions of the largest.
+def _looks(profile: HeadProfile, passage: int) -> Facts:
+    """Where each token of the passage, `passage` at the beginning of the text, looks, and what it receives.
 
-    passage  tokens at the beginning of the text that the page shows
-    wide     keys take 32 bits, as in a text of more than 65,536 tokens; else 16
+    Received weights are fractions of the largest. Keys have 16 bits: from so early a token only a model that looks
+    ahead could reach the 65,536th.
     """
     # NaN stands where the head itself computes NaN; the scripts get 0.
     received = np.nan_to_num(profile.received[:passage].astype(np.float64))
     largest = float(received.max(initial=0.0)) or 1.0
     # (passage, k): the k keys with most weight; where fewer are seen, the others have weight 0.
-    keys = profile.top_keys[:passage].astype("<u4" if wide else "<u2")
+    keys = profile.top_keys[:passage].astype("<u2")
     return {
         "k": keys.shape[1],
         "keys": _packed(keys),

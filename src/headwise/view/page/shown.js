@@ -7,15 +7,15 @@
 
 import { emit, say } from './base.js';
 import { engine } from './engine.js';
-import { LEVELS, cut, data, heads, inWords, largestOf, named, unpacked, view, weights } from './state.js';
+import { LEVELS, cut, data, heads, inWords, largestOf, levels, named, view, weights } from './state.js';
 
 const FAINT = 0.1; // of a live model the last colour is at least for this weight: a faint map stays pale
 
 export const passage = data.tokens && { tokens: data.tokens.slice(0, data.passage), exact: false };
 export const sentence = data.maps && { tokens: data.maps.tokens, exact: true, maps: mapsOf(data.maps) };
 const unpack = once(weights); // base64 -> its weights
-// A head's strongest keys and their weights, k for each token of the passage; in a long document keys are `wide`.
-const lists = once((head) => ({ keys: unpacked(head.keys, data.wide ? 4 : 2), top: weights(head.weights) }));
+// A head's strongest keys and their weights, k for each token of the passage.
+const lists = once((head) => ({ keys: levels(head.keys), top: weights(head.weights) }));
 
 // Makes the value of a key when it is first asked for.
 function once(make) {

@@ -87,19 +87,9 @@ export function matches(number) {
 
 // --- Numbers ---
 
-// Whole numbers from 0 on, little-endian, of so many bytes each.
-export function unpacked(base64, bytes = 2) {
-  const stored = bytesOf(base64), numbers = new Array(stored.length / bytes);
-  for (let place = 0, at = 0; place < numbers.length; place++, at += bytes) {
-    let value = 0;
-    for (let byte = bytes - 1; byte >= 0; byte--) value = value * 256 + stored[at + byte]; // the last counts most
-    numbers[place] = value;
-  }
-  return numbers;
-}
-
-// Weights from 0 to 1, as `quantised` of view/report.py stores them.
-export function weights(base64) { return Float32Array.from(unpacked(base64), (level) => level / LEVELS); }
+// Whole numbers of two bytes, and weights from 0 to 1 in such levels, as `quantised` of view/report.py stores them.
+export function levels(base64) { return new Uint16Array(bytesOf(base64).buffer); }
+export function weights(base64) { return Float32Array.from(levels(base64), (level) => level / LEVELS); }
 // Each value once, in the order in which they come first.
 export function distinct(values) { return [...new Set(values)]; }
 // The largest size, whatever the sign; 0 of no numbers.
