@@ -277,7 +277,7 @@ def spied_kernel() -> Iterator[list[dict[str, Any]]]:
         yield calls
 
 
-WATCHING = {"only", "maps", "offsets", "marks", "rows", "seed"}
+WATCHING = {"only", "maps", "marks"}
 
 
 def watch_call(model: Any, *inputs: Any, **named: Any) -> Seen:

@@ -18,7 +18,6 @@ def row_statistics(
     *,
     start: int | None = 0,
     first: int = 0,
-    offsets: Sequence[int] = (),
     q_ids: Tensor | None = None,
     k_ids: Tensor | None = None,
     marks: Mapping[str, Tensor] | None = None,
@@ -33,7 +32,7 @@ def row_statistics(
         share = torch.where(mass[..., None] > 0, p / mass[..., None], 0)
         found["distance"] = (share * behind).sum(-1)
         found["spread"] = (share * (behind - found["distance"][..., None]) ** 2).sum(-1).sqrt()
-        for name, k in (("self", 0), ("next", -1), ("previous", 1), *((f"offset_{k}", k) for k in offsets)):
+        for name, k in (("self", 0), ("next", -1), ("previous", 1)):
             found[name] = (p * (behind == k)).sum(-1)
         if q_ids is not None and k_ids is not None:
             same = (q_ids[:, None] == k_ids) & (behind > 0)  # earlier keys with the query's token

@@ -17,7 +17,6 @@ from headwise.heads.documents import listening
 from headwise.models import hook
 from headwise.models.sites import sites_of
 
-OFFSETS = (2, 5)
 MARKS = {"some": [3, 7, 11], "none": [130]}
 every_family = pytest.mark.parametrize("name", FAMILIES)
 
@@ -76,7 +75,7 @@ def test_generation_with_a_cache(name: str, kind: str) -> None:
     """The same tokens and logits; in decoders every row is that of one whole pass over the finished text."""
     model, inputs = model_of(name), inputs_of(name, "left")
     plain = generate(model, name, inputs, kind)
-    with hw.watch(model, offsets=OFFSETS, marks=MARKS) as seen:
+    with hw.watch(model, marks=MARKS) as seen:
         watched = generate(model, name, inputs, kind)
     assert torch.equal(watched.sequences, plain.sequences)
     for one, other in zip(watched.logits, plain.logits, strict=True):
@@ -87,7 +86,7 @@ def test_generation_with_a_cache(name: str, kind: str) -> None:
     ids = plain.sequences[:, :-1]
     n_steps = ids.shape[1] - inputs["input_ids"].shape[1]
     mask = torch.cat([inputs["attention_mask"], torch.ones(2, n_steps, dtype=torch.long)], 1)
-    with torch.no_grad(), hw.watch(model, offsets=OFFSETS, marks=MARKS) as whole:
+    with torch.no_grad(), hw.watch(model, marks=MARKS) as whole:
         model(ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0))
     n_first = inputs["attention_mask"].sum(1).tolist()
     n_all = [n + n_steps for n in n_first]
@@ -162,9 +161,8 @@ def test_blocks_see_what_other_blocks_made() -> None:
     assert len(around["L0.H0"].rows.entropy) == 2 * n
     np.testing.assert_allclose(inside["L1.H2"].rows.entropy, around["L1.H2"].rows.entropy[:n], rtol=0, atol=1e-5)
     model, inputs = model_of("llama"), inputs_of("llama")
-    with torch.no_grad(), hw.watch(model) as one, hw.watch(model, offsets=(3,)) as other:
+    with torch.no_grad(), hw.watch(model) as one, hw.watch(model) as other:
         model(**inputs)
-    assert "offset_3" in other["L1.H3"].rows and "offset_3" not in one["L1.H3"].rows
     with torch.inference_mode(), hw.watch(model) as third:
         model(**inputs)
     for seen in (other, third):

@@ -82,7 +82,6 @@ def assert_measured(
     p_hts: Tensor,
     out_hte: Tensor,
     document: Document,
-    offsets: tuple[int, ...] = (),
     w_o: Tensor | None = None,
     tolerance: float = EXACT,
     nats: float | None = None,
@@ -99,7 +98,6 @@ def assert_measured(
         p_hts,
         start=document.start,
         first=keys[0] if len(keys) else 0,
-        offsets=offsets,
         q_ids=document.q_ids,
         k_ids=document.k_ids,
         marks=document.marks,
@@ -164,9 +162,6 @@ def document_of(n: Sizes, b: int, seed: int = 0, padding: bool = False, marks: b
     )
 
 
-OFFSETS = (2, 5, 30)
-
-
 def check(problem: Problem, wrap: Any = as_tensor, padding: bool = False, tolerance: float = EXACT) -> None:
     """All documents of a problem, in double precision."""
     n = problem.sizes
@@ -174,13 +169,13 @@ def check(problem: Problem, wrap: Any = as_tensor, padding: bool = False, tolera
     scores = scores_of(problem)
     for b in range(n.B):
         document = document_of(n, b, padding=padding)
-        found = measure(call, b, document, OFFSETS)
+        found = measure(call, b, document)
         assert torch.get_num_threads() == threads
         what = f"document {b}"
         np.testing.assert_allclose(row_weights(call, b, range(n.T)), p[b], rtol=0, atol=tolerance, err_msg=what)
         keys, weights = top_keys(call, b, [n.T - 1, 0], 4)
         assert torch.equal(weights, row_weights(call, b, [n.T - 1, 0]).gather(2, keys))
-        assert_measured(found, p[b], call.out[b], document, OFFSETS, tolerance=tolerance, what=what, scores=scores[b])
+        assert_measured(found, p[b], call.out[b], document, tolerance=tolerance, what=what, scores=scores[b])
         for only in (["score_max"], ["lse", "confidence"], ["previous"]):
             part = measure(call, b, document, only=only).rows
             assert set(part) == set(only)
@@ -231,7 +226,6 @@ def problems(draw_one: Any) -> tuple[Problem, dict[str, Any]]:
         "padding": draw_one(st.booleans()),
         "seed": seed,
         "cross": draw_one(st.booleans()),
-        "offsets": tuple(draw_one(st.lists(st.integers(2, 15), min_size=1, max_size=3, unique=True))),
     }
     return draw(n, seed, case, **options), how
 
@@ -252,9 +246,9 @@ def test_any_call(drawn: tuple[Problem, dict[str, Any]]) -> None:
             document = document_of(n, b, how["seed"], padding=how["padding"])
             if how["cross"]:
                 document = Document(document.real_rows, document.real_keys, None, q_ids=document.q_ids)
-            found = measure(call, b, document, how["offsets"], output_factors(w_o.float(), n.H))
+            found = measure(call, b, document, output_factors(w_o.float(), n.H))
             norm = found.rows.pop("norm")
-            assert_measured(found, p[b], call.out[b], document, how["offsets"], what=f"document {b}")
+            assert_measured(found, p[b], call.out[b], document, what=f"document {b}")
             expected = torch.einsum("hte,che->htc", call.out[b], w_o.unflatten(1, (n.H, -1))).norm(dim=-1)
             np.testing.assert_allclose(norm, expected[:, found.places], rtol=1e-5, atol=1e-5)
 
@@ -266,7 +260,7 @@ def test_starts_and_norms() -> None:
     for start in (2, 0, 4):
         document = document_of(N, 0)
         document = Document(start=start, q_ids=document.q_ids, k_ids=document.k_ids)
-        assert_measured(measure(call, 0, document, OFFSETS), p[0], call.out[0], document, OFFSETS)
+        assert_measured(measure(call, 0, document), p[0], call.out[0], document)
     assert "norm" not in measure(call_of(draw(N, 19)), 0, Document()).rows
 
 
@@ -282,9 +276,9 @@ def test_narrow_numbers(mask: str, dtype: torch.dtype, monkeypatch: pytest.Monke
     problem = rounded(draw(n, 9, mask, sink=True, softcap=3.0), dtype)
     call, document = call_of(problem, dtype), document_of(n, 0)
     w_o = torch.randn(23, n.H * n.E, generator=torch.Generator().manual_seed(1))
-    found = measure(call, 0, document, OFFSETS, output_factors(w_o, n.H))
+    found = measure(call, 0, document, output_factors(w_o, n.H))
     assert all(part.dtype == torch.float32 for part in found.rows.values())
-    assert_measured(found, dense(problem)[0], call.out[0], document, OFFSETS, w_o, tolerance=1e-5, nats=1e-4)
+    assert_measured(found, dense(problem)[0], call.out[0], document, w_o, tolerance=1e-5, nats=1e-4)
 
 
 def rounded(problem: Problem, dtype: torch.dtype) -> Problem:
@@ -316,11 +310,11 @@ def test_scores_of_any_size(size: float) -> None:
     call, document = call_of(problem, torch.float32), document_of(N, 0)
     # The scores themselves are rounded: 3 products of 5 in float32, times the scale.
     slack = 8 * 2**-24 * size * float(np.abs(problem.q).max() * np.abs(problem.k).max()) * N.D
-    found = measure(call, 0, document, OFFSETS)
+    found = measure(call, 0, document)
     assert all(values.isfinite().all() for values in found.rows.values())
     assert (found.rows["entropy"] >= -1e-6).all()
     if slack < 0.01:
-        assert_measured(found, dense(problem)[0], call.out[0], document, OFFSETS, tolerance=slack, nats=10 * slack)
+        assert_measured(found, dense(problem)[0], call.out[0], document, tolerance=slack, nats=10 * slack)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -367,7 +361,7 @@ def test_sinks_of_any_size(sink: float) -> None:
     problem = draw(N, 12, "causal", sink=np.full(N.H, sink))
     for dtype in (torch.float64, torch.float32):
         call = call_of(rounded(problem, dtype), dtype)
-        found = measure(call, 0, document_of(N, 0), OFFSETS)
+        found = measure(call, 0, document_of(N, 0))
         for name, values in found.rows.items():
             assert values.isfinite().all(), f"{name} in {dtype}"
         p = dense(rounded(problem, dtype))[0].nan_to_num()  # beside an infinite sink there is nothing
@@ -401,4 +395,4 @@ def test_the_control_spreads_evenly_over_what_the_mask_allows(mask: str) -> None
     call = uniform(call_of(problem))
     for b in range(N.B):
         document = document_of(N, b)
-        assert_measured(measure(call, b, document, OFFSETS), p[b], call.out[b], document, OFFSETS)
+        assert_measured(measure(call, b, document), p[b], call.out[b], document)

@@ -211,7 +211,7 @@ IDS = torch.tensor([[1, 2, 0, 3, 1, 4, 2, 0, 1, 3, 3, 1, 2], [4, 1, 2, 3, 4, 1, 
 @pytest.mark.parametrize("kind", CACHES)
 def test_a_model_with_a_cache(kind: str, chunks: tuple[int, ...]) -> None:
     """Its tokens are followed through the cache, also those that have rolled out of it: same_token and after_same."""
-    model, options = gpt_of(), {"marks": {"delimiter": [1, 3]}, "offsets": (3,)}
+    model, options = gpt_of(), {"marks": {"delimiter": [1, 3]}}
     if kind != "growing":
         for block in model.blocks:
             block.attention.spec = block.attention.spec.replace(mask=hw.Window(3, 0))
@@ -303,17 +303,17 @@ def test_modes_of_torch(mode: str, threads: int, monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_is_seen() -> None:
-    """Means over rows, rows by name, other distances, and a table for notebooks."""
+    """Means over rows, rows by name, and a table for notebooks."""
     model = gpt_of()
     ids = torch.randint(V, (B, T), generator=torch.Generator().manual_seed(5))
-    with hw.watch(model, offsets=(4, 2)) as seen:
+    with hw.watch(model) as seen:
         model(ids)
         model(ids[:1])
     head = seen["L1.H5"]
     assert isinstance(head.entropy, float) and head.previous == head["previous"]
     np.testing.assert_array_equal(head.rows.previous, head.rows["previous"])
     assert len(head.rows.entropy) == 3 * T and head.rows.entropy.dtype == np.float32
-    assert {"offset_2", "offset_4"} <= set(head.rows) and len(seen) == 12 and f"rows={3 * T}" in repr(head)
+    assert len(seen) == 12 and f"rows={3 * T}" in repr(head)
     table = seen._repr_html_()
     assert table.count("<tr>") == 13 and f"{head.entropy:.3f}" in table
     assert not hasattr(head, "fame") and not hasattr(head.rows, "delimiter")  # known, but no such keys were marked

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.heads.documents import Document, listening
+from headwise.heads.documents import Document, Progress, listening, no_progress
 from headwise.heads.statistics import unknown_head
 from headwise.intervals import Interval, interval_of
 from headwise.models.ask import (
@@ -31,7 +31,7 @@ from headwise.models.open import texts_of
 from headwise.models.sites import Site, sites_of
 from headwise.records import Call
 
-HOWS = ("zero", "mean")  # of `ablation`; `ablate` has "resample", too
+HOWS = ("zero", "mean")  # of `ablation`
 # Logits held at once when several variants of a model run in one batch: a round choice, 256 MB in float32.
 LARGEST = 2**26
 # What becomes of a head's output (B,T,E): from the head's name, what it gives, the call and its documents.
@@ -62,24 +62,18 @@ def ablate(
             heads was reached.
     """
     heads = _names(heads)
-    if how != "resample":
-        _check_how(how)
+    others = {} if texts is None else _outputs(model, heads, texts)
+    ways: dict[str, Change] = {
+        "zero": lambda name, out, *rest: 0.0,
+        "mean": _row_mean,
+        "resample": lambda name, out, *rest: _resampled(others[name], out, *rest),
+    }
+    _check_how(how, ways)
     if (texts is None) == (how == "resample"):
         raise HeadwiseError(
             f"how={how!r} with texts={texts!r:.60}: in how='resample' alone heads get what they give in texts"
         )
-    others = {} if texts is None else _outputs(model, heads, texts)
-
-    def silenced(
-        name: str, out: Tensor, call: Call, documents: Sequence[Document]
-    ) -> Tensor | float:
-        if how == "zero":
-            return 0.0
-        if how == "mean":
-            return _row_mean(out, call, documents)
-        return _resampled(others[name], out, documents[0].start or 0)
-
-    return _changing(model, heads, silenced)
+    return _changing(model, heads, ways[how])
 
 
 def _outputs(
@@ -88,9 +82,7 @@ def _outputs(
     """What each of these heads gives in each text, (T,E)."""
     outputs: dict[str, list[Tensor]] = defaultdict(list)
 
-    def keep(
-        name: str, out: Tensor, call: Call, documents: Sequence[Document]
-    ) -> Tensor:
+    def keep(name: str, out: Tensor, *rest: Any) -> Tensor:
         outputs[name].append(out[0].detach())
         return out
 
@@ -100,8 +92,11 @@ def _outputs(
     return outputs
 
 
-def _resampled(others: Sequence[Tensor], out: Tensor, past: int) -> Tensor:
+def _resampled(
+    others: Sequence[Tensor], out: Tensor, call: Call, documents: Sequence[Document]
+) -> Tensor:
     """For each document of `out` (B,T,E) the rows that one of the other texts has in its place."""
+    past = documents[0].start or 0
     T, shortest = past + out.shape[1], min(map(len, others))
     if shortest < T:
         raise HeadwiseError(
@@ -130,9 +125,7 @@ def steer(model: nn.Module, changes: Mapping[str, Any]) -> AbstractContextManage
             at the end of a block in which none of the heads was reached.
     """
 
-    def steered(
-        name: str, out: Tensor, call: Call, documents: Sequence[Document]
-    ) -> Tensor:
+    def steered(name: str, out: Tensor, *rest: Any) -> Tensor:
         change = changes[name]
         if callable(change):
             return torch.as_tensor(change(out))
@@ -186,14 +179,14 @@ def _names(heads: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(heads))
 
 
-def _check_how(how: str) -> None:
-    if how not in HOWS:
-        raise HeadwiseError(
-            f"how={how!r} is not known; one of {', '.join(HOWS)}, or of ablate resample"
-        )
+def _check_how(how: str, known: Collection[str]) -> None:
+    if how not in known:
+        raise HeadwiseError(f"how={how!r} is not known; one of {', '.join(known)}")
 
 
-def _row_mean(out: Tensor, call: Call, documents: Sequence[Document]) -> Tensor:
+def _row_mean(
+    name: str, out: Tensor, call: Call, documents: Sequence[Document]
+) -> Tensor:
     """The mean (E,) over real rows of what a head gives, (B,T,E), as a constant: no gradient flows through it."""
     # All documents of a call start alike. In cross attention none has a start, and all its keys are there at once.
     T, past = call.n_queries, documents[0].start or 0
@@ -259,7 +252,7 @@ def ablation(
     model: nn.Module,
     batches: Sequence[Tensor],
     how: str = "zero",
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = no_progress,
     after: int | None = None,
     whole: Sequence[Tensor] | None = None,
 ) -> dict[str, Interval]:
@@ -270,7 +263,7 @@ def ablation(
     losses (B,) of the whole model on each batch where they are known.
     """
     require_next(model)
-    _check_how(how)
+    _check_how(how, HOWS)
     changes: dict[str, list[float]] = defaultdict(list)
     with evaluating(model):
         sites = list(dict.fromkeys(calls_of(model, batches[0][:1])))

@@ -19,7 +19,7 @@ import math
 import random
 import re
 import wave
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from headwise.corpus.tokens import TextTokens
 from headwise.errors import HeadwiseError
 from headwise.files import read_text
 from headwise.heads.blocks import row_weights
-from headwise.heads.documents import Document, listening
+from headwise.heads.documents import Document, Progress, listening, no_progress
 from headwise.heads.statistics import unknown_head
 from headwise.intervals import Interval, interval_of
 from headwise.models.ask import device_of, evaluating, run_body
@@ -179,7 +179,7 @@ def align(
     judged: Sequence[Known],
     *,
     named: Sequence[str] = (),
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = no_progress,
 ) -> Alignment:
     """Rank the heads of a model by how well they align, and choose a few that do best together.
 

@@ -81,6 +81,8 @@ LOWEST = -(2.0**126)
 # Statistics that need less than all of a block: the largest score of each row, or also the sum of its weights.
 LARGEST = frozenset({"score_max", "gate", "norm"})
 OF_ROWS = LARGEST | {"lse", "sink", "confidence"}
+# the distances of the keys that "next", "self" and "previous" tell of
+OFFSETS = (-1, 0, 1)
 # of the weight lies farther back than the reach of a head
 FAR = 0.01
 # the reach is taken of each so manieth row, the last one among them: of all it takes a sixth of the time
@@ -90,7 +92,7 @@ EVERY = 16
 class Strip(NamedTuple):
     """A block of t queries and s keys: what its heads share. Keys are counted from the first that a query may see.
 
-    A row is a query that is measured; k offsets are asked for, and m sets of keys are marked.
+    A row is a query that is measured; m sets of keys are marked.
     """
 
     rows: slice  # which of all rows
@@ -103,7 +105,7 @@ class Strip(NamedTuple):
     forbidden: Tensor | None
     bias: Tensor | None  # (H,t,s) what the mask adds to scores, in bits
     at: Tensor  # (t,) the keys at which the queries stand
-    # (t,1+k) the first key and those at the offsets before the query; any key where there is none ...
+    # (t,1+k) the first key and those at the OFFSETS before the query; any key where there is none ...
     near: Tensor
     has_near: Tensor  # (t,1+k) ... and 1 where there is one, else 0
     # Pairs of a query and a key: earlier keys with the query's token, and the keys right after those.
@@ -129,7 +131,6 @@ class Pass:
         call: Call,
         b: int,
         document: Document,
-        offsets: Sequence[int] = (),
         w_o: Tensor | None = None,
         top: bool = False,
         only: Collection[str] = (),
@@ -148,8 +149,8 @@ class Pass:
         self.lacking = -1 - int(forbidden)
         self.w_o = None if w_o is None else w_o.to(self.dtype)
         self._read_options(call)
-        self._place(document, offsets)
-        self._ask(offsets, only)
+        self._place(document)
+        self._ask(only)
         n = len(self.picked)
         # (m,S)
         self.marked = self.zeros(len(self.marks), self.S)
@@ -181,10 +182,9 @@ class Pass:
         keys = call.k[self.b].to(self.dtype)
         self.keys = keys.mT.contiguous().mT if self.S > LONG else keys.contiguous()
 
-    def _place(self, document: Document, offsets: Sequence[int]) -> None:
+    def _place(self, document: Document) -> None:
         """Where the queries and the keys stand in their text, and what is known of them."""
-        # "next", "self", "previous"
-        self.offsets = [] if document.start is None else sorted({-1, 0, 1, *offsets})
+        self.offsets = OFFSETS if document.start is not None else ()
         # What is not real, padding, is never read: NaN may stand there.
         # (n,) the queries that are measured
         self.picked = _places(document.real_rows, self.T, self.device)
@@ -199,7 +199,7 @@ class Pass:
         marks = (document.marks or {}).items()
         self.marks = {name: mark.to(self.device, self.dtype) for name, mark in marks}
 
-    def _ask(self, offsets: Sequence[int], only: Collection[str]) -> None:
+    def _ask(self, only: Collection[str]) -> None:
         """What is asked for: the formulas, and the names of the sums that they read."""
         call, document = self.call, self.document
         facts = {
@@ -212,7 +212,7 @@ class Pass:
             GATE: call.before_gate is not None or call.options.gate is not None,
         }
         known = [fact for fact, is_known in facts.items() if is_known]
-        self.formulas = formulas(known, offsets, self.marks)
+        self.formulas = formulas(known, self.marks)
         if only:
             asked = [name for name in only if name in self.formulas]
             self.formulas = {name: self.formulas[name] for name in asked}
@@ -735,18 +735,16 @@ def measure(
     call: Call,
     b: int,
     document: Document,
-    offsets: Sequence[int] = (),
     w_o: Tensor | None = None,
     top: bool = True,
     only: Collection[str] = (),
 ) -> Measured:
     """All statistics of document `b` of a call.
 
-    offsets  distances k whose mass is wanted as `offset_k`; that of 1 is `previous`, which is always there
     top      also look for the key with the largest weight, which takes time: `argmax`
     w_o      R factors of each head's block of W_O, (H,E,E), from `output_factors`; without it there is no "norm"
     """
-    work = Pass(call, b, document, offsets, w_o, top, only)
+    work = Pass(call, b, document, w_o, top, only)
     by_block = run(work)
     with torch.no_grad(), torch.autocast(work.device.type, enabled=False):
         work.finish()

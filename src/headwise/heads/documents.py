@@ -58,6 +58,11 @@ UNPLACED = "its keys are pooled, or joined with others, and not the positions of
 # ids of the keys (S,) -> named sets of keys, (S,) bool each
 Marker = Callable[[Tensor], Mapping[str, Tensor]]
 Listener = Callable[[Site, Call, Sequence["Document"]], Tensor | None]
+Progress = Callable[[int, int], None]  # steps done, and of all
+
+
+def no_progress(done: int, total: int) -> None:
+    """Nobody is told."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +186,7 @@ def run_documents(
     documents: Sequence[Ids],
     take: Callable[[int, Site, Call, int, Document], None],
     marker: Marker | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = no_progress,
 ) -> None:
     """Run documents of ids through the model and hand each, in every call of a site, to `take`.
 

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from headwise.backends.torch_ import attend
 from headwise.errors import HeadwiseError
+from headwise.heads.documents import Progress, no_progress
 from headwise.heads.statistics import unknown_head
 from headwise.heads.table import Row, frame
 from headwise.intervals import Interval, interval_of
@@ -59,12 +60,7 @@ PLACES = ("out", *READ, "weights")  # `at` of `patch`
 # ("q", "L3.H5") or ("k", "L3.KV1+L4.KV0"): what of a head, or of one or several key/value heads, reads
 Receiver = tuple[str, str]
 Metric = Callable[[Tensor], Tensor]  # logits (n,V) -> (n,)
-Progress = Callable[[int, int], None]  # steps done, and of all
 Key = TypeVar("Key", bound=Hashable)
-
-
-def no_progress(done: int, total: int) -> None:
-    """Nobody is told."""
 
 
 def frame_by(by: str, rows: Mapping[str, Iterable[Row]]) -> DataFrame:
@@ -158,7 +154,6 @@ def patch(
     positions: Sequence[int] | str | None = None,
     target: Any = None,
     together: bool = False,
-    progress: Progress = no_progress,
 ) -> Patching:
     """Give one head at a time, while the model reads `corrupted`, what it had while reading `clean`.
 
@@ -179,7 +174,6 @@ def patch(
             logits (V,), float64, that gives a number, or a list of them, one for each pair. Default: what the model
             likes best after each
         together: patch all `heads` at once; the one effect is named "together"
-        progress: is called with the number of pairs of texts done, and of all
     """
     if at not in PLACES:
         raise unknown(f"at={at!r} is no place of a head", at, PLACES)
@@ -203,7 +197,7 @@ def patch(
                 variants[key, t] = study.variant(at, of_set, [t])
         return study.ask(variants)
 
-    effects, ends = _of_pairs(model, pairs, target, tried, progress)
+    effects, ends = _of_pairs(model, pairs, target, tried)
     every_share = _shares(effects, ends)
     shares = {name: share for (name, t), share in every_share.items() if t is None}
     by_position = {
@@ -225,12 +219,10 @@ def path_effects(
     at: str = "q",
     *,
     target: Any = None,
-    senders: Iterable[str] | None = None,
 ) -> dict[str, Interval]:
     """Path patching: what each earlier head brings back of the clean answer through what one head reads.
 
     receiver  the head that reads, L3.H5, for at="q"; for "k" and "v" a key/value head, L3.KV1
-    senders   heads of earlier layers, default all of them
 
     The sender gives its clean output; other heads between the two are frozen as they were in the corrupted text,
     feed-forwards run. The query, key or value that the receiver makes of this takes the place of its own, and
@@ -243,7 +235,7 @@ def path_effects(
     def tried(study: Study) -> dict[str, float]:
         # raises for a receiver that is not there
         _chosen(study.text.names(at), receiver.split("+"))
-        paths = study.paths([(at, receiver)], senders)
+        paths = study.paths([(at, receiver)])
         return {sender: effect for (_, sender), effect in paths.items()}
 
     pairs = _pairs(model, clean, corrupted)
@@ -273,7 +265,6 @@ def _of_pairs(
     pairs: Sequence[tuple[Tensor, Tensor]],
     target: Any,
     tried: Callable[[Study], dict[Key, float]],
-    progress: Progress = no_progress,
 ) -> tuple[dict[Key, list[float]], NDArray[np.float64]]:
     """By name the effects that `tried` finds in each pair, and what is compared in both texts of each, (N,2)."""
     metrics = _metrics(model, target, len(pairs))
@@ -291,7 +282,6 @@ def _of_pairs(
             ends.append((study.clean, study.corrupted))
             for key, effect in tried(study).items():
                 effects[key].append(effect)
-            progress(len(ends), len(pairs))
     return effects, np.array(ends)
 
 
@@ -677,7 +667,6 @@ class Study:
     def paths(
         self,
         receivers: Sequence[Receiver],
-        senders: Iterable[str] | None = None,
         progress: Progress = no_progress,
         groups: Iterable[str] = (),
     ) -> dict[tuple[Receiver, str], float]:
@@ -709,9 +698,8 @@ class Study:
                     parts = {n: getattr(call, at)[row, n] for n in there}
                     received[receiver, sender][site] = Edit(at, parts)
 
-        heads = [*_chosen(self.text.names("out"), senders), *groups]
         variants = {}
-        for sender in heads:
+        for sender in [*self.text.names("out"), *groups]:
             first = order.index(place_of(sender)[0])
             if first < last:
                 variants[sender] = self.variant("out", sender.split("+"))

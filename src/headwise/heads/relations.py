@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from headwise.corpus.documents import Labelled, Relations
 from headwise.errors import HeadwiseError
 from headwise.heads.blocks import row_weights, uniform
-from headwise.heads.documents import Document, run_documents
+from headwise.heads.documents import Document, Progress, no_progress, run_documents
 from headwise.heads.statistics import all_statistics
 from headwise.heads.table import ROLES, Followed, Relation
 from headwise.intervals import interval_of
@@ -38,7 +38,7 @@ def follow(
     model: nn.Module,
     relations: Relations,
     shown: Shown = lambda ids: [str(i) for i in ids],
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Progress = no_progress,
 ) -> Scores:
     """How well every head of self attention follows each relation; relation -> head -> `Followed`.
 

@@ -187,28 +187,21 @@ def all_statistics() -> dict[str, Statistic]:
     }
 
 
-def formulas(
-    known: Collection[str], offsets: Iterable[int], marks: Iterable[str]
-) -> dict[str, Formula]:
+def formulas(known: Collection[str], marks: Iterable[str]) -> dict[str, Formula]:
     """The formulas of what can be measured, by name.
 
-    known    of POSITIONS to GATE what is known
-    offsets  distances k whose mass is wanted as `offset_k`; 0 and 1 are statistics by other names, and
-             behind a query only the next key is measured, as `next`
-    marks    names of the marked sets of keys: "delimiter" and "rare" are statistics, any other is measured by its name
+    known  of POSITIONS to GATE what is known
+    marks  names of the marked sets of keys: "delimiter" and "rare" are statistics, any other is measured by its name
     """
-    known = {*known, *marks}
-    table = all_statistics()
-    measured = {
-        name: item.formula
-        for name, item in table.items()
-        if item.formula and known.issuperset(item.needs)
-    }
-    if POSITIONS in known:
-        measured |= {f"offset_{k}": methodcaller("back", k) for k in offsets if k > 1}
-    return measured | {
-        name: methodcaller("total", f"on {name}") for name in marks if name not in table
-    }
+    known, table = {*known, *marks}, all_statistics()
+    measured: dict[str, Formula] = {}
+    for name, item in table.items():
+        if item.formula and known.issuperset(item.needs):
+            measured[name] = item.formula
+    for name in marks:
+        if name not in table:
+            measured[name] = methodcaller("total", f"on {name}")
+    return measured
 
 
 def unknown_statistic(name: str, known: Iterable[str]) -> MissingError:

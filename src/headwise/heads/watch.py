@@ -115,7 +115,7 @@ class SeenHead(HeadRow[float]):
         self._site, self._head = site, head
 
     def __getitem__(self, name: str) -> float:
-        """The mean of a statistic, of a set of keys named in `marks`, or of a distance such as `offset_2`.
+        """The mean of a statistic, or of a set of keys named in `marks`.
 
         A row in which the head may attend nothing has NaN for a score, and is left out. `score_peak` is a maximum.
         """
@@ -277,7 +277,6 @@ def watch(
     model: nn.Module,
     text: str | Tensor | Sequence[int] | None = None,
     *,
-    offsets: Sequence[int] = (),
     marks: Marks | None = None,
     maps: bool | Sequence[int] = False,
     only: Sequence[str] = (),
@@ -301,7 +300,6 @@ def watch(
         model: a GPT of ours, a model of transformers, or any module whose attention calls
             `scaled_dot_product_attention` or `nn.MultiheadAttention`, or multiplies a softmax over keys with values
         text: which the model reads before the block begins: a text, of a model that `open` opened, or ids (T,)
-        offsets: distances k whose mass is noted: seen["L3.H5"]["offset_2"]; that of 1 is always there, as `previous`
         marks: named sets of token ids whose mass is noted, such as {"delimiter": [11, 13]}:
             seen["L3.H5"]["delimiter"]
         maps: also keep each head's map (T,S), `.map`, of the last call, or the rows listed, of the last call that has
@@ -313,7 +311,7 @@ def watch(
         HeadwiseError: with the names of what is no such model, where our reading of a call does not give the output
             of the model, and at the end of a block in which no head was reached.
     """
-    _check(offsets, marks or {}, only)
+    _check(marks or {}, only)
     # a peak is the largest of the rows
     wanted = {"score_max" if name == "score_peak" else name for name in only}
     sites = sites_of(model)
@@ -330,7 +328,7 @@ def watch(
                 needs_w_o = not wanted or "norm" in wanted
                 w_o = factors.of(site, part) if needs_w_o else None
                 # top=False: the strongest key, which no statistic shown here needs, is not looked for.
-                measured = measure(part, place, of_part, offsets, w_o, False, wanted)
+                measured = measure(part, place, of_part, w_o, False, wanted)
                 seen.add(site, measured)
         if kept and documents:
             weights = [_maps(call, b, kept) for b in range(len(documents))]
@@ -377,18 +375,17 @@ def _maps(call: Call, b: int, rows: Sequence[int]) -> Tensor:
     return row_weights(call, b, rows)
 
 
-def _check(offsets: Sequence[int], marks: Marks, only: Sequence[str]) -> None:
+def _check(marks: Marks, only: Sequence[str]) -> None:
     table = all_statistics()
     known = [name for name, item in table.items() if item.formula]
-    known += ["score_peak", *marks, *(f"offset_{k}" for k in offsets)]
+    known += ["score_peak", *marks]
     for name in only:
         if name not in known:
             raise unknown_statistic(name, known)
     for name in marks:
         # A set of keys is shown as a statistic of its name. "delimiter" and "rare" are in the table of statistics,
         # too: each needs a marked set of its own name, and that may be given here.
-        needs = table[name].needs if name in table else (name,)
-        if name.startswith("offset_") or name not in needs:
+        if name in table and name not in table[name].needs:
             raise HeadwiseError(
                 f"marks={name!r} is how a statistic is called; choose another name for the set of keys"
             )

@@ -436,7 +436,7 @@ def _read_by(
                     senders[t, key, place_of(name)[0]].append(name)
         joined = {"+".join(sorted(each)) for each in senders.values() if len(each) > 1}
         stage = partial(progress, "following paths")
-        followed = study.paths(receivers, None, stage, sorted(joined))
+        followed = study.paths(receivers, stage, sorted(joined))
         for ((at, name), sender), effect in followed.items():
             if _is_clear(effect):
                 path = StoryPath(sender, name, readers[at, name], at, effect)
