@@ -61,8 +61,6 @@ TRAINED: dict[str, Any] = {
 LINK = {"html": str | None}
 TEXTS = {"id": str, "name": str, "wrong": str, "fix": str}
 MODEL = {"model": str, "d_model": int, "n_heads": int, "head_dim": int, "n_kv_heads": int, "variant": str}
-SIZES = ("n_layers", "n_heads", "n_kv_heads", "d_model", "context", "steps", "batch")
-PRESET = {"name": str, "about": str, "lines": bool} | dict.fromkeys(SIZES, int)
 
 # For each document the records whose fields it has, and what stands beside them.
 DOCUMENTS: dict[str, tuple[str, tuple[Any, ...]]] = {
@@ -77,7 +75,6 @@ DOCUMENTS: dict[str, tuple[str, tuple[Any, ...]]] = {
         ({"prompt": str, "text": str, "ids": list[int], "n_tokens": int, "tokens_per_second": float},),
     ),
     "train": ("headwise train", (TRAINED,)),
-    "presets": ("headwise train --preset list", ({"presets": [PRESET]},)),
     "verify": ("headwise verify", (Verified, {"right": bool})),
     "look": ("headwise look of a run", ({"run": str, "report": str, "address": str, "opened": bool},)),
     "live": ("headwise look of a model", ({"model": str, "address": str, "opened": bool},)),

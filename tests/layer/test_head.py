@@ -124,9 +124,7 @@ def test_heads_by_name_and_by_slice() -> None:
     heads = make(**KINDS["GQA"]).heads
     assert heads["H1"].index == heads[1].index == heads[-5].index == 1
     assert [head.name for head in heads[1:3]] == ["H1", "H2"]
-    assert [head.name for head in heads[::-2]] == ["H5", "H3", "H1"]
-    assert heads[2:][0].name == heads[2:]["H2"].name == heads[2:4][-2].name == "H2"
-    assert (len(heads[4:]), len(heads[6:])) == (2, 0)
+    assert [head.name for head in heads[::-2]] == ["H5", "H3", "H1"] and heads[6:] == []
 
 
 def test_what_a_head_adds_and_costs(layer: hw.MultiHeadAttention) -> None:

@@ -21,7 +21,7 @@ from headwise.cli.app import (
 from headwise.cli.heads import write_report_of
 from headwise.errors import HeadwiseError
 from headwise.files import STDIN, read_text, text_path
-from headwise.gpt.presets import PRESETS, find_preset
+from headwise.gpt.presets import find_preset
 from headwise.spec import AttentionSpec
 from headwise.view import Progress, err, screen
 from headwise.words import Facts
@@ -29,10 +29,6 @@ from headwise.words import Facts
 if TYPE_CHECKING:
     from headwise.gpt.run import Run, Settings
     from headwise.gpt.train import Progress as TrainingProgress
-
-LISTED = "list"  # of --preset: what presets there are
-# of a preset, as they are listed
-SIZES = ("n_layers", "n_heads", "n_kv_heads", "d_model", "context")
 
 
 @command()
@@ -63,8 +59,7 @@ def train(
     Args:
         text: UTF-8 text files, or folders of them; - for standard input; tale, a little book; default: the verb
             corpus.
-        preset: verbs (the default), microgpt, nanogpt, fast, book, llama or course; or list, which tells of them
-            and trains nothing.
+        preset: verbs (the default), microgpt, nanogpt, fast, book, llama or course.
         heads: Query heads per layer.
         kv_heads: Key/value heads per layer; a divisor of --heads.
         head_dim: Width of a head. Default: --width divided by --heads.
@@ -82,9 +77,6 @@ def train(
 
     Example: headwise train book.txt --preset llama --heads 8 --kv-heads 2 --steps 500 --out runs/book
     """
-    if preset == LISTED:
-        _list_presets()
-        return
     asked = {"n_heads": heads, "n_kv_heads": kv_heads, "head_dim": head_dim}
     asked |= {"n_layers": layers, "d_model": width, "context": context}
     shape = {name: size for name, size in asked.items() if size is not None}
@@ -126,38 +118,9 @@ def train(
             # the report has a progress of its own
             page = write_report_of(folder)
         except KeyboardInterrupt as stop:
-            stop.add_note(_how_it_goes_on(folder))
+            stop.add_note(f"go on with: headwise train --resume --out {folder}")
             raise
     _print_result(folder, result, page)
-
-
-def _how_it_goes_on(folder: Path) -> str:
-    """What Ctrl-C says where the training itself has no step to tell of."""
-    from headwise.gpt.run import read_run
-
-    run = read_run(folder) if folder.is_dir() else None
-    if run is None:
-        return "no file was written"
-    if run.status == "finished":
-        return f"the model is written; its report: headwise heads {folder}"
-    return f"the run has begun in {folder}: go on with --resume --out {folder}"
-
-
-def _list_presets() -> None:
-    """What each preset is, and its size."""
-    rows: list[Facts] = []
-    for preset in PRESETS.values():
-        # A preset that does not name key/value heads has as many as query heads.
-        shape = {"n_kv_heads": preset.shape["n_heads"], **preset.shape}
-        facts = vars(preset) | shape | vars(preset.recipe)
-        names = ("name", "about", *SIZES, "steps", "batch", "lines")
-        rows.append({name: facts[name] for name in names})
-    if wants_json():
-        print_json("presets", {"presets": rows})
-        return
-    for row in rows:
-        sizes = [f"{name} {row[name]:,}" for name in (*SIZES, "steps", "batch")]
-        screen.print(f"{row['name']:9} {row['about']}\n{'':9} {', '.join(sizes)}")
 
 
 def run_settings(

@@ -44,7 +44,6 @@ class Recipe:
 @dataclass(frozen=True, kw_only=True)
 class Preset:  # a record of presets.toml
     name: str
-    about: str
     shape: dict[str, Any]  # fields of GPTConfig, without the vocabulary
     recipe: Recipe
     lines: bool  # each line is a document of its own; otherwise the text is one stream

@@ -35,63 +35,40 @@ KV_PARTS = ("k_proj", "v_proj")  # these lie by key/value head
 class Heads:
     """Heads of a layer, in order: `heads[3]`, `heads[-1]`, `heads["H3"]`, `len(heads)`, `for head in heads`.
 
-    A slice, `heads[1:3]`, gives heads again, which keep their names.
+    A slice, `heads[1:3]`, gives a list.
     """
 
-    def __init__(
-        self, layer: AttentionLayer, indices: Sequence[int] | None = None
-    ) -> None:
+    def __init__(self, layer: AttentionLayer) -> None:
         self._layer = layer
-        self._indices = range(layer.spec.n_heads) if indices is None else indices
 
     def __len__(self) -> int:
-        return len(self._indices)
+        return self._layer.spec.n_heads
 
     @overload
     def __getitem__(self, key: int | str) -> Head: ...
 
     @overload
-    def __getitem__(self, key: slice) -> Heads: ...
+    def __getitem__(self, key: slice) -> list[Head]: ...
 
-    def __getitem__(self, key: int | str | slice) -> Head | Heads:
+    def __getitem__(self, key: int | str | slice) -> Head | list[Head]:
+        count = len(self)
         if isinstance(key, slice):
-            return Heads(self._layer, self._indices[key])
+            return [*self][key]
         if isinstance(key, str):
             names = [head.name for head in self]
             if key not in names:
-                raise unknown(
-                    f"there is no head {key!r}",
-                    key,
-                    names,
-                    offer=f"there are {self._named()}",
-                )
-            return self[names.index(key)]
-        try:
-            place = operator.index(key)
-        except TypeError:
+                offer = f"there are {names[0]} to {names[-1]}"
+                raise unknown(f"there is no head {key!r}", key, names, offer=offer)
+            key = names.index(key)
+        place = operator.index(key)
+        if not -count <= place < count:
             raise HeadwiseError(
-                f"heads[{key!r}]: a head is one whole number, or a name such as 'H3'"
-            ) from None
-        if not -len(self) <= place < len(self):
-            are_all = len(self) == self._layer.spec.n_heads
-            raise HeadwiseError(
-                f"there is no head {place}; {'the layer has' if are_all else 'there are'} {len(self)}, counted from 0"
+                f"there is no head {place}; the layer has {count}, counted from 0"
             )
-        return Head(self._layer, self._indices[place])
+        return Head(self._layer, place % count)
 
     def __iter__(self) -> Iterator[Head]:
-        return (Head(self._layer, index) for index in self._indices)
-
-    def _named(self) -> str:
-        names = [f"H{index}" for index in self._indices]
-        # All heads of a layer of three or more: "H0 to H11"; else "H2, H5".
-        if len(names) == self._layer.spec.n_heads > 2:
-            return f"{names[0]} to {names[-1]}"
-        return ", ".join(names)
-
-    def __repr__(self) -> str:
-        spec = self._layer.spec
-        return f"Heads({self._named()}; the layer has {spec.n_heads}, and {plural(spec.n_kv_heads, 'key/value head')})"
+        return (Head(self._layer, index) for index in range(len(self)))
 
 
 @dataclass(frozen=True)
