@@ -23,7 +23,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging
 
 import headwise as hw
-from headwise.cost.built import Stack, _tensors, called
+from headwise.cost.built import Stack, called
 from headwise.models.hf import meta_model
 
 # By its path: the tests have a module of that name.
@@ -46,10 +46,7 @@ def held(model: Any, tokens: int) -> int:
     ids = torch.randint(20, 30, (1, tokens), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         stack, cache = Stack(model), called(model, ids)[1]
-    parts = stack.kept(cache)
-    # layers that run several times keep more parts than there are layers
-    parts += [dict(_tensors(vars(part))) for part in getattr(cache, "layers", ())[len(stack.tops) :]]
-    return sum(tensor.nbytes for part in parts for tensor in part.values())
+    return sum(tensor.nbytes for part in stack.kept(cache) for tensor in part.values())
 
 
 def small_model(family: str) -> Any:

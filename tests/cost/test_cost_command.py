@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from invoking import Invoke, assert_refused
@@ -68,28 +67,19 @@ def test_bad_files_get_one_line(invoke: Invoke, tmp_path: Path) -> None:
 
 
 def test_without_transformers_a_family_without_a_formula_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(sys.modules["headwise.cost.price"], "find_spec", lambda name: None)
     with pytest.raises(HeadwiseError, match=r"of a gpt_neox .* needs transformers and torch: pip"):
         price({"model_type": "gpt_neox", "hidden_size": 64})
 
 
-WIDE = {"hidden_size": 64, "num_hidden_layers": 2}
-BAD: tuple[dict[str, Any], ...] = (
-    {"model_type": "jambo", **WIDE}, {"model_type": "jamba", **WIDE, "num_experts": -1}, {"model_type": "jamba"},
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("config", [None, *BAD], ids=str)
-def test_the_command_loads_no_heavy_library(config: dict[str, Any] | None, tmp_path: Path) -> None:
-    """What takes long to import: without it a preset is priced in 0.3 s, and a bad config refused in a second."""
-    (tmp_path / "bad.json").write_text(json.dumps(config))
-    words, status = (["gpt2", "--variants"], 0) if config is None else ([str(tmp_path / "bad.json")], 2)
+def test_the_command_loads_no_heavy_library() -> None:
+    """What takes long to import: without it a preset is priced in 0.3 s."""
     code = (
-        f"import sys\nfrom headwise import cli\nsys.argv = ['headwise', 'cost', *{words}]\n"
-        f"try:\n    cli.main()\nexcept SystemExit as stop:\n    assert (stop.code or 0) == {status}\n"
+        "import sys\nfrom headwise import cli\nsys.argv = ['headwise', 'cost', 'gpt2', '--variants']\n"
+        "try:\n    cli.main()\nexcept SystemExit as stop:\n    assert not stop.code\n"
         "heavy = {'torch', 'numpy', 'transformers', 'safetensors', 'tokenizers', 'matplotlib'} & set(sys.modules)\n"
         "print('loaded:', sorted(heavy))"
     )
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0 and done.stderr.count("\n") == (config is not None)
+    assert done.returncode == 0 and done.stderr == ""
     assert done.stdout.endswith("loaded: []\n")

@@ -80,12 +80,6 @@ def test_variants_where_the_projections_are_one_matrix() -> None:
     assert variants(shape, make_setting(shape))[-1].parameters == price(single).parameters.total
 
 
-def test_a_text_runs_through_the_adapter_of_its_language_alone() -> None:
-    fields = {"hidden_size": 33, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 37}
-    lone, many = (price(CONFIG_MAPPING["xmod"](**fields, languages=names)) for names in (["a"], ["a", "b", "c"]))
-    assert lone.prefill == many.prefill and lone.parameters.total < many.parameters.total
-
-
 @pytest.mark.parametrize("name", ["gpt2", "falcon-7b", "palm-540b"])
 def test_presets_are_what_their_configs_give(name: str) -> None:
     """The layers kept as data, of a formula, of a model that is built, and of PaLM, which has no class."""
@@ -99,10 +93,10 @@ def test_the_number_of_layers_has_many_names(family: str) -> None:
     assert default(family).parameters.total > 10**8
 
 
-# one of each way that a cache grows; of the first four the default configuration, too
+# one of each way that a cache grows; of the first three the default configuration, too
 SPREAD = (
-    "bloom", "gemma3", "mamba", "xlnet", "bamba", "cpmant", "hy_v4", "lfm2", "llama4_text", "minimax", "mpt",
-    "qwen3_next", "recurrent_gemma", "rwkv", "xlstm", "zamba2",
+    "bloom", "gemma3", "mamba", "bamba", "hy_v4", "lfm2", "llama4_text", "minimax", "mpt", "qwen3_next",
+    "recurrent_gemma", "rwkv", "xlstm", "zamba2",
 )  # fmt: skip
 
 
@@ -112,7 +106,7 @@ def test_a_spread_of_families(family: str) -> None:
     """As many parameters as the model has, and the bytes that a small model keeps."""
     from prices import default_price, small_model, small_prices
 
-    assert family not in SPREAD[:4] or default_price(family)[1]
+    assert family not in SPREAD[:3] or default_price(family)[1]
     model = small_model(family)
     assert price(model).parameters.total == sum(p.numel() for p in model.parameters())
     rows = small_prices(model, (67, 307))

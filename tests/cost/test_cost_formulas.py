@@ -84,11 +84,10 @@ def test_windows_and_experts() -> None:
     assert experts.read(1) == 2
     assert experts.read(2) == pytest.approx(2 + 2 * 6 / 8)
     assert experts.read(1000) == pytest.approx(8)
-    # Per head and key: 512 + 64 features of the score and 512 of the value, instead of 192 and 128 after expanding.
+    # Per head and key: 512 + 64 features of the score and 512 of the value.
     short, long = (price("deepseek-v3", context=n).decode for n in (1000, 1001))
     assert short is not None and long is not None
     assert long.flops - short.flops == 61 * 2 * 128 * (512 + 64 + 512)
-    assert long.expanded_flops - short.expanded_flops == 61 * 2 * (128 * (192 + 128) + 128 * 512 * (128 + 128))
     bill = price(LatentSpec(d_model=66, n_heads=6, latent_dim=17, rope_dim=4, mask=hw.Causal()), context=23)
     assert bill.prefill.attention_flops == 2 * 6 * (11 + 11) * (23 * 24 // 2)
 

@@ -1,11 +1,8 @@
 """A shape out of a model of transformers that is built without memory, on the meta device, and run there.
 
 Parameters are counted on its modules; its heads are where `watch` finds them; its own cache says what is kept of a
-text; FLOPs are those of torch's counter. Two prompts of different lengths, and a step behind each, tell what grows
-with the text, and how:
-
-    prompt of 8, step of 1      FLOPs of a token and of a pair, both of reading and of writing
-    prompt of 16, step of 1     numbers kept of each token, and those that stay as they are
+text; FLOPs are those of torch's counter. Two prompts of different lengths, whole chunks of those that a linear
+attention works through, and a step behind each, tell what grows with the text, and how.
 """
 
 from __future__ import annotations
@@ -14,7 +11,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -25,16 +21,16 @@ from torch.utils.flop_counter import flop_registry
 
 from headwise.cost.shape import Experts, Flops, Heads, Kept, Layer, ModelShape, Outside
 from headwise.errors import HeadwiseError
-from headwise.models.ask import cache_name, context_of, parameters_of
+from headwise.models.ask import cache_name, context_of
 from headwise.models.hf import AnyCache, meta_model, quiet
 from headwise.models.hook import hooked
 from headwise.models.sites import Site, sites_of
 
-SHORT = (8, 16)  # tokens of the two prompts
-# tokens that a linear attention works through at a time, where its config does not say it
+# tokens that a linear attention works through at a time: where its config says it, and where it does not
+CHUNKS = ("chunk_size", "mamba_chunk_size")
 CHUNK = 64
 # where a model hands out what it keeps, and fields of configs with the experts of a token
-CACHES = ("cache", "past_key_values", "cache_params", "state", "mems")
+CACHES = ("cache", "past_key_values", "cache_params", "state")
 ROWS = ("keys", "values")
 ACTIVE = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k")
 
@@ -48,13 +44,12 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, known: dict[Any, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.known, self.inside, self.calls = known, [""], 0
+        self.known, self.inside = known, [""]
         self.flops: Counter[str] = Counter()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        self.calls += 1
         name, kwargs = func._schema.name, kwargs or {}
         if name == "aten::_local_scalar_dense" and args[0].is_meta:
             return 0
@@ -90,19 +85,18 @@ def _sizes(value: Any) -> Any:
 
 @dataclass
 class Run:
-    """One run: FLOPs by name ("3" is a layer, "3e" its experts, "" what is outside), and what is kept."""
+    """One run: FLOPs by name ("L3" is a layer, "L3 experts" apart, "" what is outside), and what is kept."""
 
     tokens: int
     seen: int  # keys before and in it
     flops: Counter[str]
-    calls: int
     bits: int  # of a number of the model
     name: str  # of the cache among the arguments of the model
     cache: Any
-    kept: list[dict[str, Tensor]]  # of each layer
+    kept: list[dict[str, Tensor]]  # of each layer, see `Stack.kept`
 
-    def layer_flops(self, n: int) -> int:
-        return self.flops[str(n)] + self.flops[f"{n}e"]
+    def of_layer(self, n: int) -> int:
+        return self.flops[f"L{n}"] + self.flops[f"L{n} experts"]
 
 
 class Stack:
@@ -123,15 +117,13 @@ class Stack:
             )
         self.model = model
         self.known: dict[Any, Any] = {}  # see Counting
-        # a layer that runs several times in a pass keeps several parts: part -> layer
-        self.again: dict[int, int] = {}
         largest = max(lists.values(), key=lambda each: sum(map(_size, each)))
-        # HRM runs two stacks in turn, of layers of one class that share a cache
-        has_encoder = getattr(model.config, "is_encoder_decoder", False)
-        for each in () if has_encoder else chain(*lists.values()):
-            is_alike = type(each[0]) is type(largest[0][0]) and _keeps(each)
-            if is_alike and len(each) == len(largest[0]) and each not in largest:
-                largest.append(each)
+        # HRM runs two stacks in turn, of layers of one class; an encoder is a stack, too, and no part of the decoder
+        if not getattr(model.config, "is_encoder_decoder", False):
+            for each in chain(*lists.values()):
+                is_alike = type(each[0]) is type(largest[0][0])
+                if is_alike and len(each) == len(largest[0]) and each not in largest:
+                    largest.append(each)
         self.tops = list(zip(*largest, strict=True))  # of each layer
         self.modules = [
             [each for top in tops for each in top.modules()] for tops in self.tops
@@ -144,43 +136,36 @@ class Stack:
                 if not site.cross:
                     self.sites.setdefault(place.get(site.module, -1), site)
 
-    @cached_property
+    @property
     def table(self) -> Any:
-        """The table of the tokens; the first of several, as where MusicGen reads several codes of a sound."""
-        table = self.model.get_input_embeddings()
-        return table[0] if isinstance(table, nn.ModuleList) else table
+        """The table of the tokens."""
+        return self.model.get_input_embeddings()
 
     def run(self, tokens: int, before: Run | None = None) -> Run:
         """Read a prompt, or write one token behind it."""
         counting = Counting(self.known)
         hooks: list[Any] = []
 
-        def leave(module: Any, args: Any, keywords: Any, out: Any) -> None:
-            counting.inside.pop()
-            for n, layer in enumerate(self.tops):
-                if module in layer:
-                    self._note_parts(n, (*args, *keywords.values()))
-
-        def count_apart(name: str, module: nn.Module) -> None:
+        def count_apart(module: nn.Module, name: str) -> None:
             def enter(*_: Any) -> None:
                 counting.inside.append(name)
+
+            def leave(*_: Any) -> None:
+                counting.inside.pop()
 
             hooks.append((module.register_forward_pre_hook, enter))
             hooks.append((module.register_forward_hook, leave))
 
         for n, modules in enumerate(self.modules):
             for module in modules:
-                if module in self.tops[n] or _is_experts(module):
-                    count_apart(f"{n}" if module in self.tops[n] else f"{n}e", module)
+                if module in self.tops[n]:
+                    count_apart(module, f"L{n}")
+                elif _is_experts(module):
+                    count_apart(module, f"L{n} experts")
         ids = torch.zeros((1, tokens), dtype=torch.long, device="meta")
         past = (before.name, before.cache) if before else ()
         try:
-            with (
-                hooked(hooks, with_kwargs=True),
-                torch.no_grad(),
-                quiet(),
-                counting,
-            ):
+            with hooked(hooks), torch.no_grad(), quiet(), counting:
                 name, cache = called(self.model, ids, *past)
         except Exception as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -191,46 +176,34 @@ class Stack:
             tokens=tokens,
             seen=tokens + (before.seen if before else 0),
             flops=counting.flops,
-            calls=counting.calls,
             bits=8 * self.table.weight.element_size(),
             name=name,
             cache=cache,
             kept=self.kept(cache),
         )
 
-    def _note_parts(self, n: int, inputs: Sequence[Any]) -> None:
-        """Note the parts of a cache, behind one for each layer, that are filled since layer n has run."""
-        for cache in inputs:
-            parts = getattr(_of_decoder(cache), "layers", ())
-            for number, part in enumerate(parts[len(self.tops) :], len(self.tops)):
-                if any(_tensors(vars(part))):
-                    self.again.setdefault(number, n)
-
     def kept(self, cache: Any) -> list[dict[str, Tensor]]:
-        """What each layer keeps, by name, in a cache and in the model's modules; each tensor once."""
-        n_layers = len(self.tops)
-        records: list[dict[str, Any]] = [{} for _ in range(n_layers)]
+        """What the layers keep, by name, in a cache and in the model's modules; each tensor once.
+
+        Layers that run several times in a pass keep several records: with n layers, that of layer m is every n-th from
+        number m on.
+        """
+        n_layers, records = len(self.tops), list[dict[str, Any]]()
         cache = _of_decoder(cache)
-        lists = {"memory": cache}
         if hasattr(cache, "layers"):  # of transformers
-            lists = {k: x for k, x in vars(cache).items() if isinstance(x, list)}
-        elif not isinstance(cache, tuple) or len(cache) != n_layers:
-            # of all layers together: each has an equal part; a tuple of XLNet has one
-            lists = {}
+            records = [dict(vars(part)) for part in cache.layers]
+            records += [{} for _ in range(n_layers - len(records))]
+            for name, values in vars(cache).items():
+                if isinstance(values, list) and name != "layers":  # MiniMax's states
+                    for record, value in zip(records, values, strict=False):
+                        record[name] = value
+        else:  # of all layers together, as RWKV's: each has an equal part
+            record = {}
             for name, tensor in _tensors(getattr(cache, "__dict__", cache)):
-                part = tensor.flatten()[: tensor.numel() // n_layers]
-                lists[name] = [part] * n_layers
-        for name, values in lists.items():
-            for record, value in zip(records, values, strict=False):
-                record |= vars(value) if name == "layers" else {name: value}
-        for number, n in self.again.items():
-            for name, more in _tensors(vars(cache.layers[number])):
-                if name in ROWS:
-                    records[n][name] = torch.cat([records[n][name], more])
-                else:
-                    records[n][f"{name}.{number}"] = more
+                record[name] = tensor.flatten()[: tensor.numel() // n_layers]
+            records = [dict(record) for _ in range(n_layers)]
         # Recurrent Gemma's states are in its modules
-        for record, modules in zip(records, self.modules, strict=True):
+        for record, modules in zip(records, self.modules, strict=False):
             for number, module in enumerate(modules):
                 for name, value in vars(module).items():
                     if "state" in name:
@@ -242,11 +215,6 @@ class Stack:
                 names.setdefault(id(tensor), (name, tensor))
             kept.append(dict(names.values()))
         return kept
-
-
-def _keeps(module: nn.Module) -> bool:
-    """Does something in it know the number of its layer, for its part of the cache?"""
-    return any(isinstance(getattr(x, "layer_idx", None), int) for x in module.modules())
 
 
 def _size(module: nn.Module) -> int:
@@ -273,9 +241,6 @@ def called(
 ) -> tuple[str, Any]:
     """Call a model of transformers on ids (B,T): the name of its cache among its arguments, and the cache."""
     arguments = {"input_ids": ids, "use_cache": True} | ({name: cache} if name else {})
-    # X-MOD has an adapter for each language, and runs one
-    if "lang_ids" in parameters_of(model):
-        arguments["lang_ids"] = torch.zeros(len(ids), dtype=torch.long)
     new = (cache_name(model), AnyCache(config=model.config))
     try:
         out = model(**arguments)
@@ -283,11 +248,6 @@ def called(
         if name:
             raise
         return called(model, ids, *new)
-    except RuntimeError:  # a class that mixes number formats or devices, or reads several codes of a sound at a time
-        codes = getattr(model.config, "num_codebooks", 1)
-        arguments["input_ids"] = ids.expand(codes, -1)
-        with ids.device:
-            out = model.to(torch.float32)(**arguments)
     for key in CACHES:
         if getattr(out, key, None) is not None:
             return key, getattr(out, key)
@@ -301,29 +261,32 @@ def shape_of_fields(fields: Mapping[str, Any]) -> ModelShape:
     """The shape of the model of a config. Raises HeadwiseError, with the reason, for what cannot be built or run."""
     model, part = meta_model(fields)
     stack = Stack(model)
-    runs = [stack.run(tokens) for tokens in SHORT]
+    config = model.config.get_text_config(decoder=True)
+    sizes = [getattr(config, name, None) for name in CHUNKS]
+    chunk = next(filter(None, sizes), CHUNK)
+    positions = context_of(model)
+    if positions is not None:
+        chunk = min(chunk, positions // 2)
+    runs = [stack.run(chunk), stack.run(2 * chunk)]
+    if not any(runs[0].of_layer(n) for n in range(len(stack.tops))):
+        raise HeadwiseError(
+            f"of a {model.config.model_type} the largest list of layers does not read ids; price its decoder alone"
+        )
     steps: list[Run] = []
     if any(runs[0].kept):
-        # CPM-Ant has a cache, and no step of one token beside it
+        # ProphetNet has a cache, and no step of one token beside it
         with suppress(HeadwiseError):
             steps = [stack.run(1, run) for run in runs]
     counts = _parameters(stack)
-    parts = [Part(stack, runs, n) for n in range(len(stack.tops))]
-    lengths = runs
-    # A layer that fills up a chunk of tokens costs the same however few there are; one that loops over them does not.
-    is_loop = runs[1].calls - runs[0].calls > SHORT[0]
-    if not is_loop and any(each.has_state and not each.window for each in parts):
-        names = ("chunk_size", "mamba_chunk_size")
-        chunks = [getattr(parts[0].config, name, None) for name in names]
-        chunk = next(filter(None, chunks), CHUNK)
-        lengths = [stack.run(tokens) for tokens in (chunk, 2 * chunk)]
-    layers = tuple(each.layer(counts[each.n], lengths, steps) for each in parts)
+    layers = []
+    for n in range(len(stack.tops)):
+        layers.append(Part(stack, runs, n).layer(counts[n], steps))
     return ModelShape(
         family=str(fields["model_type"]),
         d_model=stack.table.weight.shape[-1],
-        layers=layers,
-        outside=_outside(stack, counts[-1], lengths),
-        positions=context_of(model),
+        layers=tuple(layers),
+        outside=_outside(stack, counts[-1], runs),
+        positions=positions,
         generates=any(layer.kept for layer in layers),
         way="built",
         notes=(f"priced is {part}",) if part else (),
@@ -335,83 +298,81 @@ class Part:
 
     def __init__(self, stack: Stack, runs: Sequence[Run], n: int) -> None:
         self.stack, self.n, self.runs, self.site = stack, n, runs, stack.sites.get(n)
+        numbers = range(n, len(runs[1].kept), len(stack.tops))
         self.config = stack.model.config.get_text_config(decoder=True)
-        layers = getattr(_of_decoder(runs[0].cache), "layers", ())
-        cache = layers[n] if n < len(layers) else None
-        is_sliding = getattr(cache, "is_sliding", False)
-        self.window = getattr(cache, "sliding_window", None) if is_sliding else None
-        self.every: int | None = getattr(cache, "compress_rate", None)
+        self.kept = [part for number in numbers for part in self._kept(number)]
         self.entries = runs[1].kept[n]
-        self.kept = self._kept()
+        self.window, self.every = self._limits(n)
         self.others = [name for name in self.entries if name not in ROWS]
         # beside rows, numbers that do not grow with the text
         is_all = all(part.grows for part in self.kept)
         self.has_state = bool(self.others) and not is_all
 
-    def _kept(self) -> list[Kept]:
-        """How what the layer keeps grows with the text, from two prompts."""
+    def _limits(self, number: int) -> tuple[int | None, int | None]:
+        """The window of a part of the cache, and how many tokens a block has that is kept as one; None without."""
+        layers = getattr(_of_decoder(self.runs[0].cache), "layers", ())
+        part: Any = layers[number] if number < len(layers) else None
+        is_sliding = getattr(part, "is_sliding", False)
+        window = part.sliding_window if is_sliding else None
+        return window, getattr(part, "compress_rate", None)
+
+    def _kept(self, number: int) -> list[Kept]:
+        """How what is kept in a record grows with the text, from two prompts."""
         first, second = self.runs
+        window, every = self._limits(number)
         # laws, as if of no numbers, and their numbers
         parts: Counter[Kept] = Counter()
-        for name, entry in self.entries.items():
+        for name, entry in second.kept[number].items():
             size, bits = entry.numel(), 8 * entry.element_size()
             # what has other bits than the model's has them whatever its format is
             fixed = None if bits == second.bits else bits
             law = Kept(values=0, heads=name in ROWS, bits=fixed)
-            if law.heads and self.window is not None:
-                rows = self.window - 1
+            if law.heads and window is not None:
+                rows = window - 1
                 values = size // min(second.tokens, rows) if rows else 0
                 law = replace(law, rows=rows)
-            elif self.every is not None and name.startswith(("compressed", "buffer")):
+            elif every is not None and name.startswith(("compressed", "buffer")):
                 values = size // entry.shape[1] if entry.shape[1] else entry.shape[-1]
                 is_open = name.startswith("buffer")
-                law = replace(law, every=self.every, open_block=is_open)
+                law = replace(law, every=every, open_block=is_open)
             else:
-                grown = size - first.kept[self.n].get(name, entry).numel()
+                grown = size - first.kept[number].get(name, entry).numel()
                 values, rest = divmod(grown, second.tokens - first.tokens)
                 if rest or grown < 0:
                     raise HeadwiseError(
                         f"L{self.n} keeps {size} numbers of {second.tokens} tokens as {name}, and {grown} fewer of "
                         f"{first.tokens}: how they grow is not known"
                     )
-                # CPM-Ant adds tokens of its own to each text, so that not all that is kept need grow
                 state = replace(law, heads=False, grows=False)
                 parts[state] += size - values * second.tokens
-                if name == "memory":  # XLNet's is of so many tokens at most
-                    law = replace(law, rows=getattr(self.config, "mem_len", None))
             parts[law] += values
         return [replace(law, values=values) for law, values in parts.items() if values]
 
-    def layer(
-        self, counts: Counter[str], lengths: Sequence[Run], steps: Sequence[Run]
-    ) -> Layer:
-        heads, experts = self.heads(counts["attention"]), self.experts(lengths[1])
+    def layer(self, counts: Counter[str], steps: Sequence[Run]) -> Layer:
+        heads, experts = self.heads(counts["attention"]), self.experts()
         # of two prompts: a T + b T^2, each over T. A chunk costs a little more behind another.
-        (x, t), (y, u) = ((run.layer_flops(self.n), run.tokens) for run in lengths)
+        (x, t), (y, u) = ((run.of_layer(self.n), run.tokens) for run in self.runs)
         pair = max(0, (y * t - x * u) // (t * u * (u - t))) if heads else 0
         reading = writing = Flops((y - pair * u * u) // u, pair)
         if steps:
-            (x, t), (y, u) = ((run.layer_flops(self.n), run.seen) for run in steps)
-            if self.window is not None and self.window <= SHORT[1]:
+            (x, t), (y, u) = ((run.of_layer(self.n), run.seen) for run in steps)
+            if self.window is not None and self.window <= self.runs[1].tokens:
                 # it was full before the second step
                 token = x - pair * min(self.window, t)
             else:
                 pair = max(0, (y - x) // (u - t))
                 token = x - pair * t
             writing = Flops(token, pair if heads else 0)
-        if experts is not None and not lengths[1].flops[f"{self.n}e"]:
+        if experts is not None and not self.runs[1].flops[f"L{self.n} experts"]:
             # a loop over experts, of which a run without data meets none
             more = 2 * experts.active * experts.matrices
             reading, writing = reading.plus(more), writing.plus(more)
-        kind, expanding = self.kind(heads), None
+        kind = self.kind(heads)
         if heads is not None and heads.latent is not None and kind == "latent":
             # what is kept of a token can be read as a key, and its latent alone as a value
             module: Any = self.site and self.site.module
             read_as = heads.latent + module.kv_lora_rank
-            expanding, writing = (
-                writing,
-                Flops(reading.token, 2 * heads.n_heads * read_as),
-            )
+            writing = Flops(reading.token, 2 * heads.n_heads * read_as)
         return Layer(
             name=f"L{self.n}",
             kind=kind,
@@ -423,7 +384,6 @@ class Part:
             experts=experts,
             reading=reading,
             writing=writing,
-            expanding=expanding,
         )
 
     def heads(self, parameters: int) -> Heads | None:
@@ -494,27 +454,20 @@ class Part:
             names.append("shared" if is_shared else "full")
         return " + ".join(names) or "none"
 
-    def experts(self, run: Run) -> Experts | None:
-        """The experts of the layer, and how many a token is sent to: by the FLOPs, else by the config."""
+    def experts(self) -> Experts | None:
+        """The experts of the layer, and how many a token is sent to, by the config."""
         module = next(filter(_is_experts, self.stack.modules[self.n]), None)
         if module is None:
             return None
-        if isinstance(module, nn.ModuleList):
-            of_one, ndim, count = list(module[0].parameters()), 2, len(module)
-        else:
-            of_one, ndim = list(module.parameters()), 3
-            count = next(p.shape[0] for p in of_one if p.ndim == ndim)
-        shared_by = count if ndim == 3 else 1
-        matrices = sum(p.numel() for p in of_one if p.ndim >= ndim) // shared_by
-        told = [getattr(self.config, name, None) for name in ACTIVE]
-        active = next((each for each in told if isinstance(each, int)), 1)
-        if flops := run.flops[f"{self.n}e"]:
-            active = round(flops / (2 * run.tokens * matrices))
+        of_one = list(module.parameters())
+        count = next(p.shape[0] for p in of_one if p.ndim == 3)
+        named = [getattr(self.config, name, None) for name in ACTIVE]
+        active = next((each for each in named if isinstance(each, int)), 1)
         return Experts(
             active=min(active, count),
             count=count,
-            parameters=sum(p.numel() for p in of_one) // shared_by,
-            matrices=matrices,
+            parameters=sum(p.numel() for p in of_one) // count,
+            matrices=sum(p.numel() for p in of_one if p.ndim == 3) // count,
         )
 
 
@@ -529,13 +482,9 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def _is_experts(module: nn.Module) -> bool:
-    """Does it hold the weights of all experts of a layer, as tensors of three axes or as a list?"""
-    name = type(module).__name__
-    if isinstance(module, nn.ModuleList):
-        return "Expert" in name or "Expert" in type(next(iter(module), None)).__name__
-    return name.endswith("Experts") and any(
-        p.ndim == 3 for p in module.parameters(recurse=False)
-    )
+    """Does it hold the weights of all experts of a layer, as tensors of three axes?"""
+    is_named = type(module).__name__.endswith("Experts")
+    return is_named and any(p.ndim == 3 for p in module.parameters(recurse=False))
 
 
 def _parameters(stack: Stack) -> dict[int, Counter[str]]:
@@ -571,9 +520,9 @@ def _parameters(stack: Stack) -> dict[int, Counter[str]]:
     return counts
 
 
-def _outside(stack: Stack, counts: Counter[str], lengths: Sequence[Run]) -> Outside:
+def _outside(stack: Stack, counts: Counter[str], runs: Sequence[Run]) -> Outside:
     """What stands outside the layers."""
-    (x, t), (y, u) = ((run.flops[""], run.tokens) for run in lengths)
+    (x, t), (y, u) = ((run.flops[""], run.tokens) for run in runs)
     per_token = (y - x) // (u - t)
     head, table = stack.model.get_output_embeddings(), stack.table.weight
     is_tied = getattr(head, "weight", None) is table

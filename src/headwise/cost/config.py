@@ -8,7 +8,6 @@ are layers as data, which `python studies/presets.py` writes out of configs.
 from __future__ import annotations
 
 import json
-import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,7 +17,7 @@ from typing import Any
 from headwise.cost.shape import Experts, Flops, Heads, Kept, Layer, ModelShape, Outside
 from headwise.errors import HeadwiseError
 from headwise.families import OURS
-from headwise.masks import Causal, Window
+from headwise.masks import Causal, Mask, Window
 from headwise.spec import AttentionSpec, LatentSpec
 
 _FILES = resources.files("headwise.cost")
@@ -48,22 +47,6 @@ for _usual, _others in NAMES.items():
     USUAL |= dict.fromkeys((_usual, *_others), _usual)
 # of a model whose config says neither
 REQUIRED = ("hidden_size", "num_hidden_layers", "num_attention_heads")
-# what any family calls these two, which each config has, at the top or in a part
-ANY_OF = {
-    "hidden_size": ("n_embd", "d_model", "emb_dim", "embed_dim", "dim"),
-    "num_hidden_layers": (
-        "n_layer",
-        "n_layers",
-        "num_layers",
-        "decoder_layers",
-        "num_decoder_layers",
-        "layers_block_type",
-    ),
-}
-# names of fields that count something, which no model has below 0
-COUNTED = re.compile(
-    r"^(num|n)_(?!images)|(?<!chunk)_(size|dim|heads|layers|experts|rank)$"
-)
 
 
 class UndescribedError(HeadwiseError):
@@ -91,12 +74,8 @@ class Fields(dict[str, Any]):
 
     def has(self, what: str, default: bool = False) -> bool:
         """Is there a bias, a gate, ...? The facts say so by a constant, or by the name of a flag of the config."""
-        name = value = self.facts.get(what, default)
-        if isinstance(name, str):
-            value = self[name]
-        if not isinstance(value, bool):
-            raise HeadwiseError(f"{name}={short(value)} must be true or false")
-        return value
+        value = self.facts.get(what, default)
+        return bool(self[value] if isinstance(value, str) else value)
 
 
 def check_size(name: str, value: Any, most: int = LARGEST) -> int:
@@ -108,36 +87,13 @@ def check_size(name: str, value: Any, most: int = LARGEST) -> int:
 
 
 def check_sizes(config: Mapping[str, Any]) -> None:
-    """Refuse sizes that no model has, before anything is built."""
-    for part in _parts(config):
-        for name, value in part.items():
-            usual = USUAL.get(name)
-            if usual in NAMES:
-                for each in value if isinstance(value, list | tuple) else [value]:
-                    if each is not None:
-                        check_size(name, each, MOST.get(usual, LARGEST))
-            # `not >=`: NaN, too
-            is_number = isinstance(value, int | float) and not value >= 0
-            if is_number and COUNTED.search(str(name)):
-                raise HeadwiseError(f"{name}={short(value)} must be a number from 0 up")
-
-
-def check_present(config: Mapping[str, Any]) -> None:
-    """Refuse a config that leaves to its class what sizes every model."""
-    names = {name for part in _parts(config) for name in part}
-    for usual, others in ANY_OF.items():
-        if not names & {usual, *others}:
-            raise HeadwiseError(
-                f"{usual} is missing; a {config['model_type']} model has no size without it"
-            )
-
-
-def _parts(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The config, and the dicts inside."""
-    parts = [config]
-    for part in parts:  # those that are found follow
-        parts += [value for value in part.values() if isinstance(value, dict)]
-    return parts
+    """Refuse sizes that no model has, before anything is built; also those of the dicts inside."""
+    for name, value in config.items():
+        usual = USUAL.get(name)
+        if isinstance(value, dict):
+            check_sizes(value)
+        elif usual in NAMES and value is not None and not isinstance(value, list):
+            check_size(name, value, MOST.get(usual, LARGEST))
 
 
 def short(value: Any) -> str:
@@ -147,18 +103,17 @@ def short(value: Any) -> str:
 
 def preset(name: str) -> ModelShape:
     """The sizes of a known model: rows of layers, and which layer is which row."""
-    fields, rows = dict(PRESETS[name]), []
-    for row in map(dict, fields.pop("rows")):
+    fields = dict(PRESETS[name])
+    rows, order = fields.pop("rows"), fields.pop("order")
+    layers = []
+    for n, number in enumerate(order):
+        row = dict(rows[number])
         row["attention"] = Heads(**row["attention"])
         row["kept"] = tuple(Kept(**part) for part in row.get("kept", ()))
+        row["reading"], row["writing"] = Flops(*row["reading"]), Flops(*row["writing"])
         if "experts" in row:
             row["experts"] = Experts(**row["experts"])
-        for step in row.keys() & {"reading", "writing", "expanding"}:
-            row[step] = Flops(*row[step])
-        rows.append(row)
-    layers = []
-    for n, number in enumerate(fields.pop("order")):
-        layers.append(Layer(name=f"L{n}", **rows[number]))
+        layers.append(Layer(name=f"L{n}", **row))
     outside = Outside(**fields.pop("outside"))
     return ModelShape(**fields, layers=tuple(layers), outside=outside)
 
@@ -170,7 +125,7 @@ def shape_by_formula(config: Mapping[str, Any]) -> ModelShape:
     """
     kind = OURS if "headwise" in config else config.get("model_type")
     section = config.get("headwise") if kind == OURS else config
-    if not section or not isinstance(section, dict):
+    if not isinstance(section, dict):
         raise HeadwiseError(
             "the section `headwise` is missing or no table; a run folder's config.json has one"
         )
@@ -190,38 +145,23 @@ def shape_by_formula(config: Mapping[str, Any]) -> ModelShape:
         # where that value is off, anything empty is off, too
         if f.get(name) not in (None, value) and (f[name] or value):
             raise UndescribedError(f"{name}={short(f[name])}")
-    in_layer, behind = _norms(f)
+    width = f.size("hidden_size")
+    n_norms, n_outside = facts["norms"]
+    gains = width
+    if kind == OURS:
+        gains *= f.has("gain") * (1 + (f["norm"] == "layer" and f.has("bias")))
+        n_outside = f.has("embedding_norm") + f.has("final_norm")
     layers = []
     for n, window in enumerate(_windows(f)):
         layer = layer_of(f"L{n}", _attention(f, window), kind == OURS)
-        layers.append(_with_forward(layer, f, in_layer))
+        layers.append(_with_forward(layer, f, n_norms * gains))
     return ModelShape(
         family=kind,
-        d_model=f.size("hidden_size"),
+        d_model=width,
         layers=tuple(layers),
-        outside=_outside(f, behind),
+        outside=_outside(f, n_outside * gains),
         positions=f.size("max_position_embeddings"),
-        generates=not f.has("sees_all"),
     )
-
-
-def _norms(f: Fields) -> tuple[int, int]:
-    """Parameters of the norms of a layer, and of those outside."""
-    width = f.size("hidden_size")
-    in_layer, outside = f.facts["norms"]
-    if "norm" in f.facts["flags"]:  # our own GPT
-        for name, known in OWN.items():
-            if f[name] not in known:
-                raise HeadwiseError(
-                    f"{name}={f[name]!r} is not known; one of {', '.join(known)}"
-                )
-        width *= f.has("gain") * (1 + (f["norm"] == "layer" and f.has("bias")))
-        outside = f.has("embedding_norm") + f.has("final_norm")
-    return in_layer * width, outside * width
-
-
-# fields of our own GPT
-OWN = {"norm": ("rms", "layer"), "position": ("rope", "learned")}
 
 
 def layer_of(name: str, spec: AttentionSpec, whole_window: bool = True) -> Layer:
@@ -234,13 +174,10 @@ def layer_of(name: str, spec: AttentionSpec, whole_window: bool = True) -> Layer
     pair = 2 * spec.n_heads * (spec.head_dim + spec.value_dim)
     latent, kind = None, "full" if rows is None else "sliding"
     reading = writing = Flops(2 * weights, pair)
-    expanding = None
     if isinstance(spec, LatentSpec):
         latent, kind, more = values, "latent", 2 * spec.expanding_weights
         # What is kept of a token, latent and rotary key, is read as a key, and its latent alone as a value.
         read_as = 2 * spec.n_heads * (values + spec.latent_dim)
-        # the new token's own keys and values are among the products of all of them
-        expanding = Flops(2 * weights, pair + more)
         reading, writing = reading.plus(more), Flops(2 * weights + more, read_as)
     heads = Heads(
         n_heads=spec.n_heads,
@@ -264,7 +201,6 @@ def layer_of(name: str, spec: AttentionSpec, whole_window: bool = True) -> Layer
         kept=(Kept(values=values, rows=rows, heads=True),) if rows != 0 else (),
         reading=reading,
         writing=writing,
-        expanding=expanding,
     )
 
 
@@ -273,14 +209,14 @@ def _attention(f: Fields, window: int | None) -> AttentionSpec:
     # as `bias`, where the facts do not tell them apart
     qkv_bias, head_dim = f.has("qkv_bias", bias), f["head_dim"]
     # A window counts the query itself, and `Window` only what stands before it.
-    mask = Causal() if window is None else Window(window - 1, 0)
+    mask: Mask = Causal() if window is None else Window(window - 1, 0)
     groups = f["num_key_value_heads"]
     return AttentionSpec(
         d_model=f.size("hidden_size"),
         n_heads=heads,
         n_kv_heads=heads if groups is None else f.size("num_key_value_heads"),
         head_dim=head_dim and check_size("head_dim", head_dim),
-        mask=None if f.has("sees_all") else mask,
+        mask=mask,
         out_bias=bias,
         q_bias=qkv_bias,
         kv_bias=qkv_bias,
@@ -294,10 +230,6 @@ def _windows(f: Fields) -> list[int | None]:
     windows = f[name] if name else None
     if not isinstance(windows, list | tuple):
         windows = [windows] * n_layers
-    if len(windows) != n_layers:
-        raise HeadwiseError(
-            f"{name}={short(windows)} must list the window of each of {n_layers} layers"
-        )
     return [each if each is None else check_size(str(name), each) for each in windows]
 
 
@@ -314,7 +246,6 @@ def _with_forward(layer: Layer, f: Fields, norms: int) -> Layer:
         layer,
         feed_forward_parameters=weights + biases,
         norm_parameters=norms,
-        kept=() if f.has("sees_all") else layer.kept,
         reading=layer.reading.plus(2 * weights),
         writing=layer.writing.plus(2 * weights),
     )
@@ -325,31 +256,20 @@ def _outside(f: Fields, norms: int) -> Outside:
 
     The class is the first of `architectures`, or of the facts where it names none.
     """
-    classes: dict[str, str] = f.facts["heads"]
+    classes: dict[str, bool] = f.facts["heads"]
     named = f.get("architectures") or list(classes)
     if not isinstance(named, list) or named[0] not in list(classes):
         raise UndescribedError(f"architectures={short(named)}")
-    head, width, rows = classes[named[0]], f.size("hidden_size"), f.size("vocab_size")
+    width, rows = f.size("hidden_size"), f.size("vocab_size")
     tables = [rows, *map(f.size, f.facts.get("tables", ()))]
     if f.get("position") == "learned":  # our own GPT
         tables.append(f.size("max_position_embeddings"))
-    sizes = {
-        "embeddings": sum(tables) * width,
-        "row": len(tables) * width,
-        "norms": norms,
-    }
-    square, matrix = width * width, width * rows
-    if head == "pooler":
-        # a Linear with bias that reads one token of a text: BERT's [CLS]
-        return Outside(**sizes, head=square + width, once=2 * square)
-    if not head:
-        return Outside(**sizes)
-    # of BERT: a Linear and a LayerNorm before it; untied it has a second bias
-    is_masked, is_tied = head == "masked", f.has("tied")
-    more = square + 3 * width + rows * (2 - is_tied)
+    has_head, is_tied, matrix = classes[named[0]], f.has("tied"), width * rows
     return Outside(
-        **sizes,
-        head=is_masked * more + (not is_tied) * matrix,
-        borrowed=is_tied * matrix,
-        flops=2 * (matrix + is_masked * square),
+        embeddings=sum(tables) * width,
+        row=len(tables) * width,
+        norms=norms,
+        head=(not is_tied) * matrix if has_head else None,
+        borrowed=has_head * is_tied * matrix,
+        flops=has_head * 2 * matrix,
     )

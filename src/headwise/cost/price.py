@@ -6,16 +6,15 @@ JSON of `headwise cost`.
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import tomllib
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, is_dataclass, replace
-from decimal import Decimal
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from importlib import resources
-from importlib.metadata import version
+from importlib.util import find_spec
 from math import gcd
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from typing import Any
 from headwise.cost.config import (
     PRESETS,
     UndescribedError,
-    check_present,
     check_sizes,
     layer_of,
     preset,
@@ -62,7 +60,6 @@ TABLE = (
 )  # fmt: skip
 _ROWS = resources.files("headwise.cost").joinpath("costs.toml")
 ROWS: dict[str, list[str]] = tomllib.loads(_ROWS.read_text(encoding="utf-8"))
-BUILT = "headwise.cost.built"
 GGUF = "a GGUF file: all weights are priced in one number format, however the file packs them"
 QUANTIZED = "quantization_config: all weights are priced in one number format, and scales are not counted"
 AHEAD = "the layers that predict further tokens while training are not counted; transformers drops them"
@@ -73,21 +70,18 @@ def read_bytes(name: str, text: str | int) -> int:
 
     A text without a unit is refused: it may be meant in GB as well as in bytes.
     """
-    # LARGEST has 19 digits: these bounds are above it, and a million digits, times a unit, would overflow Decimal.
     size = re.fullmatch(
-        r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*(?:([kmgtp])(i?))?b\s*",
-        str(text),
-        re.ASCII | re.IGNORECASE,
+        r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*([KMGTP]?)(I?)B\s*", str(text).upper()
     )
     if type(text) is int:  # isinstance would let True pass as 1
-        value = Decimal(text)
+        value = Fraction(text)
     elif size is None:
         raise HeadwiseError(
             f"{name}={text!r} is no size; write a number and a unit, such as 24GiB"
         )
     else:
-        power = " kmgtp".index((size[2] or " ").lower())
-        value = Decimal(size[1]) * (1024 if size[3] else 1000) ** power
+        base = 1024 if size[3] else 1000
+        value = Fraction(size[1]) * base ** " KMGTP".index(size[2] or " ")
     if not 1 <= value <= LARGEST:
         raise HeadwiseError(f"{name}={text!r} is outside 1 B to {LARGEST:,} B")
     return int(value)
@@ -106,27 +100,25 @@ def shape_of(config: Any) -> tuple[str, ModelShape]:
     """
     if isinstance(config, str | Path):
         return _shape_at(config)
-    if isinstance(config, AttentionSpec):
-        return "attention", _spec_shape(config)
     if isinstance(config, dict):
         return "config", shape_of_fields(config)
     name = type(config).__name__
     # a model or a layer has its description there
     inner = getattr(config, "config", getattr(config, "spec", config))
-    if isinstance(inner, AttentionSpec):
-        return name, _spec_shape(inner)
+    if isinstance(inner, AttentionSpec):  # one layer with that attention alone
+        layer = layer_of("L0", inner)
+        return name, ModelShape(
+            family="attention", d_model=inner.d_model, layers=(layer,)
+        )
     if hasattr(inner, "to_dict"):  # a config of transformers
         fields = inner.to_dict()
         if inner is not config:
             fields["architectures"] = [name]
         return name, shape_of_fields(fields)
-    is_foreign = not type(inner).__module__.startswith("headwise.")
-    if is_foreign and hasattr(config, "named_modules"):
-        return name, _modules_shape(config)
-    # a GPTConfig; is_dataclass is also true of a class
-    is_ours = is_dataclass(inner) and hasattr(inner, "d_model")
-    if is_ours and not isinstance(inner, type):
+    if type(inner).__module__ == "headwise.gpt.gpt":
         return name, shape_of_fields({"headwise": asdict(inner)})
+    if hasattr(config, "named_modules"):
+        return name, _modules_shape(config)
     raise HeadwiseError(
         f"a {name} has no price; pass a preset, a path, the dict of a config, an attention layer, or a model with "
         f"a `config` of transformers or of headwise"
@@ -159,20 +151,6 @@ def _shape_at(description: str | Path) -> tuple[str, ModelShape]:
         raise HeadwiseError(f"{name}: {error}") from None
 
 
-def _spec_shape(spec: AttentionSpec) -> ModelShape:
-    """A model of one layer with that attention alone."""
-    if {spec.d_in, spec.d_context, spec.d_out} != {spec.d_model} or not spec.out_proj:
-        raise HeadwiseError(
-            f"d_in={spec.d_in}, d_context={spec.d_context}, d_out={spec.d_out}, out_proj={spec.out_proj}: only an "
-            f"attention from d_model={spec.d_model} to the same width, with W_O, is priced"
-        )
-    return ModelShape(
-        family="attention",
-        d_model=spec.d_model,
-        layers=(layer_of("L0", spec),),
-    )
-
-
 def _modules_shape(model: Any) -> ModelShape:
     """A model of one's own with layers of ours: those by their specs, all else by its modules.
 
@@ -187,61 +165,61 @@ def _modules_shape(model: Any) -> ModelShape:
         raise HeadwiseError(
             f"a {type(model).__name__} has no layer of headwise; pass the config of its family"
         )
-    layers = []
-    for n, path in enumerate(paths):
-        layers.append(layer_of(f"L{n}", modules[path].spec))
+    layers = [layer_of(f"L{n}", modules[p].spec) for n, p in enumerate(paths)]
+    blocks = [_block(path, paths) for path in paths]
     outside: Counter[str] = Counter()
     counted: set[Any] = set()
     for path, module in modules.items():
-        if any(f"{path}.".startswith(f"{layer}.") for layer in paths):
+        if any(_is_in(path, attention) for attention in paths):
             continue
         weights = set(module.parameters(recurse=False))
         size = sum(p.numel() for p in weights - counted)
-        matrix = borrowed = 0
         is_table = hasattr(module, "num_embeddings")
-        if hasattr(module, "in_features"):
-            matrix = module.weight.numel()
-            borrowed = matrix if module.weight in counted else 0
-        elif not is_table and any(p.ndim > 1 for p in weights):
+        matrix = module.weight.numel() if hasattr(module, "in_features") else 0
+        if not (matrix or is_table) and any(p.ndim > 1 for p in weights):
             raise HeadwiseError(
                 f"{path or type(model).__name__} has a matrix and is no Linear or Embedding, so that what a token "
                 f"costs there is not known; price the model with Linears in their place"
             )
-        counted |= weights
-        block = _block_of(path, paths)
-        if block is None:
-            part = "embeddings" if is_table else "head" if matrix else "norms"
-            outside[part] += size
-            outside["row"] += module.embedding_dim if is_table else 0
-            outside["flops"] += 2 * matrix
-            outside["borrowed"] += borrowed
+        around = [n for n, block in enumerate(blocks) if _is_in(path, block)]
+        if around:
+            layers[around[0]] = layers[around[0]].beside(size, matrix)
+        elif is_table:
+            outside["embeddings"] += size
+            outside["row"] += module.embedding_dim
         else:
-            layers[block] = layers[block].beside(size, matrix)
+            outside["head" if matrix else "norms"] += size
+            outside["flops"] += 2 * matrix
+            if weights & counted:  # a head that is tied to a table
+                outside["borrowed"] += matrix
+        counted |= weights
+    # here: without torch there is no model
+    from headwise.models.ask import context_of
+
     first = modules[paths[0]].spec
-    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    context = importlib.import_module("headwise.models.ask").context_of(model)
     return ModelShape(
         family="own",
         d_model=first.d_model,
         layers=tuple(layers),
         outside=Outside(**outside),
-        positions=context,
+        positions=context_of(model),
         generates=first.causal,
-        dtype=dtype,
+        dtype=str(next(model.parameters()).dtype),
         way="built",
     )
 
 
-def _block_of(path: str, layers: Sequence[str]) -> int | None:
-    """The layer in whose block a module stands; None outside of them."""
-    while path:
-        path = path.rpartition(".")[0]
-        inside = [
-            n for n, each in enumerate(layers) if path and each.startswith(f"{path}.")
-        ]
-        if inside:
-            return inside[0] if len(inside) == 1 else None
-    return None
+def _is_in(path: str, module: str) -> bool:
+    return f"{path}.".startswith(f"{module}.")
+
+
+def _block(attention: str, paths: Sequence[str]) -> str:
+    """The largest module around an attention that holds no other one of them."""
+    block = attention
+    parent = block.rpartition(".")[0]
+    while parent and sum(_is_in(path, parent) for path in paths) == 1:
+        block, parent = parent, parent.rpartition(".")[0]
+    return block
 
 
 def shape_of_fields(config: dict[str, Any]) -> ModelShape:
@@ -255,44 +233,28 @@ def shape_of_fields(config: dict[str, Any]) -> ModelShape:
     try:
         shape = shape_by_formula(config)
     except UndescribedError as error:
-        shape = _built(config, str(error))
-    # The format of the weights: `torch_dtype` is its older name, and "auto" names none.
-    dtype = config.get("dtype") or config.get("torch_dtype")
+        if not (find_spec("transformers") and find_spec("torch")):
+            raise HeadwiseError(
+                f"{error} of a {config['model_type']} has no formula here, and to build the model needs transformers "
+                f"and torch: pip install 'headwise[hf]'"
+            ) from None
+        from headwise.cost import built
+
+        shape = built.shape_of_fields(config)
+    notes = []
     packing = config.get("quantization_config")
     packed = packing.get("quant_method") if isinstance(packing, dict) else None
     if packing and packed not in BITS:
-        shape, packed = shape.noted(QUANTIZED), None
+        notes.append(QUANTIZED)
+        packed = None
     # two names of one thing
     if config.get("num_nextn_predict_layers") or config.get("num_mtp_layers"):
-        shape = shape.noted(AHEAD)
-    is_told = isinstance(dtype, str) and dtype != "auto"
-    return replace(shape, dtype=dtype if is_told else None, packed=packed)
-
-
-def _built(config: dict[str, Any], reason: str) -> ModelShape:
-    kind, folder = config["model_type"], _folder_of("transformers")
-    if folder is None or _folder_of("torch") is None:
-        raise HeadwiseError(
-            f"{reason} of a {kind} has no formula here, and to build the model needs transformers and torch: "
-            f"pip install 'headwise[hf]'"
-        )
-    # As text: transformers itself takes seconds to load.
-    auto = (folder / "models" / "auto").glob("*auto*.py")
-    kinds = {*re.findall(r'"([\w-]+)"', "".join(path.read_text() for path in auto))}
-    if kind not in kinds:
-        raise unknown(
-            f"transformers {version('transformers')} has no model_type {kind!r}",
-            kind,
-            kinds,
-            "see the list of models in its documentation",
-        )
-    check_present(config)
-    return importlib.import_module(BUILT).shape_of_fields(config)
-
-
-def _folder_of(package: str) -> Path | None:
-    spec = importlib.util.find_spec(package)
-    return Path(spec.origin).parent if spec and spec.origin else None
+        notes.append(AHEAD)
+    # The format of the weights: `torch_dtype` is its older name, and "auto" names none.
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    if dtype == "auto" or not isinstance(dtype, str):
+        dtype = None
+    return replace(shape.noted(*notes), dtype=dtype, packed=packed)
 
 
 def price(config: Any, **setting: Any) -> Price:
@@ -337,15 +299,6 @@ class Parameters:
 
 
 @dataclass(frozen=True)
-class Length:
-    """What texts of one length keep."""
-
-    tokens: int
-    text_bytes: int  # one text
-    total_bytes: int  # the batch
-
-
-@dataclass(frozen=True)
 class CachePrice:
     """Bytes that wait between steps."""
 
@@ -354,7 +307,6 @@ class CachePrice:
     state_bytes: int  # of one text, however long
     text_bytes: int  # of one text of the setting's context
     total_bytes: int  # of the whole batch
-    lengths: tuple[Length, ...]  # a sixteenth of the context, a quarter, and all of it
 
 
 @dataclass(frozen=True)
@@ -378,8 +330,6 @@ class DecodePrice:
     """One step that gives every text of the batch a token, the last of its context."""
 
     flops: int
-    # of a step that turns a latent cache into keys and values; else the same
-    expanded_flops: int
     weight_bytes: int  # read once for the batch
     cache_bytes: int
     bytes_per_token: float  # of both, shared by the batch
@@ -454,21 +404,21 @@ class Price:
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Each cost: what it is, the exact number, and the number with a unit that is easy to read."""
-        rows: list[tuple[str, str, str]] = []
-        last = None
-        for label, (path, unit) in ROWS.items():
-            value: Any = self
-            for name in path.split("."):
-                value = getattr(value, name, None)
-            is_none = value is None or (value == 0 and path.startswith("cache"))
-            if is_none or (label.startswith(" ") and value == last):
+        rows = []
+        for label, (path, unit, *same) in ROWS.items():
+            value = self._at(path)
+            if value is None or (value == 0 and path.startswith("cache")):
                 continue
-            last = value
-            rows.append((label, *_told(value, unit)))
-        for length in self.cache.lengths[:-1] if self.decode else ():
-            label = f"cache of {length.tokens:,} tokens"
-            rows.append((label, *_told(length.text_bytes, "bytes")))
+            if value not in map(self._at, same):
+                rows.append((label, *_told(value, unit)))
         return rows
+
+    def _at(self, path: str) -> Any:
+        """The number at a path of fields; None where the model has none."""
+        value: Any = self
+        for name in path.split("."):
+            value = getattr(value, name, None)
+        return value
 
     def __repr__(self) -> str:
         lines = [self.heading, f"  {'parameters':<33}{self.parameters.total:>27,}"]
@@ -621,20 +571,14 @@ def _parts(shape: ModelShape) -> dict[str, int]:
 
 def _cache(kept: Sequence[Kept], setting: Setting) -> CachePrice:
     """What the texts of a batch keep, and what one token more adds, before windows are full and after."""
-    lengths = []
-    for part in (16, 4, 1):
-        tokens = max(1, setting.context // part)
-        size = bytes_of(kept, tokens)
-        lengths.append(Length(tokens, size, size * setting.batch))
+    size = bytes_of(kept, setting.context)
+    beyond = [part for part in kept if part.rows is None]
     return CachePrice(
         bytes_per_token=bytes_per_token(kept),
-        bytes_per_token_beyond_windows=bytes_per_token(
-            [part for part in kept if part.rows is None]
-        ),
+        bytes_per_token_beyond_windows=bytes_per_token(beyond),
         state_bytes=bytes_of(kept, 0),
         text_bytes=size,
         total_bytes=size * setting.batch,
-        lengths=tuple(dict.fromkeys(lengths)),
     )
 
 
@@ -659,27 +603,31 @@ def _forward(shape: ModelShape, batch: int, tokens: int) -> ForwardPrice:
 
 
 def _decode(shape: ModelShape, setting: Setting, cache_bytes: int) -> DecodePrice:
-    """A step reads the weights once for all texts, and each text's cache.
+    """A step reads the weights once for all texts, and each text's cache; a latent cache is read as it is.
 
-    A latent cache is read as it is, its expanding matrix folded into query and output, or all of it is expanded.
+    Of experts it reads those that some text is sent to: one text `active`, several texts a mean number (`read`).
     """
     batch, outside = setting.batch, shape.outside
-    flops = expanded = batch * outside.flops
-    matrices, others = 0.0, 0.0 + outside.active + batch * outside.row
+    flops = outside.flops
+    packed, others = 0.0, 0.0 + outside.active + batch * outside.row
     for layer in shape.layers:
         seen = layer.attention.seen(setting.context) if layer.attention else 0
-        flops += batch * layer.writing.beside(seen)
-        expanded += batch * (layer.expanding or layer.writing).beside(seen)
+        flops += layer.writing.beside(seen)
         others += layer.active_parameters
-        if experts := layer.experts:  # of several texts a mean number is read
+        if experts := layer.experts:
             number = experts.read(batch)
-            matrices += number * experts.matrices
-            others += (number - experts.active) * experts.parameters
-            others -= number * experts.matrices
-    weights = _weight_bytes(round(matrices), round(others), setting)
+            # `active_parameters` have those of one text, with their matrices
+            more = (number - experts.active) * experts.parameters
+            others += more - number * experts.matrices
+            packed += number * experts.matrices
+    weights = _weight_bytes(round(packed), round(others), setting)
     moved = weights + cache_bytes
     return DecodePrice(
-        flops, expanded, weights, cache_bytes, moved / batch, flops / moved
+        flops=batch * flops,
+        weight_bytes=weights,
+        cache_bytes=cache_bytes,
+        bytes_per_token=moved / batch,
+        flops_per_byte=batch * flops / moved,
     )
 
 

@@ -167,8 +167,6 @@ class Layer:
     kept: tuple[Kept, ...] = ()
     reading: Flops  # of a prompt
     writing: Flops  # of one new token beside a cache
-    # the same where a latent cache is turned into keys and values at every step
-    expanding: Flops | None = None
     # in the number formats of a setting, which a price fills in
     cache_bytes_per_token: float = 0  # what one token adds while no window is full
     cache_rows: int | None = None  # the most tokens that are kept; None: all
@@ -187,9 +185,8 @@ class Layer:
         """The layer with a module more: so many parameters, and of them entries of a matrix that each token meets."""
         part = "feed_forward_parameters" if matrix else "norm_parameters"
         changes: dict[str, Any] = {part: getattr(self, part) + parameters}
-        for name in ("reading", "writing", "expanding"):
-            step: Flops | None = getattr(self, name)
-            changes[name] = step and step.plus(2 * matrix)
+        for name in ("reading", "writing"):
+            changes[name] = getattr(self, name).plus(2 * matrix)
         return replace(self, **changes)
 
     def with_kv_heads(self, n: int, d_model: int) -> Layer:
@@ -206,7 +203,9 @@ class Layer:
         reading = self.reading.plus(2 * weights)
         kept = []
         for part in self.kept:
-            kept.append(replace(part, values=n * width) if part.heads else part)
+            if part.heads:
+                part = replace(part, values=n * width)
+            kept.append(part)
         return replace(
             self,
             attention=replace(
@@ -219,7 +218,6 @@ class Layer:
             kept=tuple(kept),
             reading=reading,
             writing=self.writing.plus(2 * weights) if heads.latent is None else reading,
-            expanding=None,
         )
 
 
