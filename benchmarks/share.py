@@ -27,6 +27,7 @@ from headwise.gpt.presets import Recipe
 from headwise.gpt.train import evaluate, train
 from headwise.heads.ablate import importance
 from headwise.models.open import open_folder
+from headwise.models.weights import grouped, read_layers, with_layers
 from headwise.reshape.align import moments
 from headwise.reshape.heal import HealRecipe, cache_bytes, decode_speed, heal_child
 from headwise.reshape.job import Calibration, calibrate, read_user_text
@@ -38,14 +39,7 @@ PARENTS = Path(__file__).resolve().parents[1] / "build" / "reshape"
 SHAPE = {"context": 128, "n_layers": 3, "n_heads": 8, "head_dim": 32, "d_model": 168, "d_ff": 384}
 RECIPE = Recipe(steps=2000, batch=16, lr=5e-3, muon_lr=0.015, weight_decay=0.1, warmup=50, final_lr=0.02)
 HEALING = HealRecipe(steps=400, batch=4, evaluations=1)  # 5 % of the tokens above; looked at before and after alone
-UNTRAINED = (  # method, groups
-    ("mean", "adjacent"),
-    ("mean", "best"),
-    ("aligned", "adjacent"),
-    ("aligned+norm", "adjacent"),
-    ("aligned+norm", "best"),
-)
-HEALED = (("mean", "adjacent"), ("aligned+norm", "best"))
+WAYS = ("plain mean", "adjacent", "best")  # neighbours without an alignment, and the two ways of `share`
 LONG = 4096  # tokens in the cache while decoding is timed
 
 
@@ -70,17 +64,10 @@ def measured(seed: int) -> dict[str, Any]:
     roots = [*moments(parent, calibration.statistics)]
     bench = _Bench(parent, corpus, calibration, roots, loss, seed)
     row: dict[str, Any] = {"seed": seed, "parent": loss, "parameters": parent.n_parameters}
-    row["zero training"] = {
-        f"{n}:1 {method}, {groups}": bench.damage(share_heads(parent, 8 // n, method, groups, roots).model)
-        for n in (2, 4)
-        for method, groups in UNTRAINED
-    }
-    row["healed"] = {
-        f"4:1 {method}, {groups}": bench.healed(share_heads(parent, 2, method, groups, roots).model)
-        for method, groups in HEALED
-    }
+    row["zero training"] = {f"{n}:1 {way}": bench.damage(bench.shared(8 // n, way)) for n in (2, 4) for way in WAYS}
+    row["healed"] = {f"4:1 {way}": bench.healed(bench.shared(2, way)) for way in ("plain mean", "best")}
     row |= bench.pruning()
-    row["decode"] = bench.decode(share_heads(parent, 2, "aligned+norm", "adjacent", roots).model)
+    row["decode"] = bench.decode(bench.shared(2, "adjacent"))
     return row
 
 
@@ -111,6 +98,15 @@ class _Bench:
     ) -> None:
         self.parent, self.corpus, self.calibration, self.roots = parent, corpus, calibration, roots
         self.loss, self.recipe = loss, replace(HEALING, seed=seed)
+
+    def shared(self, n: int, way: str) -> nn.Module:
+        """The parent with n key/value heads in each layer."""
+        if way != "plain mean":
+            return share_heads(self.parent, n, self.roots, way).model
+        layers = []
+        for w in read_layers(self.parent):
+            layers.append(replace(w, wk=grouped(w.wk, n).mean(1), wv=grouped(w.wv, n).mean(1)))
+        return with_layers(self.parent, layers, n_kv_heads=n)
 
     def damage(self, child: nn.Module) -> float:
         """Nats above the parent on held-out text."""
@@ -157,11 +153,11 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
     lines = [f"parents: held-out loss {parents}"]
     lines.append("zero training, nats above the parent (mean over seeds; share of plain mean's, the worst seed)")
     for name in rows[0]["zero training"]:
-        baseline = f"{name[:3]} mean, adjacent"
+        baseline = f"{name[:3]} plain mean"
         shares = [row["zero training"][name] / row["zero training"][baseline] for row in rows]
         mean = statistics.fmean(row["zero training"][name] for row in rows)
         lines.append(f"  {name:28} {mean:7.3f}   {statistics.fmean(shares):5.2f} (worst {max(shares):.2f})")
-    lines.append("  bars for aligned+norm, best: 0.33 at 2:1, 0.50 at 4:1")
+    lines.append("  bars for best: 0.33 at 2:1, 0.50 at 4:1")
     lines.append("healed, percent above the parent's loss, each seed (bar: 1)")
     for name, each in [(name, [row["healed"][name] for row in rows]) for name in rows[0]["healed"]]:
         lines.append(_healed_line(name, each))

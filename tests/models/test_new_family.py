@@ -22,6 +22,7 @@ import headwise as hw
 from headwise.families import FAMILIES, Family
 from headwise.models.ask import answers
 from headwise.models.weights import head_counts, read_layers
+from headwise.reshape.align import moments
 from headwise.reshape.prune import prune_heads
 from headwise.reshape.share import share_heads
 
@@ -100,7 +101,7 @@ def test_one_record_is_enough(model: Any) -> None:
     assert (seen["L1.H5"].rows["norm"] > 0).all()
     layers = read_layers(model)
     assert layers[0].wq.shape == (6, 4, 24) and layers[0].wk.shape == (3, 4, 24)
-    shared = share_heads(model, 1, "mean").model
+    shared = share_heads(model, 1, moments(model, [ids])).model
     assert head_counts(shared) == (6, 1, 4)
     assert answers(shared, ids).isfinite().all() and type(shared) is NovelForCausalLM
     pruned = prune_heads(model, ((0, 1), (4, 5)), uniform=True).model

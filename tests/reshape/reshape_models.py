@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from headwise.corpus.tokens import Tokens
 from headwise.gpt.checkpoint import save_model
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.models.ask import answers
+from headwise.models.weights import grouped, read_layers, with_layers
 
 V, B, T = 31, 3, 13  # vocabulary, documents, tokens
 OWN: dict[str, Any] = {
@@ -99,6 +101,18 @@ def _built(name: str, seed: int, dtype: torch.dtype) -> nn.Module:
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             parameter.add_((noise * 0.3).to(dtype))
     return model.eval()
+
+
+def plain_mean(model: nn.Module, n_kv_heads: int) -> nn.Module:
+    """A child whose heads are means of neighbours, without an alignment: much is lost, and nothing is rounded twice."""
+    layers = []
+    for w in read_layers(model):
+        pooled = {}
+        for name in ("wk", "bk", "wv", "bv"):
+            if (heads := getattr(w, name)) is not None:
+                pooled[name] = grouped(heads, n_kv_heads).mean(1)
+        layers.append(replace(w, **pooled))
+    return with_layers(model, layers, n_kv_heads=n_kv_heads)
 
 
 def texts(seed: int = 0) -> Tensor:

@@ -4,8 +4,7 @@ from itertools import cycle
 
 import pytest
 import torch
-import transformers as tf
-from reshape_models import BERT, BUILD, build, texts
+from reshape_models import BUILD, build, texts
 from torch import nn
 
 from headwise import KVCache
@@ -26,7 +25,7 @@ def test_the_bytes_of_a_cache_are_those_of_a_cache(name: str, dtype: torch.dtype
     model = build(name, dtype=dtype)
     models = [model]
     if name != "gpt2":
-        models.append(share_heads(model, 2, "mean", "adjacent", [*moments(model, [texts()])]).model)
+        models.append(share_heads(model, 2, moments(model, [texts()])).model)
     ids = texts()[:, :5]
     for model in models:
         if isinstance(model, GPT):
@@ -45,13 +44,8 @@ def test_models_without_caches_or_heads() -> None:
     damage = measure(parent, child, [texts()], 17)
     assert damage.loss is None and damage.tokens_per_second is None
     assert damage.cache_bytes.before == damage.cache_bytes.after == 0
-    assert damage.kl is not None and damage.kl > 0 and damage.error is None
+    assert damage.kl > 0
     assert damage.parameters.before == damage.parameters.after
-    torch.manual_seed(0)
-    parent = tf.BertModel(tf.BertConfig(**BERT)).eval()
-    damage = measure(parent, prune_heads(parent, ((1,), ())).model, [texts()], 17)
-    assert damage.kl is None and damage.loss is None
-    assert damage.error is not None and 0 < damage.error < 1
 
 
 def timed(monkeypatch: pytest.MonkeyPatch, *seconds: list[float]) -> list[nn.Module]:
@@ -81,7 +75,7 @@ def test_slow_runs_do_not_move_the_median(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_parameters_are_counted_once() -> None:
     model = build("llama, tied", dtype=torch.float32)
-    child = share_heads(model, 3, "mean", "adjacent", [*moments(model, [texts()])]).model
+    child = share_heads(model, 3, moments(model, [texts()])).model
     damage = measure(model, child, [texts()], None)
     gone = sum(w.wk[3:].numel() + w.wv[3:].numel() for w in read_layers(model))
     assert damage.parameters.before - damage.parameters.after == gone

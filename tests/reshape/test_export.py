@@ -9,7 +9,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import headwise as hw
 from headwise import HeadwiseError
 from headwise.families import run_of
-from headwise.reshape import job
 from headwise.reshape.job import check_place, replaced
 
 
@@ -128,16 +127,3 @@ def test_a_child_keeps_the_files_of_its_parent_and_says_what_was_done(source: Pa
     card = (tmp_path / "out" / "README.md").read_text()
     assert child.what in card and child.won in card and str(child.verified) in card
     assert f"| parameters | {child.damage.parameters.before:,} | {child.damage.parameters.after:,} |" in card
-
-
-def test_a_processor_without_bfloat16_computes_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The parent is afterwards what it was, and the child in its format."""
-    monkeypatch.setattr(job, "has_bfloat16", lambda: False)
-    model = llama().eval()
-    before = {name: p.clone() for name, p in model.named_parameters()}
-    formats = set[torch.dtype]()
-    hook = model.lm_head.register_forward_hook(lambda module, args, out: formats.add(out.dtype))
-    child = hw.prune(model, ["L0.H1"], text=IDS).model
-    hook.remove()
-    assert formats == {torch.float32} and next(child.parameters()).dtype == torch.bfloat16
-    assert all(p.dtype == torch.bfloat16 and p.equal(before[name]) for name, p in model.named_parameters())

@@ -42,7 +42,7 @@ def test_a_model_in_memory_is_shared_and_left_as_it_was(name: str) -> None:
     child = share(model, 3, text=IDS, heal=2, batch=2)
     assert head_counts(child.model)[1] == 3 and not child.model.training
     assert all(parameter.requires_grad for parameter in child.model.parameters())
-    assert child.healed is not None and child.damage.kl is not None and child.damage.kl > 0
+    assert child.healed is not None and child.damage.kl > 0
     assert (child.out, child.verified, child.run) == (None, None, None)
     assert child.details["healing"]["steps_made"] == 2  # type: ignore[index]
     assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
@@ -55,7 +55,6 @@ def test_prune_takes_names_or_a_share_that_stays() -> None:
     assert prune(model, ["L0.H1", "L1.H3"], text=IDS).details["heads"] == ["L0.H1", "L1.H3"]
     child = prune(model, keep=0.75, by="ablation", text=IDS)
     assert len(child.details["heads"]) == 3 and len(child.details["scores"]) == 12  # type: ignore[arg-type]
-    refuses(lambda: prune(model, keep=0.75, by="role", text=IDS), "needs the model's tokenizer")
 
 
 @pytest.mark.slow
@@ -80,7 +79,7 @@ def test_an_opened_model_is_written_with_its_run(run: Path, tmp_path: Path, monk
     lines: list[str] = []
     child = share(opened, 2, out=tmp_path / "child", listener=Listener(say=lines.append))
     assert child.verified == "not verified"
-    assert lines[0].startswith("reading 1 x ")
+    assert lines[0].startswith("making the change by ")
     assert lines[-1] == "reading it back"
     assert json.loads((tmp_path / "child" / "headwise.json").read_text()) == child.document()
     assert child.run is not None and (tmp_path / "child" / child.run).resolve() == run
@@ -103,6 +102,6 @@ def test_an_editor_knows_the_options() -> None:
         assert inspect.signature(function).parameters["options"].annotation == "Unpack[Options]"
     for command in (commands.share, commands.prune):  # but for those that tune the work
         missing = Options.__annotations__.keys() - inspect.signature(command).parameters.keys()
-        assert missing - {"dtype"} == {"tokens", "documents", "batch", "lr", "hidden", "seed"}
+        assert missing - {"dtype"} == {"tokens", "batch", "lr", "hidden", "seed"}
     with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
         share(build("rope"), 1, colour=1)  # type: ignore[call-arg]

@@ -1,15 +1,13 @@
 """A job from end to end: which text serves for what, how heads are chosen, what is refused before work begins."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import reshape_models
 import torch
-from cases import refuses, refuses_table
+from cases import refuses_table
 from reshape_models import build
-from surveys import survey_of
 from torch import nn
 
 from headwise.corpus.tokens import Tokens
@@ -35,17 +33,15 @@ def opened(model: nn.Module, path: Path = Path("source")) -> Folder:
     return remember(model, path, Tokens.characters(LETTERS, boundary=False), "headwise")
 
 
-def test_documents_bound_what_is_measured_and_a_line_says_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_says_how_long_it_takes() -> None:
     ids = torch.randint(31, (61, 13), generator=torch.Generator().manual_seed(0))
     lines: list[str] = []
-    reshaped = prune.prune(
-        build("llama", dtype=torch.float32), keep=0.5, text=ids, documents=3, listener=job.Listener(say=lines.append)
-    )
-    assert lines[0] == "reading 3 x 39 tokens to make the change, and 2 x 39 to measure it"
-    assert "ranked by importance on 39 tokens" in reshaped.notes[0]
+    listener = job.Listener(say=lines.append)
+    reshaped = prune.prune(build("llama", dtype=torch.float32), keep=0.5, text=ids, listener=listener)
+    assert lines[0] == "making the change by 702 tokens, and measuring it on 52"
+    assert "ranked by importance on 702 tokens" in reshaped.notes[0]
     assert any("nothing is faster" in note for note in reshaped.notes)
     assert "faster" not in reshaped.won and "decode" not in reshaped.won
-    refuses(lambda: prune.prune(build("llama"), keep=0.5, text=ids, documents=0), "documents=0 must be at least 1")
 
 
 def test_each_part_of_the_text_serves_for_one_thing(text: Path) -> None:
@@ -65,23 +61,11 @@ def calibration() -> Calibration:
     return Calibration(tuple(ids[:4]), tuple(ids[4:]), 13, 31)
 
 
-def test_scores_by_ablation_are_the_loss_without(calibration: Calibration, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_by_ablation_are_the_loss_without(calibration: Calibration) -> None:
     folder = opened(build("rope", dtype=torch.float32))
     found = head_scores("ablation", folder, calibration)
     wanted = ablation(folder.model, calibration.statistics)
     assert found == {name: change.mean for name, change in wanted.items()} and len(set(found.values())) > 6
-
-
-def test_heads_with_a_role_are_kept_first_and_importance_decides_among_equals(
-    calibration: Calibration, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = opened(build("rope", dtype=torch.float32))
-    profiles = survey_of(1, 4).profiles
-    given = [((), 0.9), (("self",), 0.1), ((), 0.2), (("self",), 0.3)]
-    made = tuple(replace(p, roles=roles, importance=x) for p, (roles, x) in zip(profiles, given, strict=True))
-    monkeypatch.setattr(prune, "survey", lambda *arguments, **more: replace(survey_of(1, 4), profiles=made))
-    found = head_scores("role", folder, calibration)
-    assert sorted(found, key=lambda name: found[name]) == ["L0.H2", "L0.H0", "L0.H1", "L0.H3"]
 
 
 NANOGPT: Any = {"norm": "layer", "position": "learned", "activation": "gelu", "gated": False}

@@ -7,12 +7,12 @@ from itertools import combinations
 import pytest
 import torch
 from cases import refuses, refuses_table
-from reshape_models import SHAREABLE, build, far, texts
+from reshape_models import SHAREABLE, build, far, plain_mean, texts
 from torch import Tensor, nn
 
 from headwise.models.weights import AttentionWeights, head_counts, read_layers, with_layers
 from headwise.reshape.align import fold, key_rule, moments
-from headwise.reshape.share import POOLS, Sharing, cheapest, share_heads
+from headwise.reshape.share import Sharing, cheapest, share_heads
 
 
 def roots_of(model: nn.Module) -> list[Tensor]:
@@ -53,13 +53,10 @@ def test_heads_alike_up_to_their_bases_lose_nothing_where_they_are_aligned(name:
     layers = [alike(weights.widened(), twins) for weights in read_layers(model)]
     model = with_layers(model, [disguised(weights, n) for n, weights in enumerate(layers)])
     roots = roots_of(model)
-    for method in POOLS if name in ("rope", "qk-norm", "llama") else ("mean", "aligned+norm"):
-        child = share_heads(model, 3, method, "best", roots)
-        if method != "mean":
-            assert child.details["shared"] == (((0, 3), (1, 4), (2, 5)),) * 2, method
-            assert far(model, child.model) < (1e-6 if name == "qwen3" else 1e-9), method
-        else:
-            assert far(model, child.model) > 1e-4, method
+    child = share_heads(model, 3, roots, "best")
+    assert child.details["shared"] == (((0, 3), (1, 4), (2, 5)),) * 2
+    assert far(model, child.model) < (1e-6 if name == "qwen3" else 1e-9)
+    assert far(model, plain_mean(model, 3)) > 1e-4
 
 
 @pytest.mark.parametrize("name", SHAREABLE)
@@ -80,8 +77,7 @@ def test_aligned_norms_are_those_of_the_heads(name: str) -> None:
 
     model = with_layers(model, [scaled(w) for w in layers])
     roots = roots_of(model)
-    assert far(model, share_heads(model, 3, "aligned+norm", "adjacent", roots).model) < {"qwen3": 1e-6}.get(name, 1e-10)
-    assert far(model, share_heads(model, 3, "aligned", "adjacent", roots).model) > 1e-4
+    assert far(model, share_heads(model, 3, roots).model) < {"qwen3": 1e-6}.get(name, 1e-10)
 
 
 def test_what_does_not_count() -> None:
@@ -90,16 +86,10 @@ def test_what_does_not_count() -> None:
     factors = torch.tensor([1.0, 0.5, 2.0, 1.0, 3.0, 0.7], dtype=torch.float64)[:, None, None]
     scaled = with_layers(model, [dataclasses.replace(w, wk=w.wk * factors) for w in read_layers(model)])
     assert far(model, scaled) < 1e-3
-    shared, other = (share_heads(x, 3, "aligned", "adjacent", roots_of(model)).model for x in (model, scaled))
+    shared, other = (share_heads(x, 3, roots_of(model)).model for x in (model, scaled))
     assert far(shared, other) < 1e-3 < far(model, shared)
-    model = build("llama")
-    roots = roots_of(model)
-    before = read_layers(model)[0]
-    after = read_layers(share_heads(model, 2, "mean", "adjacent", roots).model)[0]
-    torch.testing.assert_close(after.wk, torch.stack([before.wk[:3].mean(0), before.wk[3:].mean(0)]))
-    assert torch.equal(after.wq, before.wq) and torch.equal(after.wo, before.wo)
     model = build("rope, GQA")
-    shared = share_heads(model, 2, "aligned+norm", "best", roots_of(model))
+    shared = share_heads(model, 2, roots_of(model), "best")
     assert head_counts(shared.model) == (12, 2, 10)
     weights = read_layers(shared.model)[0]
     assert weights.wq.shape[0] == 12 and weights.group_size == 6
@@ -131,7 +121,7 @@ def test_the_best_groups_are_found() -> None:
 
 def test_what_cannot_be_shared_says_why() -> None:
     def shared(name: str, n_kv_heads: int) -> None:
-        model, sharing = build(name), Sharing(n_kv_heads, "mean", "adjacent")
+        model, sharing = build(name), Sharing(n_kv_heads)
         sharing.check_sizes(2, *head_counts(model)[:2])
         sharing.check(model)
 
@@ -140,9 +130,8 @@ def test_what_cannot_be_shared_says_why() -> None:
 
 def test_ways_and_families() -> None:
     said = "Linear is a family whose heads cannot be reshaped yet; there are headwise"
-    refuses(lambda: Sharing(2, "average", "adjacent"), "method='average' is not known; there are mean")
-    refuses(lambda: Sharing(2, "mean", "near"), "groups='near' is not known; there are adjacent")
-    refuses(lambda: share_heads(nn.Linear(2, 2), 1, "mean", "adjacent", []), said)
+    refuses(lambda: Sharing(2, "near"), "groups='near' is not known; there are adjacent")
+    refuses(lambda: share_heads(nn.Linear(2, 2), 1, []), said)
     # Neighbours and dealt heads cost the same, and the third way to pair four heads 4 % less.
     prices = {(0, 3): 0.95, (1, 2): 0.97}
     assert cheapest(4, 2, lambda group: prices.get(group, 1.0)) == ((0, 3), (1, 2))

@@ -34,7 +34,7 @@ def price_of(name: str, screen: Screen) -> None:
 
 CURVE = tuple(HealPoint(100 * n, 102_400 * n, 1.5, 4.125 - n / 8, 0.0625 / (n + 1)) for n in range(5))
 DAMAGE = Damage(
-    loss=Pair(1.25, 1.5), kl=0.125, error=0.5, cache_bytes=Pair(512, 128),
+    loss=Pair(1.25, 1.5), kl=0.125, cache_bytes=Pair(512, 128),
     parameters=Pair(1_234_567, 1_234_567), tokens_per_second=Pair(12345.4, 23456.4), decode_context=2040,
     context=4096,
 )  # fmt: skip

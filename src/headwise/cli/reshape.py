@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
@@ -17,13 +16,10 @@ from headwise.cli.app import (
     wants_json,
 )
 from headwise.errors import HeadwiseError
-from headwise.families import check_reshapable
-from headwise.models import located
 from headwise.table import Cell, Table
 from headwise.view import Progress, Screen, err, screen
 
 if TYPE_CHECKING:
-    from headwise.reshape.asked import Asked
     from headwise.reshape.heal import Damage, HealPoint
     from headwise.reshape.job import Change, Reshaped
 
@@ -52,15 +48,11 @@ def share(
 
     Example: headwise share runs/book --kv-heads 2 --text book.txt --groups best --heal 200 --out runs/book-2kv
     """
-    from headwise.reshape.asked import AskedToShare
-
-    asked = AskedToShare(kv_heads, groups=groups)
-    _check(model, asked, out, force, heal)
     with needs_torch():
         from headwise.reshape.share import Sharing
     _reshape(
         model,
-        Sharing(**vars(asked)),
+        Sharing(kv_heads, groups),
         text=text,
         out=out,
         heal=heal,
@@ -93,21 +85,16 @@ def prune(
     Args:
         heads: Heads that go, as L0.H1,L3.H5.
         keep: Share of the heads that stays, below 1; --by chooses which.
-        by: With --keep, what decides: importance (from gradients, the default), ablation (the loss without the
-            head), or role (heads without a role go first).
+        by: With --keep, what decides: importance (from gradients, the default) or ablation (the loss without the head).
         uniform: As many heads from each layer, so that they leave the weights.
 
     Example: headwise prune runs/book --keep 0.5 --uniform --text book.txt --heal 200 --out runs/less
     """
-    from headwise.reshape.asked import AskedToPrune
-
-    asked = AskedToPrune(heads, keep, by, uniform)
-    _check(model, asked, out, force, heal)
     with needs_torch():
         from headwise.reshape.prune import Pruning
     _reshape(
         model,
-        Pruning(**vars(asked)),
+        Pruning(heads, keep, by, uniform),
         text=text,
         out=out,
         heal=heal,
@@ -117,25 +104,14 @@ def prune(
     )
 
 
-def _check(
-    model: Path, asked: Asked, out: Path | None, force: bool, heal: int | None
-) -> None:
-    """Refuse what names of files and config.json rule out, before torch is loaded."""
-    from headwise.reshape.asked import check_config, check_out
-
-    if heal is not None and out is None:
-        raise HeadwiseError(
-            "heal= makes a model to keep; pass out=, the folder to write it to"
-        )
-    path = located(model)
-    check_reshapable(path)
-    check_out(path, out, force)
-    check_config(path, asked)
-
-
 def _reshape(model: Any, change: Change, **options: Any) -> None:
     """Make the change; show the damage as soon as it is known, then the rest. The options are those of `reshape`."""
     from headwise.reshape.job import Listener, reshape
+
+    if options["heal"] is not None and options["out"] is None:
+        raise HeadwiseError(
+            "heal= makes a model to keep; pass out=, the folder to write it to"
+        )
 
     def point(evaluation: HealPoint, steps: int) -> None:  # of so many steps of healing
         line = f"distance {evaluation.distance:.4f}"

@@ -2,7 +2,7 @@
 
 What is read is kept as second moments. For inputs x with a 1 appended, S = E[x x'] gives E[(a.x)(b.x)] = a' S b over
 the text. With L L' = S, the rows of [W | bias] L have the inner products of the activations, in C + 1 columns however
-long the text is. A prime transposes; C is the width of the model, D that of keys, E that of values.
+long the text is. A prime transposes; C is the width of the model, D that of keys, E that of values, X = C + 1.
 
 An alignment leaves the function as it is:
 
@@ -22,7 +22,6 @@ towards it, and it becomes the mean of the turned heads.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +35,7 @@ from headwise.gpt.train import one_thread
 from headwise.models.ask import run_body
 from headwise.models.hook import hooked
 from headwise.models.weights import AttentionWeights, attentions, input_projection
+from headwise.table import plural
 
 # of generalised Procrustes analysis; its sum of squares falls in each, by less than 0.1 % in a 13th
 ROUNDS = 12
@@ -46,14 +46,11 @@ ROUNDS = 12
 
 @torch.no_grad()
 def moments(model: nn.Module, batches: Sequence[Tensor]) -> Iterator[Tensor]:
-    """For each layer a root L (C+1,X), X at most C+1, of E[x x'], over ids (B,T) of equal length in each batch.
+    """For each layer the root L (X,X) of E[x x'], over ids (B,T) of equal length in each batch.
 
     x is what the layer's attention reads of a token, (C,), with a 1 appended. Raises HeadwiseError without a text.
     """
-    n_layers, count = len(attentions(model)), sum(ids.numel() for ids in batches)
-    # Of each layer the smaller root. With no more tokens than columns these are the inputs themselves, batch by
-    # batch; with more it is the one sum of x x' over all batches, (C+1,C+1).
-    sums: dict[int, list[Tensor]] = {}
+    sums: dict[int, Tensor] = {}
 
     def add(layer: int, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         x = inputs[0].detach().flatten(0, -2)  # (B,T,C) -> (B*T,C)
@@ -61,29 +58,24 @@ def moments(model: nn.Module, batches: Sequence[Tensor]) -> Iterator[Tensor]:
         # their products as well as they are known. Others are summed in float64 on the processor.
         x = x.float() if x.dtype.itemsize <= 2 else x.cpu().double()
         x = torch.cat([x, x.new_ones(len(x), 1)], 1)
-        if count <= x.shape[1]:
-            sums.setdefault(layer, []).append(x.cpu())
-        else:
-            # to the sum so far, at first 0
-            sums[layer] = [(x.T @ x).cpu().double() + sums.get(layer, [0.0])[0]]
+        product = (x.T @ x).cpu().double()
+        sums[layer] = sums[layer] + product if layer in sums else product
 
+    count = sum(ids.numel() for ids in batches)
     if count == 0:
         raise HeadwiseError("there is no calibration text to read; pass one as text=")
-    with hooked(
-        (input_projection(model, n).register_forward_pre_hook, partial(add, n))
-        for n in range(n_layers)
-    ):
+    hooks = []
+    for layer in range(len(attentions(model))):
+        projection = input_projection(model, layer)
+        hooks.append((projection.register_forward_pre_hook, partial(add, layer)))
+    with hooked(hooks):
         for ids in batches:
             run_body(model, ids)
     for layer in sorted(sums):
-        x = torch.cat(sums.pop(layer))  # inputs (N,C+1), or the sum of x x' (C+1,C+1)
-        if count <= x.shape[1]:
-            yield x.T / math.sqrt(count)
-        else:
-            # The symmetric root: unlike Cholesky's it exists where inputs lie in fewer dimensions than C + 1.
-            values, vectors = torch.linalg.eigh(x / count)
-            # what rounding made negative counts as 0
-            yield (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+        # The symmetric root: unlike Cholesky's it exists where inputs lie in fewer dimensions than X.
+        values, vectors = torch.linalg.eigh(sums.pop(layer) / count)
+        # what rounding made negative counts as 0
+        yield (vectors * values.clamp(min=0).sqrt()) @ vectors.T
 
 
 def activations(w: Tensor, bias: Tensor | None, root: Tensor) -> Tensor:
@@ -97,21 +89,17 @@ def activations(w: Tensor, bias: Tensor | None, root: Tensor) -> Tensor:
 
 def keys(weights: AttentionWeights, root: Tensor) -> Tensor:
     """Key activations (G,D,X), before RoPE. A qk-norm divides by the norm of each vector: here, of the mean one."""
-    return _normed(activations(weights.wk, weights.bk, root), weights.k_gain)
+    heads = activations(weights.wk, weights.bk, root)
+    return heads if weights.k_gain is None else _normed(heads, weights.k_gain)
 
 
 def queries(weights: AttentionWeights, root: Tensor) -> Tensor:
-    return _normed(activations(weights.wq, weights.bq, root), weights.q_gain)
+    heads = activations(weights.wq, weights.bq, root)
+    return heads if weights.q_gain is None else _normed(heads, weights.q_gain)
 
 
-def _normed(
-    heads: Tensor, gain: Tensor | None
-) -> Tensor:  # by a qk-norm, where there is a gain
-    return (
-        heads
-        if gain is None
-        else heads / mean_norm(heads)[:, None, None] * gain[:, None]
-    )
+def _normed(heads: Tensor, gain: Tensor) -> Tensor:
+    return heads / mean_norm(heads)[:, None, None] * gain[:, None]
 
 
 def mean_norm(heads: Tensor) -> Tensor:
@@ -135,20 +123,16 @@ class KeyRule:
     @property
     def note(self) -> str:
         """How keys of this rule are aligned."""
-        kinds = (
-            (len(self.planes), "RoPE plane", "by a turn each"),
-            (len(self.free), "feature", "by one orthogonal matrix"),
-            (
-                len(self.signs),
-                "set",
-                "of features by sign alone, for their qk-norm gains differ",
-            ),
-        )
-        parts = [
-            f"{count} {what}{'' if count == 1 else 's'} {how}"
-            for count, what, how in kinds
-            if count
-        ]
+        parts = []
+        if self.planes:
+            parts.append(f"{plural(len(self.planes), 'RoPE plane')} by a turn each")
+        if self.free:
+            features = plural(len(self.free), "feature")
+            parts.append(f"{features} by one orthogonal matrix")
+        if self.signs:
+            sets = plural(len(self.signs), "set")
+            how = "of features by sign alone, for their qk-norm gains differ"
+            parts.append(f"{sets} {how}")
         return f"keys were aligned by what is exact here: {', '.join(parts)}"
 
 
@@ -219,13 +203,10 @@ def key_maps(heads: Tensor, rule: KeyRule) -> Tensor:
     maps = torch.eye(heads.shape[1], dtype=heads.dtype).repeat(len(heads), 1, 1)
     if rule.planes:
         write_planes(maps, turns(as_complex(heads, rule.planes)), rule.planes)
-    # A set changes sign as a whole, so its features are laid behind one another as one row of real numbers, and
-    # `turns` finds its unit number. Of real numbers that is 1 or -1, but for rounding.
+    # A set changes sign as a whole: its features lie behind one another. Real numbers of modulus 1 are signs.
     for features in rule.signs:
-        signs = turns(
-            heads[:, None, list(features)].flatten(2).to(torch.complex128)
-        ).real.round()
-        maps[:, list(features), list(features)] = signs.to(maps)
+        signs = turns(heads[:, None, list(features)].flatten(2))
+        maps[:, list(features), list(features)] = signs
     if rule.free:
         free = list(rule.free)
         # A column of numbers and a list together index the rows `free` and in each of them the columns `free`.
@@ -253,7 +234,7 @@ def orthogonal_maps(heads: Tensor) -> Tensor:
 
 
 def turns(heads: Tensor) -> Tensor:
-    """For complex activations (n,P,X) the numbers (n,P) of modulus 1 that bring each plane closest to the mean.
+    """For activations (n,P,X), of planes complex, the numbers (n,P) of modulus 1 that bring them closest to the mean.
 
     As `orthogonal_maps`, with numbers in place of matrices; a plane of zeros is left as it is.
     """

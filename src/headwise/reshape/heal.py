@@ -33,8 +33,9 @@ from headwise.models.weights import (
     sites,
     write_layer,
 )
-from headwise.reshape.asked import Gone
 
+# For each layer the numbers of the heads that go.
+Gone = tuple[tuple[int, ...], ...]
 DECODE_CONTEXT = 2048  # tokens in the cache, at most, while speed is measured
 # of each model, in turn; odd, so that the median is one of them
 RUNS = 9
@@ -66,9 +67,7 @@ class Damage:
     """What a reshaped model has lost and won against its parent, on held-out text."""
 
     loss: Pair | None  # nats per token; None where the model predicts no next token
-    # KL(parent || child), nats per token; None where the model ends in no distribution
-    kl: float | None
-    error: float | None  # of the last hidden states, relative; where there is no KL
+    kl: float  # KL(parent || child), nats per token
     # a token of a text of `context`, all layers, in the number format in which the model is stored
     cache_bytes: Pair
     parameters: Pair
@@ -87,13 +86,7 @@ class Damage:
             rows.append(
                 ("loss, nats per token", f"{before:.4f}", f"{after:.4f}", change)
             )
-        single = {
-            "KL to the parent, nats per token": self.kl,
-            "error of the hidden states, relative": self.error,
-        }
-        for name, number in single.items():
-            if number is not None:
-                rows.append((name, "", f"{number:.4f}", ""))
+        rows.append(("KL to the parent, nats per token", "", f"{self.kl:.4f}", ""))
         rows.append(("cache, bytes per token", *self.cache_bytes.counts))
         rows.append(("parameters", *self.parameters.counts))
         if self.tokens_per_second is not None:
@@ -123,11 +116,6 @@ def relative_error(parent: Tensor, child: Tensor) -> Tensor:
     return (child - parent).float().square().mean() / size.clamp(min=1e-30)
 
 
-def distance_of(model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
-    """How the answers of a model are compared: logits by their divergence, hidden states by their relative error."""
-    return divergence if predicts(model) else relative_error
-
-
 @torch.no_grad()
 def compared(
     parent: nn.Module, child: nn.Module, batches: Sequence[Tensor]
@@ -135,14 +123,14 @@ def compared(
     """The loss of the parent and of the child on batches (B,T), and how far apart they answer; both in eval mode.
 
     Losses are in nats a token, None where no next token is predicted. The distance is the KL divergence in nats a
-    token; of models without logits it is the relative error of their last hidden states.
+    token.
     """
-    is_next, distance_between = predicts(parent) == "next", distance_of(parent)
+    is_next = predicts(parent) == "next"
     distance, losses, n_tokens, n_predicted = 0.0, [0.0, 0.0], 0, 0
     for ids in batches:
-        # each (B,T,V), or (B,T,C) of hidden states
+        # each (B,T,V)
         both = answers(parent, ids), answers(child, ids)
-        distance += distance_between(*both).item() * ids.numel()
+        distance += divergence(*both).item() * ids.numel()
         n_tokens += ids.numel()
         if not is_next:
             continue
@@ -150,9 +138,8 @@ def compared(
         n_predicted += len(following)
         for i, logits in enumerate(both):
             predicted = logits[:, :-1].flatten(0, 1).float()
-            losses[i] += F.cross_entropy(
-                predicted, following.to(logits.device)
-            ).item() * len(following)
+            loss = F.cross_entropy(predicted, following.to(logits.device))
+            losses[i] += loss.item() * len(following)
     if not is_next:
         return None, None, distance / n_tokens
     return losses[0] / n_predicted, losses[1] / n_predicted, distance / n_tokens
@@ -188,11 +175,9 @@ def measure(
     if speed is None and smaller and generates and length > 0:
         say("measuring decoding speed")
         speed = decode_speed(parent, child, held_out[0][:1], length)
-    ends_in_logits = predicts(parent) is not None
     return Damage(
         loss=None if before is None or after is None else Pair(before, after),
-        kl=distance if ends_in_logits else None,
-        error=None if ends_in_logits else distance,
+        kl=distance,
         cache_bytes=caches,
         parameters=sizes,
         tokens_per_second=speed,
@@ -298,8 +283,7 @@ class HealPoint:
     train_loss: float | None
     # nats per token; None where the model predicts no next token
     held_out_loss: float | None
-    # KL to the parent in nats per token, or the relative error of its hidden states
-    distance: float
+    distance: float  # KL to the parent in nats per token
 
 
 @dataclass(frozen=True)
@@ -396,7 +380,7 @@ def distillation_loss(
     with hidden_states(parent) as parent_states, torch.no_grad():
         wanted = answers(parent, ids)
     with hidden_states(child) as child_states:
-        loss = distance_of(parent)(wanted, answers(child, ids))
+        loss = divergence(wanted, answers(child, ids))
     if not hidden:
         return loss
     pairs = zip(parent_states, child_states, strict=True)

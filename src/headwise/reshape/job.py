@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -35,8 +35,15 @@ from headwise.corpus.documents import BATCH, cut, encoded
 from headwise.corpus.sources import Sources, exists
 from headwise.corpus.tokens import require_tokens, unknown_note
 from headwise.corpus.training import HELD_OUT_SHARE
+from headwise.cost.config import shape_by_formula
 from headwise.errors import HeadwiseError
-from headwise.families import RECORD, check_reshapable, require_run, run_of
+from headwise.families import (
+    RECORD,
+    check_reshapable,
+    read_config,
+    require_run,
+    run_of,
+)
 from headwise.files import read_text, sync_folder, text_path, write_whole
 from headwise.gpt.checkpoint import load_model
 from headwise.gpt.presets import find_preset
@@ -53,7 +60,6 @@ from headwise.models.ask import (
 from headwise.models.open import (
     Folder,
     described,
-    has_bfloat16,
     open_folder,
     write_folder,
 )
@@ -67,16 +73,9 @@ from headwise.models.weights import (
     reads_as_stock,
 )
 from headwise.records import plain_data
-from headwise.reshape.asked import (
-    Asked,
-    Gone,
-    check_config,
-    check_out,
-    check_place,
-    check_tokens,
-)
 from headwise.reshape.heal import (
     Damage,
+    Gone,
     Healing,
     HealPoint,
     HealRecipe,
@@ -113,7 +112,6 @@ class Options(TypedDict, total=False):
     text: Any  # a path, a text, or ids
     out: str | Path | None
     tokens: int | None
-    documents: int | None
     heal: int | None
     batch: int
     lr: float
@@ -135,16 +133,16 @@ class Changed:
     silent: Gone = ()  # heads that are zero and must stay so while the child heals
 
 
-class Change(Asked):
+class Change(ABC):
     """A way to reshape; its fields, with the text, determine the child."""
+
+    @abstractmethod
+    def check_sizes(self, n_layers: int, n_heads: int, n_kv_heads: int) -> None:
+        """Refuse what a model of these sizes cannot be asked, before its weights are read."""
 
     @abstractmethod
     def check(self, model: nn.Module) -> None:
         """Refuse what cannot be done with this model, before it reads a text."""
-
-    @abstractmethod
-    def passes(self, model: nn.Module) -> int:
-        """How many times the model reads the text until the child is there."""
 
     @abstractmethod
     def apply(self, source: Folder, calibration: Calibration) -> Changed:
@@ -226,7 +224,6 @@ def reshape(
     text: Any = None,
     out: str | Path | None = None,
     tokens: int | None = None,
-    documents: int | None = None,
     heal: int | None = None,
     force: bool = False,
     device: str = "cpu",
@@ -241,7 +238,7 @@ def reshape(
     out = None if out is None else Path(out)
     check_out(path, out, force)
     if not isinstance(model, nn.Module):
-        check_config(path, change, tokens)
+        check_config(path, change)
     name, text = read_user_text(text, path)
     source, stored = _opened(model, path, device)
     written = getattr(torch, computed_in(dtype)) if dtype else stored
@@ -252,11 +249,10 @@ def reshape(
         )
         change.check(source.model)
         # 2. The text, the change, and what it costs.
-        calibration = calibrate(name, text, source, tokens, documents)
+        calibration = calibrate(name, text, source, tokens)
         held_out, n_read = calibration.evaluation, n_tokens(calibration.statistics)
         listener.say(
-            f"reading {change.passes(source.model)} x {n_read:,} tokens to make the change, and "
-            f"2 x {n_tokens(held_out):,} to measure it"
+            f"making the change by {n_read:,} tokens, and measuring it on {n_tokens(held_out):,}"
         )
         changed = change.apply(source, calibration)
         child = changed.model
@@ -370,12 +366,11 @@ def _check_model(source: Folder, writes: bool) -> None:
     model, name = source.model, type(source.model).__name__
     family_of(model)  # raises for a model whose family has no record
     require_held(model, "a change of heads")
-    # A class whose name ends so has no head: its hidden states are compared. Others without logits have a head for
-    # something else, such as a classifier's.
-    if not predicts(model) and not name.endswith("Model"):
+    # one without logits, or with a head for something else, such as a classifier's
+    if not predicts(model):
         raise HeadwiseError(
             f"{name} answers with something other than tokens, and what sharing or pruning costs is measured on "
-            f"those; save the model without that head, or with its language-model head"
+            f"those; load the model with its language-model head"
         )
     cache_bytes(model)  # raises for a config without the sizes of the cache
     if writes and own_layers(model):
@@ -400,25 +395,71 @@ def _run(source: Path, out: Path | None) -> str | None:
 
 @contextmanager
 def _left_alone(model: nn.Module) -> Iterator[None]:
-    # Inside this block a model is in eval mode and takes no gradients; afterwards it is as it was. A processor without
-    # products of bfloat16 takes nine times as long for them as in float32, which holds each of their numbers.
-    first = next(model.parameters())
-    is_slow = first.dtype == torch.bfloat16 and first.device.type == "cpu"
-    is_slow &= not has_bfloat16()
+    # Inside this block a model is in eval mode and takes no gradients; afterwards it is as it was.
     learning = [
         parameter for parameter in model.parameters() if parameter.requires_grad
     ]
     with evaluating(model):
         model.requires_grad_(False)
-        if is_slow:
-            cast(model, torch.float32)
         try:
             yield
         finally:
-            if is_slow:
-                cast(model, torch.bfloat16)
             for parameter in learning:
                 parameter.requires_grad_(True)
+
+
+# What is refused before weights are read
+
+
+def check_config(path: Path, change: Change) -> None:
+    """Refuse the sizes in a config.json that the change cannot have."""
+    try:
+        shape = shape_by_formula(read_config(path))
+    except HeadwiseError:  # not every size is told: the model itself is asked
+        return
+    # the first layer has as many heads as any other
+    attention = shape.layers[0].attention
+    assert attention is not None
+    change.check_sizes(len(shape.layers), attention.n_heads, attention.n_kv_heads)
+
+
+def check_out(source: Path, out: Path | None, force: bool) -> None:
+    """Refuse a folder that may not be written, and `force` without one."""
+    if out is not None:
+        check_place(source, out, force)
+    elif force:
+        raise HeadwiseError("force=True is about the folder that is written; pass out=")
+
+
+def check_place(source: Path, out: Path, force: bool) -> None:
+    """Raise HeadwiseError where no model may be written; a folder with a RECORD is one that `reshape` has written."""
+    here, there = source.resolve(), out.resolve()
+    holds_files = out.is_dir() and any(out.iterdir())
+    problem = ""
+    if here in (there, *there.parents) or there in here.parents:
+        problem = f" and the source {source}, which is never changed, lie in one another; pass another folder"
+    elif out.is_symlink() or (out.exists() and not out.is_dir()):
+        problem = " is a link or a file; pass a folder"
+    elif not there.parent.is_dir():
+        problem = f": the folder {out.parent} does not exist"
+    elif holds_files and not (out / RECORD).exists():
+        problem = f" exists already and has no {RECORD}: share or prune did not write it; pass another folder"
+    elif holds_files and not force:
+        problem = " exists already; pass force=True to replace it, or another folder"
+    if problem:
+        raise HeadwiseError(f"out={str(out)!r}{problem}")
+
+
+def check_tokens(tokens: int | None, context: int | None) -> None:
+    """Refuse documents of so many tokens for a model that takes `context` at a time; None: without a bound."""
+    if tokens is None:
+        return
+    if tokens < 2:
+        raise HeadwiseError(
+            f"tokens={tokens} must be at least 2: a token, and the one that follows it"
+        )
+    if context is not None and tokens > context:
+        raise HeadwiseError(f"tokens={tokens} exceeds the model's context of {context}")
 
 
 # The text
@@ -435,8 +476,6 @@ class Calibration:
     held_out: tuple[Tensor, ...]
     length: int  # tokens of a document, at most
     vocab_size: int
-    # documents that any pass over them reads, but healing reads all of `train`
-    most: int | None = None
     about: tuple[str, ...] = ()  # what a reader of any number on it must know
     name: str = ""  # as `read_user_text` gives it
 
@@ -458,9 +497,8 @@ class Calibration:
 
     def _batches(self, documents: Sequence[Tensor], limit: int) -> list[Tensor]:
         # Each batch has logits over the whole vocabulary.
-        return batches(
-            spread(documents, limit, self.most), min(BATCH, LOGITS // self.vocab_size)
-        )
+        most = min(BATCH, LOGITS // self.vocab_size)
+        return batches(spread(documents, limit), most)
 
 
 def read_user_text(text: Any, path: Path) -> tuple[str, Any]:
@@ -468,11 +506,10 @@ def read_user_text(text: Any, path: Path) -> tuple[str, Any]:
 
     text  a path, a text, or ids, which are handed back; None takes what the run in `path` was trained on
     """
-    # A string without a space that names no file is taken for a misspelled path: `read_text` refuses it by that name.
-    is_path = isinstance(text, Path) or (
-        isinstance(text, str)
-        and (exists(Path(text)) or not any(map(str.isspace, text)))
-    )
+    is_path = isinstance(text, Path)
+    if isinstance(text, str):
+        # One without a space that names no file is taken for a misspelled path: `read_text` refuses it by that name.
+        is_path = exists(Path(text)) or len(text.split()) == 1
     if is_path:
         path = text_path(text)
         return str(path), read_text(path)
@@ -492,22 +529,16 @@ def calibrate(
     text: Any,
     folder: Folder,
     tokens: int | None = None,
-    most: int | None = None,
 ) -> Calibration:
     """The documents of a text, or of what stands for it; `name` and `text` as `read_user_text` gives them.
 
     Args:
         folder: the model, with its tokenizer
         tokens: of a document; default: the model's context, at most LONGEST
-        most: documents that a measurement reads; default: as many as its limit of tokens allows
 
     Raises HeadwiseError for a text that is too short for its parts, and for ids that the model does not know.
     """
     check_tokens(tokens, folder.context)
-    if most is not None and most < 1:
-        raise HeadwiseError(
-            f"documents={most} must be at least 1: something has to be measured on"
-        )
     length = tokens or min(folder.context or LONGEST, LONGEST)
     facts = Counter[str]()  # `encoded` counts the characters, and those without a token
     # documents as ids in two parts, the last tenth apart
@@ -521,14 +552,14 @@ def calibrate(
             lines: Sequence[Sequence[str]] = text.train_lines, text.held_out_lines
         else:
             lines = _split([line.strip() for line in text.splitlines() if line.strip()])
-        if by_lines:  # a longer line loses its end, as in training
-            parts = [
-                [
-                    [*before, *encoded(folder, line, facts), *before][:length]
-                    for line in part
+        if by_lines:
+            parts = []
+            for part in lines:
+                documents = [
+                    [*before, *encoded(folder, line, facts), *before] for line in part
                 ]
-                for part in lines
-            ]
+                # a longer line loses its end, as in training
+                parts.append([ids[:length] for ids in documents])
         else:
             body = length - len(before) - len(after)
             if body < 1:
@@ -565,7 +596,7 @@ def calibrate(
     about = unknown_note(folder.tokens, facts)
     if isinstance(text, verbs.VerbCorpus):
         about = verbs.WHOLE_LINES, *about
-    return Calibration(train, held_out, length, vocab_size, most, about, name)
+    return Calibration(train, held_out, length, vocab_size, about, name)
 
 
 def _split(items: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -602,14 +633,11 @@ def _id_parts(ids: Ids, length: int) -> Sequence[Sequence[Any]]:
     return _split(ids)  # type: ignore[arg-type]
 
 
-def spread(
-    documents: Sequence[Tensor], limit: int, most: int | None = None
-) -> list[Tensor]:
-    """Documents of about `limit` tokens together, at most so many, spread evenly over the text; or all of them."""
+def spread(documents: Sequence[Tensor], limit: int) -> list[Tensor]:
+    """Documents of about `limit` tokens together, spread evenly over the text; or all of them."""
     total, n = sum(map(len, documents)), len(documents)
     # as many of mean length as the limit holds
     wanted = n if total <= limit else max(1, n * limit // total)
-    wanted = min(wanted, most or wanted)
     return [documents[i * n // wanted] for i in range(wanted)]
 
 

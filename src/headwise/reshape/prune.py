@@ -17,10 +17,8 @@ from typing import Unpack
 
 from torch import nn
 
-from headwise.corpus.documents import text_of
 from headwise.errors import HeadwiseError
 from headwise.heads.ablate import ablation, importance
-from headwise.heads.survey import survey
 from headwise.models.ask import predicts
 from headwise.models.open import Folder
 from headwise.models.weights import (
@@ -31,9 +29,8 @@ from headwise.models.weights import (
     layers_in_turn,
     with_layers,
 )
-from headwise.records import head_name
-from headwise.reshape.asked import AskedToPrune, Gone, chosen_heads
-from headwise.reshape.heal import cache_bytes, silenced
+from headwise.records import head_name, parse_head
+from headwise.reshape.heal import Gone, cache_bytes, silenced
 from headwise.reshape.job import (
     OF_RUN,
     Calibration,
@@ -45,6 +42,9 @@ from headwise.reshape.job import (
     n_tokens,
     reshape,
 )
+from headwise.words import unknown
+
+SCORES = ("importance", "ablation")  # the first is the default
 
 
 def prune(
@@ -69,30 +69,53 @@ def prune(
         model: a GPT, a model of transformers, or the folder of one
         heads: those that go, by name, as a list or as "L0.H1,L3.H5"
         keep: or the fraction of all heads that stays, above 0 and below 1; those with the lowest scores go
-        by: the score: importance (by gradients, the default), ablation (loss without the head), or role (heads
-            without one first); see `head_scores`
+        by: the score: importance (by gradients, the default) or ablation (loss without the head); see `head_scores`
         uniform: as many heads from each layer, so that they leave the weights; an error where they cannot
     """
     return reshape(model, Pruning(heads, keep, by, uniform), listener, **options)
 
 
 @dataclass(frozen=True)
-class Pruning(AskedToPrune, Change):
+class Pruning(Change):
     """What `prune` does."""
 
-    def check(self, model: nn.Module) -> None:
-        if self.by not in (None, "role") and predicts(model) != "next":
+    heads: str | Sequence[str] | None = None
+    keep: float | None = None
+    by: str | None = None
+    uniform: bool = False
+
+    def __post_init__(self) -> None:
+        heads, keep, by = self.heads, self.keep, self.by
+        if (heads is None) == (keep is None):  # neither, or both
             raise HeadwiseError(
-                f"by={self.by!r} needs the loss of a next token, and {type(model).__name__} predicts none; pass "
-                f"by='role', or heads="
+                "say which heads go: heads='L0.H1,L3.H5', or keep=0.75 with by=; one of the two"
+            )
+        if heads is not None and by is not None:
+            raise HeadwiseError(
+                f"by={by!r} chooses heads where keep= says how many stay; heads= names them"
+            )
+        if by not in (None, *SCORES):
+            raise unknown(f"by={by!r} is not known", by, SCORES)
+        if keep is None:
+            return
+        if not 0 < keep < 1:
+            raise HeadwiseError(
+                f"keep={keep} must lie between 0 and 1; 0.75 removes a quarter of the heads"
+            )
+        # a frozen record has no assignment to its fields
+        vars(self)["by"] = by or SCORES[0]
+
+    def check_sizes(self, n_layers: int, n_heads: int, n_kv_heads: int) -> None:
+        if self.heads is not None:
+            chosen_heads(self.heads, n_layers, n_heads)
+
+    def check(self, model: nn.Module) -> None:
+        if self.by is not None and predicts(model) != "next":
+            raise HeadwiseError(
+                f"by={self.by!r} needs the loss of a next token, and {type(model).__name__} predicts none; pass heads="
             )
         # Which heads go is not known yet, how many do is: as if all scores were equal (0 for any name).
         obstacle(model, self._gone(model, defaultdict(float)), self.uniform)
-
-    def passes(self, model: nn.Module) -> int:
-        # A backward pass counts as two; a role takes importance and a survey, each silenced head one.
-        n_heads = head_counts(model)[0] * len(attentions(model))
-        return {None: 0, "importance": 3, "role": 4, "ablation": 1 + n_heads}[self.by]
 
     def apply(self, source: Folder, calibration: Calibration) -> Changed:
         model = source.model
@@ -129,34 +152,44 @@ class Pruning(AskedToPrune, Change):
         return weakest(model, scores, self.keep, self.uniform)
 
 
+def chosen_heads(names: str | Sequence[str], n_layers: int, n_heads: int) -> Gone:
+    """For each layer the numbers of the heads named in a list, or in a text such as "L0.H1,L3.H5".
+
+    Raises HeadwiseError for what is no head of the model, for no name at all, and for a layer left without a head.
+    """
+    chosen: list[set[int]] = [set() for _ in range(n_layers)]
+    listed = names.split(",") if isinstance(names, str) else names
+    for name in filter(None, map(str.strip, listed)):
+        # `part`: a stack of a model with several, of which none is pruned
+        part, layer, head = parse_head(name)
+        if part or layer >= n_layers or head >= n_heads:
+            last = f"L{n_layers - 1}.H{n_heads - 1}"
+            raise HeadwiseError(
+                f"the model has no head {name}: {n_layers} layers of {n_heads} heads, L0.H0 to {last}"
+            )
+        chosen[layer].add(head)
+        if len(chosen[layer]) == n_heads:
+            raise HeadwiseError(
+                f"all {n_heads} heads of layer {layer} are to go; a layer needs one"
+            )
+    if not any(chosen):
+        raise HeadwiseError(
+            "no head is named; pass heads='L0.H1,L3.H5', or keep= with by="
+        )
+    return tuple(tuple(sorted(gone)) for gone in chosen)
+
+
 def head_scores(by: str, source: Folder, calibration: Calibration) -> dict[str, float]:
     """A score for each head, larger for those to keep.
 
     importance   by the gradient, relative to the layer (Michel et al. 2019, arXiv 1905.10650)
     ablation     the change in loss when the head alone is silenced
-    role         heads that earn a role before those that do not; by importance among equals, where that is known
-
-    Raises HeadwiseError for `role` without a tokenizer.
     """
     batches = calibration.statistics
-    if by == "ablation":
-        return {
-            name: change.mean
-            for name, change in ablation(source.model, batches).items()
-        }
     if by == "importance":
         return importance(source.model, batches)
-    if source.tokens is None:
-        raise HeadwiseError(
-            "by='role' needs the model's tokenizer, which knows delimiters; pass by='importance'"
-        )
-    documents = [ids.tolist() for batch in batches for ids in batch]
-    profiles = survey(source.model, text_of(source, documents), ablate="none").profiles
-    # No importance is above 1, for it is a fraction of its layer's: a head with a role comes before all without.
-    return {
-        head.name: (head.importance or 0.0) + 2.0 * bool(head.roles)
-        for head in profiles
-    }
+    changes = ablation(source.model, batches)
+    return {name: change.mean for name, change in changes.items()}
 
 
 def weakest(

@@ -1,12 +1,9 @@
 """Share key/value heads: a model of G key/value heads becomes one of fewer, which the query heads read in groups.
 
-Heads of a group are put side by side with their query heads, which is exact; then one head is made of each group, its
-heads neighbours in the order given. The methods of POOLS:
-
-    mean          the mean of the group's W_K and of its W_V (Ainslie et al. 2023, arXiv 2305.13245, section 2.1)
-    aligned       the mean after an alignment that leaves the function as it is (`align`)
-    aligned+norm  the same; the mean is shorter than what it stands for, so that each query head gets the norms of its
-                  own keys back, plane by plane, in W_Q, and those of its values in W_O
+Heads of a group are put side by side with their query heads, which is exact. They are aligned, which leaves the
+function as it is (`align`). Then their mean takes their place (Ainslie et al. 2023, arXiv 2305.13245, section 2.1). A
+mean is shorter than what it stands for, so that each query head gets the norms of its own keys back, plane by plane, in
+W_Q, and those of its values in W_O.
 
 A qk-norm lets the keys turn only as far as `align.key_rule` says and gives pooled keys their norm by itself.
 
@@ -25,8 +22,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Unpack
 
@@ -57,7 +54,6 @@ from headwise.reshape.align import (
     queries,
     unrotated,
 )
-from headwise.reshape.asked import AskedToShare
 from headwise.reshape.job import (
     Calibration,
     Change,
@@ -67,6 +63,7 @@ from headwise.reshape.job import (
     Reshaped,
     reshape,
 )
+from headwise.words import unknown
 
 Groups = tuple[tuple[int, ...], ...]
 # what is multiplied, such as queries and keys, one of each for every query head
@@ -75,15 +72,13 @@ Pair = tuple[Tensor, Tensor]
 # together. A round choice: to price one takes about 7 ms in a layer 256 wide, and 60 ms in one of 1,024 (one core).
 EXACT = 200
 
-# weights, root of the moments, number of groups
-Pool = Callable[[AttentionWeights, Tensor, int], AttentionWeights]
+GROUPS = ("adjacent", "best")
 
 
 def share(
     model: nn.Module | str | Path,
     n_kv_heads: int,
     *,
-    method: str = "aligned+norm",
     groups: str = "adjacent",
     listener: Listener | None = None,
     **options: Unpack[Options],
@@ -99,7 +94,6 @@ def share(
         model: a GPT, a model of transformers (Llama, Mistral, Qwen2, Qwen3), or the folder of one; it is left
             alone
         n_kv_heads: of the child, in each layer: a divisor of today's, and smaller
-        method: how one head is made of several: mean, aligned or aligned+norm
         groups: adjacent: neighbours share; best: heads whose sharing should cost least (`best`)
         listener: hears what is being done, the first damage, and each evaluation of the healing
         **options: those that follow, which are also those of `prune`
@@ -109,7 +103,6 @@ def share(
             of ids; default: what a run of headwise was trained on
         out: the folder to write, which a fresh process verifies; without it nothing is written
         tokens: of a document; default: the model's context, at most 1,024
-        documents: at most so many of them are measured on, and as many calibrate; healing reads all
         heal: steps in which the child learns to answer as its parent; Ctrl-C ends them early, and the best weights
             so far are kept
         batch: documents of a step of healing
@@ -124,64 +117,67 @@ def share(
     Raises:
         HeadwiseError: for what cannot be done, and for a request that would change nothing.
     """
-    return reshape(model, Sharing(n_kv_heads, method, groups), listener, **options)
+    return reshape(model, Sharing(n_kv_heads, groups), listener, **options)
 
 
 @dataclass(frozen=True)
-class Sharing(AskedToShare, Change):
+class Sharing(Change):
     """What `share` does."""
+
+    n_kv_heads: int  # of the child, in each layer
+    groups: str = GROUPS[0]
+
+    def __post_init__(self) -> None:
+        if self.groups not in GROUPS:
+            what = f"groups={self.groups!r} is not known"
+            raise unknown(what, self.groups, GROUPS)
+
+    def check_sizes(self, n_layers: int, n_heads: int, n_kv_heads: int) -> None:
+        divisors = [n for n in range(1, n_kv_heads) if n_kv_heads % n == 0]
+        if self.n_kv_heads in divisors:
+            return
+        remedy = ", the least there can be"
+        if divisors:
+            remedy = f"; sharing lowers their number to one of {', '.join(map(str, divisors))}"
+        raise HeadwiseError(
+            f"n_kv_heads={self.n_kv_heads}: the model has {n_kv_heads} key/value heads for its "
+            f"{n_heads} query heads{remedy}"
+        )
 
     def check(self, model: nn.Module) -> None:
         if problem := cannot_carry(model, head_counts(model)[0], self.n_kv_heads):
             raise HeadwiseError(problem)
 
-    @property
-    def is_blind(self) -> bool:  # does it need no text to choose and pool heads?
-        return self.groups == "adjacent" and self.method == "mean"
-
-    def passes(self, model: nn.Module) -> int:
-        return 0 if self.is_blind else 1
-
     def apply(self, source: Folder, calibration: Calibration) -> Changed:
-        model = source.model
-        roots = () if self.is_blind else moments(model, calibration.statistics)
-        return share_heads(model, self.n_kv_heads, self.method, self.groups, roots)
+        roots = moments(source.model, calibration.statistics)
+        return share_heads(source.model, self.n_kv_heads, roots, self.groups)
 
 
 def share_heads(
-    model: nn.Module,
-    n_kv_heads: int,
-    method: str = "aligned+norm",
-    groups: str = "adjacent",
-    roots: Iterable[Tensor] = (),
+    model: nn.Module, n_kv_heads: int, roots: Iterable[Tensor], groups: str = "adjacent"
 ) -> Changed:
     """The model with n_kv_heads key/value heads in each layer; `model` itself is left alone.
 
-    roots  for each layer, from `moments`; the mean of adjacent groups needs none
+    roots  for each layer, from `moments`
     """
     n_heads, before, _ = head_counts(model)
-    pool, neighbours = POOLS[method], adjacent(before, n_kv_heads)
+    neighbours = adjacent(before, n_kv_heads)
     chosen = []  # for each layer the key/value heads of the parent that share, in the new order
     # What alignment of the keys is exact, and who shares: a dict keeps each note once, in order.
     notes: dict[str, None] = {}
 
     # `with_layers` takes the layers one by one, as they come.
     def layers() -> Iterator[AttentionWeights]:
-        all_roots = itertools.chain(roots, itertools.repeat(torch.empty(0)))
-        for weights, root in zip(layers_in_turn(model), all_roots, strict=False):
+        for weights, root in zip(layers_in_turn(model), roots, strict=True):
             weights = weights.widened()
-            shared = (
-                neighbours
-                if groups == "adjacent"
-                else best(weights, root, n_kv_heads, pool)
-            )
+            shared = neighbours
+            if groups == "best":
+                shared = best(weights, root, n_kv_heads)
             chosen.append(shared)
-            if method != "mean":
-                notes[key_rule(weights).note] = None
-            if shared != neighbours:
-                # a pool takes neighbours
-                weights = weights.permuted(list(itertools.chain(*shared)))
-            yield pool(weights, root, n_kv_heads)
+            notes[key_rule(weights).note] = None
+            # what pools takes neighbours
+            weights = weights.permuted(list(itertools.chain(*shared)))
+            yield pooled(weights, root, n_kv_heads)
 
     child = with_layers(model, layers(), n_kv_heads=n_kv_heads)
     if set(chosen) != {neighbours}:  # in some layer others than neighbours share
@@ -203,13 +199,13 @@ def adjacent(
     return tuple(tuple(range(n * size, (n + 1) * size)) for n in range(n_groups))
 
 
-def best(weights: AttentionWeights, root: Tensor, n_groups: int, pool: Pool) -> Groups:
+def best(weights: AttentionWeights, root: Tensor, n_groups: int) -> Groups:
     """Groups of equal size whose pooling costs least, as far as exchanging heads finds them."""
     size = weights.n_kv_heads // n_groups
 
     @cache
     def exact(group: tuple[int, ...]) -> float:
-        return pooling_error(weights, root, group, pool)
+        return pooling_error(weights, root, group)
 
     def by_pairs(group: tuple[int, ...]) -> float:
         return sum(exact(pair) for pair in itertools.combinations(group, 2))
@@ -247,10 +243,8 @@ def _exchanged(start: Groups, price: Callable[[tuple[int, ...]], float]) -> Grou
                 # Sorted, so that a group has one key in the cache of prices.
                 first = tuple(sorted({*groups[a], j} - {i}))
                 second = tuple(sorted({*groups[b], i} - {j}))
-                before, after = (
-                    price(groups[a]) + price(groups[b]),
-                    price(first) + price(second),
-                )
+                before = price(groups[a]) + price(groups[b])
+                after = price(first) + price(second)
                 # 1e-5 is more than rounding, also in float32; by rounding alone heads could be exchanged for
                 # ever.
                 if after < before * (1 - 1e-5):
@@ -259,11 +253,11 @@ def _exchanged(start: Groups, price: Callable[[tuple[int, ...]], float]) -> Grou
 
 
 def pooling_error(
-    weights: AttentionWeights, root: Tensor, group: Sequence[int], pool: Pool
+    weights: AttentionWeights, root: Tensor, group: Sequence[int]
 ) -> float:
     """The squared error that one key/value head made of this group is expected to make in the layer's output."""
     before = weights.permuted(group)  # the heads of this group alone
-    after = pool(before, root, 1)
+    after = pooled(before, root, 1)
     added, error = output_errors(before, after, root)
     # The scores' error says what fraction of `added`, what a head adds, is lost: all of it from 1 on.
     return float((score_errors(before, after, root).clamp(max=1) * added + error).sum())
@@ -274,13 +268,11 @@ def output_errors(
 ) -> tuple[Tensor, Tensor]:
     """(H,) each: E|W_O v|^2, and E|W_O v - W_O' v'|^2, of every query head."""
     # Each is a `Pair` for `_products`: (H,E,C) of W_O, and the values (H,E,X), repeated for the heads that read them.
-    old, new = (
-        (
-            x.wo.permute(1, 2, 0),
-            _for_queries(activations(x.wv, x.bv, root), before.n_heads),
-        )
-        for x in (before, after)
-    )
+    pairs = []
+    for x in (before, after):
+        values = activations(x.wv, x.bv, root)
+        pairs.append((x.wo.permute(1, 2, 0), _for_queries(values, before.n_heads)))
+    old, new = pairs
     return _products(old, old), _squared_difference(_products, old, new)
 
 
@@ -292,24 +284,19 @@ def score_errors(
     Over all distances RoPE rotates its part of a key through all angles. In the mean over the angles nothing is left of
     products of two planes, and of each plane half of |q|^2 |k|^2.
     """
-    old, new = [
-        (queries(x, root), _for_queries(keys(x, root), before.n_heads))
-        for x in (before, after)
-    ]
-    head_dim = before.wk.shape[1]
+    read = []
+    for x in (before, after):
+        read.append((queries(x, root), _for_queries(keys(x, root), before.n_heads)))
     error = torch.zeros(before.n_heads, dtype=root.dtype)
     if before.pairs:
-        planes = [
-            (as_complex(q, before.pairs), as_complex(k, before.pairs))
-            for q, k in (old, new)
-        ]
+        planes = []
+        for q, k in read:
+            planes.append((as_complex(q, before.pairs), as_complex(k, before.pairs)))
         error += _squared_difference(_rotated_products, *planes)
-    rest = list(unrotated(before))
-    if rest:
-        error += _squared_difference(
-            _products, *((q[:, rest], k[:, rest]) for q, k in (old, new))
-        )
-    return error / head_dim
+    if rest := list(unrotated(before)):
+        others = [(q[:, rest], k[:, rest]) for q, k in read]
+        error += _squared_difference(_products, *others)
+    return error / before.wk.shape[1]
 
 
 def _products(first: Pair, second: Pair) -> Tensor:
@@ -349,80 +336,53 @@ def _for_queries(heads: Tensor, n_heads: int) -> Tensor:
 
 
 def aligned(
-    weights: AttentionWeights, root: Tensor, n_groups: int, with_norms: bool = False
-) -> AttentionWeights:
+    weights: AttentionWeights, root: Tensor, n_groups: int
+) -> tuple[AttentionWeights, Tensor, Tensor]:
     """The same function, with the key/value heads of each group (neighbours) aligned to their mean.
 
-    with_norms  another function: what reads a head also gets the norm that the mean of its group will lack
+    And the activations (G,D,X) of its keys and (G,E,X) of its values.
     """
-    rule, k, v = (
-        key_rule(weights),
-        keys(weights, root),
-        activations(weights.wv, weights.bv, root),
-    )
+    rule, k = key_rule(weights), keys(weights, root)
+    v = activations(weights.wv, weights.bv, root)
     k_maps = torch.cat([key_maps(group, rule) for group in k.chunk(n_groups)])
     v_maps = torch.cat([orthogonal_maps(group) for group in v.chunk(n_groups)])
-    if not with_norms:
-        return fold(weights, k_maps, v_maps)
-    q_scale: Tensor | float = 1.0
-    # With a qk-norm the mean gets its norm from that, and needs no scale. Without one the key rule has no `signs`.
-    if weights.k_gain is None:
-        # (G,D,1): rows of W_Q
-        q_scale = _shrinkage(k_maps @ k, n_groups, [*rule.planes, rule.free])[..., None]
-    # (G,1,E): columns of W_O
-    o_scale = _shrinkage(v_maps @ v, n_groups, [range(weights.wv.shape[1])])[:, None]
-    return fold(weights, k_maps, v_maps, q_scale, o_scale)
+    return fold(weights, k_maps, v_maps), k_maps @ k, v_maps @ v
 
 
-def _mean(
-    weights: AttentionWeights,
-    root: Tensor,
-    n_groups: int,
-    k_weights: Tensor | float = 1.0,
-) -> AttentionWeights:
-    """The mean over each group; keys count by k_weights (G,1,1), whose mean is 1 in each group."""
-    # It is a Pool, and needs no `root`.
-    weights = mapped(
-        weights, "k", lambda rows: grouped(rows * k_weights, n_groups).mean(1)
-    )
-    return mapped(weights, "v", lambda rows: grouped(rows, n_groups).mean(1))
-
-
-def _aligned_mean(
-    weights: AttentionWeights, root: Tensor, n_groups: int, with_norms: bool = False
-) -> AttentionWeights:
-    heads = aligned(weights, root, n_groups, with_norms)
+def pooled(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
+    """One key/value head made of each group: the mean of the aligned heads, with the norms that it lacks."""
+    rule, (heads, k, v) = key_rule(weights), aligned(weights, root, n_groups)
+    counts: Tensor | float = 1.0  # how much each head counts in the mean of the keys
     if heads.k_gain is None:
-        return _mean(heads, root, n_groups)
-    # A qk-norm divides the size of each head's keys out, so that size must not weigh in the mean: each head counts by
-    # 1 / norm, scaled to a mean of 1.
-    inverse = grouped(1 / mean_norm(activations(heads.wk, heads.bk, root)), n_groups)
-    return _mean(
-        heads, root, n_groups, (inverse / inverse.mean(1, keepdim=True)).view(-1, 1, 1)
-    )
+        # (H,D,1): rows of W_Q
+        scale = _shrinkage(k, n_groups, [*rule.planes, rule.free], heads.n_heads)
+        heads = mapped(heads, "q", lambda rows: rows * scale[..., None])
+    else:
+        # A qk-norm gives the mean its norm. It divides the size of each head's keys out, so that size must not weigh:
+        # each head counts by 1 / norm, scaled to a mean of 1.
+        norms = mean_norm(activations(heads.wk, heads.bk, root))
+        inverse = grouped(1 / norms, n_groups)
+        counts = (inverse / inverse.mean(1, keepdim=True)).view(-1, 1, 1)
+    # (H,E): columns of W_O
+    scale = _shrinkage(v, n_groups, [range(v.shape[1])], heads.n_heads)
+    heads = replace(heads, wo=heads.wo * scale)
+    heads = mapped(heads, "k", lambda rows: grouped(rows * counts, n_groups).mean(1))
+    return mapped(heads, "v", lambda rows: grouped(rows, n_groups).mean(1))
 
 
-def _shrinkage(heads: Tensor, n_groups: int, parts: Sequence[Sequence[int]]) -> Tensor:
-    """(G,D): the norm of heads (G,D,X) over that of their group's mean, one factor for all features of a part.
+def _shrinkage(
+    heads: Tensor, n_groups: int, parts: Iterable[Sequence[int]], n_heads: int
+) -> Tensor:
+    """The norm of heads (G,D,X) over that of their group's mean, one factor for all features of a part.
 
-    1 where the mean is 0: nothing brings it back.
+    (H,D), what reads each head; 1 where the mean is 0: nothing brings it back.
     """
     before, means = heads.square().sum(-1), grouped(heads, n_groups).mean(1)
-    after = means.square().sum(-1).repeat_interleave(len(heads) // n_groups, 0)
+    after = _for_queries(means.square().sum(-1), len(heads))
     factor = torch.ones_like(before)
     for part in map(list, parts):  # lists: a tuple would index one axis after the other
-        size, pooled_size = (
-            before[:, part].sum(1, keepdim=True),
-            after[:, part].sum(1, keepdim=True),
-        )
-        factor[:, part] = torch.where(
-            pooled_size > 0, (size / pooled_size).sqrt(), torch.ones_like(size)
-        )
-    return factor
-
-
-POOLS: dict[str, Pool] = {
-    "mean": _mean,
-    "aligned": _aligned_mean,
-    "aligned+norm": partial(_aligned_mean, with_norms=True),
-}
+        size = before[:, part].sum(1, keepdim=True)
+        pooled_size = after[:, part].sum(1, keepdim=True)
+        ratio = (size / pooled_size).sqrt()
+        factor[:, part] = torch.where(pooled_size > 0, ratio, torch.ones_like(size))
+    return _for_queries(factor, n_heads)
