@@ -131,16 +131,6 @@ def test_standard_output_is_written_to(tmp_path: Path) -> None:
     assert done.stdout == b"onetwo"
 
 
-@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444, 0o755])
-def test_permissions_are_kept_and_never_wider(mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, seen, fsync = tmp_path / "file", [], os.fsync
-    path.write_bytes(b"before")
-    path.chmod(mode)
-    monkeypatch.setattr(os, "fsync", lambda file: (seen.append(stat.S_IMODE(os.fstat(file).st_mode)), fsync(file)))
-    write_whole(path, b"after")
-    assert path.read_bytes() == b"after" and stat.S_IMODE(path.stat().st_mode) == mode == seen[0]
-
-
 def test_tale_is_the_packages_book_unless_there_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names = read_text(text_path("names")).split()

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from cases import refuses, refuses_table
+from cases import refuses
 from helpers import MASK_NAMES, Sizes, as_list, as_numpy, mask_cases, mask_tables, paper_slope
 
 import headwise as hw
-from headwise.masks import Both, BroadcastGrid, Part, alibi_slopes
+from headwise.masks import Both, Part, alibi_slopes
 from headwise.shapes import shape_of
 
 SIZES = [Sizes(2, 6, 3, 5, 7, 1, 1), Sizes(2, 3, 1, 7, 5, 1, 1), Sizes(3, 2, 2, 5, 5, 1, 1), Sizes(2, 5, 1, 1, 7, 1, 1)]
@@ -76,16 +76,6 @@ def test_what_a_mask_takes() -> None:
     alone = q[:1]
     assert hw.attend(alone, alone, alone, hw.Allowed(torch.ones(3, 5, 5).bool())).shape == (1, 3, 5, 7)
     assert picture(hw.Allowed([[[True, False], [False, True]]]), 2, 2) == ["10", "01"]
-
-
-def test_positions_reach_to_two_to_the_sixty() -> None:
-    """The largest number itself is taken on both sides, for each kind of mask; one more is refused."""
-    most, grid = 2**60, BroadcastGrid((1, 1, 2, 3), np.asarray, np.arange)
-    assert hw.Causal(offset=most).band(2, 3) == (None, most)
-    assert hw.Causal(offset=-most).band(2, 3) == (None, -most)
-    assert hw.Window(most, most).band(2, 3) == (1 - most, 1 + most)
-    hw.Causal(offset=[most]).check(grid)
-    refuses_table("positions", globals() | {"most": most, "grid": grid})
 
 
 def test_what_masks_say_of_themselves() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,33 +16,20 @@ def write_whole(path: str | Path, data: bytes | str) -> None:
     """Write `data` to `path` so that a reader, a crash or a full disk never sees half of it.
 
     The bytes go to a temporary file in the same folder, are synced to the disk, and take the final name in one
-    atomic rename. On any failure the earlier file is untouched and the temporary one is removed. A file that was there
-    keeps its permissions, and a symbolic link stays a link: the file that it names is replaced. A pipe, a device and
-    standard output (/dev/stdout) are written to and never replaced. One thread of a process writes a path at a time.
+    atomic rename. On any failure the earlier file is untouched and the temporary one is removed. A symbolic link stays
+    a link: the file that it names is replaced. A pipe, a device and standard output (/dev/stdout) are written to and
+    never replaced. One thread of a process writes a path at a time.
     """
     data = data.encode() if isinstance(data, str) else data
     if is_stream(path):
-        # Unbuffered: closing a buffered file whose reader has gone would raise a second time. An unbuffered write may
-        # take a part only, so what it left is written again.
-        with Path(path).open("wb", buffering=0) as stream:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[stream.write(rest) :]
+        with Path(path).open("wb") as stream:
+            stream.write(data)
         return
-    check_link(Path(path))
     # through links: a rename onto one would replace the link
     path = Path(os.path.realpath(path))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)  # of a process that had our number and died
-    permissions = stat.S_IMODE(path.stat().st_mode) if path.exists() else None
-    # Closed to others until it has the permissions of the file that it replaces; a new file gets those of any new file.
-    created = 0o666 if permissions is None else 0o600
     try:
-        with os.fdopen(
-            os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, created), "wb"
-        ) as file:
-            if permissions is not None:
-                temporary.chmod(permissions)
+        with temporary.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -55,24 +41,12 @@ def write_whole(path: str | Path, data: bytes | str) -> None:
     sync_folder(path.parent)
 
 
-def check_link(path: Path) -> None:
-    """Refuse links that lead in a circle: they name no file that could be read or replaced."""
-    # `realpath` follows every link, and stops at one only where that would never end.
-    if Path(os.path.realpath(path)).is_symlink():
-        raise HeadwiseError(
-            f"{path} is a link that leads back to itself; remove it, or pass another name"
-        )
-
-
 def is_stream(path: str | Path) -> bool:
     """Is it something to write to rather than to replace: a pipe, a device, an open file of this process?"""
     path = Path(path)
     # By name: standard output may lead to a file, as in `headwise ... > out.txt`, and is written to all the same.
-    if (
-        str(path) in ("/dev/stdout", "/dev/stderr")
-        or path.is_relative_to("/proc")
-        or path.is_relative_to("/dev/fd")
-    ):
+    is_open = path.is_relative_to("/proc") or path.is_relative_to("/dev/fd")
+    if is_open or str(path) in ("/dev/stdout", "/dev/stderr"):
         return True
     try:
         return path.exists() and not (path.is_file() or path.is_dir())
@@ -152,16 +126,12 @@ def read_text(path: str | Path, blank: bool = False) -> str:
     else:
         data = read_bytes(path)
     try:
-        text = (
-            data.decode("utf-8")
-            .removeprefix("\ufeff")
-            .replace("\r\n", "\n")
-            .replace("\r", "\n")
-        )
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise HeadwiseError(
-            f"{path} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}"
+            f"{path} is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}"
         ) from None
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
     if not blank and not text.strip():
         raise HeadwiseError(f"{path} is empty, or holds nothing but white space")
     return text
@@ -181,18 +151,16 @@ def read_json(path: str | Path) -> Any:
 def free_memory() -> int:
     """Bytes that may still be taken: what the machine has free, or less where a control group has a limit."""
     with contextlib.suppress(OSError, ValueError, KeyError):  # only Linux has this file
-        rows = (
-            line.split()
-            for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-        )
-        free = {row[0]: 1024 * int(row[1]) for row in rows}["MemAvailable:"]
+        free = {}
+        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
+            name, size, *_ = line.split()
+            free[name] = 1024 * int(size)
+        available = free["MemAvailable:"]
         group = Path("/sys/fs/cgroup")
         # no group, or one without a limit, whose `memory.max` is "max"
         with contextlib.suppress(OSError, ValueError):
-            most, used = (
-                int((group / name).read_text(encoding="utf-8"))
-                for name in ("memory.max", "memory.current")
-            )
-            free = min(free, max(0, most - used))
-        return free
+            most = int((group / "memory.max").read_text(encoding="utf-8"))
+            used = int((group / "memory.current").read_text(encoding="utf-8"))
+            available = min(available, max(0, most - used))
+        return available
     return sys.maxsize  # nobody knows: no bound

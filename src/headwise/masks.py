@@ -26,10 +26,6 @@ from typing import Any, Protocol
 from headwise.errors import HeadwiseError
 from headwise.shapes import check_even, flat, kind_of, shape_of
 
-# Of a position, an offset and a window: a sum of the three stays below 2^63, the end of whole numbers of 64 bits.
-# 2^61 would do, too, 2^62 would not.
-LARGEST_POSITION = 2**60
-
 
 class Grid(Protocol):
     """One backend's view of all (b, h, i, j): numbers, or arrays that broadcast to (B, H, T, S)."""
@@ -388,11 +384,9 @@ class _WholeGrid:
         numbers = list(part.numbers)
         neighbours = _neighbours(numbers)
         # A slice of an array is a view; picking by a list would copy.
-        self._numbers = (
-            slice(numbers[0], numbers[0] + len(numbers))
-            if numbers and neighbours
-            else numbers
-        )
+        self._numbers: slice | list[int] = numbers
+        if numbers and neighbours:
+            self._numbers = slice(numbers[0], numbers[0] + len(numbers))
         self.B, self.H, self.T, self.S = grid.B, grid.H, grid.T, grid.S
         self.i, self.j, self.read = grid.i, grid.j, grid.read
         if part.axis == "h":
@@ -401,9 +395,9 @@ class _WholeGrid:
             self.T = part.length
             # Neighbours need only an addition to the numbers 0, 1, ... that this call's queries have; for any others
             # `pick` lays their numbers along the axis of queries.
-            self.i = (
-                grid.i + part.first_query if neighbours else grid.pick(numbers, "t")
-            )
+            self.i = grid.i + part.first_query
+            if not neighbours:
+                self.i = grid.pick(numbers, "t")
 
     def pick(self, values: Any, axes: str) -> Any:
         shape = shape_of(values)
@@ -452,8 +446,6 @@ class Shifted(Mask):
             check_axes(
                 f"{type(self).__name__} offset", shape_of(self.offset), "b", grid
             )
-            for offset in grid.read(self.offset):
-                check_position(f"{type(self).__name__} offset", offset)
 
     @property
     def by_document(self) -> bool:
@@ -474,16 +466,11 @@ class Shifted(Mask):
         if self.by_document:
             return self.offset
         try:
-            # as a number, True would show each query the key after it
-            if isinstance(self.offset, bool):
-                raise TypeError
-            offset = operator.index(self.offset)  # type: ignore[arg-type]  # what is no whole number is caught
+            return operator.index(self.offset)  # type: ignore[arg-type]  # what is no whole number is caught
         except TypeError:
             raise HeadwiseError(
                 f"{type(self).__name__} offset={self.offset} must be a whole number"
             ) from None
-        check_position(f"{type(self).__name__} offset", offset)
-        return offset
 
     def centre(self, grid: Grid) -> Any:
         """The key position at which each query stands."""
@@ -522,7 +509,6 @@ class Window(Shifted):
                 raise HeadwiseError(
                     f"Window {name}={value} is negative; pass 0 or more, or None for an open side"
                 )
-            check_position(f"Window {name}", value)
 
     def allowed(self, grid: Grid) -> Any:
         centre = self.centre(grid)
@@ -776,12 +762,4 @@ def check_axes(name: str, shape: tuple[int, ...], axes: str, grid: Grid) -> None
         letters = ",".join(axes).upper()
         raise HeadwiseError(
             f"{name} has shape {shape}; this call needs ({letters}) = {expected}"
-        )
-
-
-def check_position(name: str, value: int) -> None:
-    """Positions are compared as whole numbers of 64 bits, and their sums must not leave those."""
-    if not -LARGEST_POSITION <= value <= LARGEST_POSITION:
-        raise HeadwiseError(
-            f"{name}={value} is beyond 2^60, which no position reaches; pass a smaller one, or None"
         )

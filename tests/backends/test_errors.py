@@ -11,7 +11,6 @@ from helpers import NATIVE, PATHS, Sizes, draw
 import headwise as hw
 
 N = Sizes(B=2, H=6, G=3, T=5, S=7, D=11, E=13)
-FAR = 2**63 - 2  # 64 bits cannot add to such a position
 one_path = every("path", PATHS)
 
 

@@ -19,7 +19,7 @@ from typer import Argument, Option
 from headwise.corpus.sources import exists
 from headwise.errors import HeadwiseError
 from headwise.families import RUN
-from headwise.files import check_link, is_stream
+from headwise.files import is_stream
 from headwise.records import plain_data
 from headwise.view import CONTROL
 from headwise.words import Facts, system_language
@@ -188,7 +188,6 @@ def check_outputs(
 
 
 def _check_writable(words: str, path: Path) -> None:
-    check_link(path)
     if path.is_dir():
         raise HeadwiseError(
             f"{words} is a folder that is there already; pass another name"
