@@ -50,8 +50,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     configs = {"llama": LLAMA, "bloom": LLAMA | {"model_type": "bloom"}, "pickled": LLAMA}
     configs |= {"inside/llama": LLAMA, "unread": LLAMA}
     configs |= {"bert": LLAMA | {"model_type": "bert", "architectures": ["BertModel"]}}
-    configs |= {"gemma": LLAMA | {"model_type": "gemma3_text", "architectures": None, "num_key_value_heads": 1}}
-    configs |= {"vast": configs["gemma"] | {"num_key_value_heads": 10**15}}
     configs |= {
         "whisper": {"model_type": "whisper", "is_encoder_decoder": True, "num_mel_bins": 80, "max_source_positions": 50}
     }

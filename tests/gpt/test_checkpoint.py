@@ -4,20 +4,19 @@ import json
 import pickle
 import random
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cases import every, refuses
+from cases import every
 from safetensors.torch import load_file, save_file
 from small_models import tiny
 
 from headwise import HeadwiseError
 from headwise.corpus.tokens import Tokens
-from headwise.gpt.checkpoint import load_model, read_tensors, save_model
+from headwise.gpt.checkpoint import load_model, save_model
 
 Damage = Callable[[Path], object]
 TOKENS = Tokens.characters("abcdefghijklmnopqrs", boundary=False)
@@ -97,8 +96,6 @@ def test_a_pickle_is_refused_by_its_contents_and_by_its_name(sound: Path, sprung
         path = sound / name
         torch.save({"a": Trap(sprung)}, path)
         assert f"{name} is a pickle, which can run code; convert it to model.safetensors" in refusal(sound)
-        assert f"{path} is a pickle, which can run code" in refusal(path)
-        refuses(lambda path=path: read_tensors(path), "is a pickle, which can run code")
         path.unlink()
     assert not sprung.exists()
 
@@ -150,21 +147,3 @@ def test_a_damaged_folder_is_refused_and_says_why(damage: Damage, said: str, sou
     damage(folder)
     assert said in refusal(folder)
     assert "is no folder; pass a run folder" in refusal(sound / CONFIG)
-
-
-@every(
-    "name, value",
-    [
-        *((name, 10**n) for name in ("n_layers", "vocab_size", "d_ff", "head_dim") for n in (9, 12, 18)),
-        ("d_model", 3 * 10**9),
-        ("d_model", 3 * 10**18),
-    ],
-)
-def test_a_size_that_the_weights_do_not_have_builds_nothing(name: str, value: int, tmp_path: Path) -> None:
-    """In an instant: a config is a few bytes, and may not cost hours or gigabytes."""
-    save_model(tmp_path / "run", tiny("llama"), TOKENS)
-    change_config(tmp_path / "run", **{name: value})
-    began = time.process_time()
-    said = refusal(tmp_path / "run")
-    assert "holds weights that do not fit its config.json" in said or "is more than headwise builds" in said
-    assert time.process_time() - began < 2

@@ -162,7 +162,7 @@ def surveyed(
     folder = open_folder(model, device=device)
     with Progress("reading the text") as progress:
         source = (text or None) if ids is None else read_ids(folder, ids, documents)
-        read = read_texts(folder, source, tokens, documents, progress, relations)
+        read = read_texts(folder, source, tokens, documents, relations)
         result = survey(folder.model, read, progress=progress, **options)
     return result, example_maps(folder, read)
 

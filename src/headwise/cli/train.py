@@ -112,9 +112,7 @@ def train(
         try:
             with Progress("preparing the text and the model") as progress:
                 report = _reporter(progress)
-                result = run_training(
-                    folder, settings, report, resume, err.say, progress
-                )
+                result = run_training(folder, settings, report, resume, err.say)
             # the report has a progress of its own
             page = write_report_of(folder)
         except KeyboardInterrupt as stop:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from headwise.corpus import verbs
-from headwise.corpus.sources import Progress, Sources, contents, pieces
+from headwise.corpus.sources import Sources, contents, pieces
 from headwise.corpus.tokens import (
     LARGEST_ID,
     Ids,
@@ -112,7 +112,6 @@ def read_documents(
     sources: Sequence[str],
     tokens: int | None = None,
     most: int | None = None,
-    progress: Progress | None = None,
 ) -> Text:
     """Texts as documents that fit the model. A source is a file, a folder, or, where there is none, a text itself.
 
@@ -136,7 +135,7 @@ def read_documents(
     paths, typed = contents(sources)
     documents: list[list[int]] = []
     facts, n_cut = Counter[str](), 0
-    for whole in itertools.chain(Sources(paths, progress), typed):
+    for whole in itertools.chain(Sources(paths), typed):
         ids_of_pieces = (encoded(reader, piece, facts) for piece in pieces(whole))
         for n, ids in enumerate(cut(ids_of_pieces, room - in_frame)):
             if n == 1 and tokens is None:  # with `tokens` it was asked for
@@ -292,8 +291,7 @@ def read_relations(reader: Reader, source: str | Path) -> Relations:
      "relations": {"subject": "from a verb to its subject"}}
 
     A document is a `text` or `ids`. "from" is the span that looks, "to" the one looked at. A span is a piece of the
-    text that stands there once; or it is [start, end), counted in characters of a text and in tokens of ids; with
-    `"unit": "tokens"` beside the text in its tokens, too, those that the model expects before it included.
+    text that stands there once; or it is [start, end), counted in characters of a text and in tokens of ids.
 
     The bench "grammar" has 60 sentences in English and 40 in Spanish, "meaning" 40 and 18. A relation of Spanish
     sentences has a Spanish name. What stands later looks back at what stands earlier.
@@ -331,31 +329,31 @@ def _labelled(reader: Reader, item: Any, where: str) -> Labelled:
     if not isinstance(item, dict) or ("text" in item) == ("ids" in item):
         raise HeadwiseError(f'{where}: pass either "text" or "ids"')
     text, ids = item.get("text"), item.get("ids")
-    none = [(-1, -1)]  # the characters of what the model expects around a text
     if "text" in item:
         if not isinstance(text, str) or not text.strip():
             raise HeadwiseError(f'{where}: "text" must be some words')
         tokens = require_tokens(reader)
         before, after = tokens.frame
         ids = [*before, *tokens.encode(text), *after]
+        # what the model expects around a text has none of its characters
+        none = [(-1, -1)]
         places = none * len(before) + tokens.places(text) + none * len(after)
     # `type`: True is an int, too.
     elif not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
         raise HeadwiseError(f'{where}: "ids" must be a list of whole numbers')
     else:
-        places = none * len(ids)
+        places = [(n, n + 1) for n in range(len(ids))]
     check_ids(reader, where, ids)
     listed = item.get("pairs", [])
     if not isinstance(listed, list):
         raise HeadwiseError(f'{where}: "pairs" must be a list')
-    in_tokens = text is None or item.get("unit") == "tokens"
     pairs: dict[str, list[Pair]] = {}
     for n, pair in enumerate(listed):
         match pair:
             case {"name": str(name), "from": start, "to": end}:
                 at = f"{where}, pair {n}"
-                looking = _positions(start, text, in_tokens, places, f"{at}, from")
-                looked_at = _positions(end, text, in_tokens, places, f"{at}, to")
+                looking = _positions(start, text, places, f"{at}, from")
+                looked_at = _positions(end, text, places, f"{at}, to")
                 pairs.setdefault(name, []).append((looking, looked_at))
             case _:
                 raise HeadwiseError(
@@ -365,39 +363,30 @@ def _labelled(reader: Reader, item: Any, where: str) -> Labelled:
 
 
 def _positions(
-    span: Any,
-    text: str | None,
-    in_tokens: bool,
-    places: Sequence[tuple[int, int]],
-    where: str,
+    span: Any, text: str | None, places: Sequence[tuple[int, int]], where: str
 ) -> tuple[int, ...]:
     """The positions of the tokens of a span, at least one.
 
-    in_tokens  does a span of numbers count tokens?
-    places     for each token its characters in the text
-    where      names the span in what is refused
+    places  for each token its characters in the text; of ids each is a place by itself
+    where   names the span in what is refused
     """
-    if isinstance(span, str) and text is not None:  # whatever the unit of numbers is
+    if isinstance(span, str) and text is not None:
         if text.count(span) != 1 or not span:
             raise HeadwiseError(
                 f"{where}: {span!r} stands {text.count(span)} times in {text!r}; pass [start, end)"
             )
-        span, in_tokens = [text.index(span), text.index(span) + len(span)], False
-    length, unit = len(text or ""), "characters"
-    if in_tokens:
-        length, unit = len(places), "tokens"
-    whole = (
-        isinstance(span, list) and len(span) == 2 and all(type(x) is int for x in span)
-    )
-    if not whole or not 0 <= span[0] < span[1] <= length:
+        span = [text.index(span), text.index(span) + len(span)]
+    length, unit = len(places), "tokens"
+    if text is not None:
+        length, unit = len(text), "characters"
+    is_pair = isinstance(span, list) and [type(x) for x in span] == [int, int]
+    if not is_pair or not 0 <= span[0] < span[1] <= length:
         raise HeadwiseError(
             f"{where}: {span!r} must be [start, end) within the {length} {unit} of the document"
         )
-    if in_tokens:
-        return tuple(range(*span))
-    # All that overlap with it: a token may begin before the span, with a space.
     start, end = span
+    # All that overlap with it: a token may begin before the span, with a space.
     positions = [n for n, (a, b) in enumerate(places) if a < end and b > start]
     if not positions:
-        raise HeadwiseError(f"{where}: no token stands for {str(text)[slice(*span)]!r}")
+        raise HeadwiseError(f"{where}: no token stands for {str(text)[start:end]!r}")
     return tuple(positions)

@@ -14,7 +14,7 @@ from headwise.files import STDIN, check_file, read_text, text_path
 PIECE = 2**20
 KINDS = (".txt", ".md", ".rst", ".text")  # of the files that are taken of a folder
 
-# ("MB of text read", 3, 17): what is done, how much of it, of how much
+# ("passes", 3, 17): what is done, how much of it, of how much
 Progress = Callable[[str, int, int], None]
 
 
@@ -25,26 +25,21 @@ class Sources:
     no UTF-8 or blank.
     """
 
-    def __init__(self, paths: Sequence[Path], progress: Progress | None = None) -> None:
+    def __init__(self, paths: Sequence[Path]) -> None:
         self.files: list[Path] = []
         for path in paths:
             self.files += files_of(path) if path.is_dir() else [path]
         self.size = sum(map(check_file, self.files))  # bytes
-        self._progress = progress
         self.name = paths[0].name if paths else ""
         if len(paths) > 1:
             self.name += f" and {len(paths) - 1} more"
 
     def __iter__(self) -> Iterator[str]:
         """The text of each file."""
-        # without files all texts may have been typed
-        done, has_text = (0, not self.files)
+        has_text = not self.files  # without files all texts may have been typed
         for file in self.files:
             text = read_text(file, blank=True)
-            has_text |= not text.isspace() and bool(text)
-            done += file.stat().st_size
-            if self._progress and done >> 20:
-                self._progress("MB of text read", done >> 20, self.size >> 20)
+            has_text |= bool(text.strip())
             yield text
         if not has_text:  # a folder may have thousands
             names = ", ".join(map(str, self.files[:3]))
@@ -82,9 +77,7 @@ def contents(sources: Sequence[str]) -> tuple[list[Path], list[str]]:
         elif exists(path):
             paths.append(path)
         # no spaces: no text
-        elif re.fullmatch(r"[\w./~-]+", source) and (
-            path.suffix in KINDS or "/" in source
-        ):
+        elif re.fullmatch(r"[\w./~-]*(/[\w.~-]*|\.(txt|md|rst|text))", source):
             raise HeadwiseError(f"there is no file {source}")
         else:
             typed.append(source)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from headwise.corpus.tokens import BOUNDARY, Tokens
 from headwise.errors import HeadwiseError
-from headwise.families import FAMILIES, PICKLED, check_folder
+from headwise.families import FAMILIES, check_folder
 from headwise.files import read_bytes, write_whole
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.layer.projections import shapes_alone
@@ -72,8 +72,6 @@ def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
     Raises HeadwiseError for anything damaged, foreign or pickled.
     """
     folder = Path(folder)
-    if folder.is_file() and folder.suffix in PICKLED:
-        raise _pickle(folder)
     described = check_folder(folder)
     weights, path = folder / "model.safetensors", folder / "config.json"
     for name in ("model.safetensors", "tokenizer.json"):
@@ -95,14 +93,7 @@ def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
                 f"{weights} has NaN or inf in {name}; the model is not usable"
             )
     try:
-        # a layer has a tensor or more; millions of layers are not even built
-        if config.n_layers > len(tensors):
-            raise KeyError(
-                f"n_layers={config.n_layers:,}, and there are {len(tensors):,} tensors"
-            )
         state = from_hf(config, tensors)
-        with shapes_alone():  # before anything of that size is made
-            GPT(config).load_state_dict(state, assign=True)
         # A new GPT draws weights, which are replaced: the caller's random numbers must not move for it.
         with torch.random.fork_rng(devices=[]):
             model = GPT(config)
@@ -126,10 +117,8 @@ def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a safetensors file, and the strings by their names in its header.
 
-    Raises HeadwiseError for a pickle, and for a file that is damaged.
+    Raises HeadwiseError for a file that is damaged.
     """
-    if path.suffix in PICKLED:
-        raise _pickle(path)
     data = read_bytes(path)
     try:
         tensors = load(data)
@@ -148,12 +137,6 @@ def write_tensors(
     """Write a safetensors file, whole or not at all."""
     on_cpu = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     write_whole(path, save(on_cpu, metadata))
-
-
-def _pickle(path: Path) -> HeadwiseError:
-    return HeadwiseError(
-        f"{path} is a pickle, which can run code; convert it to model.safetensors first"
-    )
 
 
 def hf_form(config: GPTConfig) -> str | None:
@@ -202,22 +185,16 @@ def hf_config(config: GPTConfig, boundary: int | None) -> dict[str, Any]:
     fields[record["activation"]] = record.get(config.activation, config.activation)
     # which transformers reads in `rope_parameters` from version 5 on
     if "rope_theta" in fields:
-        fields["rope_parameters"] = {
-            "rope_type": "default",
-            "rope_theta": config.rope_theta,
-        }
+        rope = {"rope_type": "default", "rope_theta": config.rope_theta}
+        fields["rope_parameters"] = rope
     windows = config.windows or ()
     if any(windows):
-        fields |= {
-            "layer_types": [
-                "full_attention" if window is None else "sliding_attention"
-                for window in windows
-            ],
-            "sliding_window": next(
-                filter(None, windows)
-            ),  # all have the same, or there is no form
-            "use_sliding_window": True,
-        }
+        kinds = []
+        for window in windows:
+            kinds.append("sliding_attention" if window else "full_attention")
+        fields |= {"layer_types": kinds, "use_sliding_window": True}
+        # all have the same, or there is no form
+        fields["sliding_window"] = next(filter(None, windows))
     return {
         "model_type": form,
         "architectures": [record["architecture"]],

@@ -27,11 +27,11 @@ def generate(
         caches, device = model.new_caches(), model.lm_head.weight.device
         return lambda ids: model(ids.to(device), caches, last_only=True)[0, -1]
 
-    sizes: dict[str, Any] = {
+    options |= {
         "context": model.config.context,
         "vocab_size": model.config.vocab_size,
     }
-    return continued(begin, prompt, n_tokens, **sizes, **options)
+    return continued(begin, prompt, n_tokens, **options)
 
 
 def continued(
@@ -54,22 +54,23 @@ def continued(
     context       most tokens of a text; None where the model sets no bound
     vocab_size    None where the model does not say it: then no id is too large
     """
-    wrong = [i for i in prompt if not 0 <= i < (vocab_size or sys.maxsize)]
-    problem = ""
     if not prompt:
-        problem = "the prompt is empty, and this model has no token that begins a text; pass prompt="
-    elif wrong:
-        problem = f"token id {wrong[0]} lies outside the vocabulary of {vocab_size}"
-    elif n_tokens < 0:
-        problem = f"{n_tokens=} is negative"
-    elif not temperature >= 0:
-        problem = (
+        raise HeadwiseError(
+            "the prompt is empty, and this model has no token that begins a text; pass prompt="
+        )
+    for i in prompt:
+        if i < 0 or i >= (vocab_size or sys.maxsize):
+            raise HeadwiseError(
+                f"token id {i} lies outside the vocabulary of {vocab_size}"
+            )
+    if n_tokens < 0:
+        raise HeadwiseError(f"{n_tokens=} is negative")
+    if not temperature >= 0:
+        raise HeadwiseError(
             f"temperature={temperature} must be 0 or more; 0 takes the likeliest token"
         )
-    elif top_k is not None and top_k < 1:
-        problem = f"{top_k=} must be at least 1"
-    if problem:
-        raise HeadwiseError(problem)
+    if top_k is not None and top_k < 1:
+        raise HeadwiseError(f"{top_k=} must be at least 1")
     check_seed(seed)
     limit, generator = context or sys.maxsize, torch.Generator().manual_seed(seed)
 
@@ -102,7 +103,8 @@ def _choose(
         )
     if temperature == 0:
         return int(logits.argmax())
-    ids, rows = None, logits.cpu().double()
+    rows = logits.cpu().double()
+    ids = torch.arange(len(rows))
     if top_k is not None and top_k < len(rows):
         rows, ids = rows.topk(top_k)
     # Token i has the stretch from bounds[i - 1] to bounds[i], as long as it is likely; the largest term is exp(0), so
@@ -111,4 +113,4 @@ def _choose(
     point = torch.rand((), generator=generator, dtype=torch.float64) * bounds[-1]
     # rounding may reach the last bound
     place = min(int(torch.searchsorted(bounds, point, right=True)), len(rows) - 1)
-    return place if ids is None else int(ids[place])
+    return int(ids[place])

@@ -38,6 +38,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 # matrix, of n_heads * head_dim rows and d_model columns, has fewer than 2^63 bytes, as torch wants. A round choice.
 MOST = 2**20
 OPTIONAL_SIZES = ("n_kv_heads", "head_dim", "d_ff")
+SIZES = ("vocab_size", "context", "n_layers", "n_heads", "d_model", *OPTIONAL_SIZES)
 CHOICES = {
     "norm": ("rms", "layer"),
     "position": ("rope", "learned"),
@@ -88,18 +89,10 @@ class GPTConfig:
     own_attention: str | None = None
 
     def __post_init__(self) -> None:
-        for name in (
-            "vocab_size",
-            "context",
-            "n_layers",
-            "n_heads",
-            "d_model",
-            *OPTIONAL_SIZES,
-        ):
-            size = getattr(self, name)
-            if size is None and name in OPTIONAL_SIZES:
+        for name in SIZES:
+            if getattr(self, name) is None and name in OPTIONAL_SIZES:
                 continue
-            size = require_size(name, size)
+            size = require_size(name, getattr(self, name))
             if size > MOST:
                 raise HeadwiseError(
                     f"{name}={size:,} is more than headwise builds, {MOST:,}"

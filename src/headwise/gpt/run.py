@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 
-from headwise.corpus.sources import Progress as Reading
 from headwise.corpus.sources import Sources
 from headwise.corpus.tokens import TextTokens, Tokens
 from headwise.corpus.training import Corpus, Documents, text_corpus, verb_corpus
@@ -82,10 +81,8 @@ class Settings:
         """Bytes of the text, by which a run sees that it has changed; 0 of the verb corpus."""
         return Sources(self.paths).size
 
-    def resolve(
-        self, progress: Reading | None = None
-    ) -> tuple[Corpus, GPTConfig, Recipe]:
-        """The data, the model's shape and the recipe; `progress` hears how much of a large text has been read."""
+    def resolve(self) -> tuple[Corpus, GPTConfig, Recipe]:
+        """The data, the model's shape and the recipe."""
         preset = find_preset(self.preset)
         check_seed(self.seed)
         recipe = preset.recipe
@@ -107,7 +104,7 @@ class Settings:
         GPTConfig(vocab_size=1, **shape)
         if self.text:
             lines = preset.lines if self.lines is None else self.lines
-            text, context = Sources(self.paths, progress), shape["context"]
+            text, context = Sources(self.paths), shape["context"]
             corpus = text_corpus(text, lines, context, self.seed, self.tokenizer)
         else:
             for option in ("tokenizer", "lines"):
@@ -138,17 +135,16 @@ def run_training(
     report: Callable[[Progress], None] = lambda progress: None,
     resume: bool = False,
     say: Callable[[str], None] = lambda line: None,
-    reading: Reading | None = None,
     n_samples: int = SAMPLES,
     is_filmed: bool = True,
 ) -> Run:
     """Train into `folder`, or go on there, and write the model and the results.
 
-    `report` hears of every ten steps, `reading` of a large text that is read, `say` of what else goes on. A film is
-    taken if it `is_filmed`. In the end the model writes `n_samples` texts. A folder with a run in
-    it is refused unless `resume` says to go on, with the same settings; a finished run is refused.
+    `report` hears of every ten steps, `say` of what else goes on. A film is taken if it `is_filmed`. In the end the
+    model writes `n_samples` texts. A folder with a run in it is refused unless `resume` says to go on, with the same
+    settings; a finished run is refused.
     """
-    corpus, config, recipe = settings.resolve(reading)
+    corpus, config, recipe = settings.resolve()
     with shapes_alone():
         size = GPT(config).n_parameters
     # 4 bytes for each of a weight, its gradient and AdamW's two moments

@@ -145,13 +145,9 @@ def read_texts(
     texts: Texts | Text | None,
     tokens: int | None = None,
     documents: int | None = None,
-    progress: Progress | None = None,
     relations: Relations | str | Path | None = None,
 ) -> Text:
-    """The text of a survey, with its relations.
-
-    texts, tokens, documents, relations  as in `survey`
-    progress                             is called while large files are read
+    """The text of a survey, with its relations; the arguments are those of `survey`.
 
     Raises HeadwiseError where the arguments do not go together, or a text does not fit the model.
     """
@@ -180,7 +176,7 @@ def read_texts(
             f"{len(words)} of {len(sources)} documents are texts and the others ids; pass either"
         )
     elif words:
-        text = read_documents(folder, words, tokens, documents, progress)
+        text = read_documents(folder, words, tokens, documents)
     else:
         # numbers: the ids of a single document
         if sources and shape_of(sources[0]) == ():
