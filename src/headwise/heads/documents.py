@@ -268,8 +268,6 @@ class _Reader:
     first_has_ids: bool = False
     ids: Tensor | None = None  # (B,L); None where one of them is not known
     padding: Tensor | None = None  # (B,L) bool, True = real
-    # (B,S) bool, of the tokens of an encoder that a decoder looks at
-    context_padding: Tensor | None = None
     past: int = 0  # tokens that the cache held before this call
     n_tokens: int | None = None  # tokens of this call, without those of the cache
     # For each layer of the cache: the keys that a call of it has, and the number of those that it has let go.
@@ -316,10 +314,6 @@ class _Reader:
             self.n_tokens = sequence.shape[1]
             self.held = _held(arguments, self.n_tokens)
         self.padding = self._real(arguments.get("attention_mask"), around)
-        context = arguments.get("encoder_attention_mask")
-        self.context_padding = None
-        if isinstance(context, Tensor) and context.ndim == 2:
-            self.context_padding = context.detach().bool()
 
     def remember(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
@@ -455,16 +449,12 @@ def _document(
     padding = _row(reader.padding, b)
     ids = _row(reader.ids, b)
     if cross:  # queries of one sequence, keys of another
-        context = _row(reader.context_padding, b)
+        # It may be that of the keys: the places of an image look at a text (BridgeTower).
         if padding is not None and not reader.past and len(padding) != T:
-            # It is that of the keys: here the places of an image look at a text (BridgeTower).
-            context, padding = padding, None
-        if context is None or len(context) != S:
-            # Of weights that the model made itself; a mask is not asked here, and keys that it hides count as real.
-            context = None if call.weights is None else _attended(call, b)
+            padding = None
         if padding is not None:
             padding = _longer(padding, reader.past + T)[-T:]
-        return Document(padding, context, start=None)
+        return Document(padding, _attended(call, b), start=None)
     past = reader.past if call.past is None else call.past
     # Is the padding that of no model around, of another sequence than these queries, or of one that the model added
     # to, or has pooled?
