@@ -190,7 +190,7 @@ def align(
     progress  is called with the texts read, and all
 
     Where the model has cross attention its heads are ranked, else those of self attention. Raises HeadwiseError where a
-    text has no words or no links, or names rows that the model does not have.
+    text has no words or no links.
     """
     if not texts or not judged:
         raise HeadwiseError(
@@ -202,16 +202,14 @@ def align(
             "some texts are spoken and some linked; align each kind in a call of its own"
         )
     known = []  # the texts with their maps
-    sites = None  # which align: known when the first text is read
+    names: list[str] = []  # from here on a head is its number in this list
     with evaluating(model):
         for number, text in enumerate((*texts, *judged), 1):
-            maps_of = _maps(model, text, sites)
-            sites = list(maps_of)
+            maps_of = _maps(model, text)
+            names = [head for site in maps_of for head in site.heads]
             maps = np.concatenate(list(maps_of.values()))
             known.append((text, prepared(maps) if Spoken in kinds else maps))
             progress(number, len(texts) + len(judged))
-    # from here on a head is its number in this list
-    names = [head for site in sites or () for head in site.heads]
     for name in named:
         if name not in names:
             raise unknown_head(name, names)
@@ -251,12 +249,10 @@ def _scored(heads: Sequence[str], figures: Numbers) -> Scored:
     return Scored(tuple(heads), error, tuple(share.of_fraction() for share in within))
 
 
-def _maps(
-    model: nn.Module, text: Known, sites: Sequence[Site] | None
-) -> dict[Site, Maps]:
+def _maps(model: nn.Module, text: Known) -> dict[Site, Maps]:
     """The maps (H,N,S) over the rows of a text that count, of all heads whose keys are another text than their queries.
 
-    Of a model without such heads those of all that run; `sites` are these, where they are known.
+    Of a model without such heads those of all that run.
     """
     rows = list(text.rows)
     if not rows or (isinstance(text, Spoken) and not text.starts):
@@ -268,7 +264,7 @@ def _maps(
     def keep(site: Site, call: Call, documents: Sequence[Document]) -> None:
         calls[site] = call
 
-    with listening(model, keep, sites=sites):
+    with listening(model, keep):
         if set(text.inputs) == {"input_ids"}:
             # also for a model of ours, whose argument has another name
             run_body(model, text.inputs["input_ids"])
