@@ -50,7 +50,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def run(texts: list[Any], judged: list[Any], maps: dict[int, np.ndarray[Any, Any]], **options: Any) -> Any:
         site: Any = type("Site", (), {"heads": [f"cross.L0.H{h}" for h in range(len(next(iter(maps.values()))))]})()
-        monkeypatch.setattr(alignment, "_maps", lambda model, text, sites: {site: maps[id(text)]})
+        monkeypatch.setattr(alignment, "_maps", lambda model, text: {site: maps[id(text)]})
         return align(Told(), texts, judged, **options)
 
     return run

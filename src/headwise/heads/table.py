@@ -32,7 +32,7 @@ from headwise.errors import HeadwiseError
 from headwise.files import packaged, read_text
 from headwise.heads.statistics import Statistics, V, unknown_head, unknown_statistic
 from headwise.intervals import Interval
-from headwise.table import Cell, Table, escaped, head_figure, number, plural, say
+from headwise.table import Cell, Table, head_figure, number, plural, say
 from headwise.words import Note, key_of, phrase, said
 
 if TYPE_CHECKING:
@@ -562,12 +562,6 @@ class Story:
         self.table().print(console, left=(0, 3))  # heads, and where they look
         for line in self.closing():
             say(console, line.replace("*", ""))
-
-    def _repr_html_(self) -> str:
-        lines = "".join(
-            f"<p>{escaped(line.replace('*', ''))}</p>" for line in self.opening()
-        )
-        return f"<div>{lines}{self.table().html()}</div>"
 
     def text(self, width: int = 100) -> str:
         """What `headwise why` prints on a console of that width."""
