@@ -158,7 +158,7 @@ def document_of(n: Sizes, b: int, seed: int = 0, padding: bool = False, marks: b
         start=n.S - n.T,
         q_ids=q_ids,
         k_ids=k_ids,
-        marks=found if marks else None,
+        marks=found if marks else {},
     )
 
 

@@ -152,10 +152,6 @@ class Pass:
         self._place(document)
         self._ask(only)
         n = len(self.picked)
-        # (m,S)
-        self.marked = self.zeros(len(self.marks), self.S)
-        for row, mark in zip(self.marked, self.marks.values(), strict=True):
-            row.copy_(mark)
         # What the blocks fill in.
         self.at = self.zeros(n)
         self.sums = self.zeros(len(self.names), self.H, n)
@@ -196,8 +192,10 @@ class Pass:
         self.first = document.first  # the key of the first token; None where it is gone
         if document.first == -1:  # the first real key
             self.first = int(self.real_keys[0]) if len(self.real_keys) else 0
-        marks = (document.marks or {}).items()
-        self.marks = {name: mark.to(self.device, self.dtype) for name, mark in marks}
+        self.marks = list(document.marks)
+        self.marked = self.zeros(len(self.marks), self.S)  # (m,S)
+        for row, mark in zip(self.marked, document.marks.values(), strict=True):
+            row.copy_(mark)
 
     def _ask(self, only: Collection[str]) -> None:
         """What is asked for: the formulas, and the names of the sums that they read."""
@@ -678,7 +676,8 @@ class Pass:
         return self.near[..., 1 + self.offsets.index(k)] * self.share
 
     def top_in(self, name: str) -> Tensor:
-        return torch.where(self.mass > 0, self.marks[name][self.argmax], 0)
+        mark = self.marked[self.marks.index(name)]
+        return torch.where(self.mass > 0, mark[self.argmax], 0)
 
     @property
     def added(self) -> Tensor:

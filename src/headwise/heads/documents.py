@@ -80,9 +80,8 @@ class Document:
     start: int | None = 0
     q_ids: Tensor | None = None  # (T,) tokens of the queries
     k_ids: Tensor | None = None  # (S,) tokens of the keys
-    marks: dict[str, Tensor] | None = (
-        None  # name -> (S,) bool, sets of keys whose mass is wanted
-    )
+    # name -> (S,) bool, sets of keys whose mass is wanted
+    marks: dict[str, Tensor] = field(default_factory=dict)
     # the token right before the first key, where a window has let it go; -1 for none
     before: int = -1
     # the key of the text's first token; -1: the first real one; None: it has left the cache
@@ -503,7 +502,7 @@ def _document(
         start=start,
         q_ids=q_ids,
         k_ids=k_ids,
-        marks=marks or None,
+        marks=marks,
         before=before,
         first=first - gone if first >= gone else None,
     )

@@ -227,7 +227,7 @@ class Seen(HeadTable[SeenHead]):
         """The whole maps (H,T,S) of each document of a call, or some rows of them; `document` is the last one."""
         of_site = self._sites[site.name]
         of_site.maps = torch.stack([*weights]).as_subclass(Maps)
-        of_site.image = (document.marks or {}).get("image")
+        of_site.image = document.marks.get("image")
 
     @property
     def _known(
