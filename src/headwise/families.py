@@ -127,6 +127,12 @@ def require_transformers(folder: Path) -> None:
         )
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Is there a file of a tokenizer?"""
+    names = "tokenizer.json tokenizer.model vocab.txt vocab.json spiece.model"
+    return any((folder / name).exists() for name in names.split())
+
+
 def read_config(folder: Path) -> dict[str, Any]:
     """`config.json` of a model folder. Raises HeadwiseError when there is none or it is damaged."""
     path = folder / "config.json"

@@ -162,7 +162,7 @@ def test_what_has_no_right_answer_is_not_asked() -> None:
 
 
 @pytest.mark.slow
-@every("name", ["llama", "gpt2", "mistral", "gemma2", "t5", "bert"])
+@every("name", ["llama", "gpt2", "mistral", "gemma2", "bert"])
 def test_families_of_transformers_are_right(name: str) -> None:
     verified = verify(build(name))
     assert verified.right and sum(answer.status == "equal" for answer in verified.answers) >= 3, verified.text()
@@ -175,3 +175,4 @@ def test_a_model_of_ours_and_what_cannot_be_asked() -> None:
     assert verify(gpt_of("llama"), tokens=SHORTER).tokens == SHORTER
     refuses(lambda: verify(gpt_of("llama"), tokens=1), "tokens=1 must be 2 or more")
     refuses(lambda: verify(nn.Linear(3, 5)), "does not say its vocab_size")
+    refuses(lambda: verify(build("t5")), "reads one text and writes another; verify needs a model of one text")

@@ -20,7 +20,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers.utils import logging
 
-from headwise.models.hf import FolderTokens, has_tokenizer, load_folder
+from headwise.families import has_tokenizer
+from headwise.models.hf import FolderTokens, load_folder
 from headwise.models.sites import is_hf
 
 V = 19

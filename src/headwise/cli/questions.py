@@ -31,22 +31,13 @@ from headwise.families import (
     check_answers,
     check_model,
     check_reads_tokens,
+    has_tokenizer,
     is_own,
     read_config,
 )
 from headwise.files import write_whole
 from headwise.records import parse_head
 from headwise.view import Progress, err, screen
-
-# A folder whose model reads text has one of these files, by the kind of tokenizer; a run of ours has the first.
-TOKENIZERS = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "tekken.json",
-    "vocab.txt",
-    "vocab.json",
-    "spiece.model",
-)
 
 
 @command()
@@ -364,7 +355,7 @@ def _check_reads(model: Path) -> None:
         raise HeadwiseError(
             f"{model} reads images; hw.watch(hw.open('{model}'), maps=True) has the maps of your own"
         )
-    if not any((model / name).exists() for name in TOKENIZERS):
+    if not has_tokenizer(model):
         raise HeadwiseError(
             f"{model} has no tokenizer, so it reads no text; put its tokenizer.json beside the weights"
         )

@@ -59,7 +59,7 @@ def _shown(model: nn.Module) -> tuple[Prediction, str]:
     """`predicts`, and why it is None where the model raised something."""
     if isinstance(model, GPT):
         return "next", ""
-    if _has_encoder(model):
+    if has_encoder(model):
         return None, ""
     if model not in _predicts:
         # Watchers act in the context (contextvars) that opened their block: in an empty one they do not see this call.
@@ -238,7 +238,7 @@ def answering(model: nn.Module) -> Literal["next", "masked", "first"]:
     Raises HeadwiseError for a model that answers with none.
     """
     prediction, reason = _shown(model)
-    if prediction is None and _has_encoder(model) and _head_of(model) is not None:
+    if prediction is None and has_encoder(model) and _head_of(model) is not None:
         return "first"
     if prediction is None or not reads_tokens(model):
         raise HeadwiseError(
@@ -291,7 +291,7 @@ def _wide_row(model: nn.Module, position: int) -> Iterator[None]:
         yield
 
 
-def _has_encoder(model: nn.Module) -> bool:
+def has_encoder(model: nn.Module) -> bool:
     """Does it read one text and write another?"""
     return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
 
@@ -302,7 +302,7 @@ def _start_of(model: Any) -> list[int] | None:
     Those are the start, and where the model is made to write a certain token first, that one, too: a translator's
     language (forced_bos_token_id of mBART).
     """
-    if not _has_encoder(model):
+    if not has_encoder(model):
         return None
     # As transformers does, the generation config is asked before the config of the model.
     holders = getattr(model, "generation_config", None), model.config
@@ -640,7 +640,7 @@ def _forward(
         # its code may ask for views of the ids, as nanoGPT's loss does
         return SimpleNamespace(logits=adapter.logits(model, ids.contiguous()))
     inputs: dict[str, Any] = {"input_ids": ids, **past}
-    if _has_encoder(model):
+    if has_encoder(model):
         decoded = ids if start is None else torch.tensor([start]).expand(len(ids), -1)
         inputs["decoder_input_ids"] = decoded.to(ids)
     options = {"use_cache": use_cache} | ({"logits_to_keep": 1} if last else {})

@@ -243,12 +243,6 @@ def _architecture(folder: Path, config: Mapping[str, Any]) -> Any:
     return kind
 
 
-def has_tokenizer(folder: Path) -> bool:
-    """Is there a tokenizer file?"""
-    names = "tokenizer.json tokenizer.model vocab.txt vocab.json spiece.model"
-    return any((folder / name).exists() for name in names.split())
-
-
 class FolderTokens:
     """The tokenizer of a model folder, through transformers; or one of transformers that is open already.
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from headwise.corpus.tokens import OwnTokens, TextTokens, Tokens
 from headwise.errors import HeadwiseError
-from headwise.families import OURS, is_own, require_transformers
+from headwise.families import OURS, has_tokenizer, is_own, require_transformers
 from headwise.files import free_memory, text_path
 from headwise.gpt.checkpoint import save_model
 from headwise.gpt.generate import continued
@@ -288,7 +288,7 @@ def open_folder(
             cast(model, numbers)
     else:
         require_transformers(path)
-        from headwise.models.hf import FolderTokens, has_tokenizer, load_folder
+        from headwise.models.hf import FolderTokens, load_folder
 
         tokens = FolderTokens(path) if has_tokenizer(path) else None
         check(tokens)

@@ -30,7 +30,6 @@ from headwise.models.open import folder_of
 TOKENS = 24  # of a text where nothing asks for more
 LONGEST_WINDOW = 512  # a longer window is crossed where `tokens` says so
 SHORTER = 7  # tokens that the second text of a padded batch has fewer
-ANSWER = 5  # tokens that a decoder beside an encoder reads
 # A way may change a state by so many times what an ulp changes, or by so many roundings of its largest number. Of 1,356
 # answers that were equal on 161 families, the largest took 0.75 of that.
 ALLOWED, FLOOR = 8.0, 32.0
@@ -107,11 +106,14 @@ def verify(model: nn.Module, tokens: int | None = None) -> Verified:
     Raises:
         HeadwiseError: for a model that takes no token ids, and for a text that it cannot take.
     """
-    size = ask.vocabulary_of(model) or 0
+    size, kind = ask.vocabulary_of(model) or 0, type(model).__name__
     if size < 8:
-        kind = type(model).__name__
         raise HeadwiseError(
             f"{kind} does not say its vocab_size; verify needs a model of token ids"
+        )
+    if ask.has_encoder(model):
+        raise HeadwiseError(
+            f"{kind} reads one text and writes another; verify needs a model of one text"
         )
     window = getattr(getattr(model, "config", 0), "sliding_window", 0) or 0
     T = tokens or max(TOKENS, window + 8 if window <= LONGEST_WINDOW else 0)
@@ -180,10 +182,7 @@ def _compared(
         for name, states in _read(model, [(text, 0, 0)]).items():
             if name not in bounds:
                 continue
-            ours = together[name][row, None]
-            # what a decoder beside an encoder gives has no padding
-            if ours.shape != states.shape:
-                ours = ours[:, start : start + len(text)]
+            ours = together[name][row, None, start : start + len(text)]
             far = (ours - states).abs().amax((0, 2)).nan_to_num(math.inf)
             bound, is_sure = bounds[name]
             most = float(far.max()), bound
@@ -238,11 +237,7 @@ def _read(
         cache = static_cache(model, width + 1)
     if lengths and ask.predicts(model) != "next":
         raise HeadwiseError("it does not predict the next token of this text")
-    fixed: dict[str, Any] = {}
-    if "decoder_input_ids" in taken:
-        fixed["decoder_input_ids"] = ids.new_full((len(ids), ANSWER), 3)
-    if "use_cache" in taken:
-        fixed["use_cache"] = bool(lengths)
+    fixed = {"use_cache": bool(lengths)} if "use_cache" in taken else {}
     for piece in torch.split(ids, lengths or width, 1):
         start, end = end, end + piece.shape[1]
         # the mask is one of the tokens in the cache, too
@@ -262,14 +257,13 @@ def _read(
 @contextmanager
 def _kept(model: nn.Module, ids: Tensor) -> Iterator[States]:
     """Inside this block the outputs of layers and model, (B,T,C) each, are kept."""
-    of_tokens = ids.shape, (len(ids), ANSWER)
     states: States = {}
 
     def keep(name: str, x: Any) -> None:
         for field in ("logits", "last_hidden_state"):
             x = getattr(x, field, x)
         x = x[0] if isinstance(x, tuple) else x
-        if isinstance(x, Tensor) and x.ndim > 2 and x.shape[:2] in of_tokens:
+        if isinstance(x, Tensor) and x.ndim > 2 and x.shape[:2] == ids.shape:
             states[name] = x.flatten(2).clone()
 
     def hook(path: str, module: Any, args: Any, named: Any, output: Any) -> None:
