@@ -31,9 +31,8 @@ COURSE = Path("learn")  # the folder of a course, where none is named
 class Call:
     """What the options of every command say."""
 
-    as_json: bool = (
-        False  # one JSON document is asked for, and nothing else on standard output
-    )
+    # one JSON document is asked for, and nothing else on standard output
+    as_json: bool = False
     debug: bool = False
     lang: str | None = None  # what --lang says, if anything
     # argument of the library -> option

@@ -207,13 +207,11 @@ class Tap:
         is_left = early and not site.free
         self.projection = None if is_left else site.projection
         self.waiting: list[Call] = []  # calls whose heads have not entered W_O yet
-        self.mixed = (
-            ""  # the norm between attention and W_O that reads several heads at once
-        )
+        # the norm between attention and W_O that reads several heads at once
+        self.mixed = ""
         self.normed = False  # did a norm read what the heads of these calls gave?
-        self.sure = (
-            True  # is it known in which order the heads of the calls that wait lie?
-        )
+        # is it known in which order the heads of the calls that wait lie?
+        self.sure = True
         self.heard = False  # did its functions give a call, or a reason against one?
 
     def hooks(self) -> list[Hook]:

@@ -175,7 +175,9 @@ def _counts(modules: Modules) -> dict[str, int]:
     counts: dict[str, int] = {}
     for path, module in modules.items():
         if uses_interface(module):
-            counts[path] = _count(module, _config_around(modules, path))
+            config = getattr(module, "config", None)
+            around = _config_around(modules, path)
+            counts[path] = _told_count(module, config, around) or 0
     return counts
 
 
@@ -391,7 +393,10 @@ def _names(model: nn.Module, modules: Modules, paths: Sequence[str]) -> dict[str
         layers[path] = f"L{orders[stack] if number is None else number[1]}"
         names[path] = prefixes[stack] + layers[path]
         orders[stack] += 1
-    for name in _several_times(names):
+    shared_names = [
+        name for name, times in Counter(names.values()).items() if times > 1
+    ]
+    for name in shared_names:
         parts_of: Listed = {}
         for path in paths:
             if names[path] == name:
@@ -406,16 +411,7 @@ def _names(model: nn.Module, modules: Modules, paths: Sequence[str]) -> dict[str
             prefix = name.rpartition(".")[0]  # "encoder" of "encoder.L3", "" of "L3"
             before = [prefix] if prefix and prefix not in telling else []
             names[path] = ".".join([*before, *telling, layers[path]])
-    twice = _several_times(names)  # still: then the whole path is a part of the name
-    for path in paths:
-        if names[path] in twice:
-            names[path] = f"{path}.{layers[path]}"
     return names
-
-
-# The names that several paths have.
-def _several_times(names: Mapping[str, str]) -> list[str]:
-    return [name for name, times in Counter(names.values()).items() if times > 1]
 
 
 def _is_cross(modules: Modules, path: str) -> bool:
@@ -471,17 +467,6 @@ def _told_count(*holders: Any) -> int | None:
         if isinstance(value, int) and not isinstance(value, bool):
             return value
     return None
-
-
-# How many heads a module of transformers has, by itself, its config, that of its model, or W_Q; 0 where none says it.
-def _count(module: Any, around: Any) -> int:
-    told = _told_count(module, getattr(module, "config", None), around)
-    width = getattr(module, "head_dim", 0)
-    rows = getattr(getattr(module, "q_proj", None), "weight", None)
-    if told is None and rows is not None and width:
-        # a call with another number is refused (`Tap.at_interface`)
-        return len(rows) // int(width)
-    return told or 0
 
 
 def _projections(

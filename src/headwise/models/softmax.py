@@ -171,9 +171,8 @@ class Trail(NamedTuple):
     weights: bool = False  # is it weights? Else it is scores
     whole: bool = True  # of weights: is every row still what a softmax gave?
     undropped: Tensor | None = None  # before dropout, which came last
-    joined: bool = (
-        False  # was it put together of several products, as the scores of chunks are?
-    )
+    # was it put together of several products, as the scores of chunks are?
+    joined: bool = False
 
 
 class Product(NamedTuple):
@@ -258,9 +257,8 @@ class Running:
     others: Sequence[Tensor] = ()
     # lengths, of which one is the number of its documents: see `Block.enter`
     sizes: tuple[int, ...] = ()
-    gets_heads: bool = (
-        False  # is it handed queries and keys that another module has made?
-    )
+    # is it handed queries and keys that another module has made?
+    gets_heads: bool = False
     # the arguments of PACKED, while it runs
     packed: Mapping[str, Any] = field(default_factory=dict)
     refused: bool = False  # was a call of it refused? Then its others are not handed on
@@ -439,9 +437,8 @@ class Listener(TorchFunctionMode):
         result   what torch has given
         product  how the heads lie in it; None: as they are
         """
-        gave: Tensor | None = (
-            None  # what the blocks so far have put in the place of the heads
-        )
+        # what the blocks so far have put in the place of the heads
+        gave: Tensor | None = None
         with self.silence():
             for running in self.running:
                 if running.take is None or running.refused:
