@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from headwise.backends import paths
 from headwise.backends.cache import KVCache
@@ -79,7 +78,10 @@ def explain(
         layer: a layer of ours
     """
     if not isinstance(layer, MultiHeadAttention):
-        raise _no_layer(layer)
+        raise HeadwiseError(
+            f"explain reads a MultiHeadAttention; this is a {type(layer).__name__}; pass a layer, and what it is "
+            f"called with"
+        )
     # as they were passed: a cache knows the very tensors that it was filled from
     sources = context, values
     x, context, values = layer.batched(x, context, values)
@@ -118,17 +120,6 @@ def explain(
         keys=path.last - path.first,
         flops=flops,
         bytes=_bytes(layer, x, sizes, path),
-    )
-
-
-def _no_layer(other: Any) -> HeadwiseError:
-    modules = other.named_modules() if isinstance(other, nn.Module) else ()
-    names = [name for name, part in modules if isinstance(part, MultiHeadAttention)]
-    way_out = "pass a layer, and what it is called with"
-    if names:
-        way_out = f"pass one of its layers, such as model.get_submodule({names[0]!r})"
-    return HeadwiseError(
-        f"explain reads a MultiHeadAttention; this is a {type(other).__name__}; {way_out}"
     )
 
 

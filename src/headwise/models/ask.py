@@ -363,20 +363,9 @@ def last_states(model: nn.Module, ids: Tensor) -> Tensor:
 
 
 def run_body(model: nn.Module, ids: Tensor) -> None:
-    """Run the layers on ids (B,T) for what watchers see there; the logits, by far the largest tensor, are left out.
-
-    Of a model that holds a text against an image or a sound (CLIP), the layers of the text.
-    """
-    # The module that has both sides, by the method by which transformers runs the text alone.
-    pair: Any = next(
-        (module for module in model.modules() if hasattr(module, "get_text_features")),
-        None,
-    )
-    if pair is not None:
-        pair.get_text_features(input_ids=ids.to(device_of(model)))
-    else:
-        # a GPT of ours is its own body: one row of logits is the least
-        _forward(body_of(model), ids, last=True)
+    """Run the layers on ids (B,T) for what watchers see there; the logits, by far the largest tensor, are left out."""
+    # a GPT of ours is its own body: one row of logits is the least
+    _forward(body_of(model), ids, last=True)
 
 
 def next_token_losses(
