@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-import transformers as tf
 from cases import refuses, refuses_table
 from families import untrained
-from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 
 import headwise as hw
@@ -205,22 +203,6 @@ def test_a_tokenizer_of_ones_own_reads_the_texts() -> None:
     assert (adapter.vocabulary, adapter.context, adapter.unembed) == (V, CONTEXT, "lm_head")
     names = {"model": model, "made": made, "Capped": Capped, "Classifier": Classifier, "hw": hw, "IDS": IDS}
     refuses_table("own models", names | {"NanoGPT": NanoGPT})
-
-
-def test_messages_are_a_text() -> None:
-    model = untrained("next", "predicting")
-    letters = Tokenizer(models.WordLevel({letter: n for n, letter in enumerate("abcde")}))
-    letters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer = tf.PreTrainedTokenizerFast(tokenizer_object=letters)
-    hw.open(model, tokenizer=tokenizer)
-    said = [{"role": "user", "content": "abc"}, {"role": "user", "content": "de"}]
-    refuses(lambda: hw.attention(model, said), "the messages do not become a text: .*; write them as one text")
-    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    assert hw.attention(model, said).tokens == tuple("abcde")
-    assert hw.attribute(model, said, 4).heads == hw.attribute(model, "abcde", 4).heads
-    assert hw.patch(model, said, "abcdd", target=(1, 2)).clean == hw.patch(model, "abcde", "abcdd", target=(1, 2)).clean
-    hw.open(model, tokenizer=Characters())
-    refuses(lambda: hw.attention(model, said), "has no chat template; write the messages as one text")
 
 
 class Adapted(nn.Linear):

@@ -120,7 +120,7 @@ def attribute(
 
     Args:
         model: a GPT of ours, or a model of transformers that predicts the next token
-        ids: (T,) or (1,T); or, where the tokenizer is known, a text or a list of messages
+        ids: (T,) or (1,T); or, where the tokenizer is known, a text
         target: a token, or two: the logit of the first minus that of the second. A token is its id, or, as it
             stands in a text, its word: " Mary"
         position: whose next token is predicted; -1 is the last

@@ -162,7 +162,7 @@ def patch(
     Args:
         model: any model that `watch` watches and that answers with logits
         clean: one text or a list of them, which may differ in length: ids (T,), or, where the tokenizer is known, a
-            string or a list of messages; or ids (N,T)
+            string; or ids (N,T)
         corrupted: as many, each of as many tokens as its clean one
         at: "out": what the head adds to; "weights": where it looks; "q", "k", "v": what it asks with, is found
             by, hands over. Keys and values belong to key/value heads, which are named L3.KV1

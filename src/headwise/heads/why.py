@@ -64,7 +64,7 @@ def why(
 
     Args:
         model: what `hw.open` gave
-        prompt: ids, or, where the tokenizer is known, a text or a list of messages. What is explained is the next
+        prompt: ids, or, where the tokenizer is known, a text. What is explained is the next
             token; of an encoder the word at its mask, which stands in the text once; of an encoder-decoder, which
             reads the text, its first token
         corrupt: the same text with one thing changed, in as many tokens: heads are then ranked by what they carry

@@ -306,18 +306,6 @@ class FolderTokens:
     def prompt(self, text: str) -> list[int]:
         return self.frame[0] + self.encode(text)
 
-    def chat(self, messages: Any) -> str:
-        """Messages as one text, up to where the model answers; the template may begin it as a text begins."""
-        try:
-            text = self._tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True
-            )
-        except Exception as error:  # no template, or one that refuses the messages
-            raise HeadwiseError(
-                f"the messages do not become a text: {first_line(error)}; write them as one text"
-            ) from None
-        return str(text)
-
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 

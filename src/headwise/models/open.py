@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -173,17 +173,7 @@ def tokens_of(model: nn.Module) -> TextTokens:
 
 
 def ids_of(model: nn.Module, text: Any) -> Any:
-    """The ids of a text, with what the model expects around it; what is no text is handed back as it is.
-
-    A list of messages, {"role": ..., "content": ...} each, is a text in the form of the tokenizer's chat template.
-    """
-    if isinstance(text, list | tuple) and text and isinstance(text[0], Mapping):
-        chat: Any = getattr(tokens_of(model), "chat", None)
-        if chat is None:
-            raise HeadwiseError(
-                f"the tokenizer of {type(model).__name__} has no chat template; write the messages as one text"
-            )
-        text = chat(text)
+    """The ids of a text, with what the model expects around it; what is no text is handed back as it is."""
     if not isinstance(text, str):
         return text
     tokens = tokens_of(model)
@@ -218,7 +208,7 @@ def row_of(model: nn.Module, text: Any) -> Tensor:
 
 
 def texts_of(model: nn.Module, texts: Any) -> list[Tensor]:
-    """The ids (T,) of one text, or of each in a list of them; a list of messages is one text."""
+    """The ids (T,) of one text, or of each in a list of them."""
     several = getattr(texts, "ndim", 1) > 1  # a tensor or an array (N,T)
     if isinstance(texts, list | tuple) and texts:
         several = isinstance(texts[0], str | list | tuple) or getattr(
@@ -293,7 +283,7 @@ def open_folder(
         tokens = FolderTokens(path) if has_tokenizer(path) else None
         check(tokens)
         if not placing:
-            _require_room(path, place)
+            _require_room(path)
         model = load_folder(path, numbers, placing)
         stays = placing or place.type != "cpu" or has_bfloat16()
         if numbers == "auto" and model.dtype == torch.bfloat16 and not stays:
@@ -303,15 +293,11 @@ def open_folder(
     return remember(model, path, tokens, getattr(model.config, "model_type", OURS))
 
 
-def _require_room(path: Path, device: torch.device) -> None:
-    """Refuse weights that leave too little of the free memory, of the machine or of the device."""
+def _require_room(path: Path) -> None:
+    """Refuse weights that leave too little of the free memory."""
     # A repository may have the weights twice: consolidated.safetensors, beside those of Mistral, is not read.
     free = free_memory()
     needed = sum(file.stat().st_size for file in path.glob("model*.safetensors"))
-    # not every kind of device keeps account; one may share the memory of the machine
-    with suppress(RuntimeError):
-        if device.type != "cpu":
-            free = min(free, torch.accelerator.get_memory_info(device)[0])
     if needed > FRACTION * free:
         raise HeadwiseError(
             f"the weights of {path} take {amount(needed)}, and {amount(free)} are free; pass device_map='auto', with "
