@@ -280,6 +280,6 @@ def test_the_report_leads_to_the_walk_and_back(browser: Browser, tmp_path: Path)
     left = {}
     for name in (head.name for head in maps.maps):
         with hw.ablate(model, [name]):
-            left[name] = float(model(last)[0, 1].softmax(-1)[best])
+            left[name] = model(last)[0, 1].softmax(-1)[best].item()
     assert page.input_value("#head") == min(left, key=left.__getitem__)
     page.close()
