@@ -163,12 +163,12 @@ class Table:
 
     _repr_html_ = html  # in a notebook
 
-    def text(self, width: int = 100, left: Iterable[int] = (0,), last: int = 0) -> str:
+    def text(self, width: int = 100) -> str:
         """What `print` prints on a console of that width, in characters."""
         from rich.console import Console
 
         file = io.StringIO()
-        self.print(Console(file=file, width=width), left, last)
+        self.print(Console(file=file, width=width))
         return file.getvalue()
 
     def print(
@@ -208,10 +208,9 @@ class Table:
                 )
         # for the gaps and the other columns of a band
         free = console.width - widths[0] - 2
-        # the first column of a table, behind the names of the rows; a table of names alone has none
-        start = 1
-        while start < len(columns) or start == 1:
-            end = min(start + 1, len(columns))
+        start = 1  # the first column of a band, behind the names of the rows
+        while start < len(columns):
+            end = start + 1
             while (
                 end < len(columns)
                 and sum(widths[start : end + 1]) + gap * (end + 1 - start) <= free
@@ -243,8 +242,7 @@ class Table:
                     grid.add_section()
                 grid.add_row(*(Text(row[place]) for place in (0, *range(start, end))))
             console.print(grid)
-            # 2 ends the loop for a table of names alone, whose `end` is still 1
-            start = max(end, 2)
+            start = end
         if self.note:
             say(console, self.note)
 
