@@ -83,18 +83,23 @@ function thinned(picture) {
   return { ...picture, rows: down, columns: across, drawn: most };
 }
 
-// Paints the picture of a card, and writes below it its largest weight, or why there is none; of a live model what its
-// head looks at: the word (`data-words`), or the kind of key, or its factor.
+// Paints the picture of a card, and writes below it its largest weight, or why there is none.
 export function drawCard(box) {
-  const number = Number(box.dataset.number), picture = pictureOf(number), canvas = box.querySelector('canvas');
+  const picture = pictureOf(Number(box.dataset.number)), canvas = box.querySelector('canvas');
   canvas.classList.toggle('missing', !picture && !data.served);
   if (picture) paint(canvas, thinned(picture));
   else canvas.width = canvas.height = 1; // which also wipes the picture that was there
   const most = picture && picture.top !== 1 ? say('report.max', { value: inWords(picture.top) }) : '';
-  const factor = factorOf(number), look = factor === 1 || factor === 0 ? kindWords(number) : times(factor);
-  box.querySelector('.largest').textContent = data.served ? box.dataset.words ?? look
-    : picture ? most : say('report.no_map');
+  if (data.served) sayLook(box);
+  else box.querySelector('.largest').textContent = picture ? most : say('report.no_map');
   light(box);
+}
+
+// Of a live model there stands what the head looks at: the word (`data-words`), or the kind of key, or its factor.
+function sayLook(box) {
+  const number = Number(box.dataset.number), factor = factorOf(number);
+  const look = factor === 1 || factor === 0 ? kindWords(number) : times(factor);
+  box.querySelector('.largest').textContent = box.dataset.words ?? look;
 }
 
 // Lights the row of the token that is looked at.
@@ -109,6 +114,7 @@ function light(box) {
 
 on('maps switches language', () => inSight.forEach(drawCard));
 on('point', () => inSight.forEach(light));
+if (data.served) on('read language', () => document.querySelectorAll('.head').forEach(sayLook));
 on('changes proofs language', ({ detail }) => {
   touched ||= view.changes.size > 0 || detail?.size > 0;
   document.querySelectorAll('.head').forEach(nameCard);
