@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from headwise.heads.ablate import importance
 from headwise.models.open import open_folder
 from headwise.models.weights import grouped, read_layers, with_layers
 from headwise.reshape.align import moments
-from headwise.reshape.heal import HealRecipe, cache_bytes, decode_speed, heal_child
+from headwise.reshape.heal import HealRecipe, heal_child
 from headwise.reshape.job import Calibration, calibrate, read_user_text
 from headwise.reshape.prune import prune_heads, weakest
 from headwise.reshape.share import share_heads
@@ -40,7 +40,6 @@ SHAPE = {"context": 128, "n_layers": 3, "n_heads": 8, "head_dim": 32, "d_model":
 RECIPE = Recipe(steps=2000, batch=16, lr=5e-3, muon_lr=0.015, weight_decay=0.1, warmup=50, final_lr=0.02)
 HEALING = HealRecipe(steps=400, batch=4, evaluations=1)  # 5 % of the tokens above; looked at before and after alone
 WAYS = ("plain mean", "adjacent", "best")  # neighbours without an alignment, and the two ways of `share`
-LONG = 4096  # tokens in the cache while decoding is timed
 
 
 def run(runs: int) -> dict[str, Any]:
@@ -67,7 +66,6 @@ def measured(seed: int) -> dict[str, Any]:
     row["zero training"] = {f"{n}:1 {way}": bench.damage(bench.shared(8 // n, way)) for n in (2, 4) for way in WAYS}
     row["healed"] = {f"4:1 {way}": bench.healed(bench.shared(2, way)) for way in ("plain mean", "best")}
     row |= bench.pruning()
-    row["decode"] = bench.decode(bench.shared(2, "adjacent"))
     return row
 
 
@@ -134,18 +132,6 @@ class _Bench:
             for name, heads in gone.items()
         }
 
-    def decode(self, child: nn.Module) -> dict[str, float]:
-        """Tokens a second with a long cache: RoPE has no length of its own, so the weights serve a longer context."""
-        assert isinstance(child, GPT)
-        long = []
-        for model in (self.parent, child):
-            longer = GPT(replace(model.config, context=2 * LONG)).eval()
-            longer.load_state_dict(model.state_dict())
-            long.append(longer)
-        speed = decode_speed(long[0], long[1], self.calibration.held_out[0][None], LONG)
-        cache = cache_bytes(child) / cache_bytes(self.parent)
-        return {**asdict(speed), "ratio": speed.after / speed.before, "cache": cache}
-
 
 def _table(rows: Sequence[dict[str, Any]]) -> str:
     """Means over the seeds, the worst of them, and the bars."""
@@ -163,11 +149,6 @@ def _table(rows: Sequence[dict[str, Any]]) -> str:
         lines.append(_healed_line(name, each))
     names = ("pruned by importance", "pruned by random")
     lines += [_healed_line(f"25 % {name}", [row[name] for row in rows]) for name in names]
-    decode = [row["decode"] for row in rows]
-    ratios = ", ".join(f"{x['ratio']:.2f}" for x in decode)
-    lines.append(
-        f"decoding at 4:1 with {LONG:,} cached: {ratios} times the parent's tokens/s; cache {decode[0]['cache']}"
-    )
     return "\n".join(lines)
 
 

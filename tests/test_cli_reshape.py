@@ -78,7 +78,6 @@ def test_share_writes_a_folder_that_transformers_reads(run: Path, text: Path, tm
     damage = document["damage"]
     assert damage["cache_bytes"]["before"] == 3 * damage["cache_bytes"]["after"]
     assert damage["kl"] > 0 and damage["loss"]["after"] > 0
-    assert damage["tokens_per_second"]["after"] > 0
     model, tokens = load_model(out)
     assert damage["parameters"]["after"] == model.n_parameters
     assert (out / "tokenizer.json").read_bytes() == (run / "tokenizer.json").read_bytes()

@@ -1,18 +1,15 @@
 """What is measured: against a count, a cache, a dense map, a clock."""
 
-from itertools import cycle
-
 import pytest
 import torch
 from reshape_models import BUILD, build, texts
-from torch import nn
 
 from headwise import KVCache
 from headwise.gpt.gpt import GPT
 from headwise.models.ask import cache_in
 from headwise.models.weights import head_counts, read_layers
 from headwise.reshape.align import moments
-from headwise.reshape.heal import Pair, cache_bytes, decode_speed, measure
+from headwise.reshape.heal import cache_bytes, measure
 from headwise.reshape.prune import prune_heads
 from headwise.reshape.share import share_heads
 
@@ -42,35 +39,10 @@ def test_models_without_caches_or_heads() -> None:
     parent = build("bert", dtype=torch.float32)
     child = prune_heads(parent, ((1,), ())).model
     damage = measure(parent, child, [texts()], 17)
-    assert damage.loss is None and damage.tokens_per_second is None
+    assert damage.loss is None
     assert damage.cache_bytes.before == damage.cache_bytes.after == 0
     assert damage.kl > 0
     assert damage.parameters.before == damage.parameters.after
-
-
-def timed(monkeypatch: pytest.MonkeyPatch, *seconds: list[float]) -> list[nn.Module]:
-    """Models on a clock that only they move: so many seconds a token, in turn."""
-    now = [0.0]
-    models = []
-    for times in seconds:
-        model = build("rope", dtype=torch.float32)
-        clock = cycle(times)
-        model.register_forward_hook(lambda *_, clock=clock: now.__setitem__(0, now[0] + next(clock)))
-        models.append(model)
-    monkeypatch.setattr("headwise.reshape.heal.time.perf_counter", lambda: now[0])
-    return models
-
-
-def test_speeds_are_tokens_over_seconds_parent_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    speed = decode_speed(*timed(monkeypatch, [2.0], [5.0]), texts()[:1], 5)
-    assert speed == Pair(0.5, 0.2)
-
-
-def test_slow_runs_do_not_move_the_median(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of nine runs of eight tokens, after one forward over the prompt."""
-    usual, slow = [2.0] * 8, [8.0] * 8
-    twice, half = [0.0, *slow * 2, *usual * 7], [0.0, *slow * 5, *usual * 4]
-    assert decode_speed(*timed(monkeypatch, twice, half), texts()[:1], 5) == Pair(0.5, 0.125)
 
 
 def test_parameters_are_counted_once() -> None:

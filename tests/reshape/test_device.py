@@ -18,7 +18,6 @@ from headwise.backends import torch_
 from headwise.corpus.documents import Text
 from headwise.models import ask
 from headwise.models import open as opening
-from headwise.reshape import heal
 
 ALONE = "HEADWISE_ON_THE_STAND_IN"  # is set in the process that knows `toy`
 IDS = torch.randint(3, V, (12, 13), generator=torch.Generator().manual_seed(3))
@@ -113,10 +112,7 @@ def test_every_look_gives_the_same_elsewhere(folder: Any, device: str, name: str
 
 
 @pytest.mark.slow
-def test_reshaping_gives_the_same(folder: Any, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heal, "RUNS", 3)
-    monkeypatch.setattr(heal, "NEW_TOKENS", 3)
-    monkeypatch.setattr(heal, "DECODE_CONTEXT", 11)
+def test_reshaping_gives_the_same(folder: Any, device: str, tmp_path: Path) -> None:
     agree(folder("llama, GQA"), device, RESHAPING)
     healed = [
         hw.share(folder("run"), 1, text=IDS, heal=2, batch=2, out=tmp_path / place, device=place)

@@ -35,8 +35,7 @@ def price_of(name: str, screen: Screen) -> None:
 CURVE = tuple(HealPoint(100 * n, 102_400 * n, 1.5, 4.125 - n / 8, 0.0625 / (n + 1)) for n in range(5))
 DAMAGE = Damage(
     loss=Pair(1.25, 1.5), kl=0.125, cache_bytes=Pair(512, 128),
-    parameters=Pair(1_234_567, 1_234_567), tokens_per_second=Pair(12345.4, 23456.4), decode_context=2040,
-    context=4096,
+    parameters=Pair(1_234_567, 1_234_567), context=4096,
 )  # fmt: skip
 
 VIEWS: dict[str, Draw] = {
@@ -99,7 +98,7 @@ def test_every_way_out_escapes_words_and_leaves_markup_as_it_is() -> None:
 
 def test_the_rows_of_damage() -> None:
     text = printed(print_damage, "Before any training", DAMAGE)
-    for number in ("+0.2500", "0.1250", "x 0.25", "same", "1,234,567", "12,345", "23,456", "x 1.90"):
+    for number in ("+0.2500", "0.1250", "x 0.25", "same", "1,234,567"):
         assert number in text
 
 
@@ -110,5 +109,5 @@ def test_which_weights_were_kept_is_said(distances: list[float], sentence: str) 
     reshaped = Reshaped(model, "a", "b", "what", (), {}, (), DAMAGE, curve, DAMAGE, "read back")
     text = "\n".join(map(str.rstrip, drawn(lambda screen: print_reshaped(screen, reshaped), 100)))
     assert sentence in text
-    assert reshaped.document()["damage"]["tokens_per_second"] == {"before": 12345.4, "after": 23456.4}
+    assert reshaped.document()["damage"]["cache_bytes"] == {"before": 512, "after": 128}
     assert "model" not in reshaped.document()

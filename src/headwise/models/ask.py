@@ -6,12 +6,11 @@ class a model is of.
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import Context
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 from types import SimpleNamespace
@@ -578,10 +577,6 @@ class Reader:
         )
         self.cache = cache_in(answer)
         return answer.logits[0, -1]
-
-    def fork(self) -> Reader:
-        """Another one that goes on from here."""
-        return replace(self, cache=copy.deepcopy(self.cache))
 
 
 def reader(model: nn.Module) -> Reader:

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
-import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +21,7 @@ from headwise.cost import price
 from headwise.errors import HeadwiseError
 from headwise.gpt.presets import check_seed, warm_cosine
 from headwise.gpt.train import AdamW, DivergedError, Muon, interrupts, take_step
-from headwise.models.ask import answers, config_fields, hidden_states, predicts, reader
+from headwise.models.ask import answers, config_fields, hidden_states, predicts
 from headwise.models.weights import (
     AttentionWeights,
     attentions,
@@ -36,11 +33,8 @@ from headwise.models.weights import (
 
 # For each layer the numbers of the heads that go.
 Gone = tuple[tuple[int, ...], ...]
-DECODE_CONTEXT = 2048  # tokens in the cache, at most, while speed is measured
-# of each model, in turn; odd, so that the median is one of them
-RUNS = 9
-# tokens a run, and how many of them are not timed: they grow the cache
-NEW_TOKENS, WARM_UP = (8, 2)
+# tokens of a text, for which a cache is counted where the model sets no longest one
+LENGTH = 2048
 
 
 @dataclass(frozen=True)
@@ -71,9 +65,6 @@ class Damage:
     # a token of a text of `context`, all layers, in the number format in which the model is stored
     cache_bytes: Pair
     parameters: Pair
-    # of one text being generated, medians of RUNS runs; None where none is, or nothing got smaller
-    tokens_per_second: Pair | None
-    decode_context: int  # tokens in the cache while that was measured
     context: int  # the longest text
 
     @property
@@ -89,9 +80,6 @@ class Damage:
         rows.append(("KL to the parent, nats per token", "", f"{self.kl:.4f}", ""))
         rows.append(("cache, bytes per token", *self.cache_bytes.counts))
         rows.append(("parameters", *self.parameters.counts))
-        if self.tokens_per_second is not None:
-            name = f"decoding, tokens/s at {self.decode_context:,} cached"
-            rows.append((name, *self.tokens_per_second.counts))
         return rows
 
 
@@ -150,45 +138,26 @@ def measure(
     child: nn.Module,
     held_out: Sequence[Tensor],
     context: int | None,
-    say: Callable[[str], None] = lambda line: None,
-    speed: Pair | None = None,
     dtype: torch.dtype | None = None,
 ) -> Damage:
     """Compare two models in eval mode on batches (B,T).
 
-    context  the longest text, for which the cache is counted; it also bounds the text whose decoding is timed
-    say      hears what is being done
-    speed    of a child of the same shape, where it is known already
+    context  the longest text, for which the cache is counted
     dtype    in which the models are stored, which sizes their caches; None: in which they compute
     """
-    say("measuring loss and divergence")
     before, after, distance = compared(parent, child, held_out)
-    tokens = context or DECODE_CONTEXT
-    caches = Pair(cache_bytes(parent, tokens, dtype), cache_bytes(child, tokens, dtype))
-    sizes = Pair(n_parameters(parent), n_parameters(child))
-    # room is left for the tokens that are decoded
-    length = max(0, min(tokens, DECODE_CONTEXT) - NEW_TOKENS)
-    # else two timings differ by chance alone
-    smaller = caches.after != caches.before or sizes.after != sizes.before
-    # a model of one's own reads the whole text at each step: its cache is its caller's
-    generates = before is not None and not own_layers(parent)
-    if speed is None and smaller and generates and length > 0:
-        say("measuring decoding speed")
-        speed = decode_speed(parent, child, held_out[0][:1], length)
+    tokens = context or LENGTH
     return Damage(
         loss=None if before is None or after is None else Pair(before, after),
         kl=distance,
-        cache_bytes=caches,
-        parameters=sizes,
-        tokens_per_second=speed,
-        decode_context=length,
+        cache_bytes=Pair(*(cache_bytes(m, tokens, dtype) for m in (parent, child))),
+        parameters=Pair(n_parameters(parent), n_parameters(child)),
         context=tokens,
     )
 
 
-def n_parameters(
-    model: nn.Module,
-) -> int:  # a weight that two modules share counts once
+def n_parameters(model: nn.Module) -> int:
+    # a weight that two modules share counts once
     return sum(p.numel() for p in model.parameters())
 
 
@@ -201,39 +170,6 @@ def cache_bytes(
     config = model if own_layers(model) else config_fields(model)
     bill = price(config, context=tokens, dtype=name)
     return bill.cache.text_bytes / tokens
-
-
-@torch.no_grad()
-def decode_speed(
-    parent: nn.Module, child: nn.Module, text: Tensor, length: int
-) -> Pair:
-    """Tokens a second of two models with `length` tokens in the cache, from `text` (1,T) repeated to that length.
-
-    Each model reads it once; every run begins with a copy of that cache, and gives the median of its tokens.
-    """
-    # the number of repeats is rounded up
-    prompt = text.repeat(1, -(-length // text.shape[1]))[:, :length]
-    readers = reader(parent), reader(child)
-    for read in readers:
-        read(prompt)
-    speeds: tuple[list[float], list[float]] = ([], [])
-    for run in range(RUNS):
-        for i in (0, 1) if run % 2 else (1, 0):  # neither is always the first
-            # Which token is decoded makes no difference to the time: the first one of the text.
-            speeds[i].append(_run_speed(readers[i].fork(), prompt[:, :1]))
-    return Pair(*map(statistics.median, speeds))
-
-
-def _run_speed(decode: Callable[[Tensor], Tensor], token: Tensor) -> float:
-    # `decode` takes a token (1,1) and gives the logits (V,) of the next.
-    ends = [time.perf_counter()]
-    for _ in range(NEW_TOKENS):
-        # some logit: it can be read only when the device is done
-        decode(token)[0].item()
-        ends.append(time.perf_counter())
-    return 1 / statistics.median(
-        [end - began for began, end in pairwise(ends)][WARM_UP:]
-    )
 
 
 # Healing.

@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -85,6 +84,7 @@ from headwise.reshape.heal import (
     measure,
 )
 from headwise.shapes import shape_of
+from headwise.table import amount
 
 # tokens of a document, at most, where the user names no number: a round choice, more take more memory
 LONGEST = 1024
@@ -188,25 +188,17 @@ class Reshaped:
 
     @property
     def won(self) -> str:
-        """One line: cache, loss, speed; each left out where there is nothing to tell."""
+        """One line: cache and loss; each left out where there is nothing to tell."""
         last = self.healed or self.damage
-        cache, speed = last.cache_bytes, last.tokens_per_second
         parts = []
-        if cache.before:
-            unit, size = (
-                ("KiB", 1024)
-                if min(cache.before, cache.after) >= 1024
-                else ("bytes", 1)
-            )
-            before, after = f"{cache.before / size:,.4g}", f"{cache.after / size:,.4g}"
-            change = f"cache {before} -> {after} {unit}"
+        if last.cache_bytes.before:
+            before, after = map(amount, vars(last.cache_bytes).values())
+            change = f"cache {before} -> {after}"
             if after == before:
-                change = f"cache as before, {after} {unit},"
+                change = f"cache as before, {after},"
             parts.append(f"{change} a token at {last.context:,} tokens")
         if last.loss is not None:
             parts.append(f"loss {last.loss.after - last.loss.before:+.3f} nats")
-        if speed is not None:
-            parts.append(f"decode x {speed.after / speed.before:.2g}")
         return ", ".join(parts)
 
     def document(self) -> dict[str, Any]:
@@ -258,15 +250,10 @@ def reshape(
         child = changed.model
         stands_for(child, source.model)
 
-        measured = partial(
-            measure,
-            source.model,
-            child,
-            held_out,
-            source.context,
-            listener.say,
-            dtype=written,
-        )
+        def measured() -> Damage:
+            listener.say("measuring loss and divergence")
+            return measure(source.model, child, held_out, source.context, written)
+
         damage = measured()
         notes = *changed.notes, *calibration.about
         listener.damage(changed.what, notes, damage)
@@ -280,13 +267,12 @@ def reshape(
             run=_run(source.path, out),
             damage=damage,
         )
-        # 3. Healing. It changes numbers, not the speed.
+        # 3. Healing.
         if recipe is not None:
             course = _healed(recipe, source.model, changed, calibration, listener)
             steps = {"steps_made": course.curve[-1].step, "best_step": course.best_step}
             report.details["healing"] = asdict(recipe) | steps
-            healed = measured(speed=damage.tokens_per_second)
-            report = replace(report, curve=course.curve, healed=healed)
+            report = replace(report, curve=course.curve, healed=measured())
         cast(child, written).requires_grad_(True)
         # 4. The folder.
         if out is None:
