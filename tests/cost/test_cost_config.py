@@ -90,7 +90,7 @@ def test_files_that_are_no_config(text: str, message: str, tmp_path: Path) -> No
 def test_folders_and_files_are_read(tmp_path: Path) -> None:
     folder = tmp_path / "small"
     folder.mkdir()
-    refuses(lambda: price(folder), r"holds no config\.json")
+    refuses(lambda: price(folder), r"small/config\.json does not exist; pass a folder with config\.json")
     (folder / "config.json").write_text(json.dumps(CONFIG | {"torch_dtype": "float16"}))
     bill = price(folder)
     assert bill.model == "small" and bill.setting.dtype == "fp16"

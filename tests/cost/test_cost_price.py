@@ -1,6 +1,5 @@
 """`headwise.price`: one price of whatever describes a model, and with other heads side by side."""
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -60,28 +59,26 @@ def test_prices_print_and_refuse() -> None:
 GROUPED = hw.GPTConfig(vocab_size=11, context=53, n_layers=2, n_heads=6, n_kv_heads=3, head_dim=10, d_model=29, d_ff=7)
 
 
-@given(windows=st.tuples(*[st.none() | st.integers(1, 29)] * 2), tokens=st.integers(1, 53), values=st.integers(0, 9000))
-def test_pairs_and_numbers_are_those_of_the_mask(windows: tuple[int | None, ...], tokens: int, values: int) -> None:
-    config = dataclasses.replace(GROUPED, windows=windows)
-    bill = hw.price(config, context=tokens, dtype="fp32")
-    seen = []
-    for window in windows:
-        mask = hw.Causal() if window is None else hw.Window(window - 1, 0)
-        allowed = mask.allowed(BroadcastGrid((1, 6, tokens, tokens), np.asarray, np.arange))
-        seen.append(np.broadcast_to(allowed, (1, 6, tokens, tokens)))
+@given(window=st.none() | st.integers(1, 29), tokens=st.integers(1, 53), values=st.integers(0, 9000))
+def test_pairs_and_numbers_are_those_of_the_mask(window: int | None, tokens: int, values: int) -> None:
+    mask = hw.Causal() if window is None else hw.Window(window - 1, 0)
+    spec = hw.AttentionSpec(d_model=29, n_heads=6, n_kv_heads=3, head_dim=10, mask=mask)
+    bill = hw.price(spec, context=tokens, dtype="fp32")
+    allowed = mask.allowed(BroadcastGrid((1, 6, tokens, tokens), np.asarray, np.arange))
+    seen = np.broadcast_to(allowed, (1, 6, tokens, tokens))
 
     def rows(length: int) -> int:
-        return 3 * sum(min(length, window or length) for window in windows)
+        return 3 * min(length, window or length)
 
-    assert bill.prefill.attention_flops == 4 * 10 * sum(int(layer.sum()) for layer in seen)
+    assert bill.prefill.attention_flops == 4 * 10 * int(seen.sum())
     assert bill.cache.total_bytes == 2 * 10 * 4 * rows(tokens)
-    assert bill.cache.total_bytes == 10 * 4 * sum(int(layer[:, :, -1].sum()) for layer in seen)  # 2 queries read a row
-    full = hw.price(GROUPED, context=tokens, dtype="fp32")
+    assert bill.cache.total_bytes == 10 * 4 * int(seen[:, :, -1].sum())  # 2 queries read a row
+    full = hw.price(spec.replace(mask=hw.Causal()), context=tokens, dtype="fp32")
     assert full.decode and bill.decode
-    assert bill.decode.flops == full.decode.flops - 4 * 10 * 2 * (2 * 3 * tokens - rows(tokens))
-    growing = 2 * 10 * 3 * windows.count(None)
+    assert bill.decode.flops == full.decode.flops - 4 * 10 * 2 * (3 * tokens - rows(tokens))
+    growing = 2 * 10 * 3 * (window is None)
     assert bill.cache.bytes_per_token_beyond_windows == 4 * growing
-    limited = hw.price(config, dtype="fp32", memory=full.weight_bytes + 4 * values)
+    limited = hw.price(spec, dtype="fp32", memory=full.weight_bytes + 4 * values)
     assert limited.memory
     longest = limited.memory.longest_context
     if longest is None:
@@ -90,15 +87,13 @@ def test_pairs_and_numbers_are_those_of_the_mask(windows: tuple[int | None, ...]
         assert 2 * 10 * rows(longest) <= values < 2 * 10 * rows(longest + 1)
 
 
-@pytest.mark.parametrize("windows", [None, (5, None)])
-def test_the_caches_of_a_model_hold_what_is_priced(windows: tuple[int | None, ...] | None) -> None:
-    config = dataclasses.replace(GROUPED, windows=windows)
-    model, ids = hw.GPT(config).double().eval(), torch.randint(11, (2, 23))
+def test_the_caches_of_a_model_hold_what_is_priced() -> None:
+    model, ids = hw.GPT(GROUPED).double().eval(), torch.randint(11, (2, 23))
     caches = model.new_caches()
     with torch.no_grad():
         for start, stop in ((0, 7), (7, 22), (22, 23)):
             out = model(ids[:, start:stop], caches)
-        bill = hw.price(config, context=23, batch=2, dtype="fp64")
+        bill = hw.price(GROUPED, context=23, batch=2, dtype="fp64")
         assert sum(cache.nbytes for cache in caches) == bill.cache.total_bytes
         torch.testing.assert_close(out[:, -1], model(ids)[:, -1], rtol=1e-12, atol=1e-12)
 

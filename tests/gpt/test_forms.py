@@ -26,8 +26,6 @@ FORMS = tomllib.loads(Path(__file__).with_name("forms.toml").read_text(encoding=
 def model_of(preset: str, vocab_size: int, changes: dict[str, Any]) -> GPT:
     """A tiny model of a preset with the changes of a table, in which "none" is None."""
     fields = {name: None if value == "none" else value for name, value in changes.items()}
-    if "windows" in fields:
-        fields["windows"] = tuple(None if window == "none" else window for window in fields["windows"])
     return tiny(preset, vocab_size, **fields)
 
 

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from cases import refuses, refuses_table
 from small_models import tiny
 
-from headwise import HeadwiseError
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import PRESETS
 
@@ -57,26 +56,6 @@ def test_cached_equals_whole(name: str, chunks: list[int]) -> None:
         tolerance = 1e-12 if model.config.position == "learned" else 1e-6
         torch.testing.assert_close(torch.cat(parts, 1), model(text), rtol=tolerance, atol=tolerance)
     assert [cache.length for cache in caches] == [11, 11]
-
-
-@pytest.mark.parametrize("chunks", [[1] * 11, [7, 3, 1]], ids=str)
-def test_a_layer_with_a_window_sees_and_keeps_so_many_tokens(chunks: list[int]) -> None:
-    model, text = tiny("llama", windows=[3, None]).double(), ids(11)
-    assert model.config.windows == (3, None)  # a list, as JSON has it, becomes what two configs can be compared by
-    caches = model.new_caches()
-    with torch.no_grad():
-        parts = [model(piece, caches) for piece in text.split(chunks, 1)]
-        torch.testing.assert_close(torch.cat(parts, 1), model(text), rtol=1e-6, atol=1e-6)
-    assert [cache.kept for cache in caches] == [3, 11]
-    other = text.clone()
-    other[:, 2] = (other[:, 2] + 1) % V
-    narrow, wide = tiny("llama", windows=(3, 3)), tiny("llama", windows=(3, None))
-    far = [(model(other) != model(text)).any(-1).any(0) for model in (narrow, wide)]
-    assert far[0][2:7].all() and not far[0][7:].any()  # two layers of 3 tokens: 2 tokens back, twice
-    assert far[1][2:].all()
-    for wrong in ((3,), (3, 0), (3, 2.0)):
-        with pytest.raises(HeadwiseError, match="windows="):
-            tiny("llama", windows=wrong)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -62,8 +62,9 @@ def test_no_untrained_head_has_a_role(family: str) -> None:
 
 def test_the_even_control_knows_the_window_of_its_layer_and_the_tokens_of_its_document() -> None:
     windows = (None, 3, None)
-    config = hw.GPTConfig(vocab_size=V, context=P, n_layers=3, n_heads=3, d_model=36, windows=windows)
-    result = survey(hw.GPT(config).eval(), [[5] * 9, list(range(9))], ablate="none", controls=False)
+    model = hw.GPT(hw.GPTConfig(vocab_size=V, context=P, n_layers=3, n_heads=3, d_model=36)).eval()
+    model.blocks[1].attention.spec = model.blocks[1].attention.spec.replace(mask=hw.Window(2, 0))
+    result = survey(model, [[5] * 9, list(range(9))], ablate="none", controls=False)
     for layer, window in enumerate(windows):
         seen = [min(i + 1, window or 9) for i in range(9)]
         even = result[f"L{layer}.H0"].uniform

@@ -47,7 +47,6 @@ CASES: dict[str, Callable[[], GPT]] = {
     "biases": lambda: model_of("nanogpt", 67, bias=True, n_layers=2, n_heads=2, d_model=22, activation="gelu_tanh"),
     "wide heads": lambda: model_of("verbs", 67, head_dim=14, n_heads=6, n_kv_heads=2, tied=False, bias=True),
     "one key head": lambda: model_of("llama", 67, n_layers=2, n_kv_heads=1, d_model=40, norm_gain=False, qk_norm=True),
-    "windows": lambda: model_of("llama", 67, n_layers=2, d_model=40, windows=(4, None)),
 }
 
 

@@ -151,9 +151,10 @@ def shape_by_formula(config: Mapping[str, Any]) -> ModelShape:
     if kind == OURS:
         gains *= f.has("gain") * (1 + (f["norm"] == "layer" and f.has("bias")))
         n_outside = f.has("embedding_norm") + f.has("final_norm")
+    attention = _attention(f)
     layers = []
-    for n, window in enumerate(_windows(f)):
-        layer = layer_of(f"L{n}", _attention(f, window), kind == OURS)
+    for n in range(f.size("num_hidden_layers")):
+        layer = layer_of(f"L{n}", attention, whole_window=False)
         layers.append(_with_forward(layer, f, n_norms * gains))
     return ModelShape(
         family=kind,
@@ -204,12 +205,17 @@ def layer_of(name: str, spec: AttentionSpec, whole_window: bool = True) -> Layer
     )
 
 
-def _attention(f: Fields, window: int | None) -> AttentionSpec:
+def _attention(f: Fields) -> AttentionSpec:
     bias, heads = f.has("bias"), f.size("num_attention_heads")
     # as `bias`, where the facts do not tell them apart
     qkv_bias, head_dim = f.has("qkv_bias", bias), f["head_dim"]
+    window = f[f.facts["window"]] if "window" in f.facts else None
     # A window counts the query itself, and `Window` only what stands before it.
-    mask: Mask = Causal() if window is None else Window(window - 1, 0)
+    mask: Mask = (
+        Causal()
+        if window is None
+        else Window(check_size("sliding_window", window) - 1, 0)
+    )
     groups = f["num_key_value_heads"]
     return AttentionSpec(
         d_model=f.size("hidden_size"),
@@ -222,15 +228,6 @@ def _attention(f: Fields, window: int | None) -> AttentionSpec:
         kv_bias=qkv_bias,
         qk_norm=f.has("qk_norm"),
     )
-
-
-def _windows(f: Fields) -> list[int | None]:
-    """The window of each layer, None where all before is seen."""
-    n_layers, name = f.size("num_hidden_layers"), f.facts.get("windows")
-    windows = f[name] if name else None
-    if not isinstance(windows, list | tuple):
-        windows = [windows] * n_layers
-    return [each if each is None else check_size(str(name), each) for each in windows]
 
 
 def _with_forward(layer: Layer, f: Fields, norms: int) -> Layer:

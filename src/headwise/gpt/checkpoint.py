@@ -78,7 +78,12 @@ def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
         if not (folder / name).exists():
             raise HeadwiseError(f"{folder} has no {name}")
     try:
-        config = GPTConfig(**described["headwise"])
+        fields = {**described["headwise"]}
+        if fields.pop("windows", None):
+            raise HeadwiseError(
+                "windows: layers with windows are of an earlier version"
+            )
+        config = GPTConfig(**fields)
     except HeadwiseError as error:
         raise HeadwiseError(f"{path}: {error}") from None
     except (KeyError, TypeError) as error:
@@ -140,23 +145,21 @@ def write_tensors(
 
 
 def hf_form(config: GPTConfig) -> str | None:
-    """The Hugging Face form that computes exactly this model: llama, qwen2, qwen3, gpt2, or None.
+    """The Hugging Face form that computes exactly this model: llama, qwen3, gpt2, or None.
 
     That is the first family of families.toml all of whose `needs` are among the facts of the model.
     """
     if config.own_attention is not None:
         return None
-    spec, windows = config.attention, set(config.windows or ()) - {None}
+    spec = config.attention
     facts = asdict(config) | {
-        "windows": bool(windows),
         "gelu": config.activation.startswith("gelu"),
         # W_Q, W_K, W_V and W_O have equal sizes, as those of GPT-2.
         "square": spec.n_kv_heads == spec.n_heads and spec.q_dim == config.d_model,
     }
     for name, family in FAMILIES.items():
         if family.form is not None and family.form["needs"].items() <= facts.items():
-            # a config of transformers has one sliding_window for all layers
-            return name if len(windows) < 2 else None
+            return name
     return None
 
 
@@ -187,14 +190,6 @@ def hf_config(config: GPTConfig, boundary: int | None) -> dict[str, Any]:
     if "rope_theta" in fields:
         rope = {"rope_type": "default", "rope_theta": config.rope_theta}
         fields["rope_parameters"] = rope
-    windows = config.windows or ()
-    if any(windows):
-        kinds = []
-        for window in windows:
-            kinds.append("sliding_attention" if window else "full_attention")
-        fields |= {"layer_types": kinds, "use_sliding_window": True}
-        # all have the same, or there is no form
-        fields["sliding_window"] = next(filter(None, windows))
     return {
         "model_type": form,
         "architectures": [record["architecture"]],

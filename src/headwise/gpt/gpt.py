@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from headwise.backends.cache import KVCache
 from headwise.errors import HeadwiseError
 from headwise.layer.layer import MultiHeadAttention
-from headwise.masks import Causal, Window
+from headwise.masks import Causal
 from headwise.positions import RoPE
 from headwise.spec import AttentionSpec, require_size
 
@@ -82,9 +82,6 @@ class GPTConfig:
     )
     # W_O and the last feed-forward matrix start at init_std / sqrt(2 n_layers), GPT-2
     scale_residual_init: bool = True
-    # of each layer the tokens that a query sees, its own too; None: all
-    windows: tuple[int | None, ...] | None = None
-
     # a class in place of MultiHeadAttention, by the name that `register` gave it
     own_attention: str | None = None
 
@@ -109,21 +106,10 @@ class GPTConfig:
                     f"{name}={value!r} is not known; one of {', '.join(known)}"
                 )
         _ = self.attention  # validates heads and widths
-        if self.windows is None:
-            return
-        # A JSON document has a list; or by mistake one number, which is refused as no window at all.
-        windows = tuple(self.windows) if isinstance(self.windows, list | tuple) else ()
-        wrong = [w for w in windows if w is not None and (type(w) is not int or w < 1)]
-        if len(windows) != self.n_layers or wrong:
-            raise HeadwiseError(
-                f"windows={self.windows!r} must have a whole number of tokens, or None, for each of "
-                f"{self.n_layers} layers"
-            )
-        vars(self)["windows"] = windows
 
     @property
     def attention(self) -> AttentionSpec:
-        """The spec of every layer's attention, but for its window. Making it checks heads and widths."""
+        """The spec of every layer's attention. Making it checks heads and widths."""
         same = ("d_model", "n_heads", "n_kv_heads", "head_dim", "qk_norm")
         return AttentionSpec(
             **{name: getattr(self, name) for name in same},
@@ -134,18 +120,6 @@ class GPTConfig:
             rope=RoPE(self.rope_theta) if self.position == "rope" else None,
             dropout=self.dropout,
         )
-
-    def window(self, layer: int) -> int | None:
-        """How many tokens a query of this layer sees, its own included; None: all."""
-        return self.windows[layer] if self.windows else None
-
-    def attention_of(self, layer: int) -> AttentionSpec:
-        """The spec of one layer's attention."""
-        window = self.window(layer)
-        if window is None:
-            return self.attention
-        # A Window counts the tokens before a query, without its own, and those behind it.
-        return self.attention.replace(mask=Window(window - 1, 0))
 
     @property
     def feed_forward_width(self) -> int:
@@ -316,12 +290,12 @@ class OwnAttention(nn.Module):
 class Block(nn.Module):
     """One layer: attention, in which tokens read what others hold, then a feed-forward for each token by itself."""
 
-    def __init__(self, config: GPTConfig, layer: int) -> None:
+    def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.attention_norm = make_norm(config)
         self.attention: Any
         if config.own_attention is None:
-            self.attention = MultiHeadAttention.from_spec(config.attention_of(layer))
+            self.attention = MultiHeadAttention.from_spec(config.attention)
         else:
             self.attention = OwnAttention(config)
         self.feed_forward_norm = make_norm(config)
@@ -348,9 +322,7 @@ class GPT(nn.Module):
         self.embedding_norm = (
             make_norm(config) if config.embedding_norm else nn.Identity()
         )
-        self.blocks = nn.ModuleList(
-            Block(config, layer) for layer in range(config.n_layers)
-        )
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layers))
         self.final_norm = make_norm(config) if config.final_norm else nn.Identity()
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         if config.tied:
@@ -412,13 +384,10 @@ class GPT(nn.Module):
         return F.cross_entropy(logits.float(), targets[counted])
 
     def new_caches(self) -> list[KVCache]:
-        """One empty cache for each layer; that of a window rolls, and drops the tokens that no later query sees."""
+        """One empty cache for each layer."""
         if self.config.own_attention is not None:
             return [InputCache() for _ in self.blocks]  # type: ignore[misc]  # it has `length`, all that is read here
-        return [
-            KVCache(window=self.config.window(layer))
-            for layer in range(self.config.n_layers)
-        ]
+        return [KVCache() for _ in self.blocks]
 
     @property
     def n_parameters(self) -> int:

@@ -43,7 +43,7 @@ def pack_model(model: nn.Module, tokens: object) -> dict[str, Any]:
     ):
         return {"reason": "foreign"}
     if any(
-        layer.spec != model.config.attention_of(n)
+        layer.spec != model.config.attention
         for n, layer in enumerate(attention_layers(model))
     ):
         return {"reason": "reshaped"}
