@@ -215,7 +215,11 @@ def test_what_a_verdict_points_at() -> None:
     assert lines["split-no-transpose",] == ["return x.view(B, self.n_heads, T, self.d_head)"]
     assert lines["scale-missing",] == ["s = q @ k.transpose(-2, -1)"]
     assert lines["length-fixed",] == ["s.masked_fill_(self.mask.bool(), -torch.inf)"]
-    assert "haeds" in lines["raises",][0] and "reshape(B, T)" in lines["raises",][1]
+    (misspelt,) = lines["raises",]
+    assert "haeds" in misspelt
+    wide = correct_code("clues").replace("reshape(B, T, C)", "reshape(B, T)")
+    stops = judge(Version("clues", 0, (), wide))  # a shape that does not fit may be our argument's
+    assert stops.right is None and "(line 18: return" in stops.not_checked[0], stops
     odd = hw.check(oddly_scaled, seconds=60)
     assert odd.right is None and "sees only itself" not in odd.not_checked[-1]
 

@@ -91,11 +91,6 @@ REPAIRING = 6.0
 # Of the largest number. bfloat16 keeps 8 bits, so one rounding is off by 0.4 % at most; but several follow one
 # another, and of a score of 5 that is an error of 2 % in its weight.
 TOLERANCE_OF_16_BITS = 2e-2
-# Errors that wrong code raises; others, such as of memory or of the system, say nothing of it.
-STOPS = (
-    NameError, AttributeError, TypeError, ValueError, IndexError, KeyError, RuntimeError,
-    ZeroDivisionError,
-)  # fmt: skip
 
 
 class Table(dict[str, Any]):
@@ -558,11 +553,6 @@ class Examiner:
                 if np.ptp(out) == 0 or (len(masks) > 1 and np.isnan(out).all()):
                     raise UncheckedError("returns_nothing", name=self.target.name)
             except Exception as error:
-                usual = LAYOUTS[layouts_of(self.target)[0]]
-                vars(error)["none"] = any(x is None for x in attention.fixed.values())
-                vars(error)["is_usual"] = not trial.parts.weights or (
-                    attention.layout in (usual, LAYOUTS["btc"])
-                )
                 self.errors.append(error)
                 self.certain &= not attention.guessed and not attention.mask_required
                 attention.fixed.pop(name, None)
@@ -932,85 +922,72 @@ class Examiner:
     # Errors.
 
     def stopped(self) -> Verdict:
-        """The verdict on code that stops whatever it is given: wrong at its line, unless we may be the cause."""
-        target, source = self.target, self.target.source
+        """The verdict on code that stops whatever it is given: wrong at its line where no argument could change that.
+
+        A shape that does not fit is no evidence: of 20 verdicts by one, on files that were new to this check, 12 were
+        on right code.
+        """
+        target = self.target
         if not self.errors:
             raise UncheckedError("no_qkv", name=target.name)
         if target.unnamed:
             raise UncheckedError("asks_call", name=target.unnamed)
-        # The error that came farthest, in the usual order of axes where any call stopped in it. An UncheckedError is
-        # raised by what reads the result, after the call.
-        usual = [e for e in self.errors if getattr(e, "is_usual", True)]
-        sure = [e for e in self.errors if _misspelt(str(e))]
-        error = max(sure or usual or self.errors, key=self._reached)
-        frames = self._frames(error)
-        text, is_unchecked = str(error), isinstance(error, UncheckedError)
         is_function = inspect.isfunction(target.thing) and not self.takes_weights
-        if is_function and not is_unchecked:
+        error = max(self.errors, key=self._reached)
+        theirs = [] if is_function else [e for e in self.errors if self._is_theirs(e)]
+        if theirs:
+            error = max(theirs, key=self._reached)
+            finding = target.finding("raises", in_one_line(error))
+        elif is_function and not isinstance(error, UncheckedError):
             reason = in_one_line(error)
             raise UncheckedError("call_fails", name=target.name, error=reason)
-        # a base or a decorator that is not installed may have what is missing
-        stubs = [n for n in self.read if isinstance(target.namespace.get(n), Stub)]
-        if is_unchecked or not isinstance(error, STOPS) or not frames or stubs:
+        elif self.is_told and not self.target.guesses and self._is_fixed():
+            facts = {"context": size.CONTEXT, "tokens": size.TOKENS}
+            facts["error"] = in_one_line(error)
+            finding = target.finding("length-fixed", target.say("fits_whole", **facts))
+        else:
             raise error
-        # A name that their own class or file lacks is theirs, whatever we passed.
-        owners = "|".join(map(re.escape, source.definitions))
-        missing = re.search(r"name '(\w+)' is not", text)
-        owned = rf"'({owners})' object has no attribute '(\w+)'"
-        attribute = re.search(owned, text) or _misspelt(text)
-        is_name = isinstance(error, NameError)
-        bound = {name for node in source.tree.body for name in bound_by(node)}
-        if (missing and missing[1] in bound) or (is_name and source.says(r"import \*")):
-            raise error  # a statement that did not run, or a file that is not here
-        if attribute and source.says(rf"self\.{attribute[2].lower()} = "):
-            raise error  # another method sets it, which was to be called first
-        # a default of theirs, for which nothing was passed
-        is_default = "NoneType" in text and not getattr(error, "none", True)
-        is_keyword = "unexpected keyword" in text and not target.lent
-        if not (is_name or attribute or is_default or is_keyword):
-            # what the code refuses itself, it knows of; a part that stands in may not be what they import
-            refused = frames[-1].line or source.lines[(frames[-1].lineno or 1) - 1]
-            is_ours = (
-                re.search(SAYS["our_errors"], text)
-                or re.match(r"\s*(raise|assert)\b", refused)
-                or (self.takes_weights and not isinstance(error, LookupError))
-                or target.lent
-            )
-            # a size that its __init__ refuses
-            is_built = frames[-1].name == "__init__"
-            is_built = is_built and not isinstance(error, AttributeError)
-            if is_built or is_ours or target.guesses or not self.certain:
-                raise error
-        evidence, bug = in_one_line(error), "raises"
-        # Code that stops at our shorter text, and not at one that fills the context, is fixed to that length. Where
-        # it stops there as well, the suppressed error skips the rest of this block.
-        with contextlib.suppress(Exception):
-            instance = build(target, self.options.args)
-            x = np.ones((size.BATCH, size.CONTEXT, size.WIDTH))
-            attention = next(adapters(target, call_of(instance), instance, ["btc"]))
-            attention((x,) * 3)
-            facts = {"context": size.CONTEXT, "tokens": size.TOKENS, "error": evidence}
-            evidence, bug = target.say("fits_whole", **facts), "length-fixed"
-            attention((x[:, : size.TOKENS],) * 3)
-            bug = ""  # it stopped at inputs of another kind
-        if not bug or self._has_other_axes():
-            raise error
-        finding = self._placed(target.finding(bug, evidence), error)
-        return target.verdict(False, (finding,))
+        return target.verdict(False, (self._placed(finding, error),))
 
-    def _has_other_axes(self) -> bool:
-        """Does the layer take a text whose axes stand in an order that no entry of LAYOUTS has?"""
-        x = np.ones((size.BATCH, size.TOKENS, size.WIDTH))
-        with contextlib.suppress(Exception):
+    def _is_theirs(self, error: Exception) -> bool:
+        """Is it a name that their file, their class or torch does not have, or an argument that nothing takes?"""
+        source, text = self.target.source, str(error)
+        # a base or a decorator that is not installed may have what is missing
+        stubs = [
+            name
+            for name in self.read
+            if isinstance(self.target.namespace.get(name), Stub)
+        ]
+        if stubs or not self._frames(error):
+            return False
+        if type(error) is NameError:
+            missing = re.search(r"name '(\w+)' is not", text)
+            bound = {name for node in source.tree.body for name in bound_by(node)}
+            # a statement that did not run, or a file that is not here
+            is_elsewhere = missing and missing[1] in bound
+            return not (is_elsewhere or source.says(r"import \*"))
+        owners = "|".join(map(re.escape, source.definitions))
+        owned = rf"'({owners})' object has no attribute '(\w+)'"
+        if attribute := re.search(owned, text) or _misspelt(text):
+            # else another method sets it, which was to be called first
+            return not source.says(rf"self\.{attribute[2].lower()} = ")
+        if "unexpected keyword" in text:
+            return not self.target.lent
+        return "before Module.__init__() call" in text
+
+    def _is_fixed(self) -> bool:
+        """Does it take a text that fills the context, and stop at a shorter one?"""
+        x = np.ones((size.BATCH, size.CONTEXT, size.WIDTH))
+        try:
             module = build(self.target, self.options.args)
-            call = next(adapters(self.target, call_of(module), module, ["btc"]))
-            for axes in ((2, 1, 0), (2, 0, 1), (1, 2, 0)):
-                try:
-                    call((x.transpose(axes),) * 3)
-                except Exception as error:
-                    if getattr(error, "key", "") != "returns_shape":
-                        continue
-                return True
+            attention = next(adapters(self.target, call_of(module), module, ["btc"]))
+            attention((x,) * 3)
+        except Exception:  # the error is of any text
+            return False
+        try:
+            attention((x[:, : size.TOKENS],) * 3)
+        except Exception:
+            return True
         return False
 
     def _placed(self, finding: Finding, error: Exception) -> Finding:
@@ -1027,7 +1004,7 @@ class Examiner:
         return [frame for frame in frames if frame.filename == self.target.source.path]
 
     def _reached(self, error: Exception) -> tuple[bool, int]:
-        """Did the call come to its end, and else in which line did it stop?"""
+        """Did the call come to its end, after which only UncheckedErrors are raised; else in which line did it stop?"""
         frames = self._frames(error)
         line = frames[0].lineno if frames else 0
         return isinstance(error, UncheckedError), line or 0
