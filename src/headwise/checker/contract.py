@@ -36,7 +36,7 @@ from headwise.checker.bugs import (
 )
 from headwise.checker.form import Inputs
 from headwise.checker.lent import stand_in
-from headwise.checker.source import CALLS, DATA, MASK, Source, methods_of
+from headwise.checker.source import CALLS, DATA, MASK, ROTARY, Source, methods_of
 
 # No two of these sizes are equal, so that no axis can be taken for another.
 BATCH, TOKENS, HEADS, KV_HEADS, HEAD_DIM, CONTEXT = 5, 7, 6, 2, 8, 16
@@ -258,6 +258,10 @@ def build(target: Target, sizes: Settings, theirs: bool = False) -> Any:
             target.guesses |= is_module
         elif re.fullmatch("(use_?)?scaled?", plain) and default is False:
             arguments[name] = True  # a switch
+        elif required and (part := _part(plain, parameter, target)):
+            width = {"WIDTH": HEAD_DIM} if ROTARY.search(part.__name__) else {}
+            owner = replace(target, thing=part, name=part.__name__)
+            arguments[name] = build(owner, {**width, **sizes}, theirs)
         elif required or name in sizes or _is_ours(plain, default, theirs):
             value = value_of(name, sizes)
             if value is UNFILLED:
@@ -289,6 +293,19 @@ def _is_ours(name: str, default: Any, theirs: bool) -> bool:
     is_axis = meaning_of(name) == "WIDTH" and default in (-2, -1, 0, 1)
     # and a default of 0 switches something off
     return type(default) is int and default != 0 and "seed" not in name and not is_axis
+
+
+def _part(name: str, parameter: inspect.Parameter, target: Target) -> Any:
+    """The class that a parameter takes an object of: by its annotation, or of its name, as RoPE is of `rope`."""
+    for kind in (_annotated(parameter, target.namespace), *target.namespace.values()):
+        is_class = isinstance(kind, type) and callable(getattr(kind, "forward", None))
+        is_own = is_class and kind.__module__.partition(".")[0] != "torch"
+        if is_own and (
+            kind.__name__.lower() == name.replace("_", "")
+            or kind.__name__ == parameter.annotation
+        ):
+            return kind
+    return None
 
 
 def _annotated(parameter: inspect.Parameter, namespace: dict[str, Any]) -> Any:
@@ -335,6 +352,12 @@ def arguments_of(call: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     return {
         name: p for name, p in parameters if name not in bound and p.kind not in STARRED
     }
+
+
+def parameters_of(module: Any) -> list[Any]:
+    """The parameters of a module of torch; none of anything else."""
+    is_torch = hasattr(module, "named_parameters")
+    return list(module.parameters()) if is_torch else []
 
 
 def required_of(call: Callable[..., Any]) -> list[str]:
@@ -610,9 +633,8 @@ class Attention:
     @property
     def is_double(self) -> bool:
         """Does a module of torch keep weights of 64 bits?"""
-        parameters: Any = getattr(self.module, "parameters", tuple)()
-        kinds = {str(getattr(weight, "dtype", "")) for weight in parameters}
-        return self.kind == "torch" and "torch.float64" in kinds
+        kinds = {str(weight.dtype) for weight in parameters_of(self.module)}
+        return "torch.float64" in kinds
 
     @property
     def is_told_causal(self) -> bool:

@@ -47,6 +47,7 @@ from headwise.checker.contract import (
     kind_of_arrays,
     layouts_of,
     meaning_of,
+    parameters_of,
     to_kind,
 )
 from headwise.checker.form import Inputs, Masks, Weights
@@ -425,8 +426,8 @@ class Examiner:
             ):
                 shown["modules-in-list"] = ""
         layouts = layouts_of(target)
-        parameters: Any = getattr(module, "parameters", tuple)()
-        is_lazy = any("Uninitialized" in type(weight).__name__ for weight in parameters)
+        kinds = {type(weight).__name__ for weight in parameters_of(module)}
+        is_lazy = "UninitializedParameter" in kinds
         if module is not None and (is_lazy or not parts_of(module, {}).weights):
             # weights that take their shapes at the first call
             shape = (size.BATCH, size.TOKENS, size.WIDTH)
@@ -580,7 +581,7 @@ class Examiner:
             yield "lengths", LENGTHS[:B]
             return
         for meaning in meanings_of(self.scope, self.target.source, str(attention.mask)):
-            for shape, mask in laid_out(allowed, real, B).items():
+            for shape, mask in laid_out(allowed, real, B, size.HEADS).items():
                 yield f"{shape} {meaning}", ENCODINGS[meaning](mask)
 
     # Judging.

@@ -181,6 +181,7 @@ LENT: dict[str, Any] = {
     "dropout": lambda x, *_, **__: x,
     "get_model_parallel_world_size": lambda: 1,
     "get_device": lambda *_: "cpu",
+    "device": "cpu",
 }
 
 # libraries whose arrays are NumPy's here, and what they name otherwise

@@ -14,6 +14,7 @@ from headwise.checker.bugs import UncheckedError, in_one_line
 from headwise.checker.caches import cache_arguments, cache_bug
 from headwise.checker.contract import (
     BATCH,
+    HEADS,
     TOKENS,
     Attention,
     Seen,
@@ -218,7 +219,7 @@ def _causal_mask(trial: Trial) -> Any:
 
     def mask(start: int, n: int) -> Any:
         past = np.tril(np.ones((1, 1, n, start + n), bool), start)
-        form = laid_out(past, None, len(case.inputs[0]))[shape]
+        form = laid_out(past, None, len(case.inputs[0]), HEADS)[shape]
         return {name: to_kind(ENCODINGS[meaning](form), trial.attention.kind)}
 
     return mask

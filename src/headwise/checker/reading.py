@@ -656,7 +656,9 @@ def kept_as(meaning: str, instance: Any, target: Target) -> int | None:
     kept = getattr(instance, "__dict__", {})
     configs = [kept[name] for name in kept if CALL["config"].fullmatch(name)]
     modules = _modules_of(kept)
-    for place in (target.options.args, kept, *configs, *modules, target.namespace):
+    names = target.namespace
+    configs += [names[name] for name in names if CALL["config"].fullmatch(name)]
+    for place in (target.options.args, kept, *configs, *modules, names):
         # Of a dictionary its own items; a module that a class leaves out is None, and has none.
         for name, value in dict(getattr(place, "__dict__", place or {})).items():
             is_count = type(value) is int and name not in VALUES

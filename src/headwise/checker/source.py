@@ -315,10 +315,11 @@ ENCODINGS: dict[str, Any] = {
 }
 
 
-def laid_out(allowed: Any, real: Any, B: int) -> dict[str, Any]:
+def laid_out(allowed: Any, real: Any, B: int, H: int) -> dict[str, Any]:
     """The forms in which code may take a mask (1,1,T,S) or (B,1,T,S); `real` (B,S) where it is one of padding."""
     whole = np.repeat(allowed, B // len(allowed), 0)
     forms = {"(B,1,T,S)": whole, "(B,T,S)": whole[:, 0]}
+    forms["(B,H,T,S)"] = np.repeat(whole, H, 1)
     if real is None:
         return {"(T,S)": allowed[0, 0], **forms}
     return {"(B,S)": real, "(B,1,1,S)": real[:, None, None], **forms}
@@ -564,7 +565,7 @@ def run_definitions(source: Source, name: str, namespace: dict[str, Any]) -> lis
             try:
                 exec(code, namespace)
             except Exception:
-                if getattr(node, "name", "") == name:
+                if name in bound_by(node):
                     raise
                 namespace.update({each: Stub(each) for each in bound_by(node)})
                 for inner in ast.walk(node):
