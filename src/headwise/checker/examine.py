@@ -741,7 +741,8 @@ class Examiner:
             or attention.is_told_causal
             or re.search(SAYS["causal_name"], self.target.name, re.I)
             or self.scope.always_says(SAYS["causal"])
-            or self.is_told
+            # a word of a comment, but for code in which it is a choice
+            or (self.is_told and not self.scope.says(SAYS["causal"]))
         )
         return True if told else None
 
@@ -755,8 +756,13 @@ class Examiner:
         attention, inputs = trial.attention, trial.inputs
         B, T = inputs[0].shape[0], inputs[0].shape[-2]
         real = np.arange(T)[None] < LENGTHS[:B, None]  # (B,S)
+        before: list[Any] = []
         if not attention.mask_required:
-            yield "plain", inputs, Masks(itself), {"": attention(inputs)}
+            plain = attention(inputs)
+            yield "plain", inputs, Masks(itself), {"": plain}
+            # code that asks how many axes a mask has leaves others aside
+            asks = rf"{attention.mask}\.(n?dim\b|shape\))".lower()
+            before += [plain] * self.scope.says(asks)
         # What the code takes by choice: lengths of the documents; another text to make keys and values of.
         for name, parameter in arguments_of(attention.call).items():
             is_free = parameter.default is None and name != attention.mask
@@ -784,7 +790,6 @@ class Examiner:
         ]
         if re.search(SAYS["padding"], attention.mask, re.I) or attention.is_lengths:
             cases = cases[1:]  # by its name it is for padding alone
-        before: list[Any] = []
         for name, allowed, masks in cases:
             outputs = {}
             errors: list[Exception] = []
@@ -801,10 +806,14 @@ class Examiner:
                 trial.raised = errors[0]
                 trial.shown["raises"] = in_one_line(errors[0])
             # Where it gives the same as before, any mask makes it causal, whatever it says.
-            new = [x for x in outputs.values() if not any(close(x, y) for y in before)]
+            new = {
+                form: out
+                for form, out in outputs.items()
+                if not any(close(out, other) for other in before)
+            }
             before += outputs.values()
             if new:
-                yield name, inputs, masks, outputs
+                yield name, inputs, masks, new
             else:
                 trial.left.append((f"no_{name}", {}))
         is_whole = attention.module is not None and attention.rank == 3

@@ -56,7 +56,7 @@ ROTATES_PART = (
 # of its features that models rotate: all, half as GLM, a quarter as GPT-NeoX
 FRACTIONS = (1, 0.5, 0.25)
 # What says that code may add its input to what comes out.
-RESIDUAL = r"residual|return [^\n]*\+|\+ ?(x|inputs?|queries|q|hidden_states)\b"
+RESIDUAL = r"residual|return [^\n]*\+|\+ ?(x|inputs?\w*|quer\w+|q|hidden\w*)\b|\b(x|h|inputs?|q|quer\w+) \+"
 # Of a path: "b", "b_q", "bq", "q_bias", "sesgo". It decides where two axes leave open whether an array is a bias.
 _BIAS = re.compile(r"(^|_|\.)b(ias)?(_|$|\.)|^b[qkvo]$|bias|beta|sesgo", re.I)
 # numbers of an array: what has more waits for keys and values, or is too slow. A round choice
@@ -373,7 +373,7 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
     width = width_of(parts, target.options.args)
     counts = [heads_of(instance, target)]
     inside = getattr(instance, "__dict__", {})
-    kept = {x for x in inside.values() if type(x) is int and 1 < x < width}
+    kept = {x for x in inside.values() if type(x) is int and 1 < x <= width}
     # A count that the object does not keep may be wrong: then each number that it keeps is tried, too.
     if counts[0][0] not in kept:
         counts += [(n, None) for n in sorted(kept) if width % n == 0]
