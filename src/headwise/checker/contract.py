@@ -244,7 +244,12 @@ def build(target: Target, sizes: Settings, theirs: bool = False) -> Any:
     for name, parameter in arguments_of(target.thing).items():
         plain, default = name.lower(), parameter.default
         required = default is parameter.empty
-        if CALL["config"].fullmatch(plain) and name not in sizes:
+        is_config = CALL["config"].fullmatch(plain) or (
+            required
+            and meaning_of(name) is None
+            and target.scope.says(rf"= {plain}(\.[a-z_]\w*\b(?!\()|\[')")
+        )
+        if is_config and name not in sizes:
             arguments[name] = Config(sizes, _defaults(parameter, target), theirs)
         elif re.fullmatch(NAMES["call"]["matrix"], plain):
             # a matrix that is handed in, or a module
@@ -375,7 +380,6 @@ def kind_of_arrays(target: Target, module: Any = None) -> Any:
 
     Of a function its own text tells, for a file may have code of several kinds.
     """
-    code = (target.scope if module is None else target.source).code
     if module is None and target.number:
         return target.number
     if hasattr(module, "named_parameters"):
@@ -393,11 +397,18 @@ def kind_of_arrays(target: Target, module: Any = None) -> Any:
             for x in held
         ]
         held = [value for part in parts for value in part]
-    if re.search(r"\btorch\b|\bf\.softmax", code):
-        return "torch"
-    # Of code whose text is not known, NumPy arrays are the best guess.
-    if arrays or not code or re.search(r"\b(j?np|numpy|tensorflow|keras|mlx)\b", code):
-        return "numpy"
+    codes = (
+        [target.scope.code]
+        if module is None
+        else [target.scope.code, target.source.code]
+    )
+    for code in codes:
+        if re.search(r"\btorch\b|\bf\.softmax", code):
+            return "torch"
+        # Of code whose text is not known, NumPy arrays are the best guess.
+        is_numpy = re.search(r"\b(j?np|numpy|tensorflow|keras|mlx)\b", code)
+        if arrays or not code or is_numpy:
+            return "numpy"
     methods = r"\.(shape|size|view|reshape|transpose|swapaxes)\b"
     if module is None and target.scope.says(methods):
         # methods alone: the imports say whose

@@ -231,6 +231,13 @@ class Examiner:
             # Narrower than its input first, so that a scale by the wrong width shows, and a matrix on the wrong side.
             attempts.insert(0, ({"d_out": size.WIDTH // 2, **args}, False))
             self.is_narrowed = "d_out" not in args
+        widths = [
+            value
+            for name, value in self.target.namespace.items()
+            if name in self.read and type(value) is int and meaning_of(name) == "WIDTH"
+        ]
+        for width in widths[:1]:  # a constant of the file, of which a head is a part
+            attempts.append(({"HEAD_DIM": width // size.HEADS, **args}, False))
         for sizes, theirs in attempts:  # the list grows in the loop
             guessed = sizes.keys() - args.keys() - {"HEAD_DIM", "d_out"}
             self.target.guesses |= bool(guessed)
@@ -241,6 +248,10 @@ class Examiner:
                 if not guessed or "unexpected keyword" in str(error):
                     self.errors.append(error)
                 # a parameter, or a field of a config, of which nothing is known
+                if isinstance(error, AssertionError) and "HEADS" not in sizes:
+                    # a power of two may be wanted
+                    four = {"HEADS": 4, "WIDTH": 4 * size.HEAD_DIM}
+                    attempts.append(({**four, **args}, False))
                 is_asked = getattr(error, "key", "") in (
                     "asks_parameter",
                     "asks_config",
@@ -314,8 +325,9 @@ class Examiner:
             wanted = [node.value for node in nodes if isinstance(node.value, str)]
         # Of those, only names that tell a role (q, k, v, o, ...) are given a matrix or a bias.
         roles = {name: role for name in wanted if (role := role_of(name))}
-        if table and {"q", "k", "v"} & set(roles.values()):
-            # Code that wrongly takes K for values, too, never names W_V: the table has it all the same.
+        if table and roles and "qkv" not in roles.values():
+            # Code that wrongly takes K for values, too, never names W_V: the table has it all the same; and code may
+            # make the names that it asks for.
             roles |= {f"w{role}": role for role in "qkv" if role not in roles.values()}
         if not ({"q", "k", "v"} <= set(roles.values()) or "qkv" in roles.values()):
             return
@@ -334,7 +346,7 @@ class Examiner:
         )
         if apart > 1:  # each head has matrices of its own name
             heads, d, width = apart, size.HEAD_DIM, size.WIDTH
-        ways = ["narrow", "wide", "narrow columns", "columns"]
+        ways = ["narrow", "wide", "out-in", "narrow columns", "columns"]
         if heads == 1 and self.scope.says("einsum"):
             ways.append("by head")  # every matrix has an axis of heads
         for way in ways:
@@ -354,7 +366,7 @@ class Examiner:
                     shape = (heads, d, width) if way == "by head" else (inner, width)
                 elif role != "qkv" and (listed or way == "by head"):
                     shape = (heads, width, d)
-                array = self._drawn(name, shape, "columns" in way, width)
+                array = self._drawn(name, shape, way, width)
                 parts = dict.fromkeys(keys.get(name, ()), array)
                 for key in parts:
                     if re.match(SAYS["bias"], key):
@@ -362,17 +374,15 @@ class Examiner:
                 arrays[name] = to_kind(parts or array, kind)
             yield ({table: Table(arrays)} if table else arrays), heads
 
-    def _drawn(
-        self, name: str, shape: tuple[int, ...], columns: bool, width: int
-    ) -> Any:
+    def _drawn(self, name: str, shape: tuple[int, ...], way: str, width: int) -> Any:
         """A matrix of that shape, or a bias of its width; where tokens are columns, for the product from the left."""
         if re.match(SAYS["bias"], name, re.I):
             shape = (shape[1],)
         # 1.2 as in `renew`, which tells why
         array = self.rng.normal(size=shape) * 1.2 / width**0.5
         if array.ndim == 1:
-            return array[:, None] if columns else array
-        if array.ndim == 2 and (columns or re.search("_proj_weight|_weight$", name)):
+            return array[:, None] if "columns" in way else array
+        if array.ndim == 2 and ("columns" in way or way == "out-in"):
             array = array.T
         return np.ascontiguousarray(array)
 
@@ -983,7 +993,11 @@ class Examiner:
             return not source.says(rf"self\.{attribute[2].lower()} = ")
         if "unexpected keyword" in text:
             return not self.target.lent
-        return "before Module.__init__() call" in text
+        line = str(self._frames(error)[-1].line)
+        is_size = "must be Tensor, not int" in text and re.search(
+            r"\.(size|shape)\b", line
+        )
+        return bool(is_size) or "before Module.__init__() call" in text
 
     def _is_fixed(self) -> bool:
         """Does it take a text that fills the context, and stop at a shorter one?"""

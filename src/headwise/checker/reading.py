@@ -126,6 +126,8 @@ def arrays_of(target: Any) -> list[Array]:
         ):  # a single number is a scale
             if linear:
                 numbers = numbers.reshape(numbers.shape[:2])
+            if numbers.ndim > 3:  # (h,1,C,d) or (1,h,C,d)
+                numbers = numbers.squeeze()
             arrays.append(Array(path, numbers, linear, value))
 
     visit(target, "", False)
@@ -217,7 +219,9 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
         if re.search("sink", path) and array.value.size > 1:
             parts.sink = array.value.ravel()
             continue
-        if re.search("(?<![a-z])gate", path) and (flat or WIDTH in array.value.shape):
+        if re.search(r"(?<![a-z])gate|(^|\.)w?_?g(\.|$)", path) and (
+            flat or WIDTH in array.value.shape
+        ):
             parts.gate[not flat] = array.value if flat else _in_out(array)
             continue
         role = role_of(path)
@@ -245,7 +249,8 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
         }
     is_without = not {"q", "qkv"} & set(parts.weights)
     for array in parts.weights.get("o", []) if is_without else ():
-        if array.linear and array.value.shape[0] == 3 * array.value.shape[1]:
+        shape = _in_out(array).shape
+        if len(shape) == 2 and shape[1] == 3 * shape[0]:
             # `linear`: three times as many features come out
             module = array.path.rpartition(".")[0]
             for held in (parts.weights, parts.biases):
@@ -270,21 +275,23 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
 
 def _without_latent(parts: Parts, others: list[Array]) -> list[Array]:
     """What is left of unnamed matrices once keys and values made of a latent text have one matrix each."""
-    named = {}
+    named: dict[str, list[Array]] = {}
     told = [array for role in ("kv", "k", "v") for array in parts.weights.get(role, ())]
     for array in (*others, *told):
         plain = re.sub("[^a-z]|weight|proj|linear", "", array.path.lower())
         for key, pattern in LATENT.items():
             if re.fullmatch(pattern, plain):
-                named[key] = array
+                named.setdefault(key, []).append(array)
     if set(named) != set(LATENT):
         return others
-    down = _in_out(named["down"])
-    for role in "kv":
-        up = named[role]
-        parts.weights[role] = [replace(up, value=down @ _in_out(up), linear=False)]
+    down = _in_out(named["down"][-1])
+    for role in "kv":  # one matrix, or one for each head
+        parts.weights[role] = [
+            replace(up, value=down @ _in_out(up), linear=False) for up in named[role]
+        ]
     parts.weights.pop("kv", None)
-    return [array for array in others if array not in named.values()]
+    known = {id(array) for arrays in named.values() for array in arrays}
+    return [array for array in others if id(array) not in known]
 
 
 def _in_out(array: Array) -> Any:
@@ -293,9 +300,9 @@ def _in_out(array: Array) -> Any:
 
 # Names of the matrices of latent attention: down to what keys and values are made of, and up to each.
 LATENT = {
-    "down": "w?(d|down|to)?(kv)(a|down|compress|latent)?|w?kvlatent|down",
-    "k": "w?(u|up)?k(up|u|b)?|w?upk",
-    "v": "w?(u|up)?v(up|u|b)?|w?upv",
+    "down": "w?(d|down|to)?(kv)(a|down|compress|latent)?|w?kvlatent|down|compr\\w*|latent",
+    "k": "w?(u|up|expand\\w?)?k(up|u|b)?|w?upk",
+    "v": "w?(u|up|expand\\w?)?v(up|u|b)?|w?upv",
 }
 
 
@@ -412,7 +419,9 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
         r"(cos|sin|rope|rotary)\w*(: [^,=)]*)? ?= ?none|use_(rope|rotary)"
     )
     for node in ast.walk(target.scope.tree):
-        if isinstance(node, ast.If) and "None" in ast.unparse(node.test):
+        if isinstance(node, ast.If) and re.search(
+            "None|(?i:rope|rotary)", ast.unparse(node.test)
+        ):
             body = "\n".join(map(ast.unparse, node.body)).lower()
             optional |= re.search(ROTATES, body) is not None
     fractions = FRACTIONS if target.scope.says(ROTATES_PART) else (1,)
@@ -451,7 +460,9 @@ def _extras(target: Target, parts: Parts, inside: Any, heads: Any) -> list[Setti
     if target.scope.says("tanh"):
         caps = list(dict.fromkeys(numbers))[:6]
         extras += [{"softcap": cap} for cap in caps]
-    if target.scope.says("window|sliding|local_?att|ventana"):
+    if target.scope.says(
+        "window|sliding|local_?att|ventana|finestra|fen[eê]tre|fenster|janela"
+    ):
         sizes = sorted({int(n) for n in numbers if n < TOKENS})
         # a window of n, and n beside the query itself
         windows = [{"window": n + more} for n in sizes for more in (0, 1)]
@@ -669,12 +680,14 @@ def kept_as(meaning: str, instance: Any, target: Target) -> int | None:
 
 def heads_of(instance: Any, target: Target) -> tuple[int | None, int | None]:
     """How many heads of queries, and of keys and values, as far as anything tells."""
-    if target.scope.code and not target.scope.says(r"head|cabeza|\bn?_?h\b|\bnh\b"):
+    if target.scope.code and not target.scope.says(
+        r"head|cabe[cçz]a|t[eê]te|teste|k[oö]pf|koepf|\bn?_?h\b|\bnh\b"
+    ):
         return None, None  # a file's own number is of other code
     heads = kept_as("HEADS", instance, target)
     # The class has an argument of that kind, which the object need not keep: it was given our number of heads.
     names = arguments_of(target.thing)
-    counts = "(?i)^(?!.*(dim|size)).*(head|cabeza)"
+    counts = "(?i)^(?!.*(dim|size)).*(head|cabe[cçz]a|t[eê]te|teste|k[oö]pf|koepf)"
     meanings = set(map(meaning_of, names))
     unknown = [name for name in names if meaning_of(name) is None]
     told = any(re.search(counts, name) for name in unknown)

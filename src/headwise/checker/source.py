@@ -27,7 +27,8 @@ ROTARY = re.compile(r"rope|rotar|rotat", re.I)
 CACHE = re.compile(r"cache", re.I)
 # before a pattern in bugs.toml: it is looked for below a softmax; see `line_of`
 AFTER = "after softmax: "
-MASK = re.compile(r"mask|m[aá]scara", re.I)  # an argument of such a name is a mask
+# an argument of such a name is a mask
+MASK = re.compile(r"mask|m[aá]scara|maschera|masque|(?<=_)pad(ding)?$", re.I)
 # What a class around an attention has beside it.
 AROUND = (
     r"relu\(|gelu\(|silu\(|gru\(|lstm\(|rnn\(|(?<!al)embedding\(|feed_?forward|ffn|mlp"
@@ -43,14 +44,14 @@ HELPER = re.compile(
 )
 # What a text that attends has a name for.
 QUERIES = r"\b(w_?q\w*|q|q_\w+|to_q\w*|quer\w+|c_attn|consultas?)\b"
-_END = r"(_?(new|in|input|states?|heads?|x))?\w?$"  # what may follow: "k_new", "q_heads", "ks"
+_END = r"(_?(new|in|input|states?|heads?|x|vec\w*))?\w?$"  # what may follow: "k_new", "q_heads", "ks"
 # Names of what attention takes: q, k_new, x_v, values, consultas.
 QUERY, KEY, VALUE = DATA = tuple(
     re.compile(rf"^(_|x_?|encodings_for_|input_?|in_|pre_?)*({words}){_END}", re.I)
     for words in (
-        "q|query|queries|consultas?",
-        "k|keys?|claves?",
-        "v|values?|val|valor(es)?",
+        "q|query|queries|consultas?|requ[eê]tes?",
+        "k|keys?|claves?|chaves?|cl[eé]s?",
+        "v|values?|val|valor(es|i|e)?",
     )
 )
 
@@ -377,7 +378,8 @@ def _told(text: str) -> str | None:
         line
         for line in lines
         if (re.search(r"mask|m[aá]scara|pad|tril|triu", line, re.I) or len(lines) < 4)
-        and not re.search("0 for.*negative", line)
+        # what another implementation does
+        and not re.search("0 for.*negative|(?i:pytorch|future mask)", line)
         # "0 for tokens and -10000 for padding" speaks of what is added
         and not re.search(
             r"\b0 (for|at|where|on|and|or|o|y|en|para)\b[^.;:]{0,40}-\s?(inf|1e\d|\d{3})",
