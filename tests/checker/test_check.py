@@ -465,15 +465,3 @@ def test_what_was_never_tried_is_said(old: str, new: str, reason: str) -> None:
 def test_the_cache_is_read_in_pieces_and_further_than_its_sizes(last: str) -> None:
     text = correct_code("cached_concat").replace("S - T + 1)", f"{last} - T + 1)")
     assert judge(Version("pieces", 0, (), text)).bugs == ("cache-offset",)
-
-
-def turned_rope(x, start_pos=0):  # type: ignore[no-untyped-def]
-    half = x.shape[-1] // 2
-    angles = np.outer(np.arange(x.shape[-2]) + start_pos, 1e4 ** (-np.arange(half) / half))
-    a, b = x[..., :half], x[..., half:]
-    return np.concatenate([a * np.cos(angles) - b * np.sin(angles), a * np.sin(angles) + b * np.cos(angles)], -1)
-
-
-def test_a_rotation_whose_start_was_never_tried_says_so() -> None:
-    verdict = hw.check(turned_rope, lang="es")
-    assert (verdict.right, verdict.not_checked) == (True, ("argumentos que nunca se pasaron: start_pos",)), verdict

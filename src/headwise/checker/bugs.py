@@ -219,9 +219,7 @@ class Verdict:
     """
 
     target: str
-    kind: (
-        str  # layer, function, rotary or cache; empty where nothing was found to check
-    )
+    kind: str  # layer or function; empty where nothing was found to check
     right: bool | None
     findings: tuple[Finding, ...] = ()
     checked: tuple[str, ...] = ()

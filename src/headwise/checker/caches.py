@@ -1,8 +1,4 @@
-"""The checks of what stands around attention: a rotation of queries and keys (RoPE), and caches.
-
-Rotated, lengths stay, and products depend on the distance alone. With a cache, a text that is read in pieces must give
-what the whole text gives, and stand in its order.
-"""
+"""A layer with a cache: a text that is read in pieces must give what the whole text gives, and stand in its order."""
 
 from __future__ import annotations
 
@@ -11,267 +7,34 @@ import contextlib
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from headwise.checker.bugs import UNKNOWN, UncheckedError, Verdict, in_one_line
+from headwise.checker.bugs import UncheckedError, in_one_line
 from headwise.checker.contract import (
     BATCH,
     CALL,
     HEAD_DIM,
-    HEADS,
-    TOKENS,
     Attention,
     Target,
     arguments_of,
     build,
-    kind_of_arrays,
     pick,
-    tables_of,
-    to_array,
     to_kind,
 )
-from headwise.checker.form import CORRECT, Masks, attend
 from headwise.checker.reading import arrays_of
 from headwise.checker.search import close
-from headwise.checker.source import QUERY
 
-# Tokens of each update of a cache: some when it is empty, one alone, and more after it. The axis of tokens is found
-# by their sum, 11, which is no other size; as is LONG, of a text read step by step.
-PIECES, LONG = (4, 1, 6), 13
-# Values of parameters. A width is that of a head, whose vectors are rotated or kept.
+# Tokens of a text that is read step by step; no other size, so that their axis can be told.
+LONG = 13
+# Values of parameters of a class of caches. A width is that of a head, whose vectors are kept.
 SIZES = {"WIDTH": HEAD_DIM, "n": LONG, "b": BATCH, "CONTEXT": LONG}
 # Errors of shapes and names, that count as a bug of the code; of other ones a call of ours may be the cause.
 FAILS = (RuntimeError, IndexError, NameError, KeyError)
-# From (B,H,T,d) to the axes that code may want, and the way back.
-WAYS: tuple[tuple[Callable[[Any], Any], Callable[[Any], Any]], ...] = (
-    (lambda x: x, lambda y: y),
-    (lambda x: x.swapaxes(1, 2), lambda y: y.swapaxes(1, 2)),
-    (lambda x: x[:, 0], lambda y: y[:, None]),  # (B,T,d): one head
-    (lambda x: x[0, 0], lambda y: y[None, None]),  # (T,d): one head of one document
-)
-Problem = tuple[Any, str]  # the id of a bug, None for none, and what shows it
-RIGHT: Problem = (None, "")
-
-
-def examine_part(target: Target) -> Verdict:
-    """The verdict on a rotation or a cache: right where one way of calling it shows no problem, else the first problem.
-
-    UncheckedError where no way came to a result that says anything.
-    """
-    is_rotation = target.kind == "rotary"
-    target.did("rotation" if is_rotation else "pieces")
-    problems: list[Problem] = []
-    failure = ""
-    for attempt in (_rotations if is_rotation else _fillings)(target):
-        try:
-            problem = attempt()
-        except UncheckedError:
-            raise
-        except Exception as error:
-            failure = failure or f": {error}"  # the first one is shown
-            continue
-        if problem == RIGHT:
-            return target.verdict(True)
-        problems += [problem] if problem else []
-    if not problems:
-        raise UncheckedError(f"no_{target.kind}", name=target.name, failure=failure)
-    return target.verdict(False, (target.finding(*problems[0]),))
-
-
-def _parts(result: Any, rank: int) -> list[Any]:
-    """What a call hands back, one by one; a list that has `rank` axes is a single array."""
-    several = isinstance(result, list) and getattr(to_array(result), "ndim", 0) != rank
-    return list(result) if several or isinstance(result, tuple) else [result]
-
-
-def _rotations(target: Target) -> Iterator[Callable[[], Problem | None]]:
-    """Ways of calling the learner's rotation on queries, keys and values."""
-    calls = [target.thing]
-    if isinstance(target.thing, type):
-        instance = build(target, {**SIZES, **target.options.args})
-        names = [name for name in vars(target.thing) if CALL["rotators"].search(name)]
-        calls = [getattr(instance, name) for name in names]
-    kind = kind_of_arrays(target)
-    for call in calls:
-        arguments = arguments_of(call)
-        data = [name for name in arguments if CALL["vectors"].fullmatch(name)]
-        if len(data) < 2:  # it takes one kind of vector at a time, whatever it calls it
-            data = list(arguments)[:1]
-        rest = [name for name in arguments if name not in data]
-        fixed = {name: None for name in rest if CALL["tables"].search(name)}
-        places = [name for name in rest if CALL["places"].fullmatch(name)]
-        # the defaults, if there are any; a position for each token; one number at which the text starts
-        required = [n for n in places if arguments[n].default is arguments[n].empty]
-        starts = [{}] * (not required) + [
-            dict.fromkeys(places, to_kind(np.arange(TOKENS), kind)), dict.fromkeys(required, 0),
-        ]  # fmt: skip
-        tables = tables_of(target, Attention(call, kind, tuple(data), fixed=fixed))
-        for way, table, start in itertools.product(WAYS, tables, starts):
-            yield partial(_turned, target, call, data, way, table, start, kind)
-
-
-def _turned(
-    target: Target,
-    call: Any,
-    data: list[str],
-    way: Any,
-    table: Any,
-    start: Any,
-    kind: str,
-) -> Problem | None:
-    """What is wrong with rotated queries, keys and perhaps values, passed in one order of axes.
-
-    None where what comes out has other axes, or where nothing has moved at all.
-    """
-    (to, back), fixed = way, {**table(0, TOKENS), **start}
-    rng = np.random.default_rng(0)
-    shape = (BATCH, HEADS, TOKENS, HEAD_DIM)
-    # The same query, and the same key, at every place of every document: products differ by their places alone.
-    vectors = rng.normal(size=(2, 1, HEADS, 1, HEAD_DIM))
-    q, k = np.broadcast_to(vectors, (2, *shape))
-    v = rng.normal(size=shape)
-    wanted = to(v)
-    rotated: list[Any] = []
-    # a function of one kind of vector is called twice
-    for passed in [(q, k, v)[: len(data)]] if len(data) > 1 else [(q,), (k,)]:
-        arrays = [to_kind(to(x).copy(), kind) for x in passed]
-        result = call(**dict(zip(data, arrays, strict=True)), **fixed)
-        rotated += map(to_array, _parts(result, wanted.ndim))
-    if any(np.shape(array) != wanted.shape for array in rotated):
-        return None
-    # The tolerances: float32 rounds these products far less, a wrong rotation changes them far more.
-    if len(rotated) > 2 and not np.allclose(rotated[2], wanted, atol=1e-4):
-        return "rope-on-values", target.say("by_property")
-    queries, keys = map(back, rotated[:2])
-    product = queries @ keys.swapaxes(-1, -2)
-    if np.ptp(product, (-2, -1)).max() < 1e-3:  # nothing has moved
-        return None
-    # Along a diagonal the distance is the same, so the product is if it depends on nothing else. Where a table in one
-    # layout meets a turn in the other, it depends on the places themselves.
-    before, after = product[..., :-1, :-1], product[..., 1:, 1:]
-    changes = np.abs(after - before)
-    if changes.max() > 1e-3:
-        a, b = (x.flat[changes.argmax()] for x in (before, after))
-        return "rope-mixed-layout", target.say(
-            "by_property_rope-mixed-layout", a=a, b=b
-        )
-    lengths, right = (np.linalg.norm(x, axis=-1).max() for x in (queries, back(to(q))))
-    if not np.isclose(lengths, right, rtol=1e-3):
-        return UNKNOWN, target.say("lengthened", a=right, b=lengths)
-    if left := [name for name in arguments_of(call) if name not in (*data, *fixed)]:
-        target.left_out("untried", names=", ".join(left))
-    return RIGHT
-
-
-# A cache by itself, and a function that attends with one.
-
-
-def _fillings(target: Target) -> Iterator[Callable[[], Problem | None]]:
-    # The way back is not needed: what should be held is brought into the layout instead.
-    yield from (partial(_filled, target, to) for to, _ in WAYS)
-
-
-def _misplaced(array: Any, whole: Any, axis: int) -> str | None:
-    """None where an array of a cache holds the tokens in order, as `whole` does along `axis`; else which bug.
-
-    A cache that was made for more tokens has more places behind them, which are left aside.
-    """
-    total = whole.shape[axis]
-    if array.shape[axis] < total:
-        return "cache-offset"
-    tokens, right = (
-        np.moveaxis(x, axis, 0)[:total].reshape(total, -1) for x in (array, whole)
-    )
-    if close(tokens, right):
-        return None
-    # Feature by feature, as keys may stand in another order than the values beside them.
-    is_order = close(np.sort(tokens, 0), np.sort(right, 0))
-    return "cache-order" if is_order else "cache-offset"
-
-
-def _filled(target: Target, to: Any) -> Problem | None:
-    """What is wrong with keys and values that are held after all pieces, or with what a function attends to in them.
-
-    None where nothing comes out.
-
-    to  brings (B,H,T,d) into the layout in which the code is given keys and values
-    """
-    kind, total = kind_of_arrays(target), sum(PIECES)
-    state, call, reader = None, target.thing, None
-    if isinstance(call, type):
-        state = build(target, {**SIZES, **target.options.args})
-        methods = [
-            [
-                getattr(state, name)
-                for name in sorted(vars(call))
-                if CALL[part].match(name)
-            ]
-            for part in ("updates", "readers")
-        ]
-        # Of several the last in the alphabet: `update` rather than `append`, `forward` or `__call__`.
-        call, reader = methods[0][-1], next(iter(methods[1]), None)
-    rng = np.random.default_rng(0)
-    q, k, v = rng.normal(size=(3, BATCH, HEADS, total, HEAD_DIM))
-    whole = [to(k), to(v)]
-    axis = whole[0].shape.index(total)
-
-    def cut(x: Any, start: int, end: int) -> Any:
-        return to_kind(np.take(x, range(start, end), axis), kind)
-
-    names = list(arguments_of(call))
-    attends = any(map(QUERY.match, names))
-    # it is given the last token alone, and what is held of those before it
-    start, pieces = (total - 1, (1,)) if attends else (0, PIECES)
-    past = [cut(x, 0, start) for x in whole] if attends else []
-    olds = [name for name in names if CALL["held"].search(name)]
-    for n in pieces:
-        new = iter([cut(x, start, start + n) for x in [to(q), *whole][not attends :]])
-        # An argument for each of keys and values; or one for the pair, None as long as there is none.
-        held = iter(past if len(olds) > 1 else [tuple(past) or None])
-        arguments: dict[str, Any] = {}
-        for name in names:
-            if CALL["places"].fullmatch(name):
-                arguments[name] = start
-            elif re.search("layer|idx", name):  # of several layers the first
-                arguments[name] = 0
-            elif name in olds:
-                arguments[name] = next(held, None)
-            elif (value := next(new, None)) is not None:
-                arguments[name] = value
-        past = _parts(call(**arguments), whole[0].ndim)
-        start += n
-    if reader and past[0] is None:  # an update hands nothing back
-        past = list(reader())
-    # What the last update handed back is looked at first, then the attributes of the object and its buffers.
-    inside = {**vars(state), **getattr(state, "_buffers", {})} if state else {}
-    for kept in (past, inside.values()):
-        arrays = [x for x in map(to_array, kept) if np.ndim(x) == whole[0].ndim]
-        held_ = [x for x in arrays if not attends or x.shape == whole[0].shape]
-        for array, right in zip(held_, whole, strict=False):
-            if bug := _misplaced(array, right, axis):
-                # Which token stands in the first place? The nearest one, by one head of one document.
-                tokens = np.moveaxis(right, axis, 0).reshape(total, -1)[:, :HEAD_DIM]
-                first = np.take(array, 0, axis).ravel()[:HEAD_DIM]
-                key = int(np.abs(first - tokens).sum(-1).argmin())
-                return bug, target.say("by_property_cache-order", key=key)
-        if attends and arrays:
-            right = to(attend(q[:, :, -1:], k, v, Masks(), CORRECT)[2])
-            gaps = [np.abs(x - right).max() for x in arrays if x.shape == right.shape]
-            gap = min(gaps, default=np.nan)
-            if gap < 1e-4:
-                return RIGHT
-            return "cache-offset", target.say("by_property_cache-offset", gap=gap)
-        if len(held_) > 1:  # keys and values, and neither is misplaced
-            return RIGHT
-    return None
-
-
-# A layer that has a cache.
 
 
 def cache_arguments(attention: Attention) -> dict[str, str]:
@@ -337,6 +100,24 @@ def cache_bug(
             return verdict
     # it comes from a class that the file does not have
     raise UncheckedError("no_cache_kept")
+
+
+def _misplaced(array: Any, whole: Any, axis: int) -> str | None:
+    """None where an array of a cache holds the tokens in order, as `whole` does along `axis`; else which bug.
+
+    A cache that was made for more tokens has more places behind them, which are left aside.
+    """
+    total = whole.shape[axis]
+    if array.shape[axis] < total:
+        return "cache-offset"
+    tokens, right = (
+        np.moveaxis(x, axis, 0)[:total].reshape(total, -1) for x in (array, whole)
+    )
+    if close(tokens, right):
+        return None
+    # Feature by feature, as keys may stand in another order than the values beside them.
+    is_order = close(np.sort(tokens, 0), np.sort(right, 0))
+    return "cache-order" if is_order else "cache-offset"
 
 
 def _read_alone(tree: ast.AST) -> set[str]:

@@ -83,7 +83,7 @@ class Options:
 
 @dataclass
 class Target:
-    """One check: the object, its name, its kind (layer, function, rotary, cache), its source, the names of its file."""
+    """One check: the object, its name, its kind (layer, function), its source, the names of its file."""
 
     thing: Any
     name: str
@@ -804,8 +804,6 @@ def tables_of(target: Target, attention: Attention) -> Iterator[Tables]:
                 own(0, TOKENS, maker)
                 made.append(functools.partial(own, maker=maker))
     yield from made
-    if made and target.kind == "rotary":
-        return
     for which, axes in itertools.product((1, 0, 2), (2, 4, 3)):
         yield functools.partial(usual, which=which, axes=axes)
 

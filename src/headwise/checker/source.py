@@ -21,10 +21,9 @@ import numpy as np
 from headwise.checker.bugs import UncheckedError, read_toml
 from headwise.checker.lent import LIKE_NUMPY, stand_in
 
-# What names of classes and functions tell: att(ention), rotary positions, a cache, in English or Spanish.
+# What names of classes and functions tell: att(ention), rotary positions, in English or Spanish.
 ATTENTION = re.compile(r"att|mha|mqa|gqa|head|sdpa|atenc|cabeza", re.I)
 ROTARY = re.compile(r"rope|rotar|rotat", re.I)
-CACHE = re.compile(r"cache", re.I)
 # before a pattern in bugs.toml: it is looked for below a softmax; see `line_of`
 AFTER = "after softmax: "
 # an argument of such a name is a mask
@@ -203,35 +202,25 @@ def methods_of(node: ast.AST | None) -> list[ast.FunctionDef]:
 
 
 def kind_of(node: ast.AST | None) -> str | None:
-    """layer, function, rotary, cache, or None for what is no candidate."""
+    """layer, function, or None for what is no candidate."""
     if not isinstance(node, ast.ClassDef | ast.FunctionDef) or node.name.startswith(
         "__"
     ):
         return None
-    attends, turns, keeps = (
-        pattern.search(node.name) for pattern in (ATTENTION, ROTARY, CACHE)
-    )
+    attends = ATTENTION.search(node.name)
     if isinstance(node, ast.ClassDef):
-        is_called = _is_called(node)
-        if turns and not attends:
-            return "rotary"
-        if keeps and not (attends and is_called):
-            return "cache"
         # The last word counts: an AttentionBlock has attention in it, and GPTAttention is one.
         words = rf"(config|block|transformer|gpt)(?!.*({ATTENTION.pattern}))"
         is_around = re.search(words, node.name, re.I)
-        return "layer" if is_called and attends and not is_around else None
+        return "layer" if _is_called(node) and attends and not is_around else None
     # A function, told by its name and the names of its arguments.
     names = [argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)]
-    # One argument is too few: `reset_cache(cache)` is given nothing to keep, `show_heads(weights)` nothing to weigh.
-    if keeps and len(names) > 1:
-        return "cache"
-    # Functions with such names make tables of angles, or turn half of a vector: no rotation by itself.
-    makers = r"half|freq|table|param|precomp|angles|build|cos"
-    if turns and names and not re.search(makers, node.name):
-        return "rotary"
+    # One argument is too few: `show_heads(weights)` is given nothing to weigh.
     takes_heads = attends and len(names) > 1 and not HELPER.search(node.name)
-    return "function" if takes_all_three(names) or takes_heads else None
+    # what turns or keeps queries, keys and values is no attention
+    is_part = not attends and re.search("rope|rotar|rotat|cache", node.name, re.I)
+    takes_them = takes_all_three(names) and not is_part
+    return "function" if takes_them or takes_heads else None
 
 
 def takes_all_three(names: Iterable[str]) -> bool:
@@ -284,22 +273,19 @@ def candidates(source: Source) -> dict[str, str]:
     used = {name for candidate in kinds for name in source.reach(candidate)[1:]}
     # all, where they use one another
     top = {name: kind for name, kind in kinds.items() if name not in used} or kinds
-    first = min(
-        top.values(), key=("layer", "function", "rotary", "cache").index, default=""
-    )
+    first = min(top.values(), key=("layer", "function").index, default="")
     return {name: kind for name, kind in top.items() if kind == first}
 
 
 def passed_over(source: Source) -> list[str]:
-    """Names of what attends, rotates or caches in a file, and is neither a candidate nor used by one."""
+    """Names of what attends in a file, and is neither a candidate nor used by one."""
     reached = {
         name for candidate in candidates(source) for name in source.reach(candidate)
     }
     return [
         name
         for name, node in source.definitions.items()
-        if name not in reached
-        and (attends(node) or kind_of(node) in ("rotary", "cache"))
+        if name not in reached and attends(node)
     ]
 
 

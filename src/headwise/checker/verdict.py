@@ -43,7 +43,6 @@ from headwise.checker.bugs import (
     plainly,
     speaker,
 )
-from headwise.checker.caches import examine_part
 from headwise.checker.contract import (
     CALL,
     Options,
@@ -105,7 +104,7 @@ def check(
     lang: str = "en",
     seconds: float = SECONDS,
 ) -> Verdict:
-    """Name the bugs of an attention layer, function, rotation or cache.
+    """Name the bugs of an attention layer or function.
 
     Args:
         target: a class, an object or a function; or a path, "FILE" or "FILE:NAME", which runs in a process of its
@@ -200,8 +199,7 @@ def judged(
 def _examined(target: Target) -> Verdict:
     """The verdict by what it is; of a function that takes other things than attention does, on its loop over heads."""
     try:
-        is_part = target.kind in ("rotary", "cache")
-        return (examine_part if is_part else examine)(target)
+        return examine(target)
     except UncheckedError:
         loop = None
         if target.kind == "function":
