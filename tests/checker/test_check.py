@@ -344,7 +344,7 @@ def test_a_single_head_gets_another_width_than_the_model(tmp_path: Path, name: s
 def test_every_attention_of_a_file_is_checked_or_named(tmp_path: Path, invoke: Invoke) -> None:
     function, _, layer = TEXTS["one head"].partition("class OneHead")
     right, wrong = (layer.replace("WIDTH", width) for width in "qX")
-    block = f"class GPTBlock{wrong}\nclass KVCache:\n    def update(self, k, v): return k, v\n"
+    block = f"class GPTBlock{wrong}\n"
     file = tmp_path / "many.py"
     file.write_text(f"{function}class CrossAttention{right}\nclass GPTAttention{wrong}\n{block}")
     outcome = invoke("check", file, "--json")
@@ -352,7 +352,7 @@ def test_every_attention_of_a_file_is_checked_or_named(tmp_path: Path, invoke: I
     other = record["others"][-1]
     assert (outcome.code, record["target"], record["bugs"][0]["bug"]) == (1, "GPTAttention", "scale-model-width")
     assert (other["target"], other["right"], len(record["others"])) == ("CrossAttention", True, 2)
-    assert "attention, KVCache, in the same file" in other["not_checked"][0], other
+    assert "attention, in the same file" in other["not_checked"][0], other
     verdict = hw.check(file, lang="es")
     assert "\nCrossAttention: correcto\n" in str(verdict) and "en el mismo archivo" in str(verdict)
     assert (verdict.exit_code, [other.target for other in verdict.others]) == (1, ["GPTBlock", "CrossAttention"])
