@@ -987,7 +987,7 @@ class Examiner:
             is_elsewhere = missing and missing[1] in bound
             return not (is_elsewhere or source.says(r"import \*"))
         owners = "|".join(map(re.escape, source.definitions))
-        owned = rf"'({owners})' object has no attribute '(\w+)'"
+        owned = rf"'({owners}|super)' object has no attribute '(\w+)'"
         if attribute := re.search(owned, text) or _misspelt(text):
             # else another method sets it, which was to be called first
             return not source.says(rf"self\.{attribute[2].lower()} = ")

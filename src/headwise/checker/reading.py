@@ -671,7 +671,8 @@ def kept_as(meaning: str, instance: Any, target: Target) -> int | None:
     configs += [names[name] for name in names if CALL["config"].fullmatch(name)]
     for place in (target.options.args, kept, *configs, *modules, names):
         # Of a dictionary its own items; a module that a class leaves out is None, and has none.
-        for name, value in dict(getattr(place, "__dict__", place or {})).items():
+        items = place if isinstance(place, dict) else getattr(place, "__dict__", {})
+        for name, value in items.items():
             is_count = type(value) is int and name not in VALUES
             if is_count and meaning_of(name) == meaning:
                 return value
