@@ -962,7 +962,7 @@ class Examiner:
             reason = in_one_line(error)
             raise UncheckedError("call_fails", name=target.name, error=reason)
         elif self.is_told and not self.target.guesses and self._is_fixed():
-            facts = {"context": size.CONTEXT, "tokens": size.TOKENS}
+            facts: dict[str, Any] = {"context": size.CONTEXT, "tokens": size.TOKENS}
             facts["error"] = in_one_line(error)
             finding = target.finding("length-fixed", target.say("fits_whole", **facts))
         else:
