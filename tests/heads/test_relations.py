@@ -17,6 +17,7 @@ from headwise.corpus.documents import Labelled, Relations, read_relations, verb_
 from headwise.corpus.tokens import Tokens
 from headwise.corpus.training import verb_corpus
 from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.heads.documents import no_progress
 from headwise.heads.relations import described, follow
 from headwise.heads.survey import survey
 from headwise.models.open import Folder
@@ -25,6 +26,10 @@ from headwise.models.open import Folder
 def labelled(texts: list[list[int]], pairs: list[list[tuple[int, int]]]) -> Relations:
     some = [[((query,), (key,)) for query, key in of_text] for of_text in pairs]
     return Relations([Labelled(ids, {"mine": each}) for ids, each in zip(texts, some, strict=True)])
+
+
+def numbers(ids: Any) -> list[str]:
+    return [str(i) for i in ids]
 
 
 def copies() -> Relations:
@@ -49,7 +54,7 @@ def test_a_relation_is_a_role_of_the_head_that_follows_it() -> None:
 def test_examples_and_offsets() -> None:
     texts = documents()
     relations = labelled(texts, [[(i, i - 1) for i in range(1, 61, 3)] for _ in texts])
-    score = follow(hand_made(), relations)["mine"]["L0.H0"]
+    score = follow(hand_made(), relations, numbers, no_progress)["mine"]["L0.H0"]
     assert score.accuracy.mean == 1.0 and score.elsewhere == pytest.approx(score.mass.mean, abs=0.02)
     assert (described(relations)[0].offset, described(relations)[0].offset_accuracy) == (1, 1.0)
     found = survey(hand_made(), texts, relations=relations, ablate="none")
@@ -62,7 +67,8 @@ def test_every_number_is_that_of_the_whole_map() -> None:
     model = GPT(GPTConfig(vocab_size=31, context=23, n_layers=2, n_heads=3, d_model=42, init_std=0.5))
     texts = [torch.randint(31, (n,)).tolist() for n in (23, 19, 11)]
     a, b = [((3, 4), (1,)), ((17,), (2, 5, 6))], [((9,), (8,)), ((7,), (9,))]
-    found = follow(model, Relations([Labelled(*each) for each in zip(texts, ({"a": a}, {"b": b}, {}), strict=True)]))
+    documents = [Labelled(*each) for each in zip(texts, ({"a": a}, {"b": b}, {}), strict=True)]
+    found = follow(model, Relations(documents), numbers, no_progress)
     for layer, block in enumerate(model.blocks):
         for name, text, pairs in (("a", texts[0], a), ("b", texts[1], b)):
             calls: list[Any] = []

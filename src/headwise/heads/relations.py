@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from headwise.corpus.documents import Labelled, Relations
 from headwise.errors import HeadwiseError
 from headwise.heads.blocks import row_weights, uniform
-from headwise.heads.documents import Document, Progress, no_progress, run_documents
+from headwise.heads.documents import Document, Progress, run_documents
 from headwise.heads.statistics import all_statistics
 from headwise.heads.table import ROLES, Followed, Relation
 from headwise.intervals import interval_of
@@ -35,10 +35,7 @@ Scores = dict[str, dict[str, Followed]]  # relation -> head -> how well it follo
 
 @torch.no_grad()
 def follow(
-    model: nn.Module,
-    relations: Relations,
-    shown: Shown = lambda ids: [str(i) for i in ids],
-    progress: Progress = no_progress,
+    model: nn.Module, relations: Relations, shown: Shown, progress: Progress
 ) -> Scores:
     """How well every head of self attention follows each relation; relation -> head -> `Followed`.
 
@@ -61,19 +58,13 @@ def follow(
         if not (site.cross or call.cross):
             numbers_of[site].append(of_pairs[number].measure(call, b))
 
-    run_documents(
-        model, [document.ids for document in documents], take, progress=progress
-    )
+    texts = [document.ids for document in documents]
+    run_documents(model, texts, take, None, progress)
     scores: Scores = {name: {} for name in relations.meanings}
     for name, by_head in scores.items():
         for site, numbers in numbers_of.items():
-            by_head.update(
-                zip(
-                    site.heads,
-                    _followed(name, of_pairs, numbers, shown, first),
-                    strict=True,
-                )
-            )
+            of_heads = _followed(name, of_pairs, numbers, shown, first)
+            by_head.update(zip(site.heads, of_heads, strict=True))
     return scores
 
 
