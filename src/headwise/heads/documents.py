@@ -146,10 +146,7 @@ def listening(
         return listener(site, call, documents)
 
     hooks = readers.hooks(model, {site.module for site in sites if site.free})
-    with (
-        hooked(hooks, with_kwargs=True),
-        attach(sites, watcher),
-    ):
+    with hooked(hooks, with_kwargs=True), attach(sites, watcher):
         yield
 
 
