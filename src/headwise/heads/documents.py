@@ -445,12 +445,16 @@ def _document(
     padding = _row(reader.padding, b)
     ids = _row(reader.ids, b)
     if cross:  # queries of one sequence, keys of another
-        # It may be that of the keys: the places of an image look at a text (BridgeTower).
+        keys = _attended(call, b) if call.past is None else None
         if padding is not None and not reader.past and len(padding) != T:
+            # It may be that of the keys: the places of an image look at a text (BridgeTower). A mask of a layer of ours
+            # may hide keys for other reasons.
+            if keys is None and len(padding) == S:
+                keys = padding
             padding = None
         if padding is not None:
             padding = _longer(padding, reader.past + T)[-T:]
-        return Document(padding, _attended(call, b), start=None)
+        return Document(padding, keys, start=None)
     past = reader.past if call.past is None else call.past
     # Is the padding that of no model around, of another sequence than these queries, or of one that the model added
     # to, or has pooled?
