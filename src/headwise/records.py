@@ -100,7 +100,6 @@ class Trace(Generic[AnyArray]):
             return escaped(repr(self))
         # lists may lack the axis of documents
         first: Any = self.weights[0] if len(shape) == 4 else self.weights
-        names = [list(map(str, range(min(size, PICTURED)))) for size in shape[-2:]]
         drawn = ""
         for h, weights in enumerate(first[:PICTURED]):
             # `flat` makes Python's numbers of an array's; a Value of the scalar autograd has its own in `data`.
@@ -108,7 +107,7 @@ class Trace(Generic[AnyArray]):
                 [float(getattr(x, "data", x)) for x in flat(row[:PICTURED])]
                 for row in weights[:PICTURED]
             ]
-            drawn += f"<p>head {h}</p>{heat(values, *names)}"
+            drawn += f"<p>head {h}</p>{heat(values)}"
         return f"<p>{escaped(repr(self))}</p>{drawn}"
 
 

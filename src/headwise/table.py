@@ -28,10 +28,6 @@ BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 DECIMAL = ("", "k", "M", "G", "T", "P", "E")
 
 
-class Markup(str):
-    """Text that is HTML already, and is not escaped again."""
-
-
 def escaped(text: str) -> str:
     """Safe in an element or a quoted attribute; half a surrogate pair, which UTF-8 cannot hold, becomes `?`."""
     # names of files may hold such halves
@@ -76,22 +72,16 @@ def amount(size: float) -> str:
     return scaled(size, 1024, BINARY)
 
 
-def heat(
-    weights: Iterable[Iterable[float]], rows: Iterable[str], keys: Iterable[str]
-) -> Markup:
-    """Weights (T,S) as an HTML table of blue squares, the bluer the larger; `rows` and `keys` name its lines."""
-    style = "width:1em;height:1em;background:rgba(30,90,200"
-    lines = []
-    for name, line in zip(rows, weights, strict=True):
-        cells: list[str] = [name]
+def heat(weights: Iterable[Iterable[float]]) -> str:
+    """Weights (T,S) as an HTML table of blue squares, the bluer the larger."""
+    rows = ""
+    for line in weights:
+        rows += "<tr>"
         for weight in line:  # how opaque the blue is
-            cells.append(
-                Markup(
-                    f'<div title="{weight:.3f}" style="{style},{weight:.3f})"></div>'
-                )
-            )
-        lines.append(cells)
-    return Markup(Table(["", *keys], lines).html())
+            blue = f"rgba(30,90,200,{weight:.3f})"
+            rows += f'<td title="{weight:.3f}" style="width:1em;height:1em;background:{blue}"></td>'
+        rows += "</tr>"
+    return f"<table>{rows}</table>"
 
 
 Cell = str | int | float | None
@@ -123,7 +113,7 @@ def shown(cell: Cell) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under their headings; the first column names the rows. Cells that are `Markup` go out as they are.
+    """Rows of cells under their headings; the first column names the rows.
 
     In its methods `left` lists the columns of words by their number from 0: they stand at the left and may wrap, and
     numbers stand at the right.
@@ -254,7 +244,7 @@ def _value(cell: Cell) -> Cell:
 
 
 def _html(cell: Cell) -> str:
-    return cell if isinstance(cell, Markup) else escaped(shown(cell))
+    return escaped(shown(cell))
 
 
 def figure_class() -> type[Figure]:
