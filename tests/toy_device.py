@@ -8,10 +8,12 @@ long as the process.
 from __future__ import annotations
 
 import functools
+import types
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 NAME = "toy"
@@ -86,10 +88,10 @@ class Toy(Tensor):
                 return wrapper
             return x if device is not None and torch.device(device).type == "cpu" else Toy(x)
 
-        result = function(*_each(inner, args), **_each(inner, kwargs))
+        result = function(*tree_map(inner, args), **tree_map(inner, kwargs))
         if function._overloadpacket is aten.copy_:
             return args[0]
-        return _each(outer, result)
+        return tree_map(outer, result)
 
 
 def _refuse_mixed(function: Any, values: Any) -> None:
@@ -100,49 +102,27 @@ def _refuse_mixed(function: Any, values: Any) -> None:
         if isinstance(x, Tensor) and (isinstance(x, Toy) or x.dim()):
             devices.add(x.device.type)
 
-    _each(note, values)
+    tree_map(note, values)
     if len(devices) > 1 and function._overloadpacket not in MIXING:
         raise RuntimeError(f"Expected all tensors to be on the same device, but {function} got {sorted(devices)}")
 
 
-def _each(change: Any, values: Any) -> Any:
-    """The same nesting of lists, tuples and dictionaries, each leaf changed."""
-    if isinstance(values, dict):
-        return {key: _each(change, value) for key, value in values.items()}
-    if isinstance(values, (list, tuple)):
-        return type(values)([_each(change, value) for value in values])
-    return change(values)
-
-
-class _Module:
-    """What torch asks of the module of a device."""
-
-    def is_initialized(self) -> bool:
-        return True
-
-    def is_available(self) -> bool:
-        return True
-
-    def current_device(self) -> int:
-        return 0
-
-    def device_count(self) -> int:
-        return 1
-
-    def _is_in_bad_fork(self) -> bool:
-        return False
-
-    def manual_seed_all(self, seed: int) -> None:
-        """Numbers are drawn by the processor's own generator."""
-
-    def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        return [torch.bfloat16, torch.float16]
+# What torch asks of the module of a device. Numbers are drawn by the processor's own generator.
+MODULE = types.SimpleNamespace(
+    is_initialized=lambda: True,
+    is_available=lambda: True,
+    current_device=lambda: 0,
+    device_count=lambda: 1,
+    _is_in_bad_fork=lambda: False,
+    manual_seed_all=lambda seed: None,
+    get_amp_supported_dtype=lambda: [torch.bfloat16, torch.float16],
+)
 
 
 @functools.cache
 def register() -> torch.library.Library:
     """Make the device known; what makes tensors from nothing makes them on the processor, and wraps them."""
-    _setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
+    _setup_privateuseone_for_python_backend(NAME, backend_module=MODULE)
     library = torch.library.Library("aten", "IMPL")
     for name in torch._C._dispatch_get_all_op_names():
         packet, _, overload = name.removeprefix("aten::").partition(".")

@@ -1,5 +1,6 @@
 """The loop backend is the definition. The others equal it in every record, for every option."""
 
+import inspect
 import math
 import tomllib
 from collections.abc import Callable
@@ -56,6 +57,12 @@ one_path = every("path", PATHS)
 @pytest.mark.parametrize("n", SHAPES.values(), ids=SHAPES)
 def test_every_option_on_every_shape(n: Sizes, options: dict) -> None:
     assert_paths_agree(draw(n, **options))
+
+
+def test_every_argument_has_an_option() -> None:
+    """That each changes the answer show `test_by_hand` and the steps of a trace; dropout: layer/test_matrix.py."""
+    tried = {name for options in OPTIONS.values() for name in options} | {"mask", "kv_index", "dropout"}
+    assert set(inspect.signature(hw.attend).parameters) == {"q", "k", "v"} | tried
 
 
 @every("mask", MASK_NAMES)

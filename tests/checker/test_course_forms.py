@@ -20,8 +20,8 @@ MASKED = "s = s.masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf)"
 UNCHECKED = {"differential"}  # two maps a head, of which the form here knows nothing
 
 
-def here(path: Path, name: str = "", seconds: float = 60) -> list[Verdict]:
-    """The verdicts on a file, in this process."""
+def here(path: Path, name: str = "", seconds: float = 6) -> list[Verdict]:
+    """The verdicts on a file, in this process. Where nothing is found, all of these seconds go by, or several times."""
     verdicts = []
     for target in read_targets(f"{path}:{name}" if name else str(path), Options(seconds=seconds)):
         read, load = read_request(request_of(target))
@@ -38,9 +38,7 @@ def _paths(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_right_form_is_not_called_wrong(name: str, code: str, tmp_path: Path) -> None:
     path = tmp_path / f"{name}.py"
     path.write_text(code)
-    for verdict in here(
-        path, seconds=5 if name in UNCHECKED else 60
-    ):  # where nothing is found, it is searched for long
+    for verdict in here(path, seconds=1 if name in UNCHECKED else 6):
         assert verdict.right is (None if name in UNCHECKED else True), verdict
         assert not verdict.findings
 

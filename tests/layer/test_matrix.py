@@ -6,7 +6,6 @@ The rows are read off the signatures, so a new argument without a row here is a 
 import inspect
 import tomllib
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from cases import refuses, refuses_table
-from helpers import NATIVE, Problem, Sizes, draw, spied_kernel, to_numpy
+from helpers import TORCH_PATHS, Sizes, draw, output, to_numpy
 from small_models import by_paper
 from torch import Tensor
 
@@ -37,85 +36,21 @@ def assert_weights_dropped(dropped: np.ndarray, weights: np.ndarray, p: float) -
     np.testing.assert_allclose(dropped, np.where(gone, 0, weights / (1 - p)), rtol=1e-12, atol=1e-12)
 
 
-GQA = Sizes(B=2, H=6, G=3, T=5, S=7, D=3, E=11)
-FUNCTION_PATHS = ("plain", "array", "explicit", "fused", "grouped")
-ARGUMENTS = tuple(inspect.signature(hw.attend).parameters)
-
-
-FUNCTION_ROWS: dict[str, Callable[[Problem], Problem]] = {
-    "q": lambda p: replace(p, q=p.q[..., ::-1] * 1.5),
-    "k": lambda p: replace(p, k=p.k[..., ::-1] * 1.5),
-    "v": lambda p: replace(p, v=p.v * 1.5),
-    "mask": lambda p: draw(p.sizes, mask="allowed"),
-    "scale": lambda p: p.with_options(scale=2.5),
-    "softcap": lambda p: p.with_options(softcap=0.3),
-    "sink": lambda p: p.with_options(sink=np.linspace(-1, 2, p.sizes.H)),
-    "dropout": lambda p: p.with_options(dropout=0.5),
-    "gate": lambda p: p.with_options(gate=np.linspace(-1, 2, p.sizes.H)),
-    "kv_index": lambda p: p.with_options(kv_index=[2, 0, 1, 1, 0, 2]),
-}
-UNFOLDED = {"softcap", "kv_index"}  # a decode step with these is honoured on another path
-REFUSED_BY_RUNG = {
-    ("dropout", "plain"): r"^dropout=0\.5 on nested lists: dropout needs the torch backend",
-    ("dropout", "array"): r"^dropout=0\.5 on NumPy arrays: dropout needs the torch backend",
-}
-
-
-def dense(problem: Problem) -> np.ndarray:
-    """The definition in NumPy, one head of one document at a time."""
-    n, options = problem.sizes, problem.options
-    may, bias, out = problem.mask.allowed(n), problem.mask.bias(n), np.zeros((n.B, n.H, n.T, n.E))
-    for b, h in np.ndindex(n.B, n.H):
-        g = problem.kv_index[h]
-        scores = problem.q[b, h] @ problem.k[b, g].T * options.get("scale", n.D**-0.5)
-        cap = options.get("softcap")
-        scores = scores if cap is None else cap * np.tanh(scores / cap)
-        powers = np.where(may[b, h], np.exp(scores + bias[b, h]), 0)
-        extra = np.exp(options["sink"][h]) if "sink" in options else 0
-        total = powers.sum(-1, keepdims=True) + extra
-        seen = may[b, h].any(-1, keepdims=True)
-        weights = np.divide(powers, total, out=np.zeros_like(powers), where=seen)
-        out[b, h] = weights @ problem.v[b, g] * (options["gate"][h] if "gate" in options else 1)
-    return out
-
-
-def on_path(path: str, problem: Problem) -> np.ndarray:
-    arguments = problem.arguments(NATIVE["fused" if path == "grouped" else path])
-    return to_numpy(hw.trace(**arguments).out if path == "explicit" else hw.attend(**arguments))
-
-
 def test_every_argument_has_a_row() -> None:
-    assert tuple(FUNCTION_ROWS) == ARGUMENTS
     assert set(LAYER_ROWS) == set(CONSTRUCTOR) - {"device", "dtype"}  # these say where, not what: see test_layer
     assert set(CALL_ROWS) == set(FORWARD)
 
 
-@pytest.mark.parametrize("path", FUNCTION_PATHS)
-@pytest.mark.parametrize("argument", ARGUMENTS)
-def test_the_function(argument: str, path: str) -> None:
+def test_dropout_of_the_function() -> None:
+    """Values are unit vectors, so that the output is the weights."""
+    problem = draw(Sizes(B=2, H=6, G=3, T=5, S=7, D=3, E=7), mask="window left")
+    problem = replace(problem, v=np.broadcast_to(np.eye(7), problem.v.shape))
+    dropping = problem.with_options(dropout=0.5)
     torch.manual_seed(0)
-    n = GQA._replace(T=1 if path == "grouped" else GQA.T)
-    before = draw(n, mask="window left")
-    if argument == "dropout":
-        n = n._replace(E=n.S)
-        before = replace(before, v=np.broadcast_to(np.eye(n.S), (n.B, n.G, n.S, n.S)))
-    after = FUNCTION_ROWS[argument](before)
-    if (argument, path) in REFUSED_BY_RUNG:
-        refuses(lambda: on_path(path, after), REFUSED_BY_RUNG[argument, path])
-        return
-    with spied_kernel() as calls:
-        expected, out = dense(before), on_path(path, after)
-        np.testing.assert_allclose(on_path(path, before), expected, rtol=1e-12, atol=1e-12)
-    assert differ(out, expected)
-    if argument == "dropout":
-        assert_weights_dropped(out, expected, 0.5)
-    else:
-        np.testing.assert_allclose(out, dense(after), rtol=1e-12, atol=1e-12)
-    folded = [call["query"].shape[:3] == (n.B, n.G, n.H // n.G) for call in calls]
-    assert folded == {
-        "grouped": [True] if argument == "softcap" else [argument not in UNFOLDED, True],
-        "fused": [False] if argument == "softcap" else [False, False],
-    }.get(path, [])
+    for path in TORCH_PATHS:
+        assert_weights_dropped(output(path, dropping), output(path, problem), 0.5)
+    for path, kind in (("plain", "nested lists"), ("array", "NumPy arrays")):
+        refuses(lambda path=path: output(path, dropping), f"^dropout=0.5 on {kind}: dropout needs the torch backend")
 
 
 B, T, S = 2, 5, 7
