@@ -4,7 +4,6 @@ import inspect
 
 import cases
 import pytest
-import torch
 from cases import every
 
 
@@ -22,10 +21,3 @@ def test_the_loop_over_cases(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AssertionError, match=r"^1 of 3 cases fail: size=5\. .* second: 5 is odd"):
         joined(place="here")
     assert seen == [(size, kind) for size in (3, 5, 7) for kind in "ab"]
-
-
-@pytest.mark.parametrize("turn", ["first", "second"])
-def test_each_test_begins_with_one_thread(turn: str) -> None:
-    """With two in each worker, on two cores, every small operation waits: the README ran for 56 s instead of 6."""
-    assert torch.get_num_threads() == 1
-    torch.set_num_threads(2)

@@ -117,9 +117,3 @@ def test_names_say_what_they_name() -> None:
     names = [(name, line, what) for name, tree in trees() for line, what in bound_names(tree)]
     vague = [name for name in names if name[2] in VAGUE]
     assert vague == [], f"{vague}: rename them by a noun of the field"
-
-
-def test_no_two_files_of_tests_have_one_name() -> None:
-    """pytest imports them by their names alone."""
-    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
-    assert sorted(names) == sorted(set(names))

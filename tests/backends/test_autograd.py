@@ -1,6 +1,5 @@
 """The scalar autograd: each operation against finite differences, and the graph walk."""
 
-import math
 import sys
 import tomllib
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headwise.backends import autograd
-from headwise.backends.autograd import Value, dot, exp, log, number, tanh
+from headwise.backends.autograd import Value, dot, number
 
 TABLES = tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))
 A, B = 1.3, 0.7
@@ -24,12 +23,6 @@ def test_the_value_is_that_of_plain_floats_and_the_slope_that_of_finite_differen
     # A central difference errs by about step^2 times the third derivative, and by rounding / step: both about 1e-10.
     assert a.grad == pytest.approx((f(A + step, B) - f(A - step, B)) / (2 * step), abs=1e-8)
     assert b.grad == pytest.approx((f(A, B + step) - f(A, B - step)) / (2 * step), abs=1e-8)
-
-
-@pytest.mark.parametrize("f", [exp, log, tanh])
-def test_plain_floats_stay_plain(f) -> None:
-    assert type(f(0.5)) is float
-    assert f(0.5) == getattr(math, f.__name__)(0.5)
 
 
 def test_slopes_of_dots_and_reuse() -> None:

@@ -12,6 +12,9 @@ import headwise as hw
 
 GQA = Sizes(B=2, H=6, G=3, T=5, S=7, D=3, E=11)
 one_path = every("path", PATHS)
+# Loops take long for many keys, of which the kernel of the CPU thinks otherwise than of few.
+CALLS = [(path, T, S) for path in PATHS for T, S in [(1, 1), (1, 7), (5, 7), (7, 7), (1, 37), (37, 37)]]
+one_call = every("path, T, S", [call for call in CALLS if call[0] != "plain" or call[2] < 37])
 
 
 @pytest.mark.parametrize("T", [7, 67], ids=lambda T: f"T={T}")
@@ -22,9 +25,8 @@ def test_a_square_causal_call_of_any_scale(scale: float, T: int) -> None:
         assert_same(output(path, problem), output("array", problem), path)
 
 
-@one_path
+@one_call
 @every("mask", ["none", "causal", "lengths"])
-@every("T, S", [(1, 1), (1, 7), (5, 7), (7, 7), (1, 37), (37, 37)])
 def test_a_query_that_holds_nan_makes_its_row_nan_and_no_other(T: int, S: int, mask: str, path: str) -> None:
     n = GQA._replace(T=T, S=S)
     problem = draw(n) if mask == "none" else draw(n, mask=mask)
@@ -38,9 +40,8 @@ def test_a_query_that_holds_nan_makes_its_row_nan_and_no_other(T: int, S: int, m
     assert_same(out, expected, path)
 
 
-@one_path
+@one_call
 @every("mask", ["none", "causal", "lengths"])
-@every("T, S", [(1, 1), (1, 7), (5, 7), (7, 7), (1, 37), (37, 37)])
 @every("all_keys", [False, True])
 def test_nan_in_a_key_makes_nan_each_row_that_sees_it(all_keys: bool, T: int, S: int, mask: str, path: str) -> None:
     """On few keys the CPU kernel takes a row of NaN scores for an empty one, and gives 0."""

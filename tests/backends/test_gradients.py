@@ -99,45 +99,31 @@ def test_every_differentiable_argument_has_a_case() -> None:
     assert set(inspect.signature(hw.attend).parameters) - not_numbers_to_learn <= learned
 
 
-@every("softcap", [None, 0.9])
-@pytest.mark.parametrize("mask", NOBODY.values(), ids=NOBODY)
-@every("path", ("plain", *TORCH_PATHS))
-def test_empty_rows_give_zero_gradients(path: str, mask: Callable[[], hw.Mask], softcap: float | None) -> None:
-    names = ("sink", "gate")
-    leaves = leaves_of(GQA, names)
-
-    def call(x: dict[str, Any]) -> dict[str, Any]:
-        return {"mask": mask(), "softcap": softcap, "sink": x["sink"], "gate": x["gate"]}
-
-    if path == "plain":  # the output is made of plain zeros, which carry no gradient at all
-        assert plain_loss({name: values(array) for name, array in leaves.items()}, call, GQA) == 0
-        return
-    for name, gradient in torch_gradients(path, leaves, call, GQA).items():
-        assert not gradient.any(), name
-
-
-@every("extra, poison", [({}, math.nan), ({}, math.inf), ({"softcap": 0.9}, math.nan), ({"sink": True}, math.inf)])
+@every("learned, softcap, poison", [((), None, math.nan), ((), None, math.inf), ((), 0.9, math.nan),
+                                    (("sink", "gate"), 0.9, math.inf)])  # fmt: skip
 @pytest.mark.parametrize("mask", ["lengths", "segments", "allowed per head", "allowed per key", "window offset",
                                   "causal offset -2", "bias that forbids", "causal offsets", *NOBODY])  # fmt: skip
 @every("path", ("plain", *TORCH_PATHS))
-def test_what_stands_in_a_dead_key_never_reaches_a_gradient(path: str, mask: str, extra: dict, poison: float) -> None:
+def test_what_stands_in_a_dead_key_never_reaches_a_gradient(
+    path: str, mask: str, learned: tuple[str, ...], softcap: float | None, poison: float
+) -> None:
+    """And where nobody may attend anything, no gradient is other than 0; the plain output has none at all."""
     n = Sizes(B=2, H=4, G=2, T=3, S=7, D=2, E=3)
     if mask in NOBODY:
         masks, dead = NOBODY[mask], np.ones((n.B, n.G, n.S), bool)
     else:
         case = mask_cases(n, seed=7)[mask]
         masks, dead = (lambda: case.build(np.ndarray.tolist)), dead_keys(draw(n, mask=case))
-    sink = np.random.default_rng(1).normal(size=n.H).tolist() if "sink" in extra else None
 
     def call(x: dict[str, Any]) -> dict[str, Any]:
-        return {"mask": masks(), **extra, "sink": sink}
+        return {"mask": masks(), "softcap": softcap, **{name: x[name] for name in learned}}
 
     def gradients(leaves: Leaves) -> Leaves:
         if path != "plain":
             return torch_gradients(path, leaves, call, n)
         return plain_gradients(leaves, call, n) if not dead.all() else {}
 
-    clean = leaves_of(n, ())
+    clean = leaves_of(n, learned)
     poisoned = clean | {name: np.where(dead[..., None], poison, clean[name]) for name in "kv"}
     assert dead.any()
     expected = gradients(clean)
@@ -145,3 +131,4 @@ def test_what_stands_in_a_dead_key_never_reaches_a_gradient(path: str, mask: str
         assert_same(gradient, expected[name], f"gradient of {name}")
         if name in "kv":
             assert not gradient[dead].any()
+        assert mask not in NOBODY or not gradient.any()

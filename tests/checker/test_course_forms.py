@@ -2,16 +2,11 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
-import pytest
 from cases import every
 
 import headwise as hw
-from headwise.checker.bugs import Verdict
-from headwise.checker.contract import Options
-from headwise.checker.verdict import judged, read_request, read_targets, request_of
 
 TEXT = Path(__file__).with_name("forms.txt").read_text(encoding="utf-8")
 FORMS = dict(part.split("\n", 1) for part in re.split(r"^=== ", TEXT, flags=re.M)[1:])
@@ -20,25 +15,12 @@ MASKED = "s = s.masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf)"
 UNCHECKED = {"differential"}  # two maps a head, of which the form here knows nothing
 
 
-def here(path: Path, name: str = "", seconds: float = 6) -> list[Verdict]:
-    """The verdicts on a file, in this process. Where nothing is found, all of these seconds go by, or several times."""
-    verdicts = []
-    for target in read_targets(f"{path}:{name}" if name else str(path), Options(seconds=seconds)):
-        read, load = read_request(request_of(target))
-        verdicts.append(judged(read, 120, load))
-    return verdicts
-
-
-@pytest.fixture(autouse=True)
-def _paths(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.path", list(sys.path))
-
-
 @every("name, code", FORMS.items(), list(FORMS))
 def test_a_right_form_is_not_called_wrong(name: str, code: str, tmp_path: Path) -> None:
     path = tmp_path / f"{name}.py"
     path.write_text(code)
-    for verdict in here(path, seconds=1 if name in UNCHECKED else 6):
+    first = hw.check(path, seconds=3 if name in UNCHECKED else 20)  # where nothing is found, most of them go by
+    for verdict in (first, *first.others):
         assert verdict.right is (None if name in UNCHECKED else True), verdict
         assert not verdict.findings
 
@@ -59,10 +41,9 @@ def test_a_bug_in_a_form_is_named(tmp_path: Path) -> None:
         path = tmp_path / f"{name}_wrong.py"
         assert FORMS[name].count(old) == 1
         path.write_text(FORMS[name].replace(old, new))
-        assert here(path)[0].bugs == (bug,), name
+        assert hw.check(path, seconds=200).bugs == (bug,), name
 
 
-@pytest.mark.slow
 def test_a_notebook_is_read_cell_by_cell_and_its_file_beside_it(tmp_path: Path) -> None:
     text = FORMS["annotated"]
     head, _, tail = text.partition("class MultiHeaded")
@@ -95,6 +76,6 @@ def test_a_function_of_a_few_lines_adapts_a_class(tmp_path: Path) -> None:
     path = tmp_path / "odd.py"
     for code, bugs in ((ODD, ()), (ODD.replace("48**0.5", "48"), ("scale-no-root",))):
         path.write_text(code)
-        assert here(path, "Odd")[0].not_checked[0].endswith("layer = Odd(zork=...)\n    return layer(x=x)")
-        (verdict,) = here(path, "mine")
+        assert hw.check(f"{path}:Odd").not_checked[0].endswith("layer = Odd(zork=...)\n    return layer(x=x)")
+        verdict = hw.check(f"{path}:mine")
         assert verdict.bugs == bugs and verdict.right is not bool(bugs), verdict

@@ -11,7 +11,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from cases import every
 from small_models import noisy, normal
@@ -20,7 +19,6 @@ from torch import Tensor
 import headwise as hw
 
 B, H, S = 2, 6, 7
-HEADS = {"GQA": 2, "MQA": 1}
 NAN = math.nan
 BIG = 1e3  # its square times the head width stays finite in every dtype that is tried, and drowns everything else
 
@@ -82,12 +80,8 @@ WAYS = [
 ]
 
 
-@pytest.fixture(params=["GQA", "MQA"])
-def make(request: Any) -> Callable[..., hw.MultiHeadAttention]:
-    def build(**options: Any) -> hw.MultiHeadAttention:
-        return noisy(d_model=WIDTH, n_kv_heads=HEADS[request.param], head_dim=4, **options).float()
-
-    return build
+def make(**options: Any) -> hw.MultiHeadAttention:
+    return noisy(d_model=WIDTH, n_kv_heads=2, head_dim=4, **options).float()
 
 
 def tokens(dtype: torch.dtype = torch.float32) -> Tensor:
@@ -117,7 +111,7 @@ def tables(name: str) -> Tensor:
     "name, cache, cuts, dtype",
     [(*way, dtype) for way in WAYS for dtype in DTYPES if dtype == "fp32" or way[2] != "one by one"],
 )
-def test_a_token_sees_its_world_and_no_more(make: Any, name: str, cache: str, cuts: str, dtype: str) -> None:
+def test_a_token_sees_its_world_and_no_more(name: str, cache: str, cuts: str, dtype: str) -> None:
     layer, x, may = make(rope=hw.RoPE()).to(DTYPES[dtype]), tokens(DTYPES[dtype]), tables(name)
     with torch.no_grad():
         before = run(layer, x, name, cache, cuts)
@@ -138,7 +132,7 @@ def test_a_token_sees_its_world_and_no_more(make: Any, name: str, cache: str, cu
 @every("poison", [NAN, math.inf])
 @every("dtype", DTYPES)
 @every("padding, cache, cuts", [way for way in WAYS if "padding" in way[0]])
-def test_padding_may_be_no_number(make: Any, padding: str, cache: str, cuts: str, dtype: str, poison: float) -> None:
+def test_padding_may_be_no_number(padding: str, cache: str, cuts: str, dtype: str, poison: float) -> None:
     layer, x = make(rope=hw.RoPE(), qk_norm=True).to(DTYPES[dtype]), tokens(DTYPES[dtype])
     real = torch.zeros(B, S, dtype=torch.bool)
     for b in range(B):
@@ -151,7 +145,7 @@ def test_padding_may_be_no_number(make: Any, padding: str, cache: str, cuts: str
 
 @every("cache", ["growing", "static", "rolling"])
 @every("at", [(0, 3, 5, 7), (0, 3, 4, 5, 6, 7)], ids=["chunks", "decode"])
-def test_what_left_the_window_may_be_no_number(make: Any, cache: str, at: tuple[int, ...]) -> None:
+def test_what_left_the_window_may_be_no_number(cache: str, at: tuple[int, ...]) -> None:
     """Tokens 0 to 2 are no numbers; a window of 2 has lost them from token 5 on."""
     layer, x = make(mask=hw.Window(2, 0), rope=hw.RoPE()), tokens()
     bad = x.clone()
