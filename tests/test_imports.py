@@ -3,8 +3,6 @@
 import json
 import subprocess
 import sys
-import tomllib
-from pathlib import Path
 
 import pytest
 from measure import imports_of, package_sources
@@ -30,7 +28,6 @@ BASE = {
     "records", "table", "words",
 }  # fmt: skip
 APART = {"headwise.backends.loops", "headwise.backends.numpy_", "headwise.backends.torch_"}
-TABLES = tomllib.loads(Path(__file__).with_name("packages.toml").read_text(encoding="utf-8"))
 ONE_DOOR = ("transformers", "safetensors", "tokenizers")
 
 
@@ -86,17 +83,6 @@ def test_names_and_rooms() -> None:
     sources, packages = package_sources()
     assert {"headwise.spec", "headwise.backends.loops", "headwise.backends"} <= set(sources)
     assert violations(sources, packages) == []
-    assert violations(TABLES["sound"], PACKAGES) == []
-
-
-PACKAGES = {"headwise", "headwise.backends", "headwise.gpt", "headwise.view"}
-
-
-@pytest.mark.parametrize(("module", "source", "said"), TABLES["broken"])
-def test_the_rule_objects(module: str, source: str, said: str) -> None:
-    found = violations({**TABLES["sound"], module: source}, PACKAGES)
-    assert len(found) == 1
-    assert said in found[0]
 
 
 def loaded_after(code: str) -> set[str]:

@@ -233,17 +233,11 @@ def test_masks_that_tell_heads_apart_follow_them(change: str, mask: str) -> None
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_copies_share_nothing(layer: hw.MultiHeadAttention, change: str) -> None:
-    other = CHANGES[change](layer)
-    before, expected = copy.deepcopy(layer.state_dict()), other(**inputs(layer))
+    before = copy.deepcopy(layer.state_dict())
     with torch.no_grad():
-        for parameter in other.parameters():
+        for parameter in CHANGES[change](layer).parameters():
             parameter.mul_(2)
     assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
-    other = CHANGES[change](layer)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.zero_()
-    assert torch.equal(other(**inputs(layer)), expected)
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -214,19 +214,18 @@ COMPILED = ("out_proj", "kv_index", "gate")  # test_works_with compiles the rest
 
 ROWS = (("layer's", LAYER_ROWS), ("call's", CALL_ROWS), ("joined", JOINED_ROWS))
 CELLS = [
-    pytest.param(rows[argument], argument, path, gradients, id=f"{kind} {argument}, {path}{', grad' * gradients}")
+    pytest.param(rows[argument], argument, path, id=f"{kind} {argument}, {path}")
     for kind, rows in ROWS
     for argument in rows
     if argument not in SPECIAL
     for path in LAYER_PATHS
     if path != "compiled" or argument in COMPILED
-    for gradients in (False, True)
-    if not gradients or path in CACHES  # with gradients a cache keeps its keys otherwise; nothing else changes
 ]
 
 
-@pytest.mark.parametrize(("row", "argument", "path", "gradients"), CELLS)
-def test_the_layer(row: tuple[Case, Case], argument: str, path: str, gradients: bool) -> None:
+@pytest.mark.parametrize(("row", "argument", "path"), CELLS)
+@torch.no_grad()  # with gradients a cache keeps its keys otherwise: test_cache.py
+def test_the_layer(row: tuple[Case, Case], argument: str, path: str) -> None:
     answers = []
     for case in row:
         layer, call = case.layer(), dict(case.call)
@@ -234,14 +233,13 @@ def test_the_layer(row: tuple[Case, Case], argument: str, path: str, gradients: 
         x = call.pop("x", numbers("x", B, T, width_of_x(case)))
         # Compiling takes long, and the first of the two answers is known from the direct path.
         path_now = "direct" if path == "compiled" and case is row[0] else path
-        with torch.set_grad_enabled(gradients):
-            if (argument, path) in REFUSED_BY_CACHE:
-                with pytest.raises(hw.HeadwiseError, match=REFUSED_BY_CACHE[argument, path]):
-                    run(path, layer, x, call)
-                return
-            out = run(path_now, layer, x, call)
-            if path == "watched":
-                assert torch.equal(out, layer(x, **call)), "watching changed the answer"
+        if (argument, path) in REFUSED_BY_CACHE:
+            with pytest.raises(hw.HeadwiseError, match=REFUSED_BY_CACHE[argument, path]):
+                run(path, layer, x, call)
+            return
+        out = run(path_now, layer, x, call)
+        if path == "watched":
+            assert torch.equal(out, layer(x, **call)), "watching changed the answer"
         answers.append(to_numpy(out))
         close = 1e-6 if layer.spec.rope else 1e-12  # cosines and sines are kept in float32
         np.testing.assert_allclose(answers[-1], reference(case, layer, x, by_paper), rtol=close, atol=close)
