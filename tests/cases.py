@@ -12,10 +12,15 @@ import pytest
 
 from headwise.errors import HeadwiseError
 
-REFUSED = Path(__file__).with_name("refused.toml")
 quick = False  # conftest sets it for --quick: then the first and the last case must do
 
 Test = Callable[..., None]
+
+
+def read_table(name: str) -> dict[str, Any]:
+    """The TOML file of that name, in whichever folder of the tests."""
+    (path,) = Path(__file__).parent.rglob(f"{name}.toml")
+    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 def refuses(call: Callable[[], object], match: str) -> None:
@@ -30,7 +35,7 @@ def refuses_table(table: str, names: dict[str, Any], exact: bool = False) -> Non
     `exact`: and with no others. It is one line. All calls are made; the failure shows those that end otherwise.
     """
     wrong: list[str] = []
-    for call, words in tomllib.loads(REFUSED.read_text(encoding="utf-8"))[table].items():
+    for call, words in read_table("refused")[table].items():
         said = "it is not refused"
         try:
             eval(call, dict(names))  # our own table
@@ -45,7 +50,7 @@ def refuses_table(table: str, names: dict[str, Any], exact: bool = False) -> Non
 
 def rows(table: str) -> list[Any]:
     """Those of a table of rows.toml."""
-    found: list[Any] = tomllib.loads(REFUSED.with_name("rows.toml").read_text(encoding="utf-8"))[table]
+    found: list[Any] = read_table("rows")[table]
     return found
 
 

@@ -1,7 +1,6 @@
 """`headwise share` and `headwise prune`: what they promise on good input, and one clear line, nothing lost, on bad."""
 
 import json
-import random
 import re
 import shutil
 import signal
@@ -15,6 +14,7 @@ import torch
 import transformers
 from cases import rows
 from invoking import Invoke, assert_refused, contents, interrupted, start
+from small_models import prose
 
 from headwise.gpt.checkpoint import load_model
 from headwise.gpt.run import Settings, run_training
@@ -26,10 +26,8 @@ SHAPE = {"n_layers": 2, "n_heads": 6, "head_dim": 4, "d_model": 24, "d_ff": 29, 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    rng = random.Random(0)
-    words = ["".join(rng.choices("bdglmnrst", k=2)) + rng.choice("aeiou") for _ in range(29)]
     path = tmp_path_factory.mktemp("text") / "words.txt"
-    path.write_text("".join(" ".join(rng.choices(words, k=rng.randint(2, 5))) + ".\n" for _ in range(250)))
+    path.write_text(prose(250))
     return path
 
 

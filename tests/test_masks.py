@@ -1,13 +1,11 @@
 """The masks against tables: drawn by hand, and spoken by an oracle that shares no line with them."""
 
-import tomllib
 from itertools import combinations
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from cases import refuses
+from cases import read_table, refuses
 from helpers import MASK_NAMES, Sizes, as_list, as_numpy, mask_cases, mask_tables, paper_slope
 
 import headwise as hw
@@ -23,7 +21,7 @@ def picture(mask: hw.Mask, T: int, S: int) -> list[str]:
     return ["".join("01"[int(ok)] for ok in row) for row in allowed[0, 0]]
 
 
-TABLES = tomllib.loads(Path(__file__).with_name("masks.toml").read_text(encoding="utf-8"))
+TABLES = read_table("masks")
 
 
 @pytest.mark.parametrize(("mask", "T", "S", "drawn"), TABLES["pictures"])

@@ -2,11 +2,10 @@
 
 import json
 import os
-import tomllib
 from pathlib import Path
 
 import pytest
-from cases import every
+from cases import every, read_table
 from invoking import Invoke
 
 from headwise.cli.app import check_outputs
@@ -35,7 +34,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-REFUSED = tomllib.loads(Path(__file__).with_name("refusals.toml").read_text(encoding="utf-8"))["outputs"]
+REFUSED = read_table("refusals")["outputs"]
 
 
 @every("words,said", REFUSED.items())

@@ -5,12 +5,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import every
+from cases import every, read_table
 from invoking import Invoke, contents
 
 import headwise as hw
@@ -22,7 +21,7 @@ LLAMA |= {"max_position_embeddings": 29}
 FORWARD = "Attention(Base):\n    def forward(self, x): return x\n"
 CODE = {"blank": "", "two": f"class First{FORWARD}class Next{FORWARD}"}
 
-TABLE = tomllib.loads(Path(__file__).with_name("refusals.toml").read_text(encoding="utf-8"))
+TABLE = read_table("refusals")
 
 PROGRAM = """
 import contextlib, io, json, sys

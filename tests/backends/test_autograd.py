@@ -1,15 +1,14 @@
 """The scalar autograd: each operation against finite differences, and the graph walk."""
 
 import sys
-import tomllib
-from pathlib import Path
 
 import pytest
+from cases import read_table
 
 from headwise.backends import autograd
 from headwise.backends.autograd import Value, dot, number
 
-TABLES = tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))
+TABLES = read_table("options")
 A, B = 1.3, 0.7
 
 

@@ -2,15 +2,13 @@
 
 import inspect
 import math
-import tomllib
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from cases import every
+from cases import every, read_table
 from helpers import (
     MASK_NAMES,
     NATIVE,
@@ -48,7 +46,7 @@ SHAPES = {
     "one number": Sizes(1, 1, 1, 1, 1, 1, 1),
 }
 SMALL = Sizes(B=2, H=6, G=3, T=5, S=7, D=1, E=1)
-TABLES = tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))
+TABLES = read_table("options")
 OPTIONS, NARROW = TABLES["options"], TABLES["narrow"]
 one_path = every("path", PATHS)
 

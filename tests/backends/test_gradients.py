@@ -2,15 +2,13 @@
 
 import inspect
 import math
-import tomllib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from cases import every
+from cases import every, read_table
 from helpers import NOBODY, TORCH_PATHS, Sizes, assert_same, dead_keys, draw, mask_cases
 
 import headwise as hw
@@ -24,7 +22,7 @@ SQUARE = GQA._replace(T=5, S=5)
 DECODE = GQA._replace(T=1)
 
 
-TABLES = tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))
+TABLES = read_table("options")
 CASES: dict[str, tuple[Sizes, tuple[str, ...], Call]] = {
     name: (eval(n), tuple(learned), eval(f"lambda x: {call}"))  # our own table
     for name, (n, learned, call) in TABLES["gradients"].items()

@@ -1,13 +1,11 @@
 """Which way the torch backend goes: the fused kernel where it gives the same answer, and how lean its call is."""
 
-import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cases import every
+from cases import every, read_table
 from helpers import NATIVE, Problem, Sizes, draw, spied_kernel
 
 import headwise as hw
@@ -34,7 +32,7 @@ def attend(n: Sizes, mask: hw.Mask | None = None, **options: Any) -> dict[str, A
     return arguments
 
 
-TABLES = tomllib.loads(Path(__file__).with_name("options.toml").read_text(encoding="utf-8"))
+TABLES = read_table("options")
 FLAG = {"is_causal": True, "attn_mask": None}
 NO_MASK = {"is_causal": False, "attn_mask": None}
 SPELLED = {"is_causal": False, "attn_mask": "some mask"}

@@ -5,7 +5,6 @@ import importlib
 import itertools
 import json
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from casebook import Version, changed_lines, correct_code, judge, line_of, versions
-from cases import every
+from cases import every, read_table
 from invoking import Invoke
 
 import headwise as hw
@@ -28,7 +27,7 @@ WRONG = {version.bugs: [other for other in ALL if other.bugs == version.bugs] fo
 # Of the wrong ones each bug once, in another style than the one before; `python -m benchmarks check` takes all.
 SOME = [version for version in ALL if not version.bugs]
 SOME += [alike[number % len(alike)] for number, alike in enumerate(WRONG.values())]
-UNUSUAL = tomllib.loads(Path(__file__).with_name("unusual.toml").read_text(encoding="utf-8"))
+UNUSUAL = read_table("unusual")
 TEXTS = UNUSUAL["texts"]
 
 

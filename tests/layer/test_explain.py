@@ -1,12 +1,10 @@
 """`explain` says which way a call goes: held to what the kernel really gets, and to what a counter counts."""
 
-import tomllib
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cases import refuses
+from cases import read_table, refuses
 from helpers import spied_kernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -129,7 +127,7 @@ def test_the_path_named_is_the_path_taken(
     assert_true(told, *run(layer, draw(n), **arguments))
 
 
-REASONS = tomllib.loads(Path(__file__).with_name("explained.toml").read_text(encoding="utf-8"))["reasons"]
+REASONS = read_table("explained")["reasons"]
 
 
 @pytest.mark.parametrize(("options", "n", "path", "reason"), REASONS)

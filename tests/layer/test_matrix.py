@@ -4,17 +4,15 @@ The rows are read off the signatures, so a new argument without a row here is a 
 """
 
 import inspect
-import tomllib
 import zlib
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from cases import refuses, refuses_table
+from cases import read_table, refuses, refuses_table
 from helpers import TORCH_PATHS, Sizes, draw, output, to_numpy
 from small_models import by_paper
 from torch import Tensor
@@ -83,7 +81,7 @@ class Case:
         return layer
 
 
-TABLES = tomllib.loads(Path(__file__).with_name("matrix.toml").read_text(encoding="utf-8"))
+TABLES = read_table("matrix")
 CROSS: dict[str, Any] = {"mask": None}
 LAYER_ROWS: dict[str, tuple[Case, Case]] = {
     **{
