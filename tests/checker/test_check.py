@@ -133,7 +133,7 @@ def test_a_mask_may_have_a_spanish_name() -> None:
 @pytest.mark.slow
 def test_what_the_check_has_no_form_of_is_not_called_wrong() -> None:
     cooled = correct_code("nano").replace("att = F.softmax(att", "att = F.softmax(torch.asinh(att)")
-    verdict = judge(Version("strange", 0, (), cooled), 40)  # the search has 12 seconds of the processor
+    verdict = judge(Version("strange", 0, (), cooled), 10)  # of which the search has three, and takes them
     assert (verdict.right, verdict.exit_code) == (None, 2), verdict
     assert any("differ from the correct form" in reason for reason in verdict.not_checked)
 
@@ -351,8 +351,9 @@ def test_arguments_reach_a_file_as_they_are_written(invoke: Invoke, tmp_path: Pa
     assert "step by step" in str(hw.check(f"{path}:Attention", args={"zork": 3}).checked)
 
 
-def test_what_was_to_be_done_before_a_call_is_no_bug(tmp_path: Path) -> None:
+def test_what_was_to_be_done_before_a_call_is_no_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name of a file that is not here, a method to be called first, axes or a part that we do not have."""
+    monkeypatch.setattr("headwise.checker.examine.REPAIRING", 1.0)  # where no line is at fault, all of it goes by
     right = correct_code("nano")
     inner = "B, T, self.n_head"
     with_part = right.replace("(self, config", "(self, config, rope").replace(
@@ -367,7 +368,7 @@ def test_what_was_to_be_done_before_a_call_is_no_bug(tmp_path: Path) -> None:
         with_part.replace("B, T, C =", "x = self.rope(x); B, T, C =", 1),
     ):
         (tmp_path / "mine.py").write_text(code)
-        verdict = hw.check(tmp_path / "mine.py", seconds=5)
+        verdict = hw.check(tmp_path / "mine.py")
         assert verdict.right is None and "Error" in str(verdict.not_checked), verdict
     # a size whose name tells what it is
     (tmp_path / "mine.py").write_text("from constants import *\n" + right.replace(inner, "B, T, N_HEAD"))
