@@ -123,7 +123,6 @@ def written(path: Path, **parts: Any) -> Path:
 
 
 LONGER = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 100}
-SLOW = {"type": "Split", "pattern": {"Regex": "(a|aa)+$"}, "behavior": "Isolated", "invert": False}
 
 
 def test_what_is_no_tokenizer_is_refused(tmp_path: Path) -> None:

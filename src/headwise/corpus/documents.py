@@ -11,6 +11,7 @@ and its determiner, a bracket and the one that it closes.
 from __future__ import annotations
 
 import itertools
+import operator
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -305,60 +306,40 @@ def read_relations(reader: Reader, source: str | Path) -> Relations:
                 f"there is no bench {source!r}; there is {', '.join(BENCHES)}"
             )
         name, source = f"the bench {source}", BENCHES[source]
-    content = read_json(source)
-    listed = content.get("documents") if isinstance(content, dict) else None
-    if not isinstance(listed, list) or not listed:
+    content, documents, where = read_json(source), list[Labelled](), name
+    try:
+        meanings = {key: str(x) for key, x in content.get("relations", {}).items()}
+        for n, item in enumerate(content["documents"]):
+            where = f"{name}, document {n}"
+            documents.append(_labelled(reader, item, where))
+    except (AttributeError, KeyError, TypeError) as error:
         raise HeadwiseError(
-            f'{name} has no list "documents"; docs/watching.md shows the format'
-        )
-    meanings = content.get("relations", {})
-    if not isinstance(meanings, dict) or not all(
-        isinstance(x, str) for x in meanings.values()
-    ):
-        shape = '"relations" must give each name its meaning, as {"subject": "from a verb to it"}'
-        raise HeadwiseError(f"{name}: {shape}")
-    documents = [
-        _labelled(reader, item, f"{name}, document {n}")
-        for n, item in enumerate(listed)
-    ]
+            f"{where} has another form than docs/watching.md shows ({error!r})"
+        ) from None
     return Relations(documents, meanings, name)
 
 
 def _labelled(reader: Reader, item: Any, where: str) -> Labelled:
     """Read a document and its pairs of positions; `where` names it in what is refused."""
-    if not isinstance(item, dict) or ("text" in item) == ("ids" in item):
-        raise HeadwiseError(f'{where}: pass either "text" or "ids"')
-    text, ids = item.get("text"), item.get("ids")
-    if "text" in item:
-        if not isinstance(text, str) or not text.strip():
-            raise HeadwiseError(f'{where}: "text" must be some words')
+    text: str | None = item.get("text")
+    if text is None:
+        ids = list(map(operator.index, item["ids"]))
+        places = [(n, n + 1) for n in range(len(ids))]
+    else:
         tokens = require_tokens(reader)
         before, after = tokens.frame
         ids = [*before, *tokens.encode(text), *after]
         # what the model expects around a text has none of its characters
         none = [(-1, -1)]
         places = none * len(before) + tokens.places(text) + none * len(after)
-    # `type`: True is an int, too.
-    elif not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
-        raise HeadwiseError(f'{where}: "ids" must be a list of whole numbers')
-    else:
-        places = [(n, n + 1) for n in range(len(ids))]
     check_ids(reader, where, ids)
-    listed = item.get("pairs", [])
-    if not isinstance(listed, list):
-        raise HeadwiseError(f'{where}: "pairs" must be a list')
     pairs: dict[str, list[Pair]] = {}
-    for n, pair in enumerate(listed):
-        match pair:
-            case {"name": str(name), "from": start, "to": end}:
-                at = f"{where}, pair {n}"
-                looking = _positions(start, text, places, f"{at}, from")
-                looked_at = _positions(end, text, places, f"{at}, to")
-                pairs.setdefault(name, []).append((looking, looked_at))
-            case _:
-                raise HeadwiseError(
-                    f'{where}, pair {n}: a pair has "name", "from" and "to"'
-                )
+    for n, pair in enumerate(item.get("pairs", ())):
+        spans = []
+        for end in ("from", "to"):
+            at = f"{where}, pair {n}, {end}"
+            spans.append(_positions(pair[end], text, places, at))
+        pairs.setdefault(str(pair["name"]), []).append((spans[0], spans[1]))
     return Labelled(ids, pairs)
 
 

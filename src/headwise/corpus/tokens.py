@@ -152,19 +152,10 @@ def unknown_note(tokens: TextTokens | None, facts: Counter[str]) -> tuple[str, .
 
 @contextmanager
 def tokenising() -> Iterator[None]:
-    """What the library raises within this block becomes a HeadwiseError."""
+    """What the library raises within this block, bare Exceptions, becomes a HeadwiseError."""
     try:
         yield
-    except HeadwiseError:
-        raise
-    except BaseException as error:
-        # The library raises bare Exceptions; and panics, as for a regular expression that takes too long, whose class
-        # is no Exception and can be told by its name alone. Anything else is Ctrl-C or an exit.
-        if (
-            not isinstance(error, Exception)
-            and type(error).__name__ != "PanicException"
-        ):
-            raise
+    except Exception as error:
         raise HeadwiseError(f"cannot tokenise: {error}") from None
 
 
@@ -185,19 +176,16 @@ class Tokens:
         self.specials = frozenset(before)
         _prepare_for_others(tokenizer, self.vocabulary)
         layout = json.loads(tokenizer.to_str())
-        self._by_character = (
-            layout["pre_tokenizer"] == _CHARACTERS and layout["normalizer"] is None
-        )
-        model = layout["model"]
-        self._by_word = model[
-            "type"
-        ] == "WordLevel" and '"WhitespaceSplit"' in json.dumps(layout["pre_tokenizer"])
+        model, splits = layout["model"], layout["pre_tokenizer"]
+        self._by_character = splits == _CHARACTERS and layout["normalizer"] is None
+        is_level = model["type"] == "WordLevel"
+        self._by_word = is_level and '"WhitespaceSplit"' in json.dumps(splits)
         # The token of what is unknown, by its text; a Unigram model has its number.
         unknown = self.vocabulary.get(model.get("unk_token"), model.get("unk_id"))
         # None, too, where `encode` refuses what is unknown: among characters, and where the boundary stands for it.
-        self.unknown = (
-            None if self._by_character or unknown == self.boundary else unknown
-        )
+        if self._by_character or unknown == self.boundary:
+            unknown = None
+        self.unknown: int | None = unknown
 
     @classmethod
     def characters(cls, text: str, boundary: bool) -> Tokens:
