@@ -18,7 +18,7 @@ import transformers
 from torch import nn
 from transformers.utils import logging
 
-from headwise.corpus.tokens import BOUNDARY, tokenising
+from headwise.corpus.tokens import tokenising
 from headwise.errors import HeadwiseError, first_line
 from headwise.families import check_folder
 from headwise.files import read_json
@@ -255,22 +255,15 @@ class FolderTokens:
             with _loading(source / "tokenizer_config.json", failure, "; pass ids="):
                 source = transformers.AutoTokenizer.from_pretrained(source, **LOCAL)
         self._tokenizer = source
-        # The token between documents, where this is a run folder of our own, read as any other; else None.
-        boundary = source.get_vocab().get(BOUNDARY)
-        self.frame: tuple[list[int], list[int]] = (
-            ([], []) if boundary is None else ([boundary], [])
-        )
-        if boundary is None:
-            # The ids that the model expects before and after a text, such as [CLS] and [SEP]: what stands around the
-            # bare ids, where they are found among the framed ones.
-            framed, plain = (
-                self._read("a", add_special_tokens=True).input_ids,
-                self.encode("a"),
-            )
-            for start in reversed(range(len(framed) - len(plain) + 1)):
-                end = start + len(plain)
-                if framed[start:end] == plain:
-                    self.frame = framed[:start], framed[end:]
+        # The ids that the model expects before and after a text, such as [CLS] and [SEP]: what stands around the bare
+        # ids, where they are found among the framed ones.
+        self.frame: tuple[list[int], list[int]] = [], []
+        framed = self._read("a", add_special_tokens=True).input_ids
+        plain = self.encode("a")
+        for start in reversed(range(len(framed) - len(plain) + 1)):
+            end = start + len(plain)
+            if framed[start:end] == plain:
+                self.frame = framed[:start], framed[end:]
         self.specials = frozenset(source.all_special_ids)
         # Of a slow one None: where an unknown character stands is asked of `places`, which it does not have.
         self.unknown: int | None = source.unk_token_id if source.is_fast else None
