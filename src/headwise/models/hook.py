@@ -199,6 +199,8 @@ class Tap:
     Between the attention function and W_O some families gate, norm or rotate what the heads gave. What a head gives is
     what W_O reads of it: so a call waits until W_O is called, and is handed to the handler then. That the projection of
     a free attention is its W_O is only a guess by its name: it is, if what it reads are the heads, number by number.
+
+    Heads that are modules of a list (`site.members`) make a call together once the last has run.
     """
 
     def __init__(self, site: Site, handler: Handler, early: bool = False) -> None:
@@ -207,6 +209,7 @@ class Tap:
         is_left = early and not site.free
         self.projection = None if is_left else site.projection
         self.waiting: list[Call] = []  # calls whose heads have not entered W_O yet
+        self.of_members: list[Call] = []  # of a list, by the heads that have run so far
         # the norm between attention and W_O that reads several heads at once
         self.mixed = ""
         self.normed = False  # did a norm read what the heads of these calls gave?
@@ -273,6 +276,18 @@ class Tap:
         # No module of W_O will be called: the handler gets the call here. Is the matrix the one that the site names?
         is_of_site = site.w_o is not None and w_o.data_ptr() == site.w_o.data_ptr()
         return self.hand(call, "" if is_of_site else NO_W_O, at_w_o=is_of_site)
+
+    def of_list(self, number: int, call: Call | str, *more: Any) -> None:
+        """The head of this number in a list has given its call: see `attended`."""
+        if isinstance(call, Call):
+            if call.out.shape[1] == 1 and number == len(self.of_members):
+                self.of_members.append(call)
+            if len(self.of_members) < len(self.site.members):
+                return
+            call = _side_by_side(self.site.module, self.of_members)
+        self.of_members = []
+        if self.attended(call, sure=True, w_o=None) is not None:
+            raise HeadwiseError(f"{self.site.name}: {NO_W_O}, so they stay as they are")
 
     def wait(self, call: Call) -> Tensor | None:
         """Keep a call until W_O is called, and give None. Where W_O is not known, the handler gets it at once."""
@@ -361,7 +376,7 @@ class Tap:
         Also a forward pre-hook of the attention, whose arguments (`args`) are not needed.
         """
         site, kind = self.site, type(self.site.module).__name__
-        calls, self.waiting = self.waiting, []
+        calls, self.waiting, self.of_members = self.waiting, [], []
         sure, self.sure = self.sure, True
         note = "what enters W_O is not its heads side by side"
         for call in calls:
@@ -405,6 +420,25 @@ def _n_rows(call: Call) -> int:
     return len(call.out) * call.n_queries
 
 
+def _side_by_side(module: nn.Module, calls: list[Call]) -> Call | str:
+    """The calls of one head each as a call of all of them; or why they are none."""
+    first, kinds = calls[0], set()
+    for call in calls:
+        mask = call.options.mask
+        parts = () if mask is None else mask.parts()
+        # an array may be another one in each head
+        has_array = any(hasattr(part, "array") for part in parts)
+        told = id(call) if has_array else repr(mask)
+        kinds.add((call.q.shape, call.v.shape, call.options.scale, told))
+    if len(kinds) > 1:
+        return f"the modules of its list, {type(first.layer).__name__}, have lengths, scales or masks of their own"
+    joined: dict[str, Any] = {"layer": module}
+    for name in ("q", "k", "v", "out", "weights"):
+        if getattr(first, name) is not None:
+            joined[name] = torch.cat([getattr(call, name) for call in calls], 1)
+    return first._replace(**joined)
+
+
 # What a block made W_O read -> what W_O was to read before any block changed it.
 _before: Any = WeakIdKeyDictionary()
 
@@ -412,7 +446,12 @@ _before: Any = WeakIdKeyDictionary()
 @contextmanager
 def _read(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
     """Inside this block, and in its thread, what attentions make by functions of torch goes to their taps."""
-    takes = {module: (tap.attended, tap.site.n_heads) for module, tap in taps.items()}
+    takes: dict[nn.Module, tuple[Any, int]] = {}
+    for module, tap in taps.items():
+        if not tap.site.members:
+            takes[module] = tap.attended, tap.site.n_heads
+        for number, head in enumerate(tap.site.members):
+            takes[head] = partial(tap.of_list, number), 1
     # Attentions inside of one another, too: the block asks which is the innermost that runs. Dicts, for their order.
     parts: dict[nn.Module, None] = {}
     for module in taps:
@@ -434,7 +473,7 @@ def _read(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
         yield
     # One that ran, and of which nothing was heard, is refused; one around other attentions may leave it to those.
     for module, tap in taps.items():
-        inner = {*module.modules()} - {module}
+        inner = {*module.modules()} - {module, *tap.site.members}
         if module in block.ran and not tap.heard and not any(map(is_attention, inner)):
             kind = type(module).__name__
             tap.refuse(

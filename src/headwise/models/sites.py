@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.families import FAMILIES, USUAL, Family
 from headwise.layer.layer import MultiHeadAttention
-from headwise.models.softmax import attends, uses_interface
+from headwise.models.softmax import JOINS, attends, codes_of, uses_interface
 from headwise.records import head_name
 
 # a part of a path that is a number: ".3" of "layers.3.attn"
@@ -77,6 +77,8 @@ class Site:
     projection: nn.Module | None = None
     free: bool = False  # does it call functions of torch itself?
     parts: Projections = field(default_factory=dict)
+    # of a free one: the modules of a list, each of which is one of its heads
+    members: tuple[nn.Module, ...] = ()
 
     @property
     def w_v(self) -> Tensor | None:
@@ -235,6 +237,13 @@ def _free_sites(
         for path, module in modules.items()
         if attends(module) and not uses_interface(module)
     ]
+    lists = _listed(modules, paths)
+    heads = set(itertools.chain(*lists.values()))
+    paths = [
+        path
+        for path in modules
+        if path in lists or (path in paths and path not in heads)
+    ]
     # An attention that has others inside belongs to none of their layers, and does not change their names.
     innermost = [
         path
@@ -246,7 +255,8 @@ def _free_sites(
         # "whole": the model itself, whose path is ""
         name, module = names.get(path, f"{path or 'whole'}.L0"), modules[path]
         told = _told_count(module, getattr(module, "config", None))
-        n_heads = _ran.get(module) or told or 0
+        members = tuple(modules[member] for member in lists.get(path, ()))
+        n_heads = len(members) or _ran.get(module) or told or 0
         parts = _projections(modules, path, None, OWN_OUTPUTS)
         parts["packed"] = None  # in which order its rows lie is not known here
         cross = _is_cross(modules, path)
@@ -255,7 +265,30 @@ def _free_sites(
             site = replace(
                 site, weights=partial(_packed_weight, module), projection=None
             )
-        yield site
+        yield replace(site, members=members) if members else site
+
+
+def _listed(modules: Modules, paths: Sequence[str]) -> Listed:
+    """Modules that join what the attentions of one list give and project it, and the paths of those: their heads."""
+    lists = {}
+    for path, module in modules.items():
+        parent, _, name = path.rpartition(".")
+        if not isinstance(module, nn.ModuleList) or len(module) < 2 or parent in paths:
+            continue
+        members = [f"{path}.{n}" for n in range(len(module))]
+        # One with several heads, or a W_O of its own, is a layer.
+        are_heads = all(
+            member in paths
+            and _told_count(modules[member]) in (None, 1)
+            and not _projections(modules, member, None, OWN_OUTPUTS)["o"]
+            for member in members
+        )
+        code = codes_of(type(modules[parent]).forward)
+        names = set(itertools.chain(*(part.co_names for part in code)))
+        projects = _projections(modules, parent, None, OWN_OUTPUTS)["o"] is not None
+        if are_heads and projects and name in names and names & JOINS:
+            lists[parent] = members
+    return lists
 
 
 def _within(path: str, outer: str) -> bool:
