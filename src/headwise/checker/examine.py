@@ -159,7 +159,7 @@ class Examiner:
         self.errors: list[Exception] = []
         # is every argument that a call got one whose name is known?
         self.certain = True
-        self.takes_weights = self.is_narrowed = False
+        self.takes_weights = False
         self.left = len(target.not_checked)
         self.until = time.process_time() + 1.5 * target.options.seconds
         self.names = set[str]()  # of the cases that came to an end
@@ -177,24 +177,10 @@ class Examiner:
         for built in self.builds():
             if trials := self.trials(built):
                 verdict = self.judged(trials)
-                if verdict.right and len(trials[0].attention.inputs) == 1:
-                    verdict = self._narrowed(verdict)
                 if verdict.right is not None:
                     return verdict
                 doubtful.append(verdict)
         return doubtful[0] if doubtful else self.stopped()
-
-    def _narrowed(self, verdict: Verdict) -> Verdict:
-        """The verdict on right code; wrong where its W_Q, W_K or W_V stops an output narrower than the input."""
-        for error in self.errors[:1] if self.is_narrowed else ():
-            if self._frames(error):
-                finding = self.target.finding("weights-transposed", in_one_line(error))
-                finding = self._placed(finding, error)
-                if {*map(role_of, re.findall(r"self\.(\w+)", finding.quote))} & {
-                    *"qkv"
-                }:
-                    return self.target.verdict(False, (finding,))
-        return verdict
 
     # Building.
 
@@ -230,7 +216,6 @@ class Examiner:
         if {"d_in", "d_out"} <= names:
             # Narrower than its input first, so that a scale by the wrong width shows, and a matrix on the wrong side.
             attempts.insert(0, ({"d_out": size.WIDTH // 2, **args}, False))
-            self.is_narrowed = "d_out" not in args
         widths = [
             value
             for name, value in self.target.namespace.items()

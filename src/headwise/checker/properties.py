@@ -21,7 +21,6 @@ from headwise.checker.contract import (
     Target,
     build,
     call_of,
-    pick,
     required_of,
     to_array,
     to_kind,
@@ -75,9 +74,6 @@ def properties_of(trial: Trial, target: Target) -> None:
     # one key alone weighs 1, whatever the query
     asked = {
         _training: has_weights and attention.rank > 1,
-        _backward: still
-        and len(attention.inputs) == 1
-        and callable(getattr(attention.module, "backward", None)),
         _documents: still and attention.rank == inputs[0].ndim,
         _future: still and trial.is_told and _is_alone(attention),
         _steps: attention.module and len(attention.inputs) == 1 and attention.rank == 3,
@@ -148,19 +144,6 @@ def _rates(module: Any) -> list[Any]:
     """Those of torch's own dropout."""
     parts = module.modules()
     return [part.p for part in parts if "Dropout" in type(part).__name__]
-
-
-def _backward(
-    trial: Trial, target: Target, inputs: Any, base: Any
-) -> Iterator[tuple[str, str]]:
-    """Are the gradients of a `backward` written by hand those of its output?"""
-    try:
-        wrong = wrong_slopes(trial.attention, inputs[0])
-    except Exception as error:  # it may want other things than we pass
-        raise UncheckedError("no_gradients", failure=in_one_line(error)) from None
-    trial.checked.append("gradients_by_hand")
-    if wrong:
-        yield "backward-wrong", target.say("slope", names=", ".join(wrong))
 
 
 def _documents(
@@ -252,44 +235,3 @@ def masks_handed(attention: Attention, target: Target) -> list[Any]:
                 call = call_of(build(model, {}))
                 call(*[ids] * len(required_of(call)))
     return handed
-
-
-def wrong_slopes(attention: Attention, x: Any) -> list[str]:
-    """Of what a `backward` written by hand gives a wrong gradient: x, or names of weights; empty where all are right.
-
-    That of the input is what it returns; that of a weight W is what the object then keeps as dW, d_W, grad_W or W_grad,
-    or as W in a dictionary. Each is held against the difference that a small step makes.
-    """
-    module = attention.module
-    x = np.array(x if attention.rank == x.ndim else x[0])
-    rng = np.random.default_rng(2)
-
-    def output() -> Any:
-        arguments = dict.fromkeys(attention.inputs, to_kind(x, attention.kind))
-        return pick(attention.result(arguments, x.shape[-2]), x.shape)
-
-    slope = rng.normal(size=output().shape)  # it may be narrower than the input
-    pairs = {"x": (x, pick(module.backward(to_kind(slope, attention.kind)), x.shape))}
-    kept = dict(vars(module))
-    for holder in vars(module).values():
-        if isinstance(holder, dict):
-            kept |= {f"d{key}": value for key, value in holder.items()}
-    for name, weight in vars(module).items():
-        for other in (f"d{name}", f"d_{name}", f"grad_{name}", f"{name}_grad"):
-            if other in kept:
-                pairs[name] = weight, kept[other]
-    wrong = []
-    for name, (place, gradient) in pairs.items():
-        # Of the step in each number. Roundings of float32, and the bend of the function, come to less than the 2 %.
-        step = 1e-3 * rng.normal(size=place.shape)
-        # in place, so that the learner's object itself computes with it; put back below
-        place += step
-        change = output()
-        place -= 2 * step
-        change = change - output()
-        place += step
-        gap = float((change * slope).sum()) - 2 * float((gradient * step).sum())
-        # A random step changes the sum by about |gradient| * 1e-3, on either side; that is the measure.
-        if abs(gap) > 2e-5 * float(np.linalg.norm(gradient)):
-            wrong.append(name)
-    return wrong
