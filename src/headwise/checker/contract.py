@@ -290,7 +290,7 @@ def _is_ours(name: str, default: Any, theirs: bool) -> bool:
     """
     if theirs:  # a single head would hide how heads are cut
         return default == 1 and meaning_of(name) == "HEADS"
-    if re.search("bias|drop|causal|^p$|soft_?cap|logit_?cap|^masked$", name):
+    if re.search("bias|drop|causal|^p$|soft_?cap|logit_?cap|^mask(ed)?$", name):
         return True
     if default is None:
         return re.search("kv|group|theta|max_seq", name) is not None

@@ -160,6 +160,8 @@ class Examiner:
         # is every argument that a call got one whose name is known?
         self.certain = True
         self.takes_weights = False
+        # are its own defaults kept, of which one may switch a mask off?
+        self.keeps_defaults = False
         self.left = len(target.not_checked)
         self.until = time.process_time() + 1.5 * target.options.seconds
         self.names = set[str]()  # of the cases that came to an end
@@ -228,6 +230,7 @@ class Examiner:
             self.target.guesses |= bool(guessed)
             try:
                 instance = build(self.target, sizes, theirs)
+                self.keeps_defaults = theirs
                 yield Built(instance, call_of(instance), instance)
             except Exception as error:
                 if not guessed or "unexpected keyword" in str(error):
@@ -739,7 +742,7 @@ class Examiner:
             # a word of a comment, but for code in which it is a choice
             or (self.is_told and not self.scope.says(SAYS["causal"]))
         )
-        return True if told else None
+        return True if told and not self.keeps_defaults else None
 
     def cases(
         self, trial: Trial, itself: bool
