@@ -455,6 +455,9 @@ class _Silent(ast.NodeTransformer):
 
     def visit_Expr(self, node: ast.Expr) -> ast.stmt:
         root: Any = node.value.func if isinstance(node.value, ast.Call) else None
+        if isinstance(root, ast.Name):
+            # a function by itself may change what it is given
+            return node
         while isinstance(root, ast.Attribute):
             root = root.value
         if isinstance(self.namespace.get(getattr(root, "id", "")), Stub):
