@@ -95,7 +95,7 @@ def test_the_number_of_layers_has_many_names(family: str) -> None:
 
 # one of each way that a cache grows; of the first three the default configuration, too
 SPREAD = (
-    "bloom", "gemma3", "mamba", "bamba", "hy_v4", "lfm2", "llama4_text", "minimax", "mpt", "qwen3_next",
+    "bloom", "gemma3", "mamba", "bamba", "deepseek_v4", "hy_v4", "lfm2", "llama4_text", "minimax", "mpt", "qwen3_next",
     "recurrent_gemma", "rwkv", "xlstm", "zamba2",
 )  # fmt: skip
 

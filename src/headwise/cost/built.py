@@ -405,13 +405,12 @@ class Part:
         elif not head_dim and (query := self.site.weights("q")) is not None:
             head_dim = value_dim = len(query) // (n_heads or 1)
         key = 0  # parameters of a key/value head; a latent is of all heads
-        if latent is None and keys is not None:
-            matrices = [
-                w.numel() for w in map(self.site.weights, "kv") if w is not None
-            ]
+        if latent is None:
+            matrices = filter(lambda w: w is not None, map(self.site.weights, "kv"))
             width = self.stack.table.weight.shape[-1]
             # else W_Q, W_K and W_V are packed in one matrix
-            key = sum(matrices) // (n_kv_heads or 1) or width * (head_dim + value_dim)
+            key = sum(w.numel() for w in matrices) // (n_kv_heads or 1)
+            key = key or width * (head_dim + value_dim)
         inner = [each for each in _attention(self.site) if each not in tops]
         linear = [each for each in inner if isinstance(each, nn.Linear)]
         if key and any(each.bias is not None for each in linear):
