@@ -100,6 +100,6 @@ def test_an_editor_knows_the_options() -> None:
         assert inspect.signature(function).parameters["options"].annotation == "Unpack[Options]"
     for command in (commands.share, commands.prune):  # but for those that tune the work
         missing = Options.__annotations__.keys() - inspect.signature(command).parameters.keys()
-        assert missing - {"dtype"} == {"tokens", "batch", "lr", "hidden", "seed"}
+        assert missing - {"dtype"} == {"batch", "lr", "hidden", "seed"}
     with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
         share(build("rope"), 1, colour=1)  # type: ignore[call-arg]

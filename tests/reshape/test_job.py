@@ -57,7 +57,7 @@ def test_each_part_of_the_text_serves_for_one_thing(text: Path) -> None:
 @pytest.fixture
 def calibration() -> Calibration:
     ids = torch.randint(31, (6, 13), generator=torch.Generator().manual_seed(1))
-    return Calibration(tuple(ids[:4]), tuple(ids[4:]), 13, 31)
+    return Calibration(tuple(ids[:4]), tuple(ids[4:]), 31)
 
 
 def test_scores_by_ablation_are_the_loss_without(calibration: Calibration) -> None:

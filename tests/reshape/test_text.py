@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from cases import refuses, refuses_table
+from cases import refuses
 from small_models import quiet, text_stream
 from torch import nn
 
@@ -40,8 +40,8 @@ class Framed:
         return tuple(map(chr, ids))
 
 
-def read_calibration(text: Any, folder: Folder, tokens: int | None = None) -> Calibration:
-    return calibrate(*read_user_text(text, folder.path), folder, tokens)
+def read_calibration(text: Any, folder: Folder) -> Calibration:
+    return calibrate(*read_user_text(text, folder.path), folder)
 
 
 def folder(tokens: object, context: int | None = 16, family: str = "headwise", vocab_size: int | None = None) -> Folder:
@@ -74,7 +74,7 @@ def test_documents_of_a_text(path: Path) -> None:
     assert found.held_out[0].tolist() == tokens.document("line 54 of many")
     short = read_calibration(path, folder(tokens, context=9))
     assert short.train[3].tolist() == tokens.document("line 3 of many")[:9]
-    found = read_calibration(path, folder(Framed(), family="bert"), tokens=11)
+    found = read_calibration(path, folder(Framed(), context=11, family="bert"))
     for document in (*found.train, *found.held_out):
         assert document[0] == 7 and document[-2:].tolist() == [8, 9] and len(document) <= 11
     assert "".join(map(chr, torch.cat([x[1:-2] for x in found.train]).tolist())) == TEXT[: int(len(TEXT) * 0.9)]
@@ -91,10 +91,6 @@ def test_documents_of_a_text(path: Path) -> None:
     assert [tuple(x.shape) for x in batches(documents)] == [(3, 5), (1, 3), (1, 2)]
     long = [torch.zeros(BATCH) for _ in range(3)]
     assert [len(x) for x in batches(long)] == [1, 1, 1]
-
-
-def test_lengths_that_make_no_sense_are_refused(path: Path) -> None:
-    refuses_table("lengths", {"read": lambda n: read_calibration(path, folder(Framed(), family="bert"), n)})
 
 
 @pytest.mark.slow

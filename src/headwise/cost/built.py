@@ -406,10 +406,12 @@ class Part:
             head_dim = value_dim = len(query) // (n_heads or 1)
         key = 0  # parameters of a key/value head; a latent is of all heads
         if latent is None:
-            matrices = filter(lambda w: w is not None, map(self.site.weights, "kv"))
+            matrices = [
+                w.numel() for w in map(self.site.weights, "kv") if w is not None
+            ]
             width = self.stack.table.weight.shape[-1]
             # else W_Q, W_K and W_V are packed in one matrix
-            key = sum(w.numel() for w in matrices) // (n_kv_heads or 1)
+            key = sum(matrices) // (n_kv_heads or 1)
             key = key or width * (head_dim + value_dim)
         inner = [each for each in _attention(self.site) if each not in tops]
         linear = [each for each in inner if isinstance(each, nn.Linear)]

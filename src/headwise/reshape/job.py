@@ -4,9 +4,9 @@ The folder is filled beside its place and read back. What it answers is compared
 then it gets its name in one rename.
 
 The text is one part to align, choose heads and heal by, and another, held out, to measure on. A run of headwise that
-was trained on lines gets a document a line. Any other text is one stream, cut into documents of `tokens` tokens, each
-in the frame that the model expects, such as [CLS] and [SEP]. The last tenth is held out, as in training; every second
-held-out document follows the healing, the others measure what came of it.
+was trained on lines gets a document a line. Any other text is one stream, cut into documents as long as the model
+takes, each in the frame that the model expects, such as [CLS] and [SEP]. The last tenth is held out, as in training;
+every second held-out document follows the healing, the others measure what came of it.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ from headwise.reshape.heal import (
 from headwise.shapes import shape_of
 from headwise.table import amount
 
-# tokens of a document, at most, where the user names no number: a round choice, more take more memory
+# tokens of a document, at most: a round choice, more take more memory
 LONGEST = 1024
 # numbers, at most, in the logits of a batch that is only read: 256 MiB in float32
 LOGITS = 2**26
@@ -111,7 +111,6 @@ class Options(TypedDict, total=False):
 
     text: Any  # a path, a text, or ids
     out: str | Path | None
-    tokens: int | None
     heal: int | None
     batch: int
     lr: float
@@ -215,7 +214,6 @@ def reshape(
     *,
     text: Any = None,
     out: str | Path | None = None,
-    tokens: int | None = None,
     heal: int | None = None,
     force: bool = False,
     device: str = "cpu",
@@ -241,7 +239,7 @@ def reshape(
         )
         change.check(source.model)
         # 2. The text, the change, and what it costs.
-        calibration = calibrate(name, text, source, tokens)
+        calibration = calibrate(name, text, source)
         held_out, n_read = calibration.evaluation, n_tokens(calibration.statistics)
         listener.say(
             f"making the change by {n_read:,} tokens, and measuring it on {n_tokens(held_out):,}"
@@ -436,18 +434,6 @@ def check_place(source: Path, out: Path, force: bool) -> None:
         raise HeadwiseError(f"out={str(out)!r}{problem}")
 
 
-def check_tokens(tokens: int | None, context: int | None) -> None:
-    """Refuse documents of so many tokens for a model that takes `context` at a time; None: without a bound."""
-    if tokens is None:
-        return
-    if tokens < 2:
-        raise HeadwiseError(
-            f"tokens={tokens} must be at least 2: a token, and the one that follows it"
-        )
-    if context is not None and tokens > context:
-        raise HeadwiseError(f"tokens={tokens} exceeds the model's context of {context}")
-
-
 # The text
 
 
@@ -460,7 +446,6 @@ class Calibration:
 
     train: tuple[Tensor, ...]
     held_out: tuple[Tensor, ...]
-    length: int  # tokens of a document, at most
     vocab_size: int
     about: tuple[str, ...] = ()  # what a reader of any number on it must know
     name: str = ""  # as `read_user_text` gives it
@@ -510,69 +495,41 @@ def read_user_text(text: Any, path: Path) -> tuple[str, Any]:
     return OF_RUN, verbs.corpus(settings.seed, find_preset(settings.preset).core)
 
 
-def calibrate(
-    name: str,
-    text: Any,
-    folder: Folder,
-    tokens: int | None = None,
-) -> Calibration:
+def calibrate(name: str, text: Any, folder: Folder) -> Calibration:
     """The documents of a text, or of what stands for it; `name` and `text` as `read_user_text` gives them.
 
-    Args:
-        folder: the model, with its tokenizer
-        tokens: of a document; default: the model's context, at most LONGEST
-
-    Raises HeadwiseError for a text that is too short for its parts, and for ids that the model does not know.
+    A document has as many tokens as the model takes, at most LONGEST. Raises HeadwiseError for a text that is too short
+    for its parts, and for ids that the model does not know.
     """
-    check_tokens(tokens, folder.context)
-    length = tokens or min(folder.context or LONGEST, LONGEST)
+    length = min(folder.context or LONGEST, LONGEST)
     facts = Counter[str]()  # `encoded` counts the characters, and those without a token
     # documents as ids in two parts, the last tenth apart
     parts: Sequence[Sequence[Any]]
-    by_lines = False
-    if isinstance(text, str | verbs.VerbCorpus):
-        before, after = require_tokens(folder).frame
-        # A run of lines has a boundary before a text.
-        by_lines = folder.family == "headwise" and bool(before)
-        if isinstance(text, verbs.VerbCorpus):
-            lines: Sequence[Sequence[str]] = text.train_lines, text.held_out_lines
-        else:
-            lines = _split([line.strip() for line in text.splitlines() if line.strip()])
-        if by_lines:
-            parts = []
-            for part in lines:
-                documents = [
-                    [*before, *encoded(folder, line, facts), *before] for line in part
-                ]
-                # a longer line loses its end, as in training
-                parts.append([ids[:length] for ids in documents])
-        else:
-            body = length - len(before) - len(after)
-            if body < 1:
-                raise HeadwiseError(
-                    f"tokens={length} leaves no room for a text beside the {length - body} of the frame"
-                )
-            stream = encoded(folder, str(text), facts)
-            parts = [
-                [[*before, *ids, *after] for ids in cut([piece], body)]
-                for piece in _split(stream)
-            ]
+    if isinstance(text, verbs.VerbCorpus):
+        lines = text.train_lines, text.held_out_lines
+        parts = [_of_lines(folder, part, length, facts) for part in lines]
+    elif not isinstance(text, str):
+        parts = _id_parts(text, length, folder.context)
+    # a run of lines has a boundary before a text
+    elif folder.family == "headwise" and require_tokens(folder).frame[0]:
+        filled = [line.strip() for line in text.splitlines() if line.strip()]
+        parts = [_of_lines(folder, part, length, facts) for part in _split(filled)]
     else:
-        parts = _id_parts(text, length)
+        before, after = require_tokens(folder).frame
+        body, parts = length - len(before) - len(after), []
+        for part in _split(encoded(folder, text, facts)):
+            parts.append([[*before, *ids, *after] for ids in cut([part], body)])
     # Documents of a single token are left out: it predicts nothing.
     train, held_out = (
         tuple(_whole(ids, 1) for ids in part if len(ids) > 1) for part in parts
     )
     if not train or not held_out:
-        each = " (a line each)" if by_lines else ""
         raise HeadwiseError(
-            f"{name} is too short: of documents of 2 to {length} tokens{each} it makes "
-            f"{len(train)} to calibrate on and {len(held_out)} to measure on; each part needs one"
+            f"{name} is too short: of documents of 2 to {length} tokens it makes {len(train)} to calibrate on and "
+            f"{len(held_out)} to measure on; each part needs one"
         )
     # Ids may come from another tokenizer.
-    smallest, largest = (
-        int(bound) for bound in torch.cat([*train, *held_out]).aminmax()
-    )
+    smallest, largest = map(int, torch.cat([*train, *held_out]).aminmax())
     vocab_size = folder.vocab_size or largest + 1
     if smallest < 0 or largest >= vocab_size:
         raise HeadwiseError(
@@ -582,7 +539,19 @@ def calibrate(
     about = unknown_note(folder.tokens, facts)
     if isinstance(text, verbs.VerbCorpus):
         about = verbs.WHOLE_LINES, *about
-    return Calibration(train, held_out, length, vocab_size, about, name)
+    return Calibration(train, held_out, vocab_size, about, name)
+
+
+def _of_lines(
+    folder: Folder, lines: Sequence[str], length: int, facts: Counter[str]
+) -> list[list[int]]:
+    """A document a line, between boundaries; a longer one loses its end, as in training."""
+    before = require_tokens(folder).frame[0]
+    documents = []
+    for line in lines:
+        ids = [*before, *encoded(folder, line, facts), *before]
+        documents.append(ids[:length])
+    return documents
 
 
 def _split(items: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -604,7 +573,7 @@ def _whole(ids: Any, axes: int) -> Tensor:
     )
 
 
-def _id_parts(ids: Ids, length: int) -> Sequence[Sequence[Any]]:
+def _id_parts(ids: Ids, length: int, context: int | None) -> Sequence[Sequence[Any]]:
     """One stream of ids (N,) is cut into documents; documents (B,T), or one by one, stay what they are."""
     # an array, or a list of ids
     if not isinstance(ids, Sequence) or (ids and shape_of(ids[0]) == ()):
@@ -612,9 +581,9 @@ def _id_parts(ids: Ids, length: int) -> Sequence[Sequence[Any]]:
         if ids.ndim == 1:
             return [torch.split(part, length) for part in _split(ids)]  # type: ignore[arg-type]
     longest = max(map(len, ids), default=0)
-    if longest > length:
+    if longest > (context or longest):
         raise HeadwiseError(
-            f"a document of {longest} ids exceeds the {length} that the model is to read at a time"
+            f"a document of {longest} ids exceeds the {context} that the model takes at a time"
         )
     return _split(ids)  # type: ignore[arg-type]
 

@@ -102,7 +102,6 @@ def share(
         text: to calibrate and heal on, and, its last tenth, to measure on: a file, a text, ids (N,), or documents
             of ids; default: what a run of headwise was trained on
         out: the folder to write, which a fresh process verifies; without it nothing is written
-        tokens: of a document; default: the model's context, at most 1,024
         heal: steps in which the child learns to answer as its parent; Ctrl-C ends them early, and the best weights
             so far are kept
         batch: documents of a step of healing
