@@ -36,7 +36,6 @@ export function readModel(block) {
   const normOf = (name, kind = config.norm, eps = config.norm_eps) =>
     ({ kind, eps, gain: tensors[name + '.weight']?.numbers, bias: tensors[name + '.bias']?.numbers });
   const layerOf = (n) => ({
-    window: config.windows?.[n] ?? Infinity, // the latest tokens that a query sees, its own included
     attentionNorm: normOf(`blocks.${n}.attention_norm`),
     ...Object.fromEntries([...'qkvo'].map((name) => [name, linearOf(`blocks.${n}.attention.${name}_proj`)])),
     qNorm: config.qk_norm && normOf(`blocks.${n}.attention.q_norm`, 'rms', config.qk_norm_eps),
@@ -206,15 +205,13 @@ function prepared(model, rows, norm) {
   return stages;
 }
 
-// Head h, which reads key/value head g: softmax(q·k / sqrt(width)) v for every query, over the keys up to it and
-// inside the window, then through the head's columns of W_O. `queries` and `keys` are stages of `prepared`.
+// Head h, which reads key/value head g: softmax(q·k / sqrt(width)) v for every query, over the keys up to it, then
+// through the head's columns of W_O. `queries` and `keys` are stages of `prepared`.
 function attend(layer, h, g, queries, keys, values, factor) {
   const q = queries.at(-1).rows, k = keys.at(-1).rows, width = q[0].length;
   const weights = [], scores = [], out = [], added = [], map = new Float32Array(q.length ** 2); // all weights, by rows
   q.forEach((query, t) => {
-    // A score of -Infinity becomes a weight of 0.
-    const score = (s) => (t - s < layer.window ? dot(query, k[s]) / Math.sqrt(width) : -Infinity);
-    scores[t] = Array.from({ length: t + 1 }, (_, s) => score(s));
+    scores[t] = Array.from({ length: t + 1 }, (_, s) => dot(query, k[s]) / Math.sqrt(width));
     weights[t] = map.subarray(t * q.length, (t + 1) * q.length); // 0 for what comes later
     weights[t].set(softmax(scores[t]));
     out[t] = weighted(weights[t], values, t + 1, factor);

@@ -138,9 +138,7 @@ function drawScale() {
   const { head, at, width, q, k } = facts(), { kept, note } = keysShown(), root = Math.sqrt(width);
   // Two columns: q·k, which the step before has explained, and the score.
   const rows = kept.map((s) => keyRow('k', s, [dot(q, k[s]), head.scores[at][s]], {
-    origin: (i) => (i === 0 ? from('dot_of', { s }, [])
-      : head.scores[at][s] === -Infinity ? from('unseen', { s }, [])
-        : from('quotient', { a: dot(q, k[s]), b: root }, [`k${s}:0`])),
+    origin: (i) => (i ? from('quotient', { a: dot(q, k[s]), b: root }, [`k${s}:0`]) : from('dot_of', { s }, [])),
   }));
   return [telling('scale_is', { width, root: Number(root.toFixed(3)) }), ...note,
     stripTable(say('walk.scale'), rows, { columns: ['q·k', say('walk.score')], figures: true })];

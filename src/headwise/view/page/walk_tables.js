@@ -161,7 +161,6 @@ function decimalsFor(values) {
 
 // A number as text; no zero has a sign, and a minus is U+2212.
 export function shown(value, decimals = 4) {
-  if (value === -Infinity) return '−∞'; // the score of a key that may not be seen
   const text = value.toFixed(decimals);
   return (/[1-9]/.test(text) ? text : text.replace('-', '')).replace('-', '−');
 }
