@@ -54,7 +54,8 @@ CASES: dict[str, Callable[[], GPT]] = {
 def browsed(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     """One page for all: models come and go as blocks of data."""
     path = tmp_path_factory.mktemp("model") / "page.html"
-    path.write_text(page("test", "<main><h1>x</h1></main>", title=("page.language", {}), script=SCRIPT), encoding="utf-8")
+    html = page("test", "<main><h1>x</h1></main>", title=("page.language", {}), script=SCRIPT)
+    path.write_text(html, encoding="utf-8")
     with opener(browser) as opened:
         yield opened(path, inside=True)
 
