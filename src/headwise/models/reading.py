@@ -78,7 +78,7 @@ def read_call(asked: Asked, cross: bool) -> Call:
             f"register one, transformers.AttentionMaskInterface.register({backend!r}, sdpa_mask), or call "
             f"model.set_attn_implementation('sdpa')"
         )
-    for keyword in (_parameters(asked.function) | REFUSED) - READ:
+    for keyword in sorted((_parameters(asked.function) | REFUSED) - READ):
         if asked.keywords.get(keyword) is not None:
             raise HeadwiseError(
                 f"{name} passes {keyword}= to its attention, which headwise does not know; watching it would give "
