@@ -13,6 +13,7 @@ import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -60,6 +61,7 @@ from headwise.intervals import Interval, interval_from
 from headwise.models import ask
 from headwise.models.open import Folder, folder_of, open_model
 from headwise.models.sites import Site, loaded, missing
+from headwise.models.weights import blocks
 from headwise.records import Call, parse_head
 from headwise.shapes import shape_of
 from headwise.words import Note
@@ -74,8 +76,9 @@ REACH = 32  # "positional" counts the offsets -REACH to REACH between a query an
 # tokens of the first document whose top keys are kept, and how many keys
 PASSAGE, TOP = (128, 8)
 EXAMPLES = 5  # of each head
-# parameters; a larger model gets no untrained control, which would take its memory a second time
-WHOLE = 200_000_000
+# A model of more parameters than the first gets an untrained control of so many layers: a whole one takes its memory
+# a second time.
+WHOLE, SAMPLE = 200_000_000, 2
 ABLATE_UP_TO = 10_000_000  # parameters; a larger model is ablated when asked for: it takes a pass for each head
 # Of `vocabulary_product`: multiplications at most, so that all tokens of GPT-2 small count; tokens widened at a time.
 PRODUCTS, ROWS = 2**38, 4096
@@ -473,12 +476,11 @@ def _survey(
     relations = () if text.relations is None else described(text.relations)
     roles = (*map(relation_role, relations), *ROLES)
     probes, second_half = repeated_tokens(text, folder.context, seed)
-    is_small = _size(model) <= WHOLE
     has_loss = ask.predicts(model) == "next"
     # All stages from the first moment on: what is said to be left of one is of that one alone.
     stages = {
         "running the model": True,
-        "untrained control": controls and is_small,
+        "untrained control": controls,
         "importance": has_loss,
         "ablation": has_loss and how != "none",
     }
@@ -490,12 +492,14 @@ def _survey(
     vocabulary = vocabulary_product(model)
     notes = _notes(folder, text, tally)
     untrained: dict[str, float] | None = None
-    if controls and is_small:
-        fresh = fresh_model(model, seed)
+    if controls:
+        fresh, product = fresh_model(model, seed), vocabulary
+        if is_sampled(model):  # it has the model's own embeddings
+            notes.append(Note.of("note.sampled", layers=SAMPLE, most=f"{WHOLE:,}"))
+        else:
+            product = vocabulary_product(fresh)
         control = tallied(Tally(fresh, second_half, True), text, probes, progress)
-        untrained = control.largest(vocabulary_product(fresh))
-    elif controls:
-        notes.append(Note.of("note.no_control", most=f"{WHOLE:,}"))
+        untrained = control.largest(product)
 
     # 2. What changes without a head, and a profile of each, with the roles that it earns.
     effects = _effects(folder, text, how, progress, notes)
@@ -750,17 +754,51 @@ def _size(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def is_sampled(model: nn.Module) -> bool:
+    """Are a few untrained layers the control of this model, for the sake of memory?
+
+    Only models of transformers, whose configs have `num_hidden_layers`, can be built with fewer layers.
+    """
+    config = getattr(model, "config", None)
+    return _size(model) > WHOLE and hasattr(config, "num_hidden_layers")
+
+
 def fresh_model(model: Any, seed: int) -> nn.Module:
-    """The same architecture with newly drawn weights; torch's own random state is left as it was."""
+    """The same architecture with newly drawn weights; torch's own random state is left as it was.
+
+    A model of over WHOLE parameters has SAMPLE layers drawn, between its own embeddings and output matrix.
+    """
     # without devices it keeps the state of the CPU's generator alone
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        if ask.adapter_of(model) is None:
-            drawn = type(model)(model.config).to(next(model.parameters()))
-        else:  # how it is built is not known
+        if ask.adapter_of(model) is not None:  # how it is built is not known
             drawn = copy.deepcopy(model)
             ask.stands_for(drawn, model)
             for module in drawn.modules():
                 getattr(module, "reset_parameters", int)()
+        elif is_sampled(model):
+            drawn = _sample(model)
+        else:
+            drawn = type(model)(model.config).to(next(model.parameters()))
     fresh: nn.Module = drawn.eval()
     return fresh
+
+
+def _sample(model: Any) -> nn.Module:
+    config = copy.deepcopy(model.config)
+    config.num_hidden_layers = SAMPLE
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:SAMPLE]
+    # its embeddings are the model's own: what is drawn here goes
+    config.vocab_size = 1 + (getattr(config, "pad_token_id", 0) or 0)
+    fresh: nn.Module = type(model)._from_config(config, dtype=model.dtype)
+    inside = {part for block in blocks(fresh) for part in block.modules()}
+    for path, module in model.named_modules(remove_duplicate=False):
+        # it has layers that the control has not
+        with suppress(AttributeError), loaded(module):
+            part = fresh.get_submodule(path)
+            if part not in inside:
+                for name, weights in module.named_parameters(recurse=False):
+                    own = nn.Parameter(weights.detach(), requires_grad=False)
+                    setattr(part, name, own)
+    return fresh.to(ask.device_of(model))
