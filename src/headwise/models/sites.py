@@ -177,9 +177,7 @@ def _counts(modules: Modules) -> dict[str, int]:
     counts: dict[str, int] = {}
     for path, module in modules.items():
         if uses_interface(module):
-            config = getattr(module, "config", None)
-            around = _config_around(modules, path)
-            counts[path] = _told_count(module, config, around) or 0
+            counts[path] = _count(module, _config_around(modules, path))
     return counts
 
 
@@ -500,6 +498,16 @@ def _told_count(*holders: Any) -> int | None:
         if isinstance(value, int) and not isinstance(value, bool):
             return value
     return None
+
+
+def _count(module: Any, around: Any) -> int:
+    """Heads of a module of transformers: as it, its config or that of its model says, or W_Q (RF-DETR); else 0."""
+    told = _told_count(module, getattr(module, "config", None), around)
+    width, w_q = getattr(module, "head_dim", 0), getattr(module, "q_proj", None)
+    if told is None and width and isinstance(w_q, nn.Linear):
+        # a call with another number is refused (`Tap.at_interface`)
+        return w_q.out_features // int(width)
+    return told or 0
 
 
 def _projections(
