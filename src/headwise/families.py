@@ -169,11 +169,7 @@ def _foreign_config(folder: Path) -> dict[str, Any]:
 def _class_name(config: dict[str, Any]) -> str:
     """The class of the model, such as "GPT2LMHeadModel"; "" where its config does not say."""
     names = config.get("architectures")
-    return (
-        names[0]
-        if isinstance(names, list) and names and isinstance(names[0], str)
-        else ""
-    )
+    return str(names[0]) if isinstance(names, list) and names else ""
 
 
 def check_reshapable(folder: Path) -> None:
@@ -219,19 +215,18 @@ def check_reads_tokens(folder: Path) -> None:
     """Refuse by its config a model whose input is sound or pictures."""
     config = _foreign_config(folder)
     # Fields tell what is read: spectrograms (Whisper) and waves (wav2vec 2.0), or pictures (ViT).
-    sound, pictures = (
-        bool({"num_mel_bins", "feat_extract_norm"} & config.keys()),
-        "image_size" in config,
+    has_text = {"vocab_size", "text_config"} & config.keys()
+    remedy = "watch it in Python on its own input, with headwise.watch(model)"
+    if {"num_mel_bins", "feat_extract_norm"} & config.keys():
+        what = "sound"
+        remedy += "; `headwise align` finds the heads that follow words"
+    elif "image_size" in config and not has_text:
+        what = "pictures"
+    else:
+        return
+    raise HeadwiseError(
+        f"{folder} holds a {config.get('model_type')}, which reads {what} and no text; {remedy}"
     )
-    # pictures without text beside
-    if sound or (pictures and not {"vocab_size", "text_config"} & config.keys()):
-        what = "sound" if sound else "pictures"
-        remedy = "watch it in Python on its own input, with headwise.watch(model)"
-        if sound:
-            remedy += "; `headwise align` finds the heads that follow words"
-        raise HeadwiseError(
-            f"{folder} holds a {config.get('model_type')}, which reads {what} and no text; {remedy}"
-        )
 
 
 # The run that a reshaped model comes from.

@@ -26,7 +26,7 @@ from headwise.layer.projections import AttentionLayer, check_rolling, normed
 from headwise.masks import Mask
 from headwise.positions import RoPE
 from headwise.records import Call
-from headwise.spec import USUAL, LatentSpec, Options
+from headwise.spec import LatentSpec, Options
 
 
 class MultiHeadLatentAttention(AttentionLayer):
@@ -67,25 +67,12 @@ class MultiHeadLatentAttention(AttentionLayer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        spec = LatentSpec(
-            d_model=d_model,
-            n_heads=n_heads,
-            head_dim=USUAL if head_dim is None else head_dim,
-            value_dim=USUAL if value_dim is None else value_dim,
-            latent_dim=latent_dim,
-            rope_dim=rope_dim,
-            q_latent_dim=q_latent_dim,
-            latent_norm=latent_norm,
-            q_bias=q_bias,
-            kv_bias=kv_bias,
-            out_bias=out_bias,
-            mask=mask,
-            rope=RoPE() if rope is None and rope_dim else rope,
-            qk_norm_eps=norm_eps,
-            scale=scale,
-            softcap=softcap,
-            dropout=dropout,
-        )
+        # The arguments by name, which are fields of the spec: spelled out above for who calls and for `help`.
+        arguments = {**locals(), "qk_norm_eps": norm_eps}
+        if rope is None and rope_dim:
+            arguments["rope"] = RoPE()
+        fields = LatentSpec.__dataclass_fields__.keys() & arguments.keys()
+        spec = LatentSpec(**{name: arguments[name] for name in fields})
         super().__init__(
             spec,
             None if spec.rope is None else Rotation(spec.rope, rope_dim, last=True),
