@@ -79,9 +79,8 @@ class Adapter:
 
     logits: Callable[[Any, Tensor], Tensor]  # the model and ids (B,T) -> (B,T,V)
     embed: str | None  # path of the module of W_E, which reads the ids; None: not known
-    unembed: (
-        str | None
-    )  # path of the module whose `weight` is W_U (V,C); None: not known
+    # path of the module whose `weight` is W_U (V,C); None: not known
+    unembed: str | None
     vocabulary: int
     context: int | None
 
