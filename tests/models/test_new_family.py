@@ -93,6 +93,16 @@ def test_without_a_record_its_weights_are_not_known(model: Any) -> None:
     refuses(lambda: read_layers(model), "novel is a family whose heads cannot be reshaped yet")
 
 
+def test_without_a_record_a_large_model_has_a_control(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from headwise.heads import survey
+
+    monkeypatch.setattr(survey, "WHOLE", 10)
+    monkeypatch.setattr(survey, "SAMPLE", 1)
+    documents = torch.randint(3, 19, (3, 13), generator=torch.Generator().manual_seed(1)).tolist()
+    result = hw.survey(model, documents, ablate="none")
+    assert result.untrained and any("The untrained control has 1 layers" in note for note in result.notes)
+
+
 @torch.no_grad()
 def test_one_record_is_enough(model: Any) -> None:
     FAMILIES["novel"] = RECORD

@@ -60,8 +60,7 @@ from headwise.heads.table import (
 from headwise.intervals import Interval, interval_from
 from headwise.models import ask
 from headwise.models.open import Folder, folder_of, open_model
-from headwise.models.sites import Site, loaded, missing
-from headwise.models.weights import blocks
+from headwise.models.sites import Site, block_path, loaded, missing, sites_of
 from headwise.records import Call, parse_head
 from headwise.shapes import shape_of
 from headwise.words import Note
@@ -792,7 +791,11 @@ def _sample(model: Any) -> nn.Module:
     # its embeddings are the model's own: what is drawn here goes
     config.vocab_size = 1 + (getattr(config, "pad_token_id", 0) or 0)
     fresh: nn.Module = type(model)._from_config(config, dtype=model.dtype)
-    inside = {part for block in blocks(fresh) for part in block.modules()}
+    paths = {module: name for name, module in fresh.named_modules()}
+    inside: set[nn.Module] = set()
+    for site in sites_of(fresh):
+        path = paths[site.module]
+        inside.update(fresh.get_submodule(block_path(path) or path).modules())
     for path, module in model.named_modules(remove_duplicate=False):
         # it has layers that the control has not
         with suppress(AttributeError), loaded(module):
