@@ -15,7 +15,6 @@ import headwise as hw
 from headwise.backends.torch_ import Rotation
 
 B, H, T, D = 2, 3, 7, 10
-FLOAT32 = {"rel": 4 * 2**-23}  # transformers takes powers, ratios and ramps in float32: a rounding each
 DIMS = [6, 10, 14, 26, 64, 128]
 FACTORS = [1.0, 1.5, 2.0, 7.0, 40.0]
 SCALED = {
@@ -79,7 +78,7 @@ def test_yarn(dim: int, factor: float, original: int, theta: float, betas: dict[
         dim, rope_type="yarn", factor=factor, rope_theta=theta, original_max_position_embeddings=original, **betas
     )
     # Between fast and slow they mix two frequencies, and the roundings are those of the larger one.
-    loose = 4 * 2**-23
+    loose = 4 * 2**-23  # transformers takes powers, ratios and ramps in float32: a rounding each
     for m, (mine, other) in enumerate(zip(ours[0], expected[0], strict=True)):
         assert mine == pytest.approx(other, rel=loose, abs=loose * theta ** (-2 * m / dim))
     assert ours[1] == pytest.approx(expected[1], rel=1e-15)

@@ -13,8 +13,6 @@ from headwise.records import plain_data
 from headwise.table import Table
 from headwise.view.report import shares_of
 
-PNG = b"\x89PNG\r\n\x1a\n"
-
 
 def plain(survey: Any) -> dict[str, Any]:
     return json.loads(json.dumps(plain_data(survey), allow_nan=False))  # type: ignore[no-any-return]
