@@ -802,6 +802,6 @@ def _sample(model: Any) -> nn.Module:
             part = fresh.get_submodule(path)
             if part not in inside:
                 for name, weights in module.named_parameters(recurse=False):
-                    own = nn.Parameter(weights.detach(), requires_grad=False)
-                    setattr(part, name, own)
+                    frozen = nn.Parameter(weights.detach(), requires_grad=False)
+                    setattr(part, name, frozen)
     return fresh.to(ask.device_of(model))
