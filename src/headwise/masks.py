@@ -169,6 +169,10 @@ class Mask:
         """How many tokens of document b are real, where the mask knows; the rest are padding."""
         return None
 
+    def packed(self) -> Any:
+        """Ids (B,T) of the packed documents that the queries belong to, where the mask knows."""
+        return None
+
     def rows(self, start: int, end: int, first: int, is_causal: bool) -> Mask:
         """The mask of a whole text for a call of its queries `start` to `end`, with keys `first` to `end`.
 
@@ -597,6 +601,9 @@ class Segments(Mask):
             shared = [name for name in queries if name in keys]
             documents.append([(*queries[name], *keys[name]) for name in shared])
         return documents
+
+    def packed(self) -> Any:
+        return self.q_ids
 
     def counts_from_first(self) -> bool:
         return False

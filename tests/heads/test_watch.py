@@ -13,6 +13,7 @@ import torch
 from cases import refuses_table
 from dense import assert_rows, block_means, row_statistics, score_statistics
 from families import gpt_of as small_gpt
+from families import model_of
 from helpers import watch_call
 from small_models import LAYER, LAYERS, floats, shaken
 from torch import Tensor, nn
@@ -129,6 +130,42 @@ def test_models_of_every_preset(preset: str) -> None:
     for n, (call, layer) in enumerate(zip(calls, layers, strict=True)):
         layer.watchers.clear()
         check_call(seen, f"L{n}", call, layer.o_proj.weight, False, ids)
+
+
+ENDS = 5, 6, T  # of three packed documents
+
+
+def assert_each_is_as_alone(model: Any, inputs: Tensor, **named: Any) -> None:
+    packed = watch_call(model, inputs, **named)
+    single = [watch_call(model, row[None, a:e]) for row in inputs for a, e in itertools.pairwise((0, *ENDS))]
+    for name, head in packed.items():
+        assert head.documents == [5, 1, T - 6] * B
+        for key in single[0][name].rows:
+            alone = np.concatenate([seen[name].rows[key] for seen in single])
+            np.testing.assert_allclose(head.rows[key], alone, rtol=0, atol=1e-5, err_msg=f"{key} of {name}")
+        np.testing.assert_allclose(head.thumbnail, single[-1][name].thumbnail, rtol=0, atol=1e-6)
+
+
+def test_packed_documents_count_as_alone() -> None:
+    numbers = torch.bucketize(torch.arange(T), torch.tensor(ENDS), right=True).expand(B, T)
+    layer, x = layer_of("causal"), floats(B, T, 29)
+    assert_each_is_as_alone(layer, x, mask=hw.Segments(numbers, numbers))
+    both_ways = layer_of("no mask")
+    assert_each_is_as_alone(both_ways, x, mask=hw.Segments(numbers, numbers))
+    assert watch_call(layer, x, mask=hw.Causal())["L0.H0"].documents == [T, T]
+
+
+@pytest.mark.parametrize("way", ["eager", "sdpa"])
+def test_documents_packed_by_their_positions_count_as_alone(way: str) -> None:
+    model = model_of("llama")
+    model.set_attn_implementation(way)
+    ids = torch.randint(3, 17, (B, T), generator=torch.Generator().manual_seed(7))
+    starts = torch.tensor([0, *ENDS[:-1]])
+    places = (torch.arange(T) - starts.repeat_interleave(torch.tensor([5, 1, T - 6]))).expand(B, T)
+    assert_each_is_as_alone(model, ids, position_ids=places, use_cache=False)
+    # With a mask of the caller's transformers keeps nothing apart, and neither does what is counted.
+    together = watch_call(model, ids, position_ids=places, attention_mask=torch.ones(B, T), use_cache=False)
+    assert together["L0.H0"].documents == [T, T]
 
 
 def test_padding_stays_out() -> None:

@@ -43,7 +43,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headwise.backends.torch_ import as_tensor, trace
-from headwise.heads.documents import Document, resolved
+from headwise.heads.documents import Document, part_of
 from headwise.heads.statistics import (
     GATE,
     IDS,
@@ -54,7 +54,7 @@ from headwise.heads.statistics import (
     W_O,
     formulas,
 )
-from headwise.masks import Allowed, Bias, BroadcastGrid, all_of, resolve
+from headwise.masks import Allowed, BroadcastGrid, resolve
 from headwise.models.sites import Site, loaded
 from headwise.records import Call
 from headwise.spec import Options, resolve_kv_index
@@ -773,19 +773,14 @@ def top_keys(call: Call, b: int, rows: Sequence[int], k: int) -> tuple[Tensor, T
 
 def row_weights(call: Call, b: int, rows: Sequence[int]) -> Tensor:
     """The weights of chosen queries over all keys, (H,n,S), in float32 or wider: for a few rows of a long text."""
-    if call.weights is not None:
-        weights = call.weights[b][:, list(rows)]
-        wide = torch.promote_types(weights.dtype, torch.float32)
-        return weights.to(wide).nan_to_num(0)
-    q, k = call.q[b : b + 1][:, :, list(rows)], call.k[b : b + 1]
-    masks = []
-    for kind, x in zip((Allowed, Bias), resolved(call, b, rows), strict=True):
-        if x is not None:
-            masks.append(kind(x.expand(*x.shape[:3], call.n_keys)))
-    options = call.options._replace(mask=all_of(masks), gate=None)
+    part = part_of(call, b, rows)
+    if part.weights is not None:
+        wide = torch.promote_types(part.weights.dtype, torch.float32)
+        return part.weights[0].to(wide).nan_to_num(0)
     with torch.autocast(call.q.device.type, enabled=False):
         # the values change no weight
-        return trace(q, k, k, options).weights[0]
+        options = part.options._replace(gate=None)
+        return trace(part.q, part.k, part.k, options).weights[0]
 
 
 def uniform(call: Call) -> Call:

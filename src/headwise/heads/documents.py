@@ -6,6 +6,7 @@ That is their tokens, their padding, and what a cache held before.
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ from headwise.backends.cache import KVCache
 from headwise.backends.torch_ import as_tensor
 from headwise.corpus.documents import batches
 from headwise.corpus.tokens import Ids
-from headwise.masks import BroadcastGrid, Part, resolve
+from headwise.masks import Allowed, Bias, BroadcastGrid, Mask, Part, all_of, resolve
 from headwise.models.ask import adapter_of, cache_in, evaluating, run_body
 from headwise.models.hook import Hook, attach, hooked
 from headwise.models.sites import Site, sites_of
@@ -86,29 +87,49 @@ class Document:
     before: int = -1
     # the key of the text's first token; -1: the first real one; None: it has left the cache
     first: int | None = -1
+    # the first tokens of documents that are packed in this row, and read each alone
+    starts: tuple[int, ...] = (0,)
 
 
-def resolved(
-    call: Call, b: int, rows: Sequence[int]
-) -> tuple[Tensor | None, Tensor | None]:
-    """What the mask allows these rows of document b, and adds, (1, 1 or H, 1 or rows, 1 or S); None: nothing."""
-    mask = call.options.mask
-    if mask is None:
-        return None, None
-    grid = BroadcastGrid(
-        (*call.q.shape[:2], len(rows), call.n_keys),
-        array=partial(as_tensor, device=call.q.device),
-        arange=partial(torch.arange, device=call.q.device),
-        documents=slice(b, b + 1),
+def part_of(call: Call, b: int, rows: Sequence[int], keys: slice = slice(None)) -> Call:
+    """The call of document b alone, with these of its queries and keys."""
+    mask, document, queries = call.options.mask, slice(b, b + 1), list(rows)
+    if mask is not None:
+        some = Part(mask, "t", rows, call.n_queries)
+        parts = []
+        resolved = _resolved(call, some, b, len(rows))
+        for kind, x in zip((Allowed, Bias), resolved, strict=True):
+            if x is not None:
+                of_keys = x.expand(*x.shape[:3], call.n_keys)[..., keys]
+                parts.append(kind(of_keys))
+        mask = all_of(parts)
+    before, weights = call.before_gate, call.weights
+    return call._replace(
+        q=call.q[document, :, queries],
+        k=call.k[document, :, keys],
+        v=call.v[document, :, keys],
+        out=call.out[document, :, queries],
+        options=call.options._replace(mask=mask),
+        weights=None if weights is None else weights[document, :, queries][..., keys],
+        before_gate=None if before is None else before[document, :, queries],
     )
-    some = Part(mask, "t", rows, call.n_queries)
-    # A bias is read as it is: no backend computes with it here.
-    allowed, bias = resolve(some.parts(), grid, torch.where, lambda bias: bias)
-    return _four_axes(allowed), _four_axes(bias)
 
 
-def _four_axes(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x[(None,) * (4 - x.ndim)]  # new ones in front
+def unpacked(
+    call: Call, b: int, document: Document
+) -> Iterator[tuple[Call, int, Document]]:
+    """The documents that are packed in row b, each as a call of its own, its place there, and what is known of it."""
+    if len(document.starts) == 1:
+        yield call, b, document
+        return
+    for start, end in itertools.pairwise((*document.starts, call.n_queries)):
+        keys = slice(start, end)
+        ids = document.q_ids
+        marks = {name: mark[keys] for name, mark in (document.marks or {}).items()}
+        if ids is not None:  # queries and keys are one sequence here
+            ids = ids[keys]
+        of_part = Document(q_ids=ids, k_ids=ids, marks=marks or None)
+        yield part_of(call, b, range(start, end), keys), 0, of_part
 
 
 @contextmanager
@@ -264,6 +285,8 @@ class _Reader:
     first_has_ids: bool = False
     ids: Tensor | None = None  # (B,L); None where one of them is not known
     padding: Tensor | None = None  # (B,L) bool, True = real
+    # (B,L) or (1,L), where there is no cache: a document begins where they start anew
+    positions: Tensor | None = None
     past: int = 0  # tokens that the cache held before this call
     n_tokens: int | None = None  # tokens of this call, without those of the cache
     # For each layer of the cache: the keys that a call of it has, and the number of those that it has let go.
@@ -310,6 +333,10 @@ class _Reader:
             self.n_tokens = sequence.shape[1]
             self.held = _held(arguments, self.n_tokens)
         self.padding = self._real(arguments.get("attention_mask"), around)
+        positions = arguments.get("position_ids")
+        self.positions = None
+        if isinstance(positions, Tensor) and positions.ndim == 2 and not self.past:
+            self.positions = positions
 
     def remember(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
@@ -497,6 +524,9 @@ def _document(
             marks[name] = _fit(span[b], S, False)
         if marker is not None:
             marks |= marker(k_ids)
+    starts: tuple[int, ...] = (0,)
+    if start == 0 and not past and T == S and (rows is None or rows.all()):
+        starts = _starts(call, b, reader)
     return Document(
         real_rows=rows,
         real_keys=keys,
@@ -506,7 +536,31 @@ def _document(
         marks=marks,
         before=before,
         first=first - gone if first >= gone else None,
+        starts=starts,
     )
+
+
+def _starts(call: Call, b: int, reader: _Reader) -> tuple[int, ...]:
+    """The first tokens of documents that are packed in row b: none of them sees what comes before it."""
+    T, row = call.n_queries, None
+    if reader.positions is not None and reader.positions.shape[1] == T:
+        of_text = reader.positions[b if len(reader.positions) > 1 else 0]
+        row = of_text.cpu() - torch.arange(T)
+    for mask in () if call.options.mask is None else call.options.mask.parts():
+        ids = mask.packed()
+        if ids is not None:
+            row = torch.as_tensor(ids)[b if len(ids) > 1 else 0].cpu()
+    if row is None or not (changes := row.diff().nonzero()[:, 0]).numel():
+        return (0,)
+    starts = (0, *(int(t) + 1 for t in changes))
+    for start, end in itertools.pairwise((*starts, T)):
+        seen = _seen(call, b, [start, end - 1])
+        if seen is None:
+            return (0,)
+        seen = seen.expand(-1, -1, T)
+        if seen[..., :start].any() or seen[..., end:].any():
+            return (0,)  # they are not kept apart
+    return starts
 
 
 def _attended(call: Call, b: int) -> Tensor | None:
@@ -514,20 +568,45 @@ def _attended(call: Call, b: int) -> Tensor | None:
     real = None  # without a query, as of x[:, :0], no key is seen at all
     # the last queries see most
     for end in range(call.n_queries, 0, -AT_ONCE):
-        start = max(0, end - AT_ONCE)
-        if call.weights is not None:
-            seen = call.weights[b, :, start:end] > 0
-        else:
-            allowed, _ = resolved(call, b, range(start, end))
-            if allowed is None:
-                return None
-            seen = allowed[0]
+        seen = _seen(call, b, range(max(0, end - AT_ONCE), end))
+        if seen is None:
+            return None
         # one column stands for all where they are alike
         keys = seen.any(0).any(0).expand(call.n_keys)
         real = keys if real is None else real | keys
         if real.all():
             return None
     return real
+
+
+def _seen(call: Call, b: int, rows: Sequence[int]) -> Tensor | None:
+    """What these rows of document b may attend, (1 or H, 1 or rows, 1 or S) bool; None: everything."""
+    if call.weights is not None:
+        return call.weights[b][:, list(rows)] > 0
+    if call.options.mask is None:
+        return None
+    some = Part(call.options.mask, "t", rows, call.n_queries)
+    allowed, _ = _resolved(call, some, b, len(rows))
+    return None if allowed is None else allowed[0]
+
+
+def _resolved(
+    call: Call, mask: Mask, b: int, T: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """What a mask of T queries allows, and adds, in document b of a call, (1, 1 or H, 1 or T, 1 or S) each or None."""
+    grid = BroadcastGrid(
+        (*call.q.shape[:2], T, call.n_keys),
+        array=partial(as_tensor, device=call.q.device),
+        arange=partial(torch.arange, device=call.q.device),
+        documents=slice(b, b + 1),
+    )
+    # A bias is read as it is: no backend computes with it here.
+    allowed, bias = resolve(mask.parts(), grid, torch.where, lambda bias: bias)
+    return _four_axes(allowed), _four_axes(bias)
+
+
+def _four_axes(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x[(None,) * (4 - x.ndim)]  # new ones in front
 
 
 def _row(values: Tensor | None, b: int) -> Tensor | None:

@@ -23,6 +23,7 @@ from headwise.heads.documents import (
     Document,
     Marker,
     listening,
+    unpacked,
 )
 from headwise.heads.statistics import (
     Statistics,
@@ -166,6 +167,7 @@ class SeenHead(HeadRow[float]):
         """The weights (T,S) of the last call, or some of their rows, as `watch(maps=...)` asks; (B,T,S) of B texts.
 
         A float32 array; where gradients were recorded, a tensor of the graph, which NumPy reads as any array.
+        Documents that are packed in one row have one map.
         """
         if self._site.maps is None:
             raise MissingError(
@@ -322,10 +324,12 @@ def watch(
         seen.note(call.note)
         kept = _kept_rows(maps, call.n_queries)
         for b, document in enumerate(documents):
-            needs_w_o = not wanted or "norm" in wanted
-            w_o = factors.of(site, call) if needs_w_o else None
-            # top=False: the strongest key, which no statistic shown here needs, is not looked for.
-            seen.add(site, measure(call, b, document, w_o, False, wanted))
+            for part, place, of_part in unpacked(call, b, document):
+                needs_w_o = not wanted or "norm" in wanted
+                w_o = factors.of(site, part) if needs_w_o else None
+                # top=False: the strongest key, which no statistic shown here needs, is not looked for.
+                measured = measure(part, place, of_part, w_o, False, wanted)
+                seen.add(site, measured)
         if kept and documents:
             weights = [_maps(call, b, kept) for b in range(len(documents))]
             seen.add_maps(site, weights, documents[-1])
