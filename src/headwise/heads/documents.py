@@ -125,10 +125,10 @@ def unpacked(
     for start, end in itertools.pairwise((*document.starts, call.n_queries)):
         keys = slice(start, end)
         ids = document.q_ids
-        marks = {name: mark[keys] for name, mark in (document.marks or {}).items()}
+        marks = {name: mark[keys] for name, mark in document.marks.items()}
         if ids is not None:  # queries and keys are one sequence here
             ids = ids[keys]
-        of_part = Document(q_ids=ids, k_ids=ids, marks=marks or None)
+        of_part = Document(q_ids=ids, k_ids=ids, marks=marks)
         yield part_of(call, b, range(start, end), keys), 0, of_part
 
 
