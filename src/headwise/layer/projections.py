@@ -125,6 +125,12 @@ class AttentionLayer(nn.Module):
 
     def split(self, x: Tensor, n_heads: int, width: int) -> Tensor:
         """(B,T,h*d) -> (B,h,T,d): head h is the h-th slice of the width, d wide."""
+        held = x.shape[-1] / width
+        if held != n_heads:
+            raise HeadwiseError(
+                f"this process holds {held:g} of {n_heads} heads, as tensor parallelism leaves them; run the whole "
+                "layer in each process"
+            )
         return x.reshape(*x.shape[:2], n_heads, width).transpose(1, 2)
 
     def ready(
