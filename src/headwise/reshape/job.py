@@ -136,6 +136,10 @@ class Change(ABC):
     """A way to reshape; its fields, with the text, determine the child."""
 
     @abstractmethod
+    def check_family(self, folder: Path) -> None:
+        """Refuse the family of a model that lies in a folder, by its config alone."""
+
+    @abstractmethod
     def check_sizes(self, n_layers: int, n_heads: int, n_kv_heads: int) -> None:
         """Refuse what a model of these sizes cannot be asked, before its weights are read."""
 
@@ -396,7 +400,8 @@ def _left_alone(model: nn.Module) -> Iterator[None]:
 
 
 def check_config(path: Path, change: Change) -> None:
-    """Refuse the sizes in a config.json that the change cannot have."""
+    """Refuse the family and the sizes in a config.json that the change cannot have."""
+    change.check_family(path)
     try:
         shape = shape_by_formula(read_config(path))
     except HeadwiseError:  # not every size is told: the model itself is asked

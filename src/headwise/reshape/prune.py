@@ -18,6 +18,7 @@ from typing import Unpack
 from torch import nn
 
 from headwise.errors import HeadwiseError
+from headwise.families import check_next
 from headwise.heads.ablate import ablation, importance
 from headwise.models.ask import predicts
 from headwise.models.open import Folder
@@ -104,6 +105,10 @@ class Pruning(Change):
             )
         # a frozen record has no assignment to its fields
         vars(self)["by"] = by or SCORES[0]
+
+    def check_family(self, folder: Path) -> None:
+        if self.by is not None:  # a score needs the loss of a next token
+            check_next(folder, "pass heads=")
 
     def check_sizes(self, n_layers: int, n_heads: int, n_kv_heads: int) -> None:
         if self.heads is not None:

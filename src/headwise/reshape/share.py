@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
+from headwise.families import FAMILIES, read_config
 from headwise.models.open import Folder
 from headwise.models.weights import (
     AttentionWeights,
@@ -130,6 +131,15 @@ class Sharing(Change):
         if self.groups not in GROUPS:
             what = f"groups={self.groups!r} is not known"
             raise unknown(what, self.groups, GROUPS)
+
+    def check_family(self, folder: Path) -> None:
+        # None: a model of pictures and text, whose language model is looked at when open
+        family = FAMILIES.get(str(read_config(folder).get("model_type")))
+        if family is not None and not family.grouped:
+            raise HeadwiseError(
+                f"{family.name}'s config has no num_key_value_heads, so what shares its heads' keys and values "
+                "cannot be written; share a Llama-type model, or remove heads with `headwise prune`"
+            )
 
     def check_sizes(self, n_layers: int, n_heads: int, n_kv_heads: int) -> None:
         divisors = [n for n in range(1, n_kv_heads) if n_kv_heads % n == 0]
