@@ -668,7 +668,10 @@ def kept_as(meaning: str, instance: Any, target: Target) -> int | None:
     configs = [kept[name] for name in kept if CALL["config"].fullmatch(name)]
     modules = _modules_of(kept)
     names = target.namespace
-    configs += [names[name] for name in names if CALL["config"].fullmatch(name)]
+    for name, value in names.items():
+        # a class has defaults, of which we passed others
+        if CALL["config"].fullmatch(name) and not isinstance(value, type):
+            configs.append(value)
     for place in (target.options.args, kept, *configs, *modules, names):
         # Of a dictionary its own items; a module that a class leaves out is None, and has none.
         items = place if isinstance(place, dict) else getattr(place, "__dict__", {})
