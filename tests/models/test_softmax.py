@@ -15,6 +15,8 @@ import torch.nn.functional as F
 import transformers as tf
 from helpers import watch_call
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import headwise as hw
@@ -294,6 +296,11 @@ def test_axes_of_another_order_and_folded_ones() -> None:
     watch_call(bare, X)
     with hw.ablate(bare, ["L0.H2"]):
         assert torch.equal(bare(X), expected.flatten(2))
+    grouped = acting(by_group)
+    grouped.n_head = H
+    head = watch_call(grouped, X, maps=True)["L0.H2"]
+    q, k = X[..., 16:24], X[..., 8:16]  # the third query head reads the second of two key heads
+    torch.testing.assert_close(torch.tensor(head.map), (q @ k.mT).softmax(-1), rtol=0, atol=1e-6)
     # as many tokens as heads of all texts
     assert list(watch_call(model[1], X[:1, :H])) == [f"L0.H{h}" for h in range(H)]
     head = CausalHead("softmax")
@@ -368,6 +375,12 @@ def acting(forward: Any) -> nn.Module:
     return module
 
 
+def by_group(self: nn.Module, x: Tensor) -> Tensor:
+    """Four query heads read two key heads: (B,G,r,T,S)."""
+    q, k = (y.unflatten(-1, (2, -1, 8)).permute(0, 2, 3, 1, 4) for y in (x, x[..., :16]))
+    return self.out_proj(((q @ k.mT).softmax(-1) @ k).permute(0, 3, 1, 2, 4).flatten(2))  # type: ignore[operator]
+
+
 def in_pieces(self: nn.Module, x: Tensor) -> Tensor:
     """One map is whole; the other one lies in two pieces, and to read the first alone is half of the truth."""
     near, far = x[:, :5], x[:, 5:]
@@ -400,6 +413,19 @@ def test_what_is_no_attention_is_refused_by_name() -> None:
         with pytest.raises(hw.HeadwiseError, match=why), hw.watch(model.eval()) as seen:
             model(inputs)
         assert not softmax._thread.listener.blocks and not list(seen)
+
+
+def test_weights_that_fully_shard_gathers_are_those_of_all_heads() -> None:
+    """In a call they are whole; only tensor parallelism gives each process heads of its own."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    try:
+        model = tf.GPT2Model(tf.GPT2Config(vocab_size=V, n_embd=C, n_layer=2, n_head=H, n_positions=29))
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        assert [site.heads for site in sites_of(model)] == [[f"L{n}.H{h}" for h in range(H)] for n in range(2)]
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 @torch.no_grad()

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
+from string import ascii_uppercase
 from threading import local
 from typing import Any, NamedTuple
 
@@ -170,9 +171,12 @@ class Trail(NamedTuple):
 
     weights: bool = False  # is it weights? Else it is scores
     whole: bool = True  # of weights: is every row still what a softmax gave?
-    undropped: Tensor | None = None  # before dropout, which came last
-    # was it put together of several products, as the scores of chunks are?
-    joined: bool = False
+    undropped: Tensor | None = (
+        None  # the same tensor without dropout, where there was some
+    )
+    joined: bool = (
+        False  # was it put together of several products, as the scores of chunks are?
+    )
 
 
 class Product(NamedTuple):
@@ -194,21 +198,36 @@ def _product(
     """
     if isinstance(args[0], str):
         return _einsum(args[0], pair, out, side)
-    weights, v = pair
-    if side == 1 or v.ndim < 2:
+    weights, v = pair[side], pair[1 - side]
+    if v.ndim < 2 or weights.ndim < 2:
         return None
-    return Product(weights, v, out, lambda out: out)
+    if side == 0:
+        return Product(weights, v, out, lambda out: out)
+    # v times weights, so the transpose
+    return Product(weights.mT, v.mT, out.mT, lambda out: out.mT)
 
 
 def _einsum(
     equation: str, pair: Sequence[Tensor], result: Tensor, side: int
 ) -> Product | None:
     """The product of an equation such as "bhts,bshe->bthe", told by which letters its three parts share."""
-    inputs, _, out = equation.replace(" ", "").partition("->")
+    inputs, arrow, out = equation.replace(" ", "").partition("->")
     parts = inputs.split(",")
-    if len(parts) != 2 or "." in equation:
+    if not arrow or len(parts) != 2:
         return None
-    p, v, weights, values = pair[side], pair[1 - side], parts[side], parts[1 - side]
+
+    def spelled_out(letters: str, x: Tensor) -> str:
+        """With capitals for "...", the same in all tensors: its axes broadcast, so they are counted from the last.
+
+        "...ts" is "BAts" of a tensor of 4 axes, and "Ats" of one of 3.
+        """
+        # axes that "..." stands for
+        n_hidden = x.ndim - len(letters.replace("...", ""))
+        return letters.replace("...", ascii_uppercase[:n_hidden][::-1])
+
+    p, v = pair[side], pair[1 - side]
+    weights, values = spelled_out(parts[side], p), spelled_out(parts[1 - side], v)
+    out = spelled_out(out, result)
     w, x, y = set(weights), set(values), set(out)
     # Keys are summed over; queries stand in the weights and in the output, features in the values and in the output.
     keys, queries, features = w & x - y, w & y - x, x & y - w
@@ -257,8 +276,9 @@ class Running:
     others: Sequence[Tensor] = ()
     # lengths, of which one is the number of its documents: see `Block.enter`
     sizes: tuple[int, ...] = ()
-    # is it handed queries and keys that another module has made?
-    gets_heads: bool = False
+    gets_heads: bool = (
+        False  # is it handed queries and keys that another module has made?
+    )
     # the arguments of PACKED, while it runs
     packed: Mapping[str, Any] = field(default_factory=dict)
     refused: bool = False  # was a call of it refused? Then its others are not handed on
@@ -354,15 +374,21 @@ class Listener(TorchFunctionMode):
             # chunk and split give several
             for part in result if isinstance(result, tuple | list) else [result]:
                 if isinstance(part, Tensor) and part.is_floating_point():
-                    self._follow(func, inputs, part)
+                    self._follow(func, args, keywords, part)
         return result
 
     def _trail(self, x: Any) -> Trail | None:
         return self.trails.get(x) if isinstance(x, Tensor) else None
 
-    def _follow(self, func: Any, operands: list[Any], result: Tensor) -> None:
+    def _undropped(self, x: Any) -> Any:
+        """Weights without dropout; anything else as it is."""
+        trail = self._trail(x)
+        return x if trail is None or trail.undropped is None else trail.undropped
+
+    def _follow(self, func: Any, args: Any, keywords: Any, result: Tensor) -> None:
         """What is made of a tensor with a trail has one, too."""
         name = getattr(func, "__name__", "")
+        operands = [*args, *keywords.values()]
         if name in JOINS:
             operands = [x for x in tree_leaves(operands) if isinstance(x, Tensor)]
         # the first operand that has a trail
@@ -377,8 +403,14 @@ class Listener(TorchFunctionMode):
             is_sink = len(operands) == 2 and source.shape[-1] + 1 == result.shape[-1]
             trail = trail._replace(joined=trail.joined or not is_sink)
         elif trail.weights:
-            is_dropped = func is F.dropout and result is not source
-            undropped = source if is_dropped else None
+            undropped = trail.undropped
+            if func is F.dropout:
+                undropped = None if result is source else self._undropped(source)
+            elif undropped is not None:
+                # After a dropout there are two forms of the weights. What is done to the dropped one (a view, a cast)
+                # is done to the other one, too, so that both keep the same shape.
+                again = func(*map(self._undropped, args), **keywords)
+                undropped = again if isinstance(again, Tensor) else None
             # Once a function came that may change the sum of a row (a product with a gate), `whole` stays False.
             whole = trail.whole and name in KEEPS_ROWS
             trail = trail._replace(whole=whole, undropped=undropped)
@@ -421,8 +453,9 @@ class Listener(TorchFunctionMode):
             return self._hand(partial(_refused, why), result)
         shown = product.weights  # what a watcher sees: the weights before dropout
         if trail.undropped is not None:
-            operands[side] = trail.undropped
-            undropped = _product(inputs, operands, result, side)
+            undropped = _product(
+                inputs, [*map(self._undropped, operands)], result, side
+            )
             shown = undropped.weights if undropped else shown
         return self._hand(
             partial(_mapped, product, shown, trail.whole), result, product
@@ -437,8 +470,9 @@ class Listener(TorchFunctionMode):
         result   what torch has given
         product  how the heads lie in it; None: as they are
         """
-        # what the blocks so far have put in the place of the heads
-        gave: Tensor | None = None
+        gave: Tensor | None = (
+            None  # what the blocks so far have put in the place of the heads
+        )
         with self.silence():
             for running in self.running:
                 if running.take is None or running.refused:
@@ -512,12 +546,18 @@ def _heads(x: Tensor, n_heads: int) -> Tensor:
         return x[None, None]
     if x.ndim == 3:
         return x.reshape(-1, n_heads, *x.shape[1:])
+    # by the key/value head that they read
+    if x.ndim == 5 and n_heads == x.shape[1] * x.shape[2]:
+        return x.flatten(1, 2)
     return x.flatten(0, -4)  # windows of a document are documents
 
 
 def _n_heads(running: Running, shape: Sequence[int]) -> tuple[int, bool]:
     """How many heads a call of weights of this shape has, and is their order sure? Raises UnreadError where unknown."""
     stated, (*lead, _, _) = running.n_heads, shape
+    # (B,G,r,T,S): query heads by the key/value head they read
+    if len(lead) == 3 and stated == lead[1] * lead[2]:
+        return stated, True
     if len(lead) in (0, 2):  # (T,S) is one head; (B,H,T,S)
         return (lead[1] if lead else 1), True
     if len(lead) == 1:
