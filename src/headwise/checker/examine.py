@@ -721,6 +721,8 @@ class Examiner:
             "rope": "rope" in trial.readings[0].settings,
             "context": len(trial.attention.inputs) == 2,
             "slopes": "slopes" in trial.readings[0].settings,
+            # a config may say what scores are divided by, as Gemma's does
+            "usual-scale": not self.scope.says("scalar"),
         }
         had = {what for what, is_so in has.items() if is_so}
         left = self.until - time.process_time()
