@@ -16,7 +16,7 @@ from headwise.gpt.checkpoint import save_model
 from headwise.gpt.gpt import GPT, GPTConfig
 
 TEXT = "the cat sat on the mat\nthe dog sat\n" * 7
-RESHAPED: dict[str, Any] = {"text": TEXT, "tokens": 11}
+RESHAPED: dict[str, Any] = {"text": TEXT}
 VERBS: dict[str, Callable[[Path], Any]] = {
     "open": hw.open,
     "survey": lambda folder: hw.survey(folder, TEXT, ablate="zero"),

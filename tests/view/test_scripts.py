@@ -8,7 +8,7 @@ from headwise.view.page import module_script, modules
 
 ENTRIES = ("report.js", "look.js", "walk.js", "why.js")
 FOLDER = Path(headwise.view.__file__).parent / "page"
-LINES = 4800
+LINES = 4448
 
 
 def circle(texts: dict[str, str]) -> list[str]:
