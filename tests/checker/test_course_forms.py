@@ -34,6 +34,8 @@ def test_a_bug_in_a_form_is_named(tmp_path: Path) -> None:
         ("keyword_only", "dim=1", "dim=0", "softmax-axis"),
         ("alibi", "* ahead\n", "* -ahead\n", "alibi-sign"),
         ("llama_cache", "torch.view_as_real(", "torch.view_as_reel(", "raises"),
+        ("handed_rotation", "/ q.shape[-1] ** 0.5", "/ torch.sqrt(q.shape[-1])", "raises"),
+        ("handed_rotation", "q.shape[-1] ** 0.5", "c**0.5", "scale-model-width"),
         ("keras_layer", "tf.cast(tf.shape(k)[-1], tf.float32)", "self.d_model", "scale-model-width"),
         ("own_tensors", "(C // self.n_head) ** -0.5", "C**-0.5", "scale-model-width"),
         ("softcapped", f"{CAPPED}\n        {MASKED}", f"{MASKED}\n        {CAPPED}", "mask-weak-fill"),

@@ -247,7 +247,7 @@ def build(target: Target, sizes: Settings, theirs: bool = False) -> Any:
         is_config = CALL["config"].fullmatch(plain) or (
             required
             and meaning_of(name) is None
-            and target.scope.says(rf"= {plain}(\.[a-z_]\w*\b(?!\()|\[')")
+            and target.scope.says(rf"\b{plain}(\.[a-z_]\w*\b(?!\()|\[')")
         )
         if is_config and name not in sizes:
             arguments[name] = Config(sizes, _defaults(parameter, target), theirs)
