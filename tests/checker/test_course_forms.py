@@ -64,7 +64,7 @@ from torch import nn
 class Odd(nn.Module):
     def __init__(self, zork):
         super().__init__()
-        self.q, self.k, self.v, self.o = (nn.Linear(48, zork["width"]) for _ in range(4))
+        self.q, self.k, self.v, self.o = (nn.Linear(48, zork.get("width")) for _ in range(4))
     def forward(self, x):
         x = x.swapaxes(0, 1)
         y = (self.q(x) @ self.k(x).mT / 48**0.5).softmax(-1) @ self.v(x)
