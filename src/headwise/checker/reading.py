@@ -438,9 +438,9 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
     extras = _extras(target, parts, inside, counts[0][0])
     choices: list[Reading] = []
     # Of readings that give the same numbers the first one counts, so the usual ones come before a scale that is
-    # folded into a weight, and before an input that is added.
-    for residual, scale, extra, reading in itertools.product(
-        residuals, scales, extras, fitting
+    # folded into a weight.
+    for scale, extra, reading, residual in itertools.product(
+        scales, extras, fitting, residuals
     ):
         settings = {**reading.settings, **scale, **residual, **extra}
         reading = replace(reading, settings=settings)
