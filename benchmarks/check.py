@@ -74,7 +74,11 @@ def run(runs: int) -> dict[str, Any]:
     pairs: Counter[str] = Counter()
     for (pair, _), named in zip(pairs_of_bugs(), explanations, strict=True):
         pairs[outcome(set(pair), False, named)] += 1
-    counts = {f"{len({version.style for version in cases})} styles": single, "all pairs of bugs, in one style": pairs, "**all**": single + pairs}
+    counts = {
+        f"{len({version.style for version in cases})} styles": single,
+        "all pairs of bugs, in one style": pairs,
+        "**all**": single + pairs,
+    }
     columns = ("found and named", "found and not named", "missed", "correct, found right", "false alarms")
     lines = [f"| cases | {' | '.join(columns)} |", "| --- |" + " ---: |" * len(columns)]
     for style, count in counts.items():
