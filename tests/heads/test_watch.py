@@ -357,6 +357,14 @@ def test_what_cannot_be_watched_or_ablated_is_refused_before_anything_changes() 
     assert all(not block.attention.watchers for block in model.blocks)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
+def test_parts_may_be_scripted_or_have_a_forward_of_their_own() -> None:
+    scripted, own = torch.jit.script(nn.Linear(29, 29)), nn.Identity()
+    vars(own)["forward"] = lambda x: x
+    seen = watch_call(nn.Sequential(layer_of("causal"), scripted, own), floats(B, T, 29))
+    assert seen["L0.H0"].n_rows == B * T
+
+
 def test_watchers_are_gone_afterwards() -> None:
     model = gpt_of()
     with pytest.raises(hw.HeadwiseError, match="99"), hw.watch(model):

@@ -231,7 +231,7 @@ class _Readers:
     def hooks(self, model: nn.Module, free: set[nn.Module]) -> list[Hook]:
         hooks: list[Hook] = []
         for module in model.modules():
-            names = _inputs(type(module).forward)
+            names = _inputs(module)
             reads = {"ids", "input_ids", "inputs_embeds"} & set(names)
             reader = None
             if reads and not LAYER_INPUTS & set(names[:1]):
@@ -454,10 +454,18 @@ def _layers(cache: Any) -> Sequence[Any]:
     return getattr(getattr(cache, "self_attention_cache", cache), "layers", None) or ()
 
 
-@cache
-def _inputs(forward: Callable[..., Any]) -> list[str]:
-    """Names of what modules of a class are called with, by its `forward`."""
-    return list(inspect.signature(forward).parameters)[1:]  # without self
+def _inputs(module: nn.Module) -> list[str]:
+    """Names of what a module is called with."""
+    # None where a plain function was put in its place, and of a scripted module
+    method = getattr(module.forward, "__func__", None)
+    if method is None:
+        return list(inspect.signature(module.forward).parameters)
+    return _of_method(method)
+
+
+@cache  # of methods of classes alone: a function that hangs on one module may hold its weights
+def _of_method(method: Callable[..., Any]) -> list[str]:
+    return list(inspect.signature(method).parameters)[1:]  # without self
 
 
 def _document(
