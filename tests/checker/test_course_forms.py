@@ -36,6 +36,8 @@ def test_a_bug_in_a_form_is_named(tmp_path: Path) -> None:
         ("llama_cache", "torch.view_as_real(", "torch.view_as_reel(", "raises"),
         ("handed_rotation", "/ q.shape[-1] ** 0.5", "/ torch.sqrt(q.shape[-1])", "raises"),
         ("handed_rotation", "q.shape[-1] ** 0.5", "c**0.5", "scale-model-width"),
+        ("handed_rotation", "self.rope(k).mT", "self.rope(k)", "raises"),
+        ("handed_rotation", "reshape(b, t, c)", "view(b, t, c)", "raises"),
         ("keras_layer", "tf.cast(tf.shape(k)[-1], tf.float32)", "self.d_model", "scale-model-width"),
         ("own_tensors", "(C // self.n_head) ** -0.5", "C**-0.5", "scale-model-width"),
         ("softcapped", f"{CAPPED}\n        {MASKED}", f"{MASKED}\n        {CAPPED}", "mask-weak-fill"),

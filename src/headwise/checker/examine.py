@@ -757,12 +757,11 @@ class Examiner:
         B, T = inputs[0].shape[0], inputs[0].shape[-2]
         real = np.arange(T)[None] < LENGTHS[:B, None]  # (B,S)
         before: list[Any] = []
+        plain: Any = np.nan
+        asks = rf"{attention.mask}\.(n?dim\b|shape\))".lower()
         if not attention.mask_required:
             plain = attention(inputs)
             yield "plain", inputs, Masks(itself), {"": plain}
-            # code that asks how many axes a mask has leaves others aside
-            asks = rf"{attention.mask}\.(n?dim\b|shape\))".lower()
-            before += [plain] * self.scope.says(asks)
         # What the code takes by choice: lengths of the documents; another text to make keys and values of.
         for name, parameter in arguments_of(attention.call).items():
             is_free = parameter.default is None and name != attention.mask
@@ -791,13 +790,14 @@ class Examiner:
         if re.search(SAYS["padding"], attention.mask, re.I) or attention.is_lengths:
             cases = cases[1:]  # by its name it is for padding alone
         for name, allowed, masks in cases:
-            outputs = {}
+            outputs, stopped = {}, 0
             errors: list[Exception] = []
             for form, mask in self._forms(trial, allowed, masks.real):
                 try:
                     outputs[form] = attention(inputs, mask)
                 except Exception as error:  # it does not take this form of the mask
                     errors += [error] * ("True" in form)
+                    stopped += 1
             # An error of a call's arguments that no mask of truths changes is the learner's.
             texts = {str(error).partition("\n")[0] for error in errors}
             is_same = not outputs and len(errors) > 2 and len(texts) == 1
@@ -806,10 +806,12 @@ class Examiner:
                 trial.raised = errors[0]
                 trial.shown["raises"] = in_one_line(errors[0])
             # Where it gives the same as before, any mask makes it causal, whatever it says.
+            # Code that asks how many axes a mask has may leave aside those that it does not stop at.
+            aside = [plain] if stopped and self.scope.says(asks) else []
             new = {
                 form: out
                 for form, out in outputs.items()
-                if not any(close(out, other) for other in before)
+                if not any(close(out, other) for other in (*before, *aside))
             }
             before += outputs.values()
             if new:
@@ -987,7 +989,9 @@ class Examiner:
         is_size = "must be Tensor, not int" in text and re.search(
             r"\.(size|shape)\b", line
         )
-        return bool(is_size) or "before Module.__init__() call" in text
+        # what is passed lies in one piece, so that a view of it fits
+        told = "before Module.__init__\\(\\) call|view size is not compatible"
+        return bool(is_size or re.search(told, text))
 
     def _is_fixed(self) -> bool:
         """Does it take a text that fills the context, and stop at a shorter one?"""

@@ -114,6 +114,10 @@ def _meant(word: str, roles: dict[str, str | None]) -> list[str]:
 def changes_of_node(node: Any) -> Iterator[ast.AST]:
     """What may have been meant for more than a word: no number, a mask turned round, arguments exchanged."""
     match node:
+        case ast.BinOp(left=left, op=ast.MatMult(), right=right):
+            axes: list[ast.expr] = [ast.Constant(-1), ast.Constant(-2)]
+            turned = ast.Call(ast.Attribute(right, "swapaxes"), axes, [])
+            yield ast.BinOp(left, ast.MatMult(), turned)
         case ast.BinOp(left=left, right=right):
             if isinstance(left, ast.Constant):
                 yield right
