@@ -134,6 +134,24 @@ def test_a_name_on_the_hub_is_what_lies_in_its_cache(hub: Path) -> None:
     assert folder is not None and folder.name == "someone/tiny" and folder.path == hub / "snapshots" / "abc"
 
 
+@pytest.mark.parametrize("begun", [True, False])  # False: the config alone, which was priced
+def test_a_download_that_was_interrupted_goes_on(hub: Path, begun: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = hub / "snapshots" / "abc"
+    whole, shards = snapshot / "model.safetensors", [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    part = (snapshot if begun else hub) / shards[0]
+    whole.rename(part)
+    if begun:
+        (snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict(enumerate(shards))}))
+
+    def download(name: str, local_files_only: bool = False, **options: Any) -> str:
+        if not local_files_only:
+            part.rename(whole)
+        return str(snapshot)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert described(hw.open("someone/tiny")) is not None
+
+
 def test_the_price_of_a_name_on_the_hub_needs_its_config_alone(hub: Path, invoke: Invoke) -> None:
     for weights in (hub / "snapshots" / "abc").glob("*.safetensors"):
         weights.unlink()

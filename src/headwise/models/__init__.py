@@ -14,6 +14,7 @@ from typing import Any
 
 from headwise.errors import HeadwiseError, first_line
 from headwise.families import require_transformers
+from headwise.files import read_json
 from headwise.words import unknown
 
 # "openai-community/gpt2", with one slash and no leading dot
@@ -112,7 +113,13 @@ def _from_hub(name: str, patterns: list[str] = PATTERNS) -> Path:
         ) from None
     ask = partial(hub.snapshot_download, name, allow_patterns=patterns)
     with suppress(Exception):  # it is not in the cache, or not whole
-        return Path(ask(local_files_only=True))
+        folder = Path(ask(local_files_only=True))
+        # Handed out is what the cache has: the config alone after `cost`, or some shards after a broken download.
+        if patterns is PATTERNS and not (folder / "model.safetensors").exists():
+            index = read_json(folder / "model.safetensors.index.json")
+            for shard in index["weight_map"].values():
+                (folder / shard).stat()
+        return folder
     try:
         # It asks first which version is the newest: so many seconds at most, for there may be no network.
         return Path(ask(etag_timeout=5))
