@@ -153,3 +153,15 @@ def test_several_tokens_after_a_state_are_read_with_all_before_them() -> None:
         pieces = [reader(piece) for piece in text.split((7, 1, 5, 1, 3), 1)]
         whole = model(text, use_cache=False).logits[0, [6, 7, 12, 13, 16]]
     torch.testing.assert_close(torch.stack(pieces), whole, atol=1e-4, rtol=1e-4)
+
+
+def test_the_text_side_of_a_pair() -> None:
+    sides = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 20, "intermediate_size": 23}
+    text = {**sides, "vocab_size": V, "max_position_embeddings": 31, "eos_token_id": 2}
+    picture = {**sides, "image_size": 8, "patch_size": 4}
+    model = tf.CLIPModel(tf.CLIPConfig(text_config=text, vision_config=picture, projection_dim=12)).eval()
+    names = [f"text_model.L{layer}.H{head}" for layer in range(2) for head in range(2)]
+    ids = torch.tensor([[3, 5, 7, 11, 2]])
+    assert list(hw.survey(model, ids, ablate="none")) == names
+    with hw.watch(model, ids) as heads:
+        assert list(heads) == names

@@ -361,9 +361,18 @@ def last_states(model: nn.Module, ids: Tensor) -> Tensor:
 
 
 def run_body(model: nn.Module, ids: Tensor) -> None:
-    """Run the layers on ids (B,T) for what watchers see there; the logits, by far the largest tensor, are left out."""
-    # a GPT of ours is its own body: one row of logits is the least
-    _forward(body_of(model), ids, last=True)
+    """Run the layers on ids (B,T) for what watchers see there; the logits, by far the largest tensor, are left out.
+
+    Of a model that holds a text against an image or a sound (CLIP), the layers of the text.
+    """
+    # the modules that have both sides, by the method by which transformers runs the text alone
+    pairs = [part for part in model.modules() if hasattr(part, "get_text_features")]
+    if pairs:
+        pair: Any = pairs[0]
+        pair.get_text_features(input_ids=ids.to(device_of(model)))
+    else:
+        # a GPT of ours is its own body: one row of logits is the least
+        _forward(body_of(model), ids, last=True)
 
 
 def next_token_losses(
