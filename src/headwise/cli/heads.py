@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +20,14 @@ from headwise.cli.app import (
 )
 from headwise.corpus.sources import Sources, contents
 from headwise.errors import HeadwiseError
-from headwise.families import RUN, check_model, check_reads_tokens, is_own, require_run
+from headwise.families import (
+    RUN,
+    check_model,
+    check_reads_tokens,
+    is_own,
+    read_config,
+    require_run,
+)
 from headwise.files import STDIN, check_file, is_stream, write_whole
 from headwise.table import Table
 from headwise.view import Progress, screen
@@ -32,6 +40,8 @@ if TYPE_CHECKING:
 REPORT = "report.html"  # in a run folder
 # relations that come with headwise; --relations takes such a name, or a file
 BENCHES = "grammar", "meaning"
+# bytes of texts, at most, that are read through at first: some hundredths of a second
+AT_ONCE = 2**24
 
 
 @command()
@@ -133,10 +143,25 @@ def _check_text(
         if isinstance(path, Path):
             check_file(path)
     if text:
-        # raises HeadwiseError for what is not there; standard input can be read only once, and is read later
-        Sources(contents([name for name in text if name != STDIN])[0])
+        # standard input can be read only once, and is read later
+        sources = Sources(contents([name for name in text if name != STDIN])[0])
+        # raises HeadwiseError for what is not there
+        if sources.size <= AT_ONCE:
+            list(
+                sources
+            )  # reads them all, and raises it for what is blank, damaged or no UTF-8
     elif ids is None and labels is None:
         require_run(model)
+    if tokens is not None:
+        # here: at the top it would slow --help
+        from headwise.cost.config import UndescribedError, shape_by_formula
+
+        with suppress(UndescribedError):  # where the model itself has to be asked
+            context = shape_by_formula(read_config(model)).positions
+            if context is not None and tokens > context:
+                raise HeadwiseError(
+                    f"--tokens {tokens} exceeds what {model} takes at a time, {context}"
+                )
 
 
 def surveyed(
