@@ -331,21 +331,24 @@ class CausalHead(nn.Module):
 
 
 class CausalHeads(nn.Module):
-    """The wrapper of the course."""
+    """The wrapper of the course: no projection, or one behind what joins its heads."""
 
-    def __init__(self, way: str) -> None:
+    def __init__(self, way: str, projects: bool = True) -> None:
         super().__init__()
         self.heads = nn.ModuleList([CausalHead(way) for _ in range(3)])
-        self.out_proj = nn.Linear(21, C)
+        self.out_proj = nn.Linear(21, C) if projects else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.out_proj(torch.cat([head(x) for head in self.heads], dim=-1))
+        joined = torch.cat([head(x) for head in self.heads], dim=-1)
+        return joined if self.out_proj is None else x + self.out_proj(joined)
 
 
+@pytest.mark.parametrize("projects", [False, True])
 @pytest.mark.parametrize("way", ["flag", "softmax"])
 @torch.no_grad()
-def test_modules_of_a_list_are_heads_of_one_layer(way: str) -> None:
-    model = shaken(nn.Sequential(CausalHeads(way), nn.Identity(), CausalHeads(way)))
+def test_modules_of_a_list_are_heads_of_one_layer(way: str, projects: bool) -> None:
+    first, second = CausalHeads(way, projects), CausalHeads(way, projects)
+    model = shaken(nn.Sequential(first, nn.Identity() if projects else nn.Linear(21, C), second))
     plain = model(X)
     with hw.watch(model, maps=True) as seen:
         assert torch.equal(model(X), plain)

@@ -200,7 +200,8 @@ class Tap:
     what W_O reads of it: so a call waits until W_O is called, and is handed to the handler then. That the projection of
     a free attention is its W_O is only a guess by its name: it is, if what it reads are the heads, number by number.
 
-    Heads that are modules of a list (`site.members`) make a call together once the last has run.
+    Heads that are modules of a list (`site.members`) make a call together once the last has run. What they give is
+    changed where the module around the list has joined it: before its W_O, or where it leaves that module.
     """
 
     def __init__(self, site: Site, handler: Handler, early: bool = False) -> None:
@@ -220,13 +221,15 @@ class Tap:
     def hooks(self) -> list[Hook]:
         """What listens from where the module is called to W_O."""
         module, projection = self.site.module, self.projection
-        if projection is None:
+        if projection is None and not self.site.members:
             return []
         # A call of the module ends the one before, if that never came to W_O.
         hooks: list[Hook] = [(module.register_forward_pre_hook, self.end)]
         for child in module.children():
             if "norm" in type(child).__name__.lower():
                 hooks.append((child.register_forward_pre_hook, self.at_norm))
+        if projection is None:
+            return [*hooks, (module.register_forward_hook, self.at_output)]
         return [*hooks, (projection.register_forward_pre_hook, self.at_w_o)]
 
     def at_interface(self, asked: Asked, out: Tensor) -> Tensor | None:
@@ -286,12 +289,11 @@ class Tap:
                 return
             call = _side_by_side(self.site.module, self.of_members)
         self.of_members = []
-        if self.attended(call, sure=True, w_o=None) is not None:
-            raise HeadwiseError(f"{self.site.name}: {NO_W_O}, so they stay as they are")
+        self.attended(call, sure=True, w_o=None)
 
     def wait(self, call: Call) -> Tensor | None:
         """Keep a call until W_O is called, and give None. Where W_O is not known, the handler gets it at once."""
-        if self.projection is None:
+        if self.projection is None and not self.site.members:
             return self.hand(call, NO_W_O, at_w_o=False)
         # DiffLlama lays the same maps over other values in a second call: these are the same heads. Calls whose maps
         # were read off their weights have a q and a k of their own each, which are empty.
@@ -320,7 +322,8 @@ class Tap:
         if rows is None:  # what W_O reads are not the heads of the calls that wait
             return self.end()
         calls, self.waiting = self.waiting, []
-        note = ""
+        at_w_o = self.projection is not None
+        note = "" if at_w_o else NO_W_O
         if self.mixed:
             note = f"{self.mixed} norms several heads at once before W_O: what one gives hangs on all"
         counts = [_n_rows(call) for call in calls]
@@ -330,7 +333,7 @@ class Tap:
             B, H, T, _ = call.out.shape
             out = part.view(B, T, H, -1).transpose(1, 2)
             before = None if self.normed or self.site.free else call.out
-            result = self.hand(call, note, out=out, before_gate=before)
+            result = self.hand(call, note, out=out, at_w_o=at_w_o, before_gate=before)
             if result is not None:
                 changed = True
                 parts[place] = result.to(part.dtype).transpose(1, 2).reshape(part.shape)
@@ -341,6 +344,11 @@ class Tap:
         # earlier block has changed `joined` itself, what stood there first is handed on.
         _before[replaced] = _before.get(joined, joined)
         return (replaced, *args[1:])
+
+    def at_output(self, module: nn.Module, args: Any, out: Any) -> Any:
+        """A forward hook of the module around a list whose W_O is not known."""
+        replaced = self.at_w_o(module, (out,)) if isinstance(out, Tensor) else None
+        return None if replaced is None else replaced[0]
 
     def stacked(self, joined: Tensor) -> Tensor | None:
         """What W_O reads, where that is as many rows as the heads of the calls that wait have; else None.

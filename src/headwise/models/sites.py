@@ -286,7 +286,7 @@ def _free_sites(
 
 
 def _listed(modules: Modules, paths: Sequence[str]) -> Listed:
-    """Modules that join what the attentions of one list give and project it, and the paths of those: their heads."""
+    """Modules that join what the attentions of one list give, by their paths, and the paths of those: their heads."""
     lists = {}
     for path, module in modules.items():
         parent, _, name = path.rpartition(".")
@@ -302,8 +302,7 @@ def _listed(modules: Modules, paths: Sequence[str]) -> Listed:
         )
         code = codes_of(type(modules[parent]).forward)
         names = set(itertools.chain(*(part.co_names for part in code)))
-        projects = _projections(modules, parent, None, OWN_OUTPUTS)["o"] is not None
-        if are_heads and projects and name in names and names & JOINS:
+        if are_heads and name in names and names & JOINS:
             lists[parent] = members
     return lists
 
