@@ -124,11 +124,19 @@ def steer(model: nn.Module, changes: Mapping[str, Any]) -> AbstractContextManage
         HeadwiseError: for a head that the model does not have, for a vector of another width than the head's, and
             at the end of a block in which none of the heads was reached.
     """
+    for name, change in changes.items():
+        if not callable(change) and not torch.as_tensor(change).isfinite().all():
+            raise HeadwiseError(f"the change of {name} is not finite")
 
     def steered(name: str, out: Tensor, *rest: Any) -> Tensor:
         change = changes[name]
         if callable(change):
-            return torch.as_tensor(change(out))
+            made = torch.as_tensor(change(out))
+            if made.shape != out.shape:
+                raise HeadwiseError(
+                    f"the function of {name} was given {(*out.shape,)} and gave {(*made.shape,)}; give as much"
+                )
+            return made
         factor = torch.as_tensor(change).to(out)
         if factor.ndim and factor.shape != out.shape[-1:]:
             raise HeadwiseError(
