@@ -322,6 +322,9 @@ def read_relations(reader: Reader, source: str | Path) -> Relations:
 def _labelled(reader: Reader, item: Any, where: str) -> Labelled:
     """Read a document and its pairs of positions; `where` names it in what is refused."""
     text: str | None = item.get("text")
+    _check_keys(item, ("text", "ids", "pairs"), where)
+    if "text" in item and "ids" in item:
+        raise HeadwiseError(f'{where}: pass either "text" or "ids"')
     if text is None:
         ids = list(map(operator.index, item["ids"]))
         places = [(n, n + 1) for n in range(len(ids))]
@@ -335,12 +338,19 @@ def _labelled(reader: Reader, item: Any, where: str) -> Labelled:
     check_ids(reader, where, ids)
     pairs: dict[str, list[Pair]] = {}
     for n, pair in enumerate(item.get("pairs", ())):
+        _check_keys(pair, ("name", "from", "to"), f"{where}, pair {n}")
         spans = []
         for end in ("from", "to"):
             at = f"{where}, pair {n}, {end}"
             spans.append(_positions(pair[end], text, places, at))
         pairs.setdefault(str(pair["name"]), []).append((spans[0], spans[1]))
     return Labelled(ids, pairs)
+
+
+def _check_keys(item: dict[str, Any], known: Sequence[str], where: str) -> None:
+    for key in item:
+        if key not in known:
+            raise HeadwiseError(f"{where}: {key!r} is none of {', '.join(known)}")
 
 
 def _positions(
