@@ -380,6 +380,10 @@ def _text(
     folder: Folder, tokens: TextTokens, record: dict[str, Any], near: Path
 ) -> Known:
     """The text of a line; `near` is the folder of the file."""
+    if "possible" in record:
+        raise HeadwiseError(
+            "possible links are not told from sure ones; leave them out, or name them in links"
+        )
     if {"audio", "words"} <= record.keys():
         return _spoken(folder, tokens, record, near)
     if {"source", "target", "links"} <= record.keys():
