@@ -74,8 +74,12 @@ class Fields(dict[str, Any]):
 
     def has(self, what: str, default: bool = False) -> bool:
         """Is there a bias, a gate, ...? The facts say so by a constant, or by the name of a flag of the config."""
-        value = self.facts.get(what, default)
-        return bool(self[value] if isinstance(value, str) else value)
+        name = value = self.facts.get(what, default)
+        if isinstance(name, str):
+            value = self[name]
+        if not isinstance(value, bool):
+            raise HeadwiseError(f"{name}={short(value)} must be true or false")
+        return value
 
 
 def check_size(name: str, value: Any, most: int = LARGEST) -> int:

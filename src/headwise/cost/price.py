@@ -233,6 +233,10 @@ def shape_of_fields(config: dict[str, Any]) -> ModelShape:
     try:
         shape = shape_by_formula(config)
     except UndescribedError as error:
+        if "headwise" in config:  # a model of another family may stand beside it
+            raise HeadwiseError(
+                f"a run of headwise with {error} has no formula here"
+            ) from None
         if not (find_spec("transformers") and find_spec("torch")):
             raise HeadwiseError(
                 f"{error} of a {config['model_type']} has no formula here, and to build the model needs transformers "
