@@ -135,6 +135,8 @@ def attribute(
     if not -T <= position < T:
         raise HeadwiseError(f"position={position} is not among the {T} tokens")
     position %= T  # -1 becomes T - 1
+    if callable(target):
+        raise HeadwiseError("target is a function; pass one token, or two")
     words = (target,) if isinstance(target, int | str) else tuple(target)
     answer = tuple(token_of(model, word) for word in words)
     if len(answer) not in (1, 2):

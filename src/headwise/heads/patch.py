@@ -317,7 +317,12 @@ def _metrics(model: nn.Module, target: Any, n: int) -> list[Metric | None]:
 
 def _row_by_row(function: Callable[[Tensor], Any], logits: Tensor) -> Tensor:
     """A metric of somebody's own, which takes the logits (V,) of one answer."""
-    values = [float(function(row)) for row in logits.cpu().double()]
+    try:
+        values = [float(function(row)) for row in logits.cpu().double()]
+    except (TypeError, ValueError, RuntimeError, IndexError) as error:
+        raise HeadwiseError(
+            f"target= was given the logits {tuple(logits.shape[1:])} of one answer and did not give a number: {error}"
+        ) from None
     return torch.tensor(values, dtype=torch.float64)
 
 
@@ -733,6 +738,10 @@ def _chosen(names: list[str], heads: Iterable[str] | None) -> list[str]:
     if heads is None:
         return names
     chosen = [heads] if isinstance(heads, str) else list(heads)
+    if not chosen:
+        raise HeadwiseError(
+            "heads=[] leaves no head to patch; name some, or leave it out"
+        )
     for name in chosen:
         if name not in names:
             raise unknown_head(name, names)
