@@ -52,6 +52,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     configs |= {
         "whisper": {"model_type": "whisper", "is_encoder_decoder": True, "num_mel_bins": 80, "max_source_positions": 50}
     }
+    configs |= {"gemma": LLAMA | {"model_type": "gemma3_text", "architectures": None, "num_key_value_heads": 1}}
+    configs |= {"vast": configs["gemma"] | {"num_key_value_heads": 10**15}}
     for name in ("empty", "full", "written", *configs):
         (folder / name).mkdir(parents=True)
     for name, config in configs.items():

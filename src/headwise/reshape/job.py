@@ -34,7 +34,7 @@ from headwise.corpus.documents import BATCH, cut, encoded
 from headwise.corpus.sources import Sources, exists
 from headwise.corpus.tokens import require_tokens, unknown_note
 from headwise.corpus.training import HELD_OUT_SHARE
-from headwise.cost.config import shape_by_formula
+from headwise.cost.config import check_sizes, shape_by_formula
 from headwise.errors import HeadwiseError
 from headwise.families import (
     RECORD,
@@ -402,9 +402,15 @@ def _left_alone(model: nn.Module) -> Iterator[None]:
 def check_config(path: Path, change: Change) -> None:
     """Refuse the family and the sizes in a config.json that the change cannot have."""
     change.check_family(path)
+    config = read_config(path)
     try:
-        shape = shape_by_formula(read_config(path))
-    except HeadwiseError:  # not every size is told: the model itself is asked
+        shape = shape_by_formula(config)
+    except HeadwiseError:  # not every size is told; these may be
+        check_sizes(config)
+        names = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+        sizes = [config[name] for name in names if isinstance(config.get(name), int)]
+        if len(sizes) == len(names):
+            change.check_sizes(*sizes)
         return
     # the first layer has as many heads as any other
     attention = shape.layers[0].attention
