@@ -67,10 +67,10 @@ def test_ids_where_there_is_no_tokenizer(models: Path, invoke: Invoke) -> None:
 
 
 def test_table(models: Path, invoke: Invoke, tmp_path: Path) -> None:
-    args = ("--text", "abc, abd. hab", "--out", tmp_path / "t.csv", "--out", "/dev/null", "--ablate", "mean")
+    args = ("--text", "abc, abd. hab", "--out", tmp_path / "t.CSV", "--out", "/dev/null", "--ablate", "mean")
     code, out, _ = invoke("heads", models / "one", *args)
-    assert code == 0 and out.splitlines()[-2:] == [f"table: {tmp_path / 't.csv'}", "table: /dev/null"]
-    rows = list(csv.DictReader((tmp_path / "t.csv").read_text().splitlines()))
+    assert code == 0 and out.splitlines()[-2:] == [f"table: {tmp_path / 't.CSV'}", "table: /dev/null"]
+    rows = list(csv.DictReader((tmp_path / "t.CSV").read_text().splitlines()))
     assert [row["name"] for row in rows] == [f"L{n}.H{h}" for n in range(2) for h in range(3)]
     assert all(f"{float(row['entropy']):.3f}" in out for row in rows)
 

@@ -197,11 +197,12 @@ def _check_writable(words: str, path: Path) -> None:
         )
     if is_stream(path):
         return
-    if path.suffix not in WRITTEN:
+    suffix = path.suffix.lower()
+    if suffix not in WRITTEN:
         raise HeadwiseError(f"{words}: end the name in {', '.join(WRITTEN)}")
     parent = Path(os.path.realpath(path)).parent
     holds_model = exists(parent / "config.json") or exists(parent / RUN)
-    if holds_model and path.suffix == ".json":
+    if holds_model and suffix == ".json":
         raise HeadwiseError(
             f"{words} lies among the files of {parent}; pass a file elsewhere"
         )
