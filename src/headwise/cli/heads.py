@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -145,23 +144,26 @@ def _check_text(
     if text:
         # standard input can be read only once, and is read later
         sources = Sources(contents([name for name in text if name != STDIN])[0])
-        # raises HeadwiseError for what is not there
+        # raises HeadwiseError for what is blank or no UTF-8
         if sources.size <= AT_ONCE:
-            list(
-                sources
-            )  # reads them all, and raises it for what is blank, damaged or no UTF-8
+            list(sources)
     elif ids is None and labels is None:
         require_run(model)
-    if tokens is not None:
-        # here: at the top it would slow --help
-        from headwise.cost.config import UndescribedError, shape_by_formula
+    context = None if tokens is None else _context_told(model)
+    if tokens is not None and context is not None and tokens > context:
+        raise HeadwiseError(
+            f"--tokens {tokens} exceeds what {model} takes at a time, {context}"
+        )
 
-        with suppress(UndescribedError):  # where the model itself has to be asked
-            context = shape_by_formula(read_config(model)).positions
-            if context is not None and tokens > context:
-                raise HeadwiseError(
-                    f"--tokens {tokens} exceeds what {model} takes at a time, {context}"
-                )
+
+def _context_told(model: Path) -> int | None:
+    # here: at the top it would slow --help
+    from headwise.cost.config import shape_by_formula
+
+    try:
+        return shape_by_formula(read_config(model)).positions
+    except HeadwiseError:  # not every size is told: the model itself is asked
+        return None
 
 
 def surveyed(
