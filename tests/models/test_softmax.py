@@ -344,7 +344,7 @@ class CausalHeads(nn.Module):
 
 
 @pytest.mark.parametrize("projects", [False, True])
-@pytest.mark.parametrize("way", ["flag", "softmax"])
+@pytest.mark.parametrize("way", ["flag", "mask", "softmax"])
 @torch.no_grad()
 def test_modules_of_a_list_are_heads_of_one_layer(way: str, projects: bool) -> None:
     first, second = CausalHeads(way, projects), CausalHeads(way, projects)
@@ -359,6 +359,7 @@ def test_modules_of_a_list_are_heads_of_one_layer(way: str, projects: bool) -> N
                 head(x)
             of_all = seen[f"L{n}.H{h}"]
             torch.testing.assert_close(torch.tensor(of_all.map), torch.tensor(alone["L0.H0"].map), rtol=0, atol=1e-6)
+            assert all(of_all[name] == pytest.approx(mean, abs=1e-5) for name, mean in alone["L0.H0"].means.items())
     values = model[2].heads[1].W_value.weight
     values *= 0.5
     expected = model(X)
@@ -394,7 +395,8 @@ def in_pieces(self: nn.Module, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def test_what_is_no_attention_is_refused_by_name() -> None:
-    codes = nn.Parameter(X[0, :7])
+    codes, mixed = nn.Parameter(X[0, :7]), CausalHeads("mask")
+    mixed.heads[1] = CausalHead("flag")
     landmarks = tf.NystromformerConfig(**WIDE, num_landmarks=4, segment_means_seq_len=24)
     chunks = tf.LongformerConfig(**WIDE, attention_window=4)
     none, rows = "ran, and no softmax over keys was seen", "no distribution over keys: a row of 11 weights sums to"
@@ -409,7 +411,7 @@ def test_what_is_no_attention_is_refused_by_name() -> None:
         (tf.NystromformerModel(landmarks), "^L0: multiplies the weights of one softmax with those of another"),
         (tf.LongformerModel(chunks), "^L0: LongformerSelfAttention says that it has 4 heads, and its .* chunks"),
         (nn.Linear(C, C), "^Linear has no attention that headwise can read"),
-        (CausalHeads("mask"), "^L0: the modules of its list, CausalHead, have lengths, scales or masks of their"),
+        (mixed, "^L0: the modules of its list, CausalHead, have lengths, scales or masks of their"),
     ]
     for model, why in refused:
         inputs = torch.cat([IDS, IDS[:, :1]], 1) if hasattr(model, "config") else X

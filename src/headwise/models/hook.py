@@ -43,6 +43,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from headwise.errors import HeadwiseError
 from headwise.layer.layer import MultiHeadAttention
+from headwise.masks import all_of
 from headwise.models import softmax
 from headwise.models.reading import Asked, read_call
 from headwise.models.sites import Site, is_attention, is_watchable, remember
@@ -430,21 +431,29 @@ def _n_rows(call: Call) -> int:
 
 def _side_by_side(module: nn.Module, calls: list[Call]) -> Call | str:
     """The calls of one head each as a call of all of them; or why they are none."""
-    first, kinds = calls[0], set()
+    first, kinds, masks = calls[0], set(), []
     for call in calls:
-        mask = call.options.mask
-        parts = () if mask is None else mask.parts()
-        # an array may be another one in each head
-        has_array = any(hasattr(part, "array") for part in parts)
-        told = id(call) if has_array else repr(mask)
-        kinds.add((call.q.shape, call.v.shape, call.options.scale, told))
+        mask, scale = call.options.mask, call.options.scale
+        masks.append(() if mask is None else mask.parts())
+        # arrays may differ in what they hold, and other masks in nothing
+        told = [
+            (type(part), part.array.shape) if hasattr(part, "array") else repr(part)
+            for part in masks[-1]
+        ]
+        kinds.add((call.q.shape, call.v.shape, scale, *told))
     if len(kinds) > 1:
         return f"the modules of its list, {type(first.layer).__name__}, have lengths, scales or masks of their own"
     joined: dict[str, Any] = {"layer": module}
     for name in ("q", "k", "v", "out", "weights"):
         if getattr(first, name) is not None:
             joined[name] = torch.cat([getattr(call, name) for call in calls], 1)
-    return first._replace(**joined)
+    merged = []
+    for parts in zip(*masks, strict=True):
+        part: Any = parts[0]
+        if hasattr(part, "array"):
+            part = type(part)(torch.cat([each.array for each in parts], 1))
+        merged.append(part)
+    return first._replace(options=first.options._replace(mask=all_of(merged)), **joined)
 
 
 # What a block made W_O read -> what W_O was to read before any block changed it.
