@@ -308,6 +308,7 @@ def read_relations(reader: Reader, source: str | Path) -> Relations:
         name, source = f"the bench {source}", BENCHES[source]
     content, documents, where = read_json(source), list[Labelled](), name
     try:
+        _check_keys(content, ("documents", "relations"), name)
         meanings = {key: str(x) for key, x in content.get("relations", {}).items()}
         for n, item in enumerate(content["documents"]):
             where = f"{name}, document {n}"
