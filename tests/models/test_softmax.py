@@ -309,6 +309,34 @@ def test_axes_of_another_order_and_folded_ones() -> None:
     assert "distance" not in watch_call(head, X, X[:, :7])["L0.H0"].means
 
 
+class TimeFirst(Attention):
+    """As many write it: (T,B,C), and texts and heads in one axis or in two."""
+
+    def __init__(self, folded: bool) -> None:
+        super().__init__()
+        self.folded = folded
+
+    def forward(self, x: Tensor) -> Tensor:
+        lead = (B * H,) if self.folded else (B, H)
+        q, k, v = (y.reshape(len(x), *lead, C // H).movedim(0, -2) for y in self.c_attn(x).split(C, 2))
+        return self.c_proj(((q @ k.mT).softmax(-1) @ v).movedim(-2, 0).reshape(x.shape))
+
+
+@pytest.mark.parametrize("folded", [False, True])
+@torch.no_grad()
+def test_heads_whose_texts_are_the_second_axis(folded: bool) -> None:
+    model, x = shaken(nn.Sequential(TimeFirst(folded), TimeFirst(folded))), X.transpose(0, 1)
+    seen = watch_call(model, x)
+    assert seen["L1.H2"].norm > 0 and not seen.notes
+    with zeroed(model[1].c_proj, 2, H):
+        expected = model(x)
+    with hw.ablate(model, ["L1.H2"]):
+        assert torch.equal(model(x), expected)
+        with hw.ablate(model, ["L1.H2"]), hw.watch(model) as seen:
+            assert torch.equal(model(x), expected)
+    assert seen["L1.H2"].norm == 0 < seen["L1.H1"].norm
+
+
 class CausalHead(nn.Module):
     """A head by the course's names; by the fused call with a flag, or with a mask of its own, or by a softmax."""
 

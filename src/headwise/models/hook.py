@@ -341,6 +341,8 @@ class Tap:
         if not changed:
             return None
         replaced = torch.cat(parts).reshape(rows.shape)
+        if rows is not joined:  # `compared` has transposed it
+            replaced = replaced.transpose(0, 1)
         # The next block's `at_w_o` gets `replaced`, and must still find the heads in it: see `compared`. Where an
         # earlier block has changed `joined` itself, what stood there first is handed on.
         _before[replaced] = _before.get(joined, joined)
@@ -364,7 +366,7 @@ class Tap:
         return joined
 
     def compared(self, joined: Tensor) -> Tensor | None:
-        """What W_O reads, where that is what the heads gave.
+        """What W_O reads, documents first, where that is what the heads gave; they may also lie as (T,B,C).
 
         An earlier block may have changed it since: then what was there before is compared.
         """
@@ -373,11 +375,14 @@ class Tap:
         if self.waiting[1:] or before.numel() != out.numel():
             return None
         B, H, T, E = out.shape
-        heads = before.detach().reshape(B, T, H, E).transpose(1, 2)
-        # The very bits; torch.equal takes NaN for another number than NaN.
-        gave = out.detach().to(heads.dtype)
-        is_same = torch.allclose(heads, gave, rtol=0, atol=0, equal_nan=True)
-        return joined if is_same else None
+        gave = out.detach().to(before.dtype)
+        for _ in range(2 if joined.ndim == 3 else 1):
+            heads = before.detach().reshape(B, T, H, E).transpose(1, 2)
+            # The very bits; torch.equal takes NaN for another number than NaN.
+            if torch.allclose(heads, gave, rtol=0, atol=0, equal_nan=True):
+                return joined
+            joined, before = joined.transpose(0, 1), before.transpose(0, 1)
+        return None
 
     def end(self, *args: Any) -> None:
         """Calls that never entered W_O in a form that is known are handed on as they left the attention.
