@@ -217,6 +217,12 @@ def test_what_a_verdict_points_at() -> None:
         lines[version.bugs].append(judge(version).findings[0].quote)
     assert lines["split-no-transpose",] == ["return x.view(B, self.n_heads, T, self.d_head)"]
     assert lines["scale-missing",] == ["s = q @ k.transpose(-2, -1)"]
+    fixed = correct_code("course_cut_mask").replace("[:T, :T]", "").replace("Causal", "")
+    fixed = fixed.replace(
+        "torch.triu(torch.ones(context_length, context_length), diagonal=1)", "torch.eye(context_length)"
+    )
+    # a table for one length is a choice where nothing is causal
+    assert judge(Version("fixed", 0, (), fixed)).right is None
     assert lines["length-fixed",] == ["s.masked_fill_(self.mask.bool(), -torch.inf)"]
     (misspelt,) = lines["raises",]
     assert "haeds" in misspelt

@@ -54,7 +54,8 @@ def test_a_notebook_is_read_cell_by_cell_and_its_file_beside_it(tmp_path: Path) 
     cells = ["%matplotlib inline\n!pip install x\n", "from parts import attention, clones\n", "not python (\n"]
     cells += [f"import math, torch\nimport torch.nn as nn\nclass MultiHeaded{tail}", "print(undefined)\n"]
     kinds = [{"cell_type": "code", "source": cell.splitlines(keepends=True)} for cell in cells]
-    (tmp_path / "parts.py").write_text(head + "raise SystemExit\n")
+    beside = "size = len(undefined)\ndef unused():\n    return size\n"  # which fails, and nobody needs
+    (tmp_path / "parts.py").write_text(f"{head}{beside}raise SystemExit\n")
     path = tmp_path / "lesson.ipynb"
     path.write_text(json.dumps({"cells": [{"cell_type": "markdown", "source": "# Title"}, *kinds]}))
     assert hw.check(path).right

@@ -302,13 +302,13 @@ def _is_ours(name: str, default: Any, theirs: bool) -> bool:
 
 def _part(name: str, parameter: inspect.Parameter, target: Target) -> Any:
     """The class that a parameter takes an object of: by its annotation, or of its name, as RoPE is of `rope`."""
-    for kind in (_annotated(parameter, target.namespace), *target.namespace.values()):
-        is_class = isinstance(kind, type) and callable(getattr(kind, "forward", None))
-        is_own = is_class and kind.__module__.partition(".")[0] != "torch"
-        if is_own and (
-            kind.__name__.lower() == name.replace("_", "")
-            or kind.__name__ == parameter.annotation
-        ):
+    annotation = getattr(parameter.annotation, "__name__", parameter.annotation)
+    for kind in target.namespace.values():
+        if not isinstance(kind, type) or not hasattr(kind, "forward"):
+            continue
+        is_own = kind.__module__.partition(".")[0] != "torch"
+        is_named = kind.__name__.lower() == name.replace("_", "")
+        if is_own and (is_named or kind.__name__ == annotation):
             return kind
     return None
 
