@@ -1,7 +1,8 @@
 """Learners' code in many styles, and each style with each bug that makes sense there.
 
 `cases/NAME.case` begins with correct code. A block follows for each wrong version: `== bug` (several for several bugs
-at once), then texts to take out (`- `) and what stands there instead (`+ `).
+at once), then texts to take out (`- `) and what stands there instead (`+ `). `unusual/NAME.case` has code that one form
+of it alone is like: each of its blocks says behind a colon what the verdict must say, too, and may have no bug.
 """
 
 import difflib
@@ -19,7 +20,7 @@ from headwise.checker.loops import CALLED, NAME
 from headwise.checker.source import Source, candidates, kind_of, run_definitions
 from headwise.checker.verdict import check, read_source
 
-FOLDER = Path(__file__).parent / "cases"
+FOLDER = Path(__file__).parent
 
 
 class Version(NamedTuple):
@@ -29,14 +30,15 @@ class Version(NamedTuple):
     number: int  # 0 is the correct one
     bugs: tuple[str, ...]
     text: str
+    words: str = ""  # of the verdict
 
     @property
     def label(self) -> str:
         return f"{self.style}.{self.number} {'+'.join(self.bugs) or 'correct'}"
 
 
-def versions(styles: str = "*") -> Iterator[Version]:
-    for path in sorted(FOLDER.glob(f"{styles}.case")):
+def versions(styles: str = "*", folder: str = "cases") -> Iterator[Version]:
+    for path in sorted((FOLDER / folder).glob(f"{styles}.case")):
         code, *blocks = re.split(r"^== ", path.read_text(encoding="utf-8"), flags=re.M)
         correct = code.rstrip("\n") + "\n"
         yield Version(path.stem, 0, (), correct)
@@ -44,12 +46,13 @@ def versions(styles: str = "*") -> Iterator[Version]:
             yield _version(path.stem, number, block, correct)
 
 
-def correct_code(style: str) -> str:
-    return next(versions(style)).text
+def correct_code(style: str, folder: str = "cases") -> str:
+    return next(versions(style, folder)).text
 
 
 def _version(style: str, number: int, block: str, text: str) -> Version:
     head, *lines = block.splitlines()
+    bugs, _, words = head.partition(":")
     changes: list[list[str]] = []
     for line in lines:
         if line.startswith("- "):
@@ -60,7 +63,7 @@ def _version(style: str, number: int, block: str, text: str) -> Version:
         assert text.count(old) >= 1, f"{style} {head}: {old!r} is not in the file"
         text = text.replace(old, "\n".join(new))
     lines = [line for line in text.splitlines() if line.strip() or not line]
-    return Version(style, number, tuple(head.split()), "\n".join(lines) + "\n")
+    return Version(style, number, tuple(bugs.split()), "\n".join(lines) + "\n", words.strip())
 
 
 def changed_lines(version: Version) -> set[int]:

@@ -27,8 +27,9 @@ WRONG = {version.bugs: [other for other in ALL if other.bugs == version.bugs] fo
 # Of the wrong ones each bug once, in another style than the one before; `python -m benchmarks check` takes all.
 SOME = [version for version in ALL if not version.bugs]
 SOME += [alike[number % len(alike)] for number, alike in enumerate(WRONG.values())]
-UNUSUAL = read_table("unusual")
-TEXTS = UNUSUAL["texts"]
+TABLES = read_table("unusual")
+UNUSUAL = [version for version in versions(folder="unusual") if version.number]
+ONE_HEAD = correct_code("one_head", "unusual")
 
 
 def test_weights_are_not_drawn_anew_between_the_steps_of_a_cache() -> None:
@@ -96,7 +97,7 @@ class Attention:
 """
 
 
-@every("old, new, reason", UNUSUAL["cannot"])
+@every("old, new, reason", TABLES["cannot"])
 def test_what_cannot_be_checked_says_why(old: str, new: str, reason: str, tmp_path: Path) -> None:
     path, text = tmp_path / "learner.py", new if old == "ATTENTION" else ATTENTION.replace(old, new)
     path.write_text(text)
@@ -107,12 +108,12 @@ def test_what_cannot_be_checked_says_why(old: str, new: str, reason: str, tmp_pa
 
 
 @pytest.mark.slow
-@every("old, new, reason", UNUSUAL["apart"])
+@every("old, new, reason", TABLES["apart"])
 def test_what_cannot_be_ended_ends(old: str, new: str, reason: str, tmp_path: Path) -> None:
     test_what_cannot_be_checked_says_why.__wrapped__(old, new, reason, tmp_path)  # type: ignore[attr-defined]
 
 
-@every("old, new, names", UNUSUAL["gradients"])
+@every("old, new, names", TABLES["gradients"])
 def test_a_projection_that_no_gradient_reaches_is_named(old: str, new: str, names: str) -> None:
     text = correct_code("nano")
     assert "that gradients reach the projections" in judge(Version("gradient", 0, (), text)).checked
@@ -188,7 +189,7 @@ def test_a_loop_is_checked_as_it_is_pasted_and_inside_its_function(invoke: Invok
     assert "IndentationError" in invoke("check", f"{pasted}:gpt").out  # it has no such function
     for target in (whole, f"{whole}:gpt"):
         assert invoke("check", target).code == 0
-    pasted.write_text(TEXTS["side by side"])
+    pasted.write_text(correct_code("side_by_side", "unusual"))
     outcome = invoke("check", pasted)
     assert outcome.code == 0 and "CausalAttention, taken as usual" in outcome.out, outcome
     own = "class CausalAttention:\n    def __init__(self, *sizes): 1 / 0\n"
@@ -246,7 +247,7 @@ def test_the_line_that_is_named_is_one_that_was_changed() -> None:
     assert len(named) > 480 and np.mean(hits) > 0.9
 
 
-@every("bug, lines, quote", UNUSUAL["lines"])
+@every("bug, lines, quote", TABLES["lines"])
 def test_the_line_of_a_bug_by_its_text(bug: str, lines: str, quote: str) -> None:
     body = lines.replace("|", "\n        ")
     source = Source(f"class Attention:\n    def forward(self, x):\n        {body}\n")
@@ -254,11 +255,11 @@ def test_the_line_of_a_bug_by_its_text(bug: str, lines: str, quote: str) -> None
     assert place is not None and place[1].startswith(quote), place
 
 
-@every("text, old, new, bug, part", [(code["text"], *way) for code in UNUSUAL["code"] for way in code["ways"]])
-def test_unusual_code_is_judged(text: str, old: str, new: str, bug: str, part: str) -> None:
-    verdict = judge(Version("unusual", 0, (), text.replace(old, new) if old else text))
-    assert verdict.bugs == ((bug,) if bug else ()) and verdict.right is (not bug), verdict
-    assert part in str(verdict)
+@every("version", [(version,) for version in UNUSUAL], [version.label for version in UNUSUAL])
+def test_unusual_code_is_judged(version: tuple[Version]) -> None:
+    verdict = judge(version[0])
+    assert verdict.bugs == version[0].bugs and verdict.right is not bool(version[0].bugs), verdict
+    assert version[0].words in str(verdict)
 
 
 def test_a_bug_that_shows_under_a_mask_alone_is_told_with_numbers_of_that_case() -> None:
@@ -292,13 +293,13 @@ class Weightless:
 @every("name, width", itertools.product(("attention", "OneHead"), "qX"))
 def test_a_single_head_gets_another_width_than_the_model(tmp_path: Path, name: str, width: str) -> None:
     file = tmp_path / "one.py"
-    file.write_text(TEXTS["one head"].replace("WIDTH", width))
+    file.write_text(ONE_HEAD.replace("WIDTH", width))
     verdict = hw.check(f"{file}:{name}")
     assert verdict.bugs == (("scale-model-width",) if width == "X" else ()), verdict
 
 
 def test_every_attention_of_a_file_is_checked_or_named(tmp_path: Path, invoke: Invoke) -> None:
-    function, _, layer = TEXTS["one head"].partition("class OneHead")
+    function, _, layer = ONE_HEAD.partition("class OneHead")
     right, wrong = (layer.replace("WIDTH", width) for width in "qX")
     block = f"class GPTBlock{wrong}\n"
     file = tmp_path / "many.py"
@@ -316,14 +317,14 @@ def test_every_attention_of_a_file_is_checked_or_named(tmp_path: Path, invoke: I
 
 def test_an_object_is_left_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     namespace: dict[str, Any] = {}
-    exec(TEXTS["one head"].replace("WIDTH", "q"), namespace)
+    exec(ONE_HEAD.replace("WIDTH", "q"), namespace)
     head = namespace["OneHead"](29, 11)
     head(torch.ones(2, 5, 29)).sum().backward()
     before = [(p.detach().clone(), p.grad.clone()) for p in head.parameters()]
     assert hw.check(head).right
     assert all(p.equal(w) and p.grad.equal(g) for p, (w, g) in zip(head.parameters(), before, strict=True))
     assert head.training
-    text = next(code["text"] for code in UNUSUAL["code"] if "use_cache" in code["text"])
+    text = correct_code("cache_kept", "unusual")
     (tmp_path / "used_cache.py").write_text(f"import torch\nfrom torch import nn\n{text}")
     monkeypatch.syspath_prepend(tmp_path)
     layer = importlib.import_module("used_cache").Attention(24, 3)
@@ -352,7 +353,7 @@ def test_arguments_reach_a_file_as_they_are_written(invoke: Invoke, tmp_path: Pa
     assert invoke("check", path, "--args", "shape=(3, 'a, b')").code == 0
     with pytest.raises(hw.HeadwiseError, match="numbers, texts"):
         hw.check(path, args={"shape": object()})
-    text = next(code["text"] for code in UNUSUAL["code"] if "class Cache:" in code["text"])
+    text = correct_code("cache_object", "unusual")
     path.write_text("import torch\nfrom torch import nn\n" + text.replace("__init__(self):", "__init__(self, zork):"))
     assert "step by step" in str(hw.check(f"{path}:Attention", args={"zork": 3}).checked)
 
@@ -404,7 +405,7 @@ class SwitchedMask(torch.nn.Module):
 OPTIONAL = correct_code("cached_layer")
 
 
-@every("old, new, reason", UNUSUAL["tried"])
+@every("old, new, reason", TABLES["tried"])
 def test_what_was_never_tried_is_said(old: str, new: str, reason: str) -> None:
     assert OPTIONAL.count(old) == 1
     verdict = judge(Version("optional", 0, (), OPTIONAL.replace(old, new)))
