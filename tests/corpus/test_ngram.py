@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from headwise.corpus.ngram import NGramModel, best_order, ngram_losses
+from headwise.corpus.ngram import best_order, continuations, ngram_losses
 
 V = 7
 BOUNDARY = 3
@@ -71,16 +71,19 @@ def test_both_paths_equal_the_transcription(order: int, boundary: int | None) ->
     train, held_out = stream(211, seed=1), stream(53, seed=2)
     held_out[29] = V - 1  # never seen in training
     book = ByTheBook(train.tolist(), order, boundary)
-    model = NGramModel(train, V, order, boundary)
     for i, token in enumerate(held_out.tolist()):
-        past = held_out[:i].tolist()
-        expected = [book.probability(past, w) for w in range(V)]
-        p = model.probabilities(past)
-        np.testing.assert_allclose(p, expected, rtol=1e-12)
-        assert math.isclose(p.sum(), 1, rel_tol=1e-12)
+        expected = book.probability(held_out[:i].tolist(), token)
         only_here = np.arange(held_out.size) == i
         loss = ngram_losses(train, held_out, V, order, only_here, boundary)[order]
-        assert math.isclose(loss, -math.log(expected[token]), rel_tol=1e-12)
+        assert math.isclose(loss, -math.log(expected), rel_tol=1e-12)
+    if boundary is None:
+        return
+    prompts = [[boundary, *held_out[i : i + 3].tolist()] for i in range(29)]
+    for prompt, ids in zip(prompts, continuations(train, prompts, 5, V, order, boundary), strict=True):
+        for token in [*ids, boundary][:5]:
+            p = [book.probability(prompt, w) for w in range(V)]
+            assert math.isclose(sum(p), 1, rel_tol=1e-12) and math.isclose(p[token], max(p), rel_tol=1e-12)
+            prompt.append(token)
 
 
 def test_orders_are_measured_together() -> None:
@@ -96,13 +99,13 @@ def test_a_bigram_worked_by_hand() -> None:
     # D_2 = 2 / (2 + 2 * 1) = 1/2. Level 1 counts what comes before: 0 after {nothing, 1, 2}, 1 after {0}, 2 after {0}.
     # n1 = 2, n2 = 0, so D_1 = 1: P_1(0) = (3 - 1 + 3/3) / 5 = 3/5, P_1(1) = P_1(2) = (0 + 3/3) / 5 = 1/5.
     # After 0 (count 4, two types): P(1) = (3 - 1/2 + 1/2 * 2 * 1/5) / 4.
-    model = NGramModel([0, 1, 0, 1, 0, 2, 0, 1], 3, 2)
-    np.testing.assert_allclose(model.probabilities([]), [3 / 5, 1 / 5, 1 / 5], rtol=1e-12)
+    train = [0, 1, 0, 1, 0, 2, 0, 1]
+    first = [math.exp(-ngram_losses(train, [w], 3, 2)[2]) for w in range(3)]
+    np.testing.assert_allclose(first, [3 / 5, 1 / 5, 1 / 5], rtol=1e-12)
     after_0 = [Fraction(3, 5) / 4, (Fraction(5, 2) + Fraction(1, 5)) / 4, (Fraction(1, 2) + Fraction(1, 5)) / 4]
     assert sum(after_0) == 1
-    np.testing.assert_allclose(model.probabilities([0]), [float(p) for p in after_0], rtol=1e-12)
-    assert model.generate([2, 0], 1) == [1]
-    assert model.generate([1], 1) == [0]
+    p = [math.exp(-ngram_losses(train, [0, w], 3, 2, [False, True])[2]) for w in range(3)]
+    np.testing.assert_allclose(p, [float(p) for p in after_0], rtol=1e-12)
 
 
 def test_counts_and_losses() -> None:

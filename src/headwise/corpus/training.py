@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headwise.corpus import verbs
-from headwise.corpus.ngram import NGramModel, best_order, ngram_losses
+from headwise.corpus.ngram import best_order, continuations, ngram_losses
 from headwise.corpus.sources import Sources, pieces
 from headwise.corpus.tokens import Ids, Tokens
 from headwise.errors import HeadwiseError
@@ -171,11 +171,12 @@ class Documents:
             ngram_losses(*rows, vocab_size, counted=counted, boundary=self.boundary)
         )
 
-    def ngram_model(
-        self, vocab_size: int, order: int
-    ) -> NGramModel:  # of all lines to train on
+    def ngram_continuations(
+        self, prompts: Sequence[list[int]], n_tokens: int, vocab_size: int, order: int
+    ) -> list[list[int]]:
+        """How the n-gram of all lines to train on ends each prompt, up to a boundary."""
         first = np.concatenate([ways[0] for ways in self._train])
-        return NGramModel(first, vocab_size, order, boundary=self.boundary)
+        return continuations(first, prompts, n_tokens, vocab_size, order, self.boundary)
 
     def _unscored(self, ids: list[int]) -> int:
         """How many tokens do not count: the first boundary, or all up to the first mark."""

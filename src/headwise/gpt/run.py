@@ -342,16 +342,14 @@ def _results(
     cells = None
     # what has cells is Documents; asked for the type checker
     if corpus.cells and isinstance(data, Documents):
-        ngram = data.ngram_model(len(tokens), order)
-        right = ngram_right = (
-            0  # cells whose Spanish the likeliest continuation of the English gives exactly
-        )
-        for cell in corpus.cells:
-            ids = tokens.prompt(f"{cell.english} =")
-            likeliest = generate(model, ids, CELL_TOKENS, temperature=0, stops=[end])
+        prompts = [tokens.prompt(f"{cell.english} =") for cell in corpus.cells]
+        by_ngram = data.ngram_continuations(prompts, CELL_TOKENS, len(tokens), order)
+        # cells whose Spanish the likeliest continuation of the English gives exactly
+        right = ngram_right = 0
+        for cell, prompt, ids in zip(corpus.cells, prompts, by_ngram, strict=True):
+            likeliest = generate(model, prompt, CELL_TOKENS, temperature=0, stops=[end])
             right += tokens.decode(list(likeliest)) == cell.spanish
-            by_ngram = ngram.generate(ids, CELL_TOKENS, end)
-            ngram_right += tokens.decode(by_ngram) == cell.spanish
+            ngram_right += tokens.decode(ids) == cell.spanish
         cells = right, ngram_right, len(corpus.cells)
         facts |= {
             "held-out cells": str(cells[2]),
