@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -47,71 +48,67 @@ BLANK = "___"  # the place to fill, at the end of a prompt
 ELLIPSIS = re.compile(r"(?<!\S)(…|\.{3})\s*$")  # the same among words
 
 
-class TextTokens(Protocol):
-    """What a text needs to become ids, and ids to be read."""
+class TextTokens(ABC):
+    """What a text needs to become ids, and ids to be read: ours, of a model's folder, or of somebody's own."""
 
     # ids that the model expects before and after every document: [CLS] and [SEP]
-    frame: tuple[list[int], list[int]]
-    specials: frozenset[int]  # ids that stand for no text
+    frame: tuple[list[int], list[int]] = ([], [])
+    specials: frozenset[int] = frozenset()  # ids that stand for no text
     # the id that stands for what the vocabulary lacks; None where there is none
-    unknown: int | None
+    unknown: int | None = None
 
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    @abstractmethod
     def __len__(self) -> int: ...
 
+    @abstractmethod
     def encode(self, text: str) -> list[int]:
         """Ids of a text, without the frame. Raises HeadwiseError naming what the vocabulary lacks."""
 
-    def places(self, text: str) -> list[tuple[int, int]]:
-        """For each id of `encode` the characters [start, end) of the text that it stands for."""
-
-    def prompt(self, text: str) -> list[int]:
-        """Ids that a model continues: the text after what the model expects before every document."""
-
+    @abstractmethod
     def decode(self, ids: Ids) -> str:
         """The text of ids; what stands between documents leaves no trace."""
 
+    def places(self, text: str) -> list[tuple[int, int]]:
+        """For each id of `encode` the characters [start, end) of the text that it stands for."""
+        raise HeadwiseError(
+            f"{type(self._tokenizer).__name__} does not say where its tokens stand; mark spans of ids"
+        )
+
+    def prompt(self, text: str) -> list[int]:
+        """Ids that a model continues: the text after what the model expects before every document."""
+        return self.frame[0] + self.encode(text)
+
     def shown(self, ids: Ids) -> tuple[str, ...]:
         """Each id as a reader should see it, one by one."""
+        return tuple(self.decode([i]) for i in ids)
 
 
-class OwnTokens:
+class OwnTokens(TextTokens):
     """A tokenizer of somebody's own, or of tiktoken: anything with `encode` and `decode`."""
-
-    frame: tuple[list[int], list[int]] = ([], [])
-    specials: frozenset[int] = frozenset()
-    unknown: int | None = None
 
     def __init__(self, source: Any) -> None:
         if not (hasattr(source, "encode") and hasattr(source, "decode")):
             raise HeadwiseError(
                 f"tokenizer={source!r:.60} has no encode and decode; pass an object with both"
             )
-        self._source = source
+        super().__init__(source)
 
     def __len__(self) -> int:
         names = "n_vocab", "vocab_size"
-        sizes = (getattr(self._source, name, None) for name in names)
-        return next(filter(None, sizes), None) or len(self._source)
+        sizes = (getattr(self._tokenizer, name, None) for name in names)
+        return next(filter(None, sizes), None) or len(self._tokenizer)
 
     def encode(self, text: str) -> list[int]:
         try:
-            return [int(i) for i in self._source.encode(text)]
+            return [int(i) for i in self._tokenizer.encode(text)]
         except (KeyError, ValueError) as error:  # a character that it does not know
             raise HeadwiseError(f"the tokenizer cannot encode it: {error!r}") from None
 
-    def places(self, text: str) -> list[tuple[int, int]]:
-        raise HeadwiseError(
-            f"{type(self._source).__name__} does not say where its tokens stand; mark spans of ids"
-        )
-
-    def prompt(self, text: str) -> list[int]:
-        return self.encode(text)
-
     def decode(self, ids: Ids) -> str:
-        return str(self._source.decode(list(ids)))
-
-    def shown(self, ids: Ids) -> tuple[str, ...]:
-        return tuple(self.decode([i]) for i in ids)
+        return str(self._tokenizer.decode(list(ids)))
 
 
 class Reader(Protocol):
@@ -159,11 +156,11 @@ def tokenising() -> Iterator[None]:
         raise HeadwiseError(f"cannot tokenise: {error}") from None
 
 
-class Tokens:
+class Tokens(TextTokens):
     """A tokenizer with a fixed vocabulary: characters, words, or any `tokenizer.json`; the one passed in is changed."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+        super().__init__(tokenizer)
         tokenizer.no_padding()
         tokenizer.no_truncation()  # what a file says of batches would cut texts short
         tokenizer.encode_special_tokens = (
@@ -172,7 +169,7 @@ class Tokens:
         self.vocabulary: dict[str, int] = tokenizer.get_vocab(with_added_tokens=True)
         self.boundary: int | None = self.vocabulary.get(BOUNDARY)
         before = [] if self.boundary is None else [self.boundary]
-        self.frame: tuple[list[int], list[int]] = (before, [])
+        self.frame = (before, [])
         self.specials = frozenset(before)
         _prepare_for_others(tokenizer, self.vocabulary)
         layout = json.loads(tokenizer.to_str())
@@ -185,7 +182,7 @@ class Tokens:
         # None, too, where `encode` refuses what is unknown: among characters, and where the boundary stands for it.
         if self._by_character or unknown == self.boundary:
             unknown = None
-        self.unknown: int | None = unknown
+        self.unknown = unknown
 
     @classmethod
     def characters(cls, text: str, boundary: bool) -> Tokens:
@@ -284,7 +281,7 @@ class Tokens:
                     f"{BLANK} stands before {behind!r}, and the model reads from left to right; put it last"
                 )
             text = before
-        return self.frame[0] + self.encode(text)
+        return super().prompt(text)
 
     def opening(self) -> list[int]:
         """What a text begins with when nothing is given: the boundary, else a new line, else the first token."""

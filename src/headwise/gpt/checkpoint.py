@@ -198,31 +198,28 @@ def _record(form: str) -> Mapping[str, Any]:
     return family.form
 
 
-def _stacks(config: GPTConfig) -> dict[str, list[str]]:
-    """The tensors of the file, and which of ours each stacks: GPT-2 has queries, keys and values in one.
+def _stacks(config: GPTConfig) -> dict[str, dict[str, int]]:
+    """The tensors of the file, and which of ours each stacks, with their rows: GPT-2 has W_Q, W_K and W_V in one.
 
     "transformer.h.0.attn.c_attn.weight" -> the weights of q_proj, k_proj and v_proj of block 0; in Llama each has its
     own. Without a form each tensor stands for itself.
     """
-    form, names = hf_form(config), list(_meta_state(config))
+    form, state = hf_form(config), _meta_state(config)
     record = {} if form is None else _record(form)
-    parts = record.get("names", {})
     # the form has these biases always, also for a model of ours that has none: then as zeros
     if "biases" in record:
-        all_names = _meta_state(replace(config, bias=True))
-        names = [
-            name
-            for name in all_names
-            if name in names or re.search(record["biases"], name)
-        ]
-    stacks: dict[str, list[str]] = {}
-    for name in names:
+        for name, tensor in _meta_state(replace(config, bias=True)).items():
+            if re.search(record["biases"], name):
+                state[name] = tensor
+    parts = record.get("names", {})
+    stacks: dict[str, dict[str, int]] = {}
+    for name, tensor in state.items():
         # it is the embedding, which is written once
         if config.tied and name == "lm_head.weight":
             continue
         # Part by part: "blocks.0.feed_forward.up.weight" -> "model.layers.0.mlp.up_proj.weight".
         theirs = ".".join(parts.get(part, part) for part in name.split("."))
-        stacks.setdefault(theirs, []).append(name)
+        stacks.setdefault(theirs, {})[name] = len(tensor)
     return stacks
 
 
@@ -242,29 +239,24 @@ def to_hf(model: GPT) -> dict[str, Tensor]:
     state, tensors = model.state_dict(), {}
     for name, ours in _stacks(model.config).items():
         parts = []
-        for part in ours:
-            if part not in state:
-                weight = state[part.removesuffix("bias") + "weight"]
-                state[part] = weight.new_zeros(len(weight))
-            parts.append(state[part])
+        for part, rows in ours.items():
+            zeros = model.lm_head.weight.new_zeros(rows)
+            parts.append(state.get(part, zeros))
         tensors[name] = _transposed(name, torch.cat(parts))
     return tensors
 
 
 def from_hf(config: GPTConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The reverse of `to_hf`: our tensors by our names. Raises KeyError for one too many or too few."""
-    wanted, stacks = _meta_state(config), _stacks(config)
+    stacks, state = _stacks(config), dict[str, Tensor]()
     foreign = set(tensors) - set(stacks)
     if foreign:
         raise KeyError(f"the config has no place for {min(foreign)}")
-    state: dict[str, Tensor] = {}
     for name, ours in stacks.items():
-        tensor = _transposed(name, tensors[name])
-        # Rows of each of ours in a stack; 0: a bias that the form has and ours has not.
-        sizes = [len(wanted[part]) if part in wanted else 0 for part in ours]
-        if any(sizes):
-            state |= dict(zip(ours, torch.split(tensor, sizes), strict=True))
-        elif tensor.any():  # a bias that only the form has
+        rows = torch.split(_transposed(name, tensors[name]), [*ours.values()])
+        state |= zip(ours, rows, strict=True)
+    for name in state.keys() - _meta_state(config).keys():
+        if state.pop(name).any():
             raise KeyError(f"the config has no biases, and {name} is not zero")
     if config.tied:
         state["lm_head.weight"] = state["token_embedding.weight"]

@@ -202,46 +202,51 @@ class State:
 
     def save(self, step: int) -> None:
         """Write it; DivergedError where a weight is no number."""
-        tensors = {
-            f"model.{name}": weight.detach() for name, weight in self.weights.items()
-        }
+        tensors = self._tensors()
         # finite only if each weight is
-        magnitude = sum(weight.abs().sum().item() for weight in tensors.values())
+        magnitude = sum(weight.abs().sum().item() for weight in self.weights.values())
         require_finite(step, weights=magnitude)
         tensors["curve"] = torch.tensor(self.curve, dtype=torch.float64)
-        for n, optimizer in enumerate(self.optimizers):
-            for index, moments in optimizer.state_dict()["state"].items():
-                for name, moment in moments.items():
-                    tensors[f"optimizer.{n}.{index}.{name}"] = moment
         write_tensors(self.path, tensors, {"step": str(step)})
 
     def restore(self) -> int:
         """Read what `save` wrote; returns the steps done, 0 without a file."""
         if not self.path.exists():
             return 0
-        tensors, metadata = read_tensors(self.path)
-        self.curve = [
-            (int(step), *losses) for step, *losses in tensors.pop("curve").tolist()
-        ]
-        states = [optimizer.state_dict() for optimizer in self.optimizers]
-        saved = {}
-        for key, tensor in tensors.items():
-            kind, name = key.split(".", 1)
-            if kind == "model":
-                saved[name] = tensor
-            else:
-                n, index, moment = name.split(".")
-                states[int(n)]["state"].setdefault(int(index), {})[moment] = tensor
-        shapes = {name: weight.shape for name, weight in self.weights.items()}
-        if {name: tensor.shape for name, tensor in saved.items()} != shapes:
+        saved, metadata = read_tensors(self.path)
+        curve = saved.pop("curve").tolist()
+        self.curve = [(int(step), *losses) for step, *losses in curve]
+        # before the first step there are weights alone
+        shapes = {name: weight.shape for name, weight in self._tensors().items()}
+        weights_saved = {
+            name: tensor.shape
+            for name, tensor in saved.items()
+            if name.startswith("model.")
+        }
+        if weights_saved != shapes:
             raise HeadwiseError(
                 f"{self.path} is the state of another model; resume with the settings it began with"
             )
-        for name, weight in self.weights.items():
-            weight.data.copy_(saved[name])
-        for optimizer, state in zip(self.optimizers, states, strict=True):
-            optimizer.load_state_dict(state)
+        # which makes the moments, and at rate 0 changes no weight
+        weights = self.weights.values()
+        nothing = torch.stack([0 * weight.sum() for weight in weights]).sum()
+        take_step(nothing, weights, self.optimizers, 0, rate=0)
+        for name, tensor in self._tensors().items():
+            # a weight that no loss depends on has no moments in the file
+            if name in saved:
+                tensor.copy_(saved[name])
         return int(metadata["step"])
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """The weights and the moments by their names in the file."""
+        tensors = {
+            f"model.{name}": weight.detach() for name, weight in self.weights.items()
+        }
+        for n, optimizer in enumerate(self.optimizers):
+            for index, moments in optimizer.state_dict()["state"].items():
+                for name, moment in moments.items():
+                    tensors[f"optimizer.{n}.{index}.{name}"] = moment
+        return tensors
 
 
 def fit(model: GPT, recipe: Recipe, data: Stream | Documents, seed: int) -> None:

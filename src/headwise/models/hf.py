@@ -18,7 +18,7 @@ import transformers
 from torch import nn
 from transformers.utils import logging
 
-from headwise.corpus.tokens import tokenising
+from headwise.corpus.tokens import TextTokens, tokenising
 from headwise.errors import HeadwiseError, first_line
 from headwise.families import check_folder
 from headwise.files import read_json
@@ -243,7 +243,7 @@ def _architecture(folder: Path, config: Mapping[str, Any]) -> Any:
     return kind
 
 
-class FolderTokens:
+class FolderTokens(TextTokens):
     """The tokenizer of a model folder, through transformers; or one of transformers that is open already.
 
     One that the library calls fast is written in Rust (`backend_tokenizer`). A slow one, in Python, can do less.
@@ -254,10 +254,9 @@ class FolderTokens:
             failure = f"the tokenizer of {source} does not load"
             with _loading(source / "tokenizer_config.json", failure, "; pass ids="):
                 source = transformers.AutoTokenizer.from_pretrained(source, **LOCAL)
-        self._tokenizer = source
+        super().__init__(source)
         # The ids that the model expects before and after a text, such as [CLS] and [SEP]: what stands around the bare
         # ids, where they are found among the framed ones.
-        self.frame: tuple[list[int], list[int]] = [], []
         framed = self._read("a", add_special_tokens=True).input_ids
         plain = self.encode("a")
         for start in reversed(range(len(framed) - len(plain) + 1)):
@@ -266,7 +265,7 @@ class FolderTokens:
                 self.frame = framed[:start], framed[end:]
         self.specials = frozenset(source.all_special_ids)
         # Of a slow one None: where an unknown character stands is asked of `places`, which it does not have.
-        self.unknown: int | None = source.unk_token_id if source.is_fast else None
+        self.unknown = source.unk_token_id if source.is_fast else None
         self.mask: str | None = source.mask_token
 
     def _read(self, text: str, **options: Any) -> Any:
@@ -277,7 +276,6 @@ class FolderTokens:
     def __len__(self) -> int:
         return len(self._tokenizer)
 
-    # What the methods give is said in `corpus/tokens.TextTokens`.
     def encode(self, text: str) -> list[int]:
         ids = list(self._read(text).input_ids)
         return ids[self._begun(ids) :]
@@ -290,14 +288,9 @@ class FolderTokens:
 
     def places(self, text: str) -> list[tuple[int, int]]:
         if not self._tokenizer.is_fast:
-            raise HeadwiseError(
-                f"{type(self._tokenizer).__name__} does not say where its tokens stand; mark spans of ids"
-            )
+            return super().places(text)
         framed = self._read(text, return_offsets_mapping=True)
         return [*map(tuple, framed.offset_mapping)][self._begun(framed.input_ids) :]
-
-    def prompt(self, text: str) -> list[int]:
-        return self.frame[0] + self.encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
