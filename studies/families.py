@@ -27,7 +27,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -156,13 +156,23 @@ def configured(kind: type[PretrainedConfig], base: PretrainedConfig, wanted: dic
         return kind(**wanted | made)
 
 
+def said_of(family: str, table: str) -> dict[str, Any]:
+    """What a table of families.toml has of a family. A key names one or several, behind a dot a part of the config."""
+    fields: dict[str, Any] = {}
+    for names, more in SIZES[table].items():
+        for first, *parts in (name.split(".") for name in names.split()):
+            if first == family:
+                fields |= reduce(lambda inner, part: {part: inner}, reversed(parts), more)
+    return fields
+
+
 def models_of(family: str) -> Iterator[nn.Module]:
     """Small models of a family, the smallest first, with weights that make its attention uneven.
 
     Where none can be built the first reason is raised.
     """
     kind, why = CONFIG_MAPPING[family], None
-    more = SIZES["families"].get(family, {})
+    more = said_of(family, "families")
     ways = [small, *(partial(scaled, by=by) for by in (16, 8, 4, 2))]
     count = 0
     for way in ways:
@@ -318,7 +328,7 @@ def inputs_of(model: Any, padding: str, family: str = "", turned: bool = False) 
         inputs.pop("attention_mask", None)
     if "bbox" in names:
         inputs["bbox"] = torch.zeros(B, T, 4, dtype=torch.long)
-    for name, spec in SIZES["inputs"].get(family, {}).items():
+    for name, spec in said_of(family, "inputs").items():
         if spec is False:
             inputs.pop(name, None)
         else:
