@@ -46,11 +46,16 @@ def all_nodes(tree: ast.AST) -> list[ast.AST]:
     return list(ast.walk(tree))
 
 
+def source_paths() -> list[Path]:
+    """The modules of the package; solutions of exercises are data."""
+    return sorted(path for path in SOURCE.rglob("*.py") if path.parent != SOURCE / "learn" / "exercises")
+
+
 def package_sources() -> tuple[dict[str, str], set[str]]:
     """The text of every module of the package by its name, and which of them are packages."""
     sources: dict[str, str] = {}
     packages: set[str] = set()
-    for path in sorted(SOURCE.rglob("*.py")):
+    for path in source_paths():
         parts = ["headwise", *path.relative_to(SOURCE).with_suffix("").parts]
         if parts[-1] == "__init__":
             parts.pop()

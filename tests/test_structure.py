@@ -3,14 +3,10 @@
 import ast
 import functools
 from collections.abc import Iterator
-from pathlib import Path
 
 import measure
-from measure import all_nodes, parsed
+from measure import SOURCE, all_nodes, parsed, source_paths
 
-import headwise
-
-SOURCE = Path(headwise.__file__).parent
 LONGEST_FUNCTION = 80  # lines, from def to the end
 VAGUE = {"one", "found", "own", "given", "mine", "said", "heard"}  # names are nouns of the field
 
@@ -18,8 +14,7 @@ VAGUE = {"one", "found", "own", "given", "mine", "said", "heard"}  # names are n
 @functools.cache
 def trees() -> list[tuple[str, ast.Module]]:
     """Every file of the package by its path, and what it says."""
-    paths = sorted(SOURCE.rglob("*.py"))
-    return [(path.relative_to(SOURCE).as_posix(), parsed(path.read_text(encoding="utf-8"))) for path in paths]
+    return [(path.relative_to(SOURCE).as_posix(), parsed(path.read_text(encoding="utf-8"))) for path in source_paths()]
 
 
 def calls(tree: ast.AST, name: str) -> Iterator[ast.Call]:

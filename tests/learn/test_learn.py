@@ -69,15 +69,15 @@ def test_the_exercises_are_complete() -> None:
         assert exercise.answer in "abc" and len(exercise.bugs) >= 3, exercise.name
         for language in LANGUAGES:
             texts = exercise.texts[language]
-            assert set(texts) == {"title", "text", "question", "reveal", "hints", "notes"}, exercise.name
+            assert set(texts) - {"notes"} == {"title", "text", "question", "reveal", "hints"}, exercise.name
             hints, functions = texts["hints"], re.findall(r"^(?:def|class) (\w+)", exercise.solution, re.M)
             of_function = hints if isinstance(hints, dict) else {functions[-1]: hints}
             assert set(of_function) <= set(functions) and all(len(lines) == 3 for lines in of_function.values())
-            assert len(texts["notes"]) == len(exercise.texts["en"]["notes"])
+            assert all(exercise.solution.count(note) == 1 for note in texts.get("notes", ())), exercise.name
             assert all(f"{letter})" in texts["question"] for letter in "abc")
             assert all(len(bug[language]) > 15 for bug in exercise.bugs)
             for text in (exercise.source(language), exercise.source(language, solved=True)):
-                assert not re.search(r"<\d>|#\?", text), exercise.name
+                assert not re.search(r"#\?", text), exercise.name
                 assert max(map(len, text.splitlines())) <= 130
         assert exercise.texts["en"]["text"] != exercise.texts["es"]["text"]
 

@@ -1,7 +1,7 @@
-"""The exercises: data files, one for each, read into records; and their marking.
+"""The exercises, two files for each, read into records; and their marking.
 
-A solution is the code itself. Lines that end in `#?` are what the learner writes: the blank has `...` in their
-place. `<0>`, `<1>` and so on stand for the notes of the language. A bug is a solution with some text replaced.
+`01_softmax.py` is the solution, whose lines that end in `#?` are what the learner writes: the blank has `...` in their
+place. `01_softmax.toml` has the words, and the bugs: a bug is the solution with some text replaced.
 
 Every known bug of an exercise, and every two of them, is run as a variant of the solution. The one that reproduces the
 learner's numbers is the learner's bug. Where one edit of a line makes all numbers right, the bug stands in that line.
@@ -19,7 +19,6 @@ import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from itertools import combinations, combinations_with_replacement
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from headwise.checker.search import close
 from headwise.errors import HeadwiseError
 from headwise.words import LANGUAGES
 
-FOLDER = resources.files("headwise.learn")
+FOLDER = Path(__file__).parent
 
 BLANK = re.compile(r"^\s*\.\.\.\s*(#.*)?$")  # a line that the learner must replace
 WIDTH = 88  # columns of the text of an exercise
@@ -53,11 +52,11 @@ class Exercise:
 
     number: int
     name: str
-    solution: str  # with `#?` and notes
+    solution: str  # with `#?`, in English
     # expressions that must give the same with the learner's code as with the solution
     calls: tuple[str, ...]
     answer: str  # to the question: a, b or c
-    # language -> title, text, question, reveal, hints, notes
+    # language -> title, text, question, reveal, hints; notes: of the solution in English, and what they are here
     texts: dict[str, dict[str, Any]]
     setup: str = ""  # code that makes the inputs, run before the calls
     figure: str | None = None
@@ -74,8 +73,8 @@ class Exercise:
     def code(self, language: str = "en", solved: bool = True) -> str:
         """The code of the file, whole, or with its blanks."""
         code = self.solution
-        for index, note in enumerate(self.texts[language]["notes"]):
-            code = code.replace(f"<{index}>", note)
+        for note, translated in self.texts[language].get("notes", {}).items():
+            code = code.replace(note, translated)
         if solved:
             return re.sub(r" *#\?$", "", code, flags=re.MULTILINE)
         # Lines with `#?` that follow one another become one blank, as far in as the first of them.
@@ -155,12 +154,13 @@ def wrapped(text: str) -> str:
 def exercises() -> tuple[Exercise, ...]:
     """All exercises in their order."""
     read = []
-    files = FOLDER.joinpath("exercises").iterdir()
-    for file in sorted(files, key=lambda file: file.name):
+    for file in sorted(FOLDER.glob("exercises/*.toml")):
         data = tomllib.loads(file.read_text(encoding="utf-8"))
+        solution = file.with_suffix(".py").read_text(encoding="utf-8")
         texts = {language: data.pop(language) for language in LANGUAGES}
-        name = file.name.removesuffix(".toml")
-        read.append(Exercise(int(name[:2]), name, texts=texts, **data))
+        read.append(
+            Exercise(int(file.stem[:2]), file.stem, solution, texts=texts, **data)
+        )
     return tuple(read)
 
 
