@@ -7,7 +7,18 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
+from types import UnionType
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    NamedTuple,
+    Protocol,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from headwise.errors import HeadwiseError
 from headwise.shapes import flat, shape_of
@@ -71,6 +82,23 @@ def plain_data(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return plain_data(vars(value)) if is_dataclass(value) else value
+
+
+def record_of(kind: Any, value: Any) -> Any:
+    """The reverse of `plain_data`: a value of this type, such as a dataclass, whose records and tuples JSON has not.
+
+    Raises TypeError, KeyError or AttributeError for data of another form.
+    """
+    inner = get_args(kind)
+    if is_dataclass(kind):
+        kinds = get_type_hints(kind)
+        fields = {name: record_of(kinds[name], part) for name, part in value.items()}
+        return kind(**fields)
+    if isinstance(kind, UnionType):  # one kind, or None
+        return None if value is None else record_of(inner[0], value)
+    if get_origin(kind) is tuple:
+        return tuple(record_of(inner[0], part) for part in value)
+    return kind(*value) if hasattr(kind, "_fields") else value
 
 
 @dataclass(frozen=True)

@@ -365,7 +365,7 @@ class Part:
             writing = Flops(token, pair if heads else 0)
         if experts is not None and not self.runs[1].flops[f"L{self.n} experts"]:
             # a loop over experts, of which a run without data meets none
-            more = 2 * experts.active * experts.matrices
+            more = experts.active * experts.matrices
             reading, writing = reading.plus(more), writing.plus(more)
         kind = self.kind(heads)
         if heads is not None and heads.latent is not None and kind == "latent":

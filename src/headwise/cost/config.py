@@ -14,10 +14,11 @@ from dataclasses import replace
 from importlib import resources
 from typing import Any
 
-from headwise.cost.shape import Experts, Flops, Heads, Kept, Layer, ModelShape, Outside
+from headwise.cost.shape import Flops, Heads, Kept, Layer, ModelShape, Outside
 from headwise.errors import HeadwiseError
 from headwise.families import OURS
 from headwise.masks import Causal, Mask, Window
+from headwise.records import record_of
 from headwise.spec import AttentionSpec, LatentSpec
 
 _FILES = resources.files("headwise.cost")
@@ -68,9 +69,14 @@ class Fields(dict[str, Any]):
         raise UndescribedError(f"no {name}")
 
     def size(self, name: str) -> int:
-        if self[name] is None:
+        size = self.optional(name)
+        if size is None:
             raise UndescribedError(f"{name}=null")
-        return check_size(name, self[name])
+        return size
+
+    def optional(self, name: str) -> int | None:
+        value = self[name]
+        return value if value is None else check_size(name, value)
 
     def has(self, what: str, default: bool = False) -> bool:
         """Is there a bias, a gate, ...? The facts say so by a constant, or by the name of a flag of the config."""
@@ -107,19 +113,12 @@ def short(value: Any) -> str:
 
 def preset(name: str) -> ModelShape:
     """The sizes of a known model: rows of layers, and which layer is which row."""
-    fields = dict(PRESETS[name])
-    rows, order = fields.pop("rows"), fields.pop("order")
+    fields = {**PRESETS[name], "layers": ()}
+    rows = [record_of(Layer, {"name": "", **row}) for row in fields.pop("rows")]
     layers = []
-    for n, number in enumerate(order):
-        row = dict(rows[number])
-        row["attention"] = Heads(**row["attention"])
-        row["kept"] = tuple(Kept(**part) for part in row.get("kept", ()))
-        row["reading"], row["writing"] = Flops(*row["reading"]), Flops(*row["writing"])
-        if "experts" in row:
-            row["experts"] = Experts(**row["experts"])
-        layers.append(Layer(name=f"L{n}", **row))
-    outside = Outside(**fields.pop("outside"))
-    return ModelShape(**fields, layers=tuple(layers), outside=outside)
+    for n, number in enumerate(fields.pop("order")):
+        layers.append(replace(rows[number], name=f"L{n}"))
+    return replace(record_of(ModelShape, fields), layers=tuple(layers))
 
 
 def shape_by_formula(config: Mapping[str, Any]) -> ModelShape:
@@ -155,15 +154,13 @@ def shape_by_formula(config: Mapping[str, Any]) -> ModelShape:
     if kind == OURS:
         gains *= f.has("gain") * (1 + (f["norm"] == "layer" and f.has("bias")))
         n_outside = f.has("embedding_norm") + f.has("final_norm")
-    attention = _attention(f)
-    layers = []
-    for n in range(f.size("num_hidden_layers")):
-        layer = layer_of(f"L{n}", attention, whole_window=False)
-        layers.append(_with_forward(layer, f, n_norms * gains))
+    layer = layer_of("", _attention(f), whole_window=False)
+    layer = layer.beside(*_feed_forward(f)).beside(n_norms * gains, 0)
+    names = [f"L{n}" for n in range(f.size("num_hidden_layers"))]
     return ModelShape(
         family=kind,
         d_model=width,
-        layers=tuple(layers),
+        layers=tuple(replace(layer, name=name) for name in names),
         outside=_outside(f, n_outside * gains),
         positions=f.size("max_position_embeddings"),
     )
@@ -176,14 +173,13 @@ def layer_of(name: str, spec: AttentionSpec, whole_window: bool = True) -> Layer
     """
     weights = spec.q_weights + spec.kv_weights + spec.o_weights
     values, rows = spec.cache_values_per_token, spec.window
-    pair = 2 * spec.n_heads * (spec.head_dim + spec.value_dim)
     latent, kind = None, "full" if rows is None else "sliding"
-    reading = writing = Flops(2 * weights, pair)
+    width = read_as = spec.head_dim + spec.value_dim
     if isinstance(spec, LatentSpec):
-        latent, kind, more = values, "latent", 2 * spec.expanding_weights
+        latent, kind = values, "latent"
+        weights += spec.expanding_weights
         # What is kept of a token, latent and rotary key, is read as a key, and its latent alone as a value.
-        read_as = 2 * spec.n_heads * (values + spec.latent_dim)
-        reading, writing = reading.plus(more), Flops(2 * weights + more, read_as)
+        read_as = values + spec.latent_dim
     heads = Heads(
         n_heads=spec.n_heads,
         n_kv_heads=spec.n_kv_heads,
@@ -195,7 +191,7 @@ def layer_of(name: str, spec: AttentionSpec, whole_window: bool = True) -> Layer
         latent=latent,
         kv_head_parameters=spec.kv_head_parameters,
         parameters=spec.n_parameters,
-        weights=reading.token // 2,
+        weights=weights,
     )
     if rows and not whole_window:
         rows -= 1
@@ -204,28 +200,23 @@ def layer_of(name: str, spec: AttentionSpec, whole_window: bool = True) -> Layer
         kind=kind,
         attention=heads,
         kept=(Kept(values=values, rows=rows, heads=True),) if rows != 0 else (),
-        reading=reading,
-        writing=writing,
+        reading=Flops(2 * weights, 2 * spec.n_heads * width),
+        writing=Flops(2 * weights, 2 * spec.n_heads * read_as),
     )
 
 
 def _attention(f: Fields) -> AttentionSpec:
-    bias, heads = f.has("bias"), f.size("num_attention_heads")
+    bias = f.has("bias")
     # as `bias`, where the facts do not tell them apart
-    qkv_bias, head_dim = f.has("qkv_bias", bias), f["head_dim"]
-    window = f[f.facts["window"]] if "window" in f.facts else None
+    qkv_bias = f.has("qkv_bias", bias)
+    window = f.optional(f.facts["window"]) if "window" in f.facts else None
     # A window counts the query itself, and `Window` only what stands before it.
-    mask: Mask = (
-        Causal()
-        if window is None
-        else Window(check_size("sliding_window", window) - 1, 0)
-    )
-    groups = f["num_key_value_heads"]
+    mask: Mask = Window(window - 1, 0) if window else Causal()
     return AttentionSpec(
         d_model=f.size("hidden_size"),
-        n_heads=heads,
-        n_kv_heads=heads if groups is None else f.size("num_key_value_heads"),
-        head_dim=head_dim and check_size("head_dim", head_dim),
+        n_heads=f.size("num_attention_heads"),
+        n_kv_heads=f.optional("num_key_value_heads"),
+        head_dim=f.optional("head_dim"),
         mask=mask,
         out_bias=bias,
         q_bias=qkv_bias,
@@ -234,22 +225,14 @@ def _attention(f: Fields) -> AttentionSpec:
     )
 
 
-def _with_forward(layer: Layer, f: Fields, norms: int) -> Layer:
-    """The layer with its norms and its feed-forward, down(act(up x)) or down(act(gate x) * up x)."""
+def _feed_forward(f: Fields) -> tuple[int, int]:
+    """Parameters, and entries of matrices, of down(act(up x)), or of down(act(gate x) * up x)."""
     d_model, factors = f.size("hidden_size"), 2 + f.has("gated", True)
-    width = 4 * d_model
-    if f["intermediate_size"] is not None:
-        width = f.size("intermediate_size")
+    width = f.optional("intermediate_size") or 4 * d_model
     weights = factors * d_model * width
     # The biases are those of up and, where there is one, of gate, each `width` long, and that of down.
     biases = f.has("ff_bias") * ((factors - 1) * width + d_model)
-    return replace(
-        layer,
-        feed_forward_parameters=weights + biases,
-        norm_parameters=norms,
-        reading=layer.reading.plus(2 * weights),
-        writing=layer.writing.plus(2 * weights),
-    )
+    return weights + biases, weights
 
 
 def _outside(f: Fields, norms: int) -> Outside:

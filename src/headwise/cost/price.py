@@ -10,7 +10,7 @@ import re
 import tomllib
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from importlib import resources
@@ -152,26 +152,23 @@ def _shape_at(description: str | Path) -> tuple[str, ModelShape]:
 
 
 def _modules_shape(model: Any) -> ModelShape:
-    """A model of one's own with layers of ours: those by their specs, all else by its modules.
-
-    A module counts to the layer in whose block it stands: what holds one attention, and no other.
-    """
-    modules = dict(model.named_modules())
-    paths = []
-    for path, module in modules.items():
+    """A model of one's own with layers of ours: those by their specs, all else by its modules."""
+    # the attentions that were met, and their layers
+    specs: dict[str, AttentionSpec] = {}
+    others: dict[str, Any] = {}
+    for path, module in model.named_modules():
         if isinstance(getattr(module, "spec", None), AttentionSpec):
-            paths.append(path)
-    if not paths:
+            specs[path] = module.spec
+        elif not any(_is_in(path, attention) for attention in specs):
+            others[path] = module
+    if not specs:
         raise HeadwiseError(
             f"a {type(model).__name__} has no layer of headwise; pass the config of its family"
         )
-    layers = [layer_of(f"L{n}", modules[p].spec) for n, p in enumerate(paths)]
-    blocks = [_block(path, paths) for path in paths]
+    layers = {path: layer_of(f"L{n}", specs[path]) for n, path in enumerate(specs)}
     outside: Counter[str] = Counter()
     counted: set[Any] = set()
-    for path, module in modules.items():
-        if any(_is_in(path, attention) for attention in paths):
-            continue
+    for path, module in others.items():
         weights = set(module.parameters(recurse=False))
         size = sum(p.numel() for p in weights - counted)
         is_table = hasattr(module, "num_embeddings")
@@ -181,12 +178,11 @@ def _modules_shape(model: Any) -> ModelShape:
                 f"{path or type(model).__name__} has a matrix and is no Linear or Embedding, so that what a token "
                 f"costs there is not known; price the model with Linears in their place"
             )
-        around = [n for n, block in enumerate(blocks) if _is_in(path, block)]
-        if around:
-            layers[around[0]] = layers[around[0]].beside(size, matrix)
+        attention = _beside(path, specs)
+        if attention is not None:
+            layers[attention] = layers[attention].beside(size, matrix)
         elif is_table:
-            outside["embeddings"] += size
-            outside["row"] += module.embedding_dim
+            outside.update(embeddings=size, row=module.embedding_dim)
         else:
             outside["head" if matrix else "norms"] += size
             outside["flops"] += 2 * matrix
@@ -196,11 +192,11 @@ def _modules_shape(model: Any) -> ModelShape:
     # here: without torch there is no model
     from headwise.models.ask import context_of
 
-    first = modules[paths[0]].spec
+    first = next(iter(specs.values()))
     return ModelShape(
         family="own",
         d_model=first.d_model,
-        layers=tuple(layers),
+        layers=tuple(layers.values()),
         outside=Outside(**outside),
         positions=context_of(model),
         generates=first.causal,
@@ -213,13 +209,14 @@ def _is_in(path: str, module: str) -> bool:
     return f"{path}.".startswith(f"{module}.")
 
 
-def _block(attention: str, paths: Sequence[str]) -> str:
-    """The largest module around an attention that holds no other one of them."""
-    block = attention
-    parent = block.rpartition(".")[0]
-    while parent and sum(_is_in(path, parent) for path in paths) == 1:
-        block, parent = parent, parent.rpartition(".")[0]
-    return block
+def _beside(path: str, attentions: Iterable[str]) -> str | None:
+    """The attention in whose layer a module stands: the only one in the smallest module around both."""
+    while path:
+        around = [each for each in attentions if _is_in(each, path)]
+        if around:
+            return around[0] if len(around) == 1 else None
+        path = path.rpartition(".")[0]
+    return None
 
 
 def shape_of_fields(config: dict[str, Any]) -> ModelShape:
@@ -509,11 +506,8 @@ def _priced(name: str, shape: ModelShape, setting: Setting) -> Price:
     """The price; `free_bytes` are negative where the weights exceed the memory."""
     layers = tuple(_in_bytes(layer, setting) for layer in shape.layers)
     shape = replace(shape, layers=layers)
-    matrices = 0
-    for layer in layers:
-        if layer.experts:
-            matrices += layer.experts.count * layer.experts.matrices
-    weights = _weight_bytes(matrices, shape.parameters - matrices, setting)
+    packed = sum(each.count * each.matrices for each in shape.experts)
+    weights = _weight_bytes(packed, shape.parameters - packed, setting)
     cache, decode, memory = _cache(shape.kept, setting), None, None
     if shape.generates:
         decode = _decode(shape, setting, cache.total_bytes)
@@ -553,10 +547,10 @@ def _in_bytes(layer: Layer, setting: Setting) -> Layer:
     )
 
 
-def _weight_bytes(matrices: int, others: int, setting: Setting) -> int:
+def _weight_bytes(packed: int, others: int, setting: Setting) -> int:
     """Bytes of so many parameters in the matrices of experts, and of others."""
-    packed = whole_bytes(matrices, BITS[setting.expert_dtype])
-    return packed + whole_bytes(others, BITS[setting.dtype])
+    size = whole_bytes((packed, BITS[setting.expert_dtype]))
+    return size + whole_bytes((others, BITS[setting.dtype]))
 
 
 def _parts(shape: ModelShape) -> dict[str, int]:
@@ -590,19 +584,20 @@ def _forward(shape: ModelShape, batch: int, tokens: int) -> ForwardPrice:
     """What it takes to read texts of `tokens` tokens."""
     linear = attention = dense = 0
     for layer in shape.layers:
-        linear += batch * tokens * layer.reading.token
-        dense += batch * tokens * tokens * layer.reading.pair
+        linear += tokens * layer.reading.token
+        dense += tokens * tokens * layer.reading.pair
         if layer.attention:
-            attention += batch * layer.attention.pairs(tokens) * layer.reading.pair
-    once, logits = batch * shape.outside.once, batch * shape.outside.flops
+            attention += layer.attention.pairs(tokens) * layer.reading.pair
+    logits = shape.outside.flops * tokens
     # what follows a prompt needs the last logits alone
-    outside = once + logits * (1 if shape.generates else tokens)
+    outside = shape.outside.flops if shape.generates else logits
+    outside += shape.outside.once
     return ForwardPrice(
-        layer_flops=linear,
-        attention_flops=attention,
-        outside_flops=outside,
-        total_flops=linear + attention + outside,
-        dense_flops=linear + dense + once + logits * tokens,
+        layer_flops=batch * linear,
+        attention_flops=batch * attention,
+        outside_flops=batch * outside,
+        total_flops=batch * (linear + attention + outside),
+        dense_flops=batch * (linear + dense + shape.outside.once + logits),
     )
 
 
@@ -611,20 +606,17 @@ def _decode(shape: ModelShape, setting: Setting, cache_bytes: int) -> DecodePric
 
     Of experts it reads those that some text is sent to: one text `active`, several texts a mean number (`read`).
     """
-    batch, outside = setting.batch, shape.outside
-    flops = outside.flops
-    packed, others = 0.0, 0.0 + outside.active + batch * outside.row
+    batch, flops = setting.batch, shape.outside.flops
     for layer in shape.layers:
         seen = layer.attention.seen(setting.context) if layer.attention else 0
-        flops += layer.writing.beside(seen)
-        others += layer.active_parameters
-        if experts := layer.experts:
-            number = experts.read(batch)
-            # `active_parameters` have those of one text, with their matrices
-            more = (number - experts.active) * experts.parameters
-            others += more - number * experts.matrices
-            packed += number * experts.matrices
-    weights = _weight_bytes(round(packed), round(others), setting)
+        flops += layer.writing.token + layer.writing.pair * seen
+    packed, read = 0.0, 0.0 + shape.active_parameters + batch * shape.outside.row
+    for experts in shape.experts:
+        number = experts.read(batch)
+        packed += number * experts.matrices
+        # `active_parameters` have those of one text
+        read += (number - experts.active) * experts.parameters
+    weights = _weight_bytes(round(packed), round(read - packed), setting)
     moved = weights + cache_bytes
     return DecodePrice(
         flops=batch * flops,
@@ -657,7 +649,7 @@ def _notes(shape: ModelShape, setting: Setting) -> list[str]:
         notes.append(
             f"context {setting.context:,} is beyond the {shape.positions:,} positions the model was made for"
         )
-    if setting.batch > 1 and any(layer.experts for layer in shape.layers):
+    if setting.batch > 1 and shape.experts:
         notes.append(
             f"experts read for a batch of {setting.batch}: the mean, if every choice were as likely"
         )

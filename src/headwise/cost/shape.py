@@ -9,10 +9,8 @@ kernel which computes every pair, and logits at every position (`torch.utils.flo
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from typing import Any, NamedTuple
 
 
@@ -92,10 +90,7 @@ class Kept:
 
 def bytes_of(kept: Iterable[Kept], tokens: int) -> int:
     """Bytes of all that is kept of a text of that many tokens; of 0 tokens its states alone are left."""
-    values: Counter[float] = Counter()
-    for part in kept:
-        values[part.bits or 0] += part.at(tokens)
-    return sum(whole_bytes(count, bits) for bits, count in values.items())
+    return whole_bytes(*((part.at(tokens), part.bits or 0) for part in kept))
 
 
 def bytes_per_token(kept: Iterable[Kept]) -> float:
@@ -107,10 +102,13 @@ def bytes_per_token(kept: Iterable[Kept]) -> float:
     return bits / 8 if bits % 8 else int(bits) // 8
 
 
-def whole_bytes(count: int, bits: float) -> int:
-    """Bytes of so many numbers, rounded up to whole ones."""
-    # -(-a // b) is a / b rounded up; of whole numbers it stays exact however large they are.
-    return int(-(-count * Fraction(bits) // 8))
+def whole_bytes(*numbers: tuple[int, float]) -> int:
+    """Bytes of numbers, whole ones and exact however many there are: how many, and the bits of one of them.
+
+    MXFP4 has 4.25 bits, and no format a finer part.
+    """
+    quarters = sum(count * int(4 * bits) for count, bits in numbers)
+    return -(-quarters // 32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,12 +139,9 @@ class Flops(NamedTuple):
     token: int
     pair: int
 
-    def plus(self, token: int) -> Flops:
-        return Flops(self.token + token, self.pair)
-
-    def beside(self, keys: int) -> int:
-        """FLOPs of a token that sees so many keys."""
-        return self.token + self.pair * keys
+    def plus(self, weights: int) -> Flops:
+        """With so many entries of a matrix more, each of which a token meets once."""
+        return Flops(self.token + 2 * weights, self.pair)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,40 +180,38 @@ class Layer:
         """The layer with a module more: so many parameters, and of them entries of a matrix that each token meets."""
         part = "feed_forward_parameters" if matrix else "norm_parameters"
         changes: dict[str, Any] = {part: getattr(self, part) + parameters}
-        for name in ("reading", "writing"):
-            changes[name] = getattr(self, name).plus(2 * matrix)
-        return replace(self, **changes)
+        return replace(self, **changes).with_weights(matrix)
+
+    def with_weights(self, more: int) -> Layer:
+        """The layer whose tokens meet so many entries of matrices more."""
+        reading, writing = self.reading.plus(more), self.writing.plus(more)
+        return replace(self, reading=reading, writing=writing)
 
     def with_kv_heads(self, n: int, d_model: int) -> Layer:
         """The layer with so many key/value heads, in the place of those it has, or of a latent."""
         heads = self.attention
         if heads is None or self.kind == "shared":
             return self
-        width = heads.head_dim + heads.value_dim
+        layer, width = self, heads.head_dim + heads.value_dim
         more = n - heads.n_kv_heads
         weights, parameters = more * d_model * width, more * heads.kv_head_parameters
         if heads.latent is not None:
             plain = (heads.n_heads + n) * d_model * width
             weights, parameters = plain - heads.weights, plain - heads.parameters
-        reading = self.reading.plus(2 * weights)
-        kept = []
-        for part in self.kept:
-            if part.heads:
-                part = replace(part, values=n * width)
-            kept.append(part)
-        return replace(
-            self,
-            attention=replace(
-                heads,
-                n_kv_heads=n,
-                latent=None,
-                weights=heads.weights + weights,
-                parameters=heads.parameters + parameters,
-            ),
-            kept=tuple(kept),
-            reading=reading,
-            writing=self.writing.plus(2 * weights) if heads.latent is None else reading,
+            layer = replace(self, writing=self.reading)
+        kept = [
+            replace(part, values=n * width) if part.heads else part
+            for part in self.kept
+        ]
+        heads = replace(
+            heads,
+            n_kv_heads=n,
+            latent=None,
+            weights=heads.weights + weights,
+            parameters=heads.parameters + parameters,
         )
+        layer = replace(layer, attention=heads, kept=tuple(kept))
+        return layer.with_weights(weights)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,6 +260,11 @@ class ModelShape:
         """What one token of text meets: no table, of which it reads a row, but a head that is tied to one."""
         active = sum(layer.active_parameters for layer in self.layers)
         return active + self.outside.active
+
+    @property
+    def experts(self) -> list[Experts]:
+        """Those of each layer that has some."""
+        return [layer.experts for layer in self.layers if layer.experts]
 
     @property
     def kept(self) -> list[Kept]:

@@ -34,7 +34,7 @@ from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe, check_seed, find_preset
 from headwise.gpt.train import STATE, Film, Progress, train
 from headwise.layer.projections import shapes_alone
-from headwise.records import CurvePoint, RunSummary, head_name
+from headwise.records import CurvePoint, RunSummary, head_name, record_of
 from headwise.spec import require_size
 from headwise.table import amount
 from headwise.words import unknown
@@ -226,22 +226,12 @@ def read_run(folder: Path) -> Run | None:
     if not path.exists():
         return None
     try:
-        fields = _tuples(read_json(path))
-        fields["settings"] = Settings(**fields["settings"])
-        if fields["summary"] is not None:
-            curve = tuple(CurvePoint(**point) for point in fields["summary"]["curve"])
-            fields["summary"] = RunSummary(**{**fields["summary"], "curve": curve})
-        return Run(**fields)
-    except (HeadwiseError, TypeError, KeyError) as error:
+        run: Run = record_of(Run, read_json(path))
+        return run
+    except (HeadwiseError, TypeError, KeyError, AttributeError) as error:
         raise HeadwiseError(
             f"{path} is damaged ({error}); remove it or take another out="
         ) from None
-
-
-def _tuples(value: Any) -> Any:  # JSON has lists for them
-    if isinstance(value, dict):
-        return {name: _tuples(inner) for name, inner in value.items()}
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def example_of(folder: Path | None) -> str:
