@@ -90,7 +90,7 @@ def record_of(kind: Any, value: Any) -> Any:
     Raises TypeError, KeyError or AttributeError for data of another form.
     """
     inner = get_args(kind)
-    if is_dataclass(kind):
+    if isinstance(kind, type) and is_dataclass(kind):
         kinds = get_type_hints(kind)
         fields = {name: record_of(kinds[name], part) for name, part in value.items()}
         return kind(**fields)

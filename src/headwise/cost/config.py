@@ -69,12 +69,12 @@ class Fields(dict[str, Any]):
         raise UndescribedError(f"no {name}")
 
     def size(self, name: str) -> int:
-        size = self.optional(name)
+        size: int | None = self.optional(name)
         if size is None:
             raise UndescribedError(f"{name}=null")
         return size
 
-    def optional(self, name: str) -> int | None:
+    def optional(self, name: str) -> Any:
         value = self[name]
         return value if value is None else check_size(name, value)
 
