@@ -15,14 +15,12 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
@@ -33,12 +31,12 @@ from headwise.records import head_name
 
 # a part of a path that is a number: ".3" of "layers.3.attn"
 NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
+# Parameters of a matrix and a bias; torch.nn.utils.parametrize makes `weight` of those with the last names.
+PLAIN = re.compile(r"weight|bias|parametrizations[.]weight[.].*")
 # the path up to the number of a layer, and is it cross attention? See `_stack`
 Stack = tuple[str, bool]
 Modules = Mapping[str, nn.Module]  # by their paths
 Listed = dict[str, list[str]]  # paths that go together, by what they share
-# W_Q to W_O by "q" to "o", and "packed", the first three in one
-Projections = dict[str, nn.Module | None]
 # by name: models of ours need no transformers
 BASE = ("transformers.modeling_utils", "PreTrainedModel")
 # Names by which modules and configs call the same thing, tried in this order: of the number of heads, and parts of a
@@ -61,6 +59,29 @@ OWN_OUTPUTS = (
 )
 
 
+class Matrix(NamedTuple):
+    """One of W_Q to W_O: a module, and which rows of its weight, y = W x, where that holds several of them."""
+
+    module: Any
+    rows: slice = slice(None)
+
+    @property
+    def weight(self) -> Tensor:
+        """(out, in), a view."""
+        return as_rows(self.module)[self.rows]
+
+    @property
+    def bias(self) -> Tensor | None:
+        """(out,), a view."""
+        bias: Tensor | None = getattr(self.module, "bias", None)
+        return None if bias is None else bias[self.rows]
+
+    @property
+    def is_plain(self) -> bool:
+        """Does its module no more than multiply with it and add a bias, as one with an adapter does?"""
+        return all(PLAIN.fullmatch(name) for name, _ in self.module.named_parameters())
+
+
 # two sites are equal if they are the same object: so they can be keys of a dict
 @dataclass(frozen=True, eq=False)
 class Site:
@@ -68,17 +89,36 @@ class Site:
 
     # "L3"; in a model of several stacks with the stack before it: "encoder.L3", "cross.L3"
     name: str
-    module: nn.Module
+    module: Any
     n_heads: int  # 0 of a free one that has not run yet and does not say it
-    # By "q", "k", "v" or "o" W_Q to W_O, as they are now: a layer that lies on the disk has some for a while.
-    weights: Callable[[str], Tensor | None]
-    cross: bool  # as far as the module tells; a call of ours has the last word
-    # Of transformers: the module of W_O, whose input is what the heads give; None where it is not known.
-    projection: nn.Module | None = None
+    cross: bool = False  # as far as the module tells; a call of ours has the last word
     free: bool = False  # does it call functions of torch itself?
-    parts: Projections = field(default_factory=dict)
+    # W_Q to W_O by "q", "k", "v" and "o", those that are found
+    matrices: Mapping[str, Matrix] = field(default_factory=dict)
     # of a free one: the modules of a list, each of which is one of its heads
     members: tuple[nn.Module, ...] = ()
+
+    def weights(self, name: str) -> Tensor | None:
+        """W_Q, W_K, W_V or W_O ("q" to "o") as rows, as it is now: a layer that lies on the disk has some for a while.
+
+        None where it is not known, or not all that its module does.
+        """
+        module, matrix = self.module, self.matrices.get(name)
+        if hasattr(module, "watched"):
+            _, w_o, w_v = module.watched()
+            return {"o": w_o, "v": w_v}.get(name)
+        if isinstance(module, nn.MultiheadAttention) and name != "o":
+            # the first three in one where keys are as wide as queries
+            packed: Tensor | None = module.in_proj_weight
+            if packed is None:
+                return getattr(module, f"{name}_proj_weight")
+            return packed.chunk(3)["qkv".index(name)]
+        if matrix is None or not matrix.is_plain:
+            return None
+        # Columns that the heads do not divide are no heads side by side.
+        if name == "o" and matrix.weight.shape[1] % (self.n_heads or 1):
+            return None
+        return matrix.weight
 
     @property
     def w_v(self) -> Tensor | None:
@@ -89,6 +129,13 @@ class Site:
     def w_o(self) -> Tensor | None:
         """(C, H*E); None, too, where the heads' output is not projected."""
         return self.weights("o")
+
+    @property
+    def projection(self) -> nn.Module | None:
+        """The module of W_O, whose input is what the heads give; None where it is not known, or is not called."""
+        if self.w_o is None or isinstance(self.module, nn.MultiheadAttention):
+            return None
+        return self.matrices["o"].module if "o" in self.matrices else None
 
     def head(self, number: int) -> str:
         return head_name(self.name, number)
@@ -112,7 +159,7 @@ def sites_of(model: nn.Module) -> list[Site]:
     _check_whole(modules)
     sites: list[Site] = []
     parts: set[nn.Module] = set()
-    for module in model.modules():
+    for module in modules.values():
         # a watchable module inside another one is a part of it
         if module not in parts and is_watchable(module):
             sites.append(_own_site(f"L{len(sites)}", module))
@@ -165,16 +212,9 @@ def is_watchable(module: nn.Module) -> bool:
     )
 
 
-def _own_site(name: str, module: Any) -> Site:
-    """The site of a layer of ours, or of a module that answers `records.Watchable`."""
-    if isinstance(module, MultiHeadAttention):
-        parts = {name: getattr(module, f"{name}_proj") for name in "qkvo"}
-        parts["packed"] = None
-        n_heads = module.spec.n_heads
-        weights = partial(_weight, parts, n_heads)
-        return Site(name, module, n_heads, weights, cross=False, parts=parts)
-    n_heads, w_o, w_v = module.watched()
-    return Site(name, module, n_heads, {"v": w_v, "o": w_o}.get, cross=False)
+def is_attention(module: nn.Module) -> bool:
+    """Is this an attention of any of the three kinds, as far as its class tells?"""
+    return is_watchable(module) or uses_interface(module) or attends(module)
 
 
 def is_hf(module: nn.Module) -> bool:
@@ -182,6 +222,19 @@ def is_hf(module: nn.Module) -> bool:
     return any(
         (kind.__module__, kind.__name__) == BASE for kind in type(module).__mro__
     )
+
+
+def _own_site(name: str, module: Any) -> Site:
+    """The site of a layer of ours, or of a module that answers `records.Watchable`."""
+    is_layer = isinstance(module, MultiHeadAttention)
+    n_heads = module.spec.n_heads if is_layer else module.watched()[0]
+    matrices = {}
+    # modules of others may call W_O as torch does
+    for attribute in ("q_proj", "k_proj", "v_proj", "out_proj", "o_proj"):
+        part = getattr(module, attribute, None)
+        if part is not None:
+            matrices[attribute[0]] = Matrix(part)
+    return Site(name, module, n_heads, matrices=matrices)
 
 
 def _config_around(modules: Modules, path: str) -> Any:
@@ -206,28 +259,9 @@ def _foreign_sites(model: nn.Module, modules: Modules) -> Iterator[Site]:
     for path, name in _names(model, modules, list(counts)).items():
         if counts[path]:
             kind = getattr(_config_around(modules, path), "model_type", None)
-            parts = _projections(modules, path, FAMILIES.get(str(kind)))
+            matrices = _matrices(modules, path, FAMILIES.get(str(kind)))
             cross = _is_cross(modules, path)
-            yield _site(name, modules[path], counts[path], parts, cross)
-
-
-def _site(
-    name: str,
-    module: nn.Module,
-    n_heads: int,
-    parts: Projections,
-    cross: bool,
-    free: bool = False,
-) -> Site:
-    """The site of a module whose W_O, where it is known, reads the heads side by side."""
-    weights = partial(_weight, parts, n_heads or 1)  # 1 divides the columns of any W_O
-    projection = None if weights("o") is None else parts["o"]
-    return Site(name, module, n_heads, weights, cross, projection, free, parts)
-
-
-def is_attention(module: nn.Module) -> bool:
-    """Is this an attention of any of the three kinds, as far as its class tells?"""
-    return is_watchable(module) or uses_interface(module) or attends(module)
+            yield Site(name, modules[path], counts[path], cross, matrices=matrices)
 
 
 # modules that were seen to attend, and their heads
@@ -248,19 +282,15 @@ def _free_sites(
 
     All whose code reads as an attention are named, whether they run or not, so that a run changes no name.
     """
-    modules = {path: module for path, module in modules.items() if module not in apart}
-    paths = [
+    attending = [
         path
         for path, module in modules.items()
-        if attends(module) and not uses_interface(module)
+        if module not in apart and attends(module) and not uses_interface(module)
     ]
-    lists = _listed(modules, paths)
+    lists = _listed(modules, attending)
     heads = set(itertools.chain(*lists.values()))
-    paths = [
-        path
-        for path in modules
-        if path in lists or (path in paths and path not in heads)
-    ]
+    paths = [path for path in modules if path in lists or path in attending]
+    paths = [path for path in paths if path in lists or path not in heads]
     # An attention that has others inside belongs to none of their layers, and does not change their names.
     innermost = [
         path
@@ -271,18 +301,11 @@ def _free_sites(
     for path in paths:
         # "whole": the model itself, whose path is ""
         name, module = names.get(path, f"{path or 'whole'}.L0"), modules[path]
-        told = _told_count(module, getattr(module, "config", None))
         members = tuple(modules[member] for member in lists.get(path, ()))
+        told = _told_count(module, getattr(module, "config", None))
         n_heads = len(members) or _ran.get(module) or told or 0
-        parts = _projections(modules, path, None, OWN_OUTPUTS)
-        parts["packed"] = None  # in which order its rows lie is not known here
-        cross = _is_cross(modules, path)
-        site = _site(name, module, n_heads, parts, cross, free=True)
-        if isinstance(module, nn.MultiheadAttention):
-            site = replace(
-                site, weights=partial(_packed_weight, module), projection=None
-            )
-        yield replace(site, members=members) if members else site
+        matrices, cross = _matrices(modules, path, free=True), _is_cross(modules, path)
+        yield Site(name, module, n_heads, cross, True, matrices, members)
 
 
 def _listed(modules: Modules, paths: Sequence[str]) -> Listed:
@@ -297,7 +320,7 @@ def _listed(modules: Modules, paths: Sequence[str]) -> Listed:
         are_heads = all(
             member in paths
             and _told_count(modules[member]) in (None, 1)
-            and not _projections(modules, member, None, OWN_OUTPUTS)["o"]
+            and "o" not in _matrices(modules, member, free=True)
             for member in members
         )
         code = codes_of(type(modules[parent]).forward)
@@ -310,18 +333,6 @@ def _listed(modules: Modules, paths: Sequence[str]) -> Listed:
 def _within(path: str, outer: str) -> bool:
     """Is a module another one, or inside of it? The model's own path is ""."""
     return not outer or f"{path}.".startswith(f"{outer}.")
-
-
-def _packed_weight(module: nn.MultiheadAttention, name: str) -> Tensor | None:
-    """W_Q to W_O of torch's own module, which has the first three in one matrix where keys are as wide as queries."""
-    if name == "o":
-        return module.out_proj.weight
-    packed: Tensor | None = getattr(module, "in_proj_weight", None)
-    return (
-        getattr(module, f"{name}_proj_weight")
-        if packed is None
-        else packed.chunk(3)["qkv".index(name)]
-    )
 
 
 @dataclass(frozen=True)
@@ -341,10 +352,7 @@ def layers_of(model: nn.Module) -> list[Layer]:
     layers = []
     for site in sites_of(model):
         path = block_path(paths[site.module])
-        # as a layer of ours and torch's own attention call it
-        names = (getattr(site.module, name, None) for name in ("o_proj", "out_proj"))
-        projection = site.projection or next(filter(None, names), None)
-        if not path or projection is None:
+        if not path or "o" not in site.matrices:
             raise HeadwiseError(
                 f"{site.name} of {type(model).__name__}: where its output projection lies is not known"
             )
@@ -353,7 +361,8 @@ def layers_of(model: nn.Module) -> list[Layer]:
         around = tuple(
             child for child in body.children() if not isinstance(child, nn.ModuleList)
         )
-        layers.append(Layer(site, model.get_submodule(path), projection, around))
+        w_o = site.matrices["o"].module
+        layers.append(Layer(site, model.get_submodule(path), w_o, around))
     return layers
 
 
@@ -512,8 +521,7 @@ def _told_count(*holders: Any) -> int | None:
     """How many heads the first of these says that there are, a module or a config."""
     for holder, name in itertools.product(holders, COUNTS):
         value = getattr(holder, name, None)
-        # A bool is an int in Python.
-        if isinstance(value, int) and not isinstance(value, bool):
+        if type(value) is int:  # a bool is an int to isinstance
             return value
     return None
 
@@ -528,58 +536,52 @@ def _count(module: Any, around: Any) -> int:
     return told or 0
 
 
-def _projections(
-    modules: Modules, path: str, family: Family | None, outputs: Sequence[str] = ()
-) -> Projections:
-    """The modules of W_Q to W_O, "q" to "o", or of the first three in one, "packed": by the record or usual names.
+def _matrices(
+    modules: Modules, path: str, family: Family | None = None, free: bool = False
+) -> dict[str, Matrix]:
+    """Where W_Q to W_O of an attention lie, those that are found: by the record of its family, or by usual names.
 
-    family   the record; None: there is none
-    outputs  further names of W_O
+    free  an attention that people wrote, which may call W_O as they do
     """
-    recorded: dict[str, str] = {}
-    if family is not None:
-        recorded = {name: getattr(family, name) for name in "qkvo"}
-        if family.packed:
-            recorded = {"o": family.o, "packed": family.packed}
-    # The record's attention may lie around the one that calls the interface, and W_O may stand beside it.
-    around = [path, path.rpartition(".")[0]]
-    parts: Projections = {}
+    inner, outer = modules[path], modules[path.rpartition(".")[0]]
+    found: dict[str, Matrix] = {}
     for part, usual in PROJECTIONS.items():
-        places = around if part == "o" or part in recorded else [path]
-        names = [recorded[part], *usual] if part in recorded else usual
-        parts[part] = _first_matrix(modules, places, names)
-    parts["o"] = parts["o"] or _first_matrix(modules, around, outputs)
-    # Where values have a matrix of their own, what has a packed name is something else.
-    return parts if parts["v"] is None else parts | {"packed": None}
+        recorded = getattr(family, part, None)
+        names = [recorded, *usual] if recorded else usual
+        # The record's attention may lie around the one that calls the interface, and W_O may stand beside it.
+        places = [inner, outer] if recorded or part == "o" else [inner]
+        if free and part == "o":
+            names = [*names, *OWN_OUTPUTS]
+        module = _first_matrix(places, names)
+        if module is not None:
+            found[part] = Matrix(module)
+    packed = found.pop("packed", None)
+    # Where values have a matrix of their own, what has a packed name is something else. In which order the rows of one
+    # that people wrote lie is not known here.
+    if packed is None or "v" in found or free:
+        return found
+    # Queries have as many rows as W_O has columns; keys and values have half of the rest each, one after the other, as
+    # in GPT-2, whose is the usual packed name; a record says so of its family.
+    n_rows = len(packed.weight)
+    n_queries = found["o"].weight.shape[1] if "o" in found else n_rows // 3
+    n_keys, left = divmod(n_rows - n_queries, 2)
+    if n_keys > 0 and not left:  # else it is not packed like this
+        ends = n_queries, n_queries + n_keys, n_rows
+        for name, start, end in zip("qkv", (0, *ends), ends, strict=False):
+            found[name] = packed._replace(rows=slice(start, end))
+    return found
 
 
-def _weight(parts: Projections, n_heads: int, name: str) -> Tensor | None:
-    """W_Q, W_K, W_V or W_O, of the name "q" to "o", as rows, y = W x."""
-    w_o, packed = _plain_rows(parts["o"]), _plain_rows(parts["packed"])
-    if name == "o":
-        # Columns that the heads do not divide are no heads side by side.
-        return None if w_o is None or w_o.shape[1] % n_heads else w_o
-    if packed is not None:
-        # Queries have as many rows as W_O has columns; keys and values have half of the rest each.
-        n_queries = packed.shape[0] // 3 if w_o is None else w_o.shape[1]
-        n_keys, left = divmod(packed.shape[0] - n_queries, 2)
-        if n_keys > 0 and not left:  # else it is not packed like this
-            # One after the other, as in GPT-2, whose is the usual packed name; a record says so of its family.
-            return torch.split(packed, [n_queries, n_keys, n_keys])["qkv".index(name)]
-    return _plain_rows(parts[name])
-
-
-def _plain_rows(module: nn.Module | None) -> Tensor | None:
-    """Its weight as rows; None of what does more than multiply with it, as one with an adapter."""
-    if module is None:
-        return None
-    for name, _ in module.named_parameters():
-        # torch.nn.utils.parametrize makes `weight` of parameters with the latter names.
-        if name not in ("weight", "bias") and not name.startswith(
-            "parametrizations.weight."
-        ):
-            return None
-    return as_rows(module)
+def _first_matrix(places: Sequence[nn.Module], names: Sequence[str]) -> Any:
+    """The first module with a matrix of these names in these places; None where there is none."""
+    for place, name in itertools.product(places, names):
+        module: Any = place
+        for part in name.split("."):
+            module = getattr(module, part, None)
+        weight = getattr(module, "weight", None)
+        if isinstance(module, nn.Module) and getattr(weight, "ndim", 0) == 2:
+            return module
+    return None
 
 
 def as_rows(module: nn.Module) -> Tensor:
@@ -587,18 +589,6 @@ def as_rows(module: nn.Module) -> Tensor:
     weight: Any = module.weight
     matrix: Tensor = weight.T if type(module).__name__ == "Conv1D" else weight
     return matrix
-
-
-def _first_matrix(
-    modules: Modules, places: Sequence[str], names: Sequence[str]
-) -> nn.Module | None:
-    """The first module with a matrix of these names in these places."""
-    for place, name in itertools.product(places, names):
-        module = modules.get(f"{place}.{name}" if place else name)
-        weight = getattr(module, "weight", None)
-        if module is not None and isinstance(weight, Tensor) and weight.ndim == 2:
-            return module
-    return None
 
 
 @contextmanager

@@ -25,7 +25,6 @@ from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.layer.layer import MultiHeadAttention
 from headwise.models.sites import (
     Site,
-    as_rows,
     attention_layers,
     block_path,
     is_hf,
@@ -157,8 +156,7 @@ def attentions(model: nn.Module) -> list[nn.Module]:
 
 def input_projection(model: nn.Module, layer: int) -> Any:
     """The module that gets what a layer's attention reads, (B,T,C), as its first argument."""
-    parts = sites(model)[layer].parts
-    return parts["packed"] or parts["q"]
+    return sites(model)[layer].matrices["q"].module
 
 
 def head_counts(model: nn.Module) -> tuple[int, int, int]:
@@ -349,28 +347,23 @@ def cast(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 def _views(model: nn.Module, site: Site) -> dict[str, Tensor]:
     """The weights of an attention by their names in `AttentionWeights`: views, to be read and written to."""
     n_heads, n_kv_heads, _ = head_counts(model)
-    counts = {"q": n_heads, "k": n_kv_heads, "v": n_kv_heads}
-    packed = site.parts["packed"]
     views: dict[str, Tensor] = {}
     for name in "qkvo":
-        linear: Any = site.parts["o"] if name == "o" else packed or site.parts[name]
+        matrix = site.matrices.get(name)
+        kind = type(None if matrix is None else matrix.module)
         # transformers' Conv1D goes by its name, as nothing here imports transformers.
-        if not (isinstance(linear, nn.Linear) or type(linear).__name__ == "Conv1D"):
+        is_linear = issubclass(kind, nn.Linear) or kind.__name__ == "Conv1D"
+        if matrix is None or not is_linear:
             raise HeadwiseError(
                 f"W_{name.upper()} of {type(site.module).__name__} is no nn.Linear; dequantise or unfuse it"
             )
-        rows = as_rows(linear)
         if name == "o":
-            views["wo"] = rows.view(len(rows), n_heads, -1)
+            views["wo"] = matrix.weight.unflatten(1, (n_heads, -1))
             continue
-        for field, x in ((f"w{name}", rows), (f"b{name}", linear.bias)):
-            if x is None:
-                continue
-            n = sum(counts.values()) if packed else counts[name]
-            x = x.view(n, -1, *x.shape[1:])
-            if packed:  # all of q first, then all of k, then all of v
-                x = x.split([*counts.values()])["qkv".index(name)]
-            views[field] = x
+        rows = (n_heads if name == "q" else n_kv_heads), -1
+        views[f"w{name}"] = matrix.weight.unflatten(0, rows)
+        if matrix.bias is not None:
+            views[f"b{name}"] = matrix.bias.unflatten(0, rows)
     offset = family_of(model).norm_offset
     for name in "qk":
         norm: Any = getattr(site.module, f"{name}_norm", None)
