@@ -93,7 +93,7 @@ def test_what_is_not_read_is_refused() -> None:
     for name in "qkv":  # as if another process had the other half of the heads
         matrix = model.model.layers[1].self_attn.get_submodule(f"{name}_proj").weight
         matrix.data = matrix.data[: len(matrix) // 2]
-    refuses(lambda: watch_call(model, **inputs), "^L1: .* it has 6 heads, and its attention was called with 3; its")
+    refuses(lambda: watch_call(model, **inputs), "^L1: .* it has 6 heads, and its attention gives 3: ")
 
 
 SEES = {"hidden_size": 20, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 23}
@@ -298,15 +298,15 @@ def test_a_call_under_dropout_is_checked_where_none_was_dropped() -> None:
     """eager drops weights in training alone, sdpa whenever it is told to: what that gave proves nothing."""
     dropped = {"scaling": 0.5, "dropout": 0.1}
     wrong = 2 * asked().out
-    reading.read_call(asked(), cross=False)
+    reading.read_call(asked())
     with torch.autocast("cpu", dtype=torch.bfloat16):  # which takes values that are narrower than the keys
-        assert reading.read_call(asked(v=asked().v.bfloat16()), cross=False).v.dtype == torch.float32
-    reading.read_call(asked(keywords=dropped), cross=False)
+        assert reading.read_call(asked(v=asked().v.bfloat16())).v.dtype == torch.float32
+    reading.read_call(asked(keywords=dropped))
     of_sdpa = asked(keywords=dropped, implementation="sdpa", mask=torch.ones(2, 1, 7, 7).bool(), out=wrong)
-    reading.read_call(of_sdpa, cross=False)
-    reading.read_call(asked(keywords=dropped, module=nn.Module().train(), out=wrong), cross=False)
+    reading.read_call(of_sdpa)
+    reading.read_call(asked(keywords=dropped, module=nn.Module().train(), out=wrong))
     with pytest.raises(hw.HeadwiseError, match="watching it would give wrong numbers"):
-        reading.read_call(asked(keywords=dropped, out=wrong), cross=False)
+        reading.read_call(asked(keywords=dropped, out=wrong))
 
 
 def test_a_reading_looks_at_the_ends_and_between() -> None:
@@ -315,16 +315,16 @@ def test_a_reading_looks_at_the_ends_and_between() -> None:
         wrong = asked().out.clone()
         wrong[1, 2, rows] += 1
         with pytest.raises(hw.HeadwiseError, match="in document 1, head 2, query"):
-            reading.read_call(asked(out=wrong), cross=False)
+            reading.read_call(asked(out=wrong))
 
 
 def test_a_call_that_cannot_be_read_is_refused() -> None:
     # Learned queries: (1,H,T,D) for keys of two documents.
     call = asked()
     out = hw.attend(call.q[:1].expand(2, -1, -1, -1), call.k, call.v, scale=0.5)
-    assert reading.read_call(call._replace(q=call.q[:1], out=out), cross=False).q.shape == (2, 3, 7, 5)
+    assert reading.read_call(call._replace(q=call.q[:1], out=out)).q.shape == (2, 3, 7, 5)
     with pytest.raises(hw.HeadwiseError, match="gives its attention queries of 3 axes; 4 are needed"):
-        reading.read_call(asked(q=asked().q[0]), cross=False)
+        reading.read_call(asked(q=asked().q[0]))
 
 
 @pytest.mark.parametrize(
@@ -344,9 +344,9 @@ def test_a_reading_may_err_by_rounding_and_no_more(dtype: torch.dtype, way: str,
     keywords = {"scaling": 0.5, "is_causal": False}
     call = asked(q=q, k=k, v=v, implementation=way, keywords=keywords, out=hw.attend(q, k, v, scale=0.5))
     call.out[1, 2, 6, 4] += 0.8 * bound
-    reading.read_call(call, cross=False)
+    reading.read_call(call)
     call.out[1, 2, 6, 4] += 0.4 * bound
-    refuses(lambda: reading.read_call(call, cross=False), "in document 1, head 2, query 6")
+    refuses(lambda: reading.read_call(call), "in document 1, head 2, query 6")
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])

@@ -70,14 +70,15 @@ def _shown(model: nn.Module) -> tuple[Prediction, str]:
     return _predicts[model]
 
 
-# A model of one's own
+# How a model is asked
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """How a model is asked that is neither ours nor of transformers."""
+    """How a model is asked that is not of transformers."""
 
-    logits: Callable[[Any, Tensor], Tensor]  # the model and ids (B,T) -> (B,T,V)
+    # the model and ids (B,T) -> logits (B,T,V), or what holds them; see `_tensor_in`
+    logits: Callable[[Any, Tensor], Any]
     embed: str | None  # path of the module of W_E, which reads the ids; None: not known
     # path of the module whose `weight` is W_U (V,C); None: not known
     unembed: str | None
@@ -90,8 +91,11 @@ _adapters: WeakKeyDictionary[nn.Module, Adapter | None] = WeakKeyDictionary()
 
 
 def adapter_of(model: nn.Module) -> Adapter | None:
-    """How a model of one's adapter is asked, as `declare` was told or a run has shown; None for all other models."""
-    if isinstance(model, GPT) or is_hf(getattr(model, "_orig_mod", model)):
+    """How a model of one's own is asked, as `declare` was told or a run has shown, or a GPT of ours; else None."""
+    if isinstance(model, GPT):
+        sizes = model.config.vocab_size, model.config.context
+        return Adapter(GPT.__call__, "token_embedding", "lm_head", *sizes)
+    if is_hf(getattr(model, "_orig_mod", model)):
         return None
     if model not in _adapters:
         _adapters[model] = None  # the trial itself asks, too
@@ -115,12 +119,10 @@ def declare(model: nn.Module, logits: Any = None, unembed: Any = None) -> None:
             f"{unembed!r} is no module with a weight in {type(model).__name__}; pass the module, or its path"
         )
     reason = ""
-    for way in [logits] if logits else [_first_logits, _logits_with_targets]:
+    for way in [logits] if logits else WAYS:
         try:
             # Watchers act in the context that opened their block: in an empty one they do not see this call.
-            _adapters[model] = Context().run(
-                _tried, model, way, next(iter(paths), None)
-            )
+            _adapters[model] = Context().run(_tried, model, way, *paths[:1])
             return
         except Exception as error:  # the model may raise anything
             reason = reason or str(error) or type(error).__name__
@@ -135,13 +137,11 @@ def stands_for(copy: nn.Module, model: nn.Module) -> None:
         _adapters[copy] = _adapters[model]
 
 
-def _first_logits(model: Any, ids: Tensor) -> Tensor:
-    return _tensor_in(model(ids))
-
-
-def _logits_with_targets(model: Any, ids: Tensor) -> Tensor:
-    # nanoGPT gives the last row alone unless it is told what comes next.
-    return _tensor_in(model(ids, targets=ids))
+# nanoGPT gives the last row alone unless it is told what comes next.
+WAYS: Sequence[Callable[[Any, Tensor], Any]] = (
+    lambda model, ids: model(ids),
+    lambda model, ids: model(ids, targets=ids),
+)
 
 
 def _tensor_in(gave: Any) -> Tensor:
@@ -150,44 +150,41 @@ def _tensor_in(gave: Any) -> Tensor:
         gave = next(x for x in gave if isinstance(x, Tensor) and x.ndim == 3)
     if isinstance(gave, Mapping):
         gave = gave["logits"]
-    logits: Tensor = gave if isinstance(gave, Tensor) else gave.logits
-    return logits
+    return gave if isinstance(gave, Tensor) else gave.logits
 
 
 @torch.no_grad()
-def _tried(model: nn.Module, way: Any, unembed: str | None) -> Adapter:
+def _tried(model: nn.Module, way: Any, unembed: str | None = None) -> Adapter:
     """How a model is asked, seen while it reads four ids. Raises whatever the model raises."""
     ids = torch.tensor([[1, 0, 1, 1]], device=device_of(model))
-    # of each module with a matrix that ran its path, what it read, what it gave
-    seen: list[tuple[str, Tensor, Tensor]] = []
+    # of each module with a matrix that ran: its path, itself, what it read, what it gave
+    seen: list[tuple[str, Any, Tensor, Tensor]] = []
 
     def keep(path: str, module: Any, args: Any, gave: Any) -> None:
         if args and isinstance(args[0], Tensor) and isinstance(gave, Tensor):
-            seen.append((path, args[0], gave))
+            seen.append((path, module, args[0], gave))
 
-    modules = dict(model.named_modules())
     hooks = [
         (module.register_forward_hook, partial(keep, path))
-        for path, module in modules.items()
+        for path, module in model.named_modules()
         if getattr(getattr(module, "weight", None), "ndim", 0) == 2
     ]
     with evaluating(model), hooked(hooks):
-        rows = way(model, ids)
+        rows = _tensor_in(way(model, ids))
     if rows.ndim != 3 or rows.shape[:2] != ids.shape or not rows.is_floating_point():
         raise HeadwiseError(f"it gives {tuple(rows.shape)} of {rows.dtype}")
     embed, context, last = None, None, None
-    for path, read, gave in seen:
-        module = modules[path]
+    for path, module, read, gave in seen:
         if read.numel() == ids.numel() and read.flatten().equal(ids[0]):
             embed = embed or path
         elif isinstance(module, nn.Embedding):  # of positions
             context = module.num_embeddings
         elif gave.shape == rows.shape:
             last = path
-    unembed = unembed or last or embed  # tied: the table itself is W_U
     for holder in (model, getattr(model, "config", None)):
         context = getattr(holder, "block_size", context)
-    return Adapter(way, embed, unembed, rows.shape[-1], context)
+    # tied: the table itself is W_U
+    return Adapter(way, embed, unembed or last or embed, rows.shape[-1], context)
 
 
 @torch.no_grad()
@@ -335,12 +332,10 @@ def device_of(model: nn.Module) -> torch.device:
 
 def reads_tokens(model: nn.Module) -> bool:
     """Does the model take token ids?"""
-    # `forward` of a GPT of ours calls them ids, that of transformers input_ids.
     if adapter_of(model) is not None:
         return True
     # the body of some decoders (BART) takes *args
-    taken = {*parameters_of(model), *parameters_of(body_of(model))}
-    return bool({"ids", "input_ids"} & taken)
+    return any("input_ids" in parameters_of(part) for part in (model, body_of(model)))
 
 
 def logits(model: nn.Module, ids: Tensor, last: bool = False) -> Tensor:
@@ -412,16 +407,13 @@ def _losses(logits: Tensor, targets: Tensor) -> Tensor:
 
 def embeddings(model: Any) -> tuple[Tensor, Tensor] | None:
     """W_E and W_U, (V,C) each; None where a model has no such pair."""
-    head = _head_of(model)
+    head, adapter = _head_of(model), adapter_of(model)
     if head is None:
         return None
-    adapter = adapter_of(model)
-    if adapter is not None:
-        table = _part(model, adapter.embed)
-    elif isinstance(model, GPT):
-        table = model.token_embedding
-    else:
+    if adapter is None:
         table = model.get_input_embeddings()
+    else:
+        table = _part(model, adapter.embed)
     if table is None:
         return None
     with loaded(table, head):
@@ -440,14 +432,10 @@ def output_matrix(model: nn.Module) -> tuple[Tensor, Tensor | None]:
 
 def _head_of(model: Any) -> Any:
     """The module of W_U; None of a model without logits."""
-    if isinstance(model, GPT):
-        return model.lm_head
     adapter = adapter_of(model)
     if adapter is not None:
         return _part(model, adapter.unembed)
-    if hasattr(model, "get_output_embeddings"):
-        return model.get_output_embeddings()
-    return None
+    return getattr(model, "get_output_embeddings", lambda: None)()
 
 
 def _part(model: nn.Module, path: str | None) -> Any:
@@ -456,8 +444,6 @@ def _part(model: nn.Module, path: str | None) -> Any:
 
 def context_of(model: nn.Module) -> int | None:
     """The most tokens that the model takes at a time; None where it sets no bound."""
-    if isinstance(model, GPT):
-        return model.config.context
     adapter = adapter_of(model)
     if adapter is not None and adapter.context is not None:
         return adapter.context
@@ -465,18 +451,15 @@ def context_of(model: nn.Module) -> int | None:
     if getattr(config, "model_type", "") in ("t5", "mt5", "umt5"):
         # positions are distances, so that no text is too long; n_positions in their configs is no bound
         return None
-    most = getattr(config, "max_position_embeddings", None) or getattr(
-        config, "n_positions", None
-    )
+    names = "max_position_embeddings", "n_positions"
+    most = next(filter(None, (getattr(config, name, None) for name in names)), None)
     if not isinstance(most, int) or most < 1:  # XLNet says -1: any length
         return None
     for name, table in model.named_modules():
-        if (
-            name.endswith("position_embeddings")
-            and getattr(table, "num_embeddings", None) == most
-        ):
-            padding: int | None = getattr(table, "padding_idx", None)
+        size = getattr(table, "num_embeddings", None)
+        if name.endswith("position_embeddings") and size == most:
             # RoBERTa counts positions from padding_idx + 1 on, so that the first rows of the table stand for no token.
+            padding: int | None = getattr(table, "padding_idx", None)
             return most if padding is None else most - padding - 1
     return most
 
@@ -484,8 +467,10 @@ def context_of(model: nn.Module) -> int | None:
 def vocabulary_of(model: nn.Module) -> int | None:
     """The number of different token ids; None where the config does not say."""
     adapter = adapter_of(model)
+    if adapter is not None:
+        return adapter.vocabulary
     size: int | None = getattr(_text_config(model), "vocab_size", None)
-    return size if adapter is None else adapter.vocabulary
+    return size
 
 
 def _text_config(model: nn.Module) -> Any:
@@ -568,6 +553,10 @@ class Reader:
     # all ids so far, for a model without a cache; a GPT of ours needs none
     text: Tensor | None = None
 
+    def __post_init__(self) -> None:
+        if isinstance(self.model, GPT):
+            self.cache = self.model.new_caches()
+
     def __call__(self, ids: Tensor) -> Tensor:
         model, ids = self.model, ids.to(device_of(self.model))
         if isinstance(model, GPT):
@@ -585,11 +574,6 @@ class Reader:
         )
         self.cache = cache_in(answer)
         return answer.logits[0, -1]
-
-
-def reader(model: nn.Module) -> Reader:
-    """What reads a text from its beginning."""
-    return Reader(model, model.new_caches() if isinstance(model, GPT) else None)
 
 
 @contextmanager
@@ -630,7 +614,8 @@ def _forward(
                 f"the text has {T} tokens, and {type(model).__name__} takes {adapter.context}; pass a shorter one"
             )
         # its code may ask for views of the ids, as nanoGPT's loss does
-        return SimpleNamespace(logits=adapter.logits(model, ids.contiguous()))
+        gave = adapter.logits(model, ids.contiguous())
+        return SimpleNamespace(logits=_tensor_in(gave))
     inputs: dict[str, Any] = {"input_ids": ids, **past}
     if has_encoder(model):
         decoded = ids if start is None else torch.tensor([start]).expand(len(ids), -1)

@@ -11,7 +11,7 @@ places, marked *: where its attention function has given the heads, and before W
     heads                 attention function of the      functions of torch: the fused call, or a softmax and a
        |                  library ("eager", "sdpa")      product; `softmax.Listener` reads them
        |                     |                              |
-       |                   * `Tap.at_interface`           * `Tap.attended`
+       |                   * `Tap.take`                   * `Tap.take`
        |                     out (B,H,T,E), held against what was read of the call (`reading.read_call`, `softmax`),
        |                     or refused; where W_O is not known: handler, which may change out
        |                     |                              |
@@ -221,37 +221,24 @@ class Tap:
 
     def hooks(self) -> list[Hook]:
         """What listens from where the module is called to W_O."""
-        module, projection = self.site.module, self.projection
-        if projection is None and not self.site.members:
-            return []
+        module = self.site.module
         # A call of the module ends the one before, if that never came to W_O.
         hooks: list[Hook] = [(module.register_forward_pre_hook, self.end)]
         for child in module.children():
             if "norm" in type(child).__name__.lower():
                 hooks.append((child.register_forward_pre_hook, self.at_norm))
-        if projection is None:
+        if self.projection is not None:
+            return [*hooks, (self.projection.register_forward_pre_hook, self.at_w_o)]
+        if self.site.members:
             return [*hooks, (module.register_forward_hook, self.at_output)]
-        return [*hooks, (projection.register_forward_pre_hook, self.at_w_o)]
+        return []
 
-    def at_interface(self, asked: Asked, out: Tensor) -> Tensor | None:
-        """The attention function of transformers has given `out` (B,H,T,E); give what takes its place, None: nothing.
-
-        out  `asked.out`, or what an earlier block has made of it
-        """
-        site, n_heads = self.site, asked.q.shape[1]
-        # All that the interface calls is attention: it stops here, as in `read_call`. A free module may be none, and
-        # `attended` refuses its call with a note.
-        if site.n_heads != n_heads:
-            raise HeadwiseError(
-                f"{site.name}: {type(site.module).__name__} says that it has {site.n_heads} heads, and its attention "
-                f"was called with {n_heads}; its heads cannot be told apart"
-            )
-        return self.wait(read_call(asked, site.cross)._replace(out=out))
-
-    def attended(
-        self, call: Call | str, sure: bool, w_o: Tensor | None
+    def take(
+        self, call: Call | str, sure: bool = True, w_o: Tensor | None = None
     ) -> Tensor | None:
-        """The functions of torch have given `call.out`; give what takes its place, None: nothing.
+        """The attention has given `call.out`; give what takes its place, None: nothing.
+
+        A call is kept until W_O is called. Where W_O is not known, the handler gets it at once.
 
         call  a call; or a text, why it was not read
         sure  is the order of its heads known?
@@ -274,28 +261,11 @@ class Tap:
             )
         self.site = replace(site, n_heads=n_heads)
         self.sure = self.sure and sure
-        call = call._replace(note=f"{site.name}: {call.note}" if call.note else "")
-        if w_o is None:
-            return self.wait(call)
-        # No module of W_O will be called: the handler gets the call here. Is the matrix the one that the site names?
-        is_of_site = site.w_o is not None and w_o.data_ptr() == site.w_o.data_ptr()
-        return self.hand(call, "" if is_of_site else NO_W_O, at_w_o=is_of_site)
-
-    def of_list(self, number: int, call: Call | str, *more: Any) -> None:
-        """The head of this number in a list has given its call: see `attended`."""
-        if isinstance(call, Call):
-            if call.out.shape[1] == 1 and number == len(self.of_members):
-                self.of_members.append(call)
-            if len(self.of_members) < len(self.site.members):
-                return
-            call = _side_by_side(self.site.module, self.of_members)
-        self.of_members = []
-        self.attended(call, sure=True, w_o=None)
-
-    def wait(self, call: Call) -> Tensor | None:
-        """Keep a call until W_O is called, and give None. Where W_O is not known, the handler gets it at once."""
-        if self.projection is None and not self.site.members:
-            return self.hand(call, NO_W_O, at_w_o=False)
+        if w_o is not None or not (self.projection or site.members):
+            # Are the matrices the same?
+            places = [x.data_ptr() for x in (w_o, site.w_o) if x is not None]
+            is_of_site = len(places) == 2 and places[0] == places[1]
+            return self.hand(call, "" if is_of_site else NO_W_O, at_w_o=is_of_site)
         # DiffLlama lays the same maps over other values in a second call: these are the same heads. Calls whose maps
         # were read off their weights have a q and a k of their own each, which are empty.
         last = self.waiting[-1] if self.waiting else None
@@ -303,6 +273,17 @@ class Tap:
             self.waiting.append(call)
         self.normed = last is not None  # a second call is mixed with the first
         return None
+
+    def take_member(self, number: int, call: Call | str, *more: Any) -> None:
+        """The head of this number in a list has given its call: see `take`."""
+        if isinstance(call, Call):
+            if call.out.shape[1] == 1 and number == len(self.of_members):
+                self.of_members.append(call)
+            if len(self.of_members) < len(self.site.members):
+                return
+            call = _side_by_side(self.site.module, self.of_members)
+        self.of_members = []
+        self.take(call)
 
     def at_norm(self, module: nn.Module, args: Any) -> None:
         """A norm of the attention is called: one of a row wider than a head's mixes several heads."""
@@ -410,21 +391,20 @@ class Tap:
         # the module may not say how many heads it has: kept for the next block
         if self.site.free:
             remember(self.site.module, call.out.shape[1])
-        notes = [call.note, note and f"{self.site.name}: {note}"]
-        return self.handler(
-            call._replace(note="; ".join(filter(None, notes)), **changes)
-        )
+        notes = [f"{self.site.name}: {line}" for line in (call.note, note) if line]
+        return self.handler(call._replace(note="; ".join(notes), **changes))
 
     def refuse(self, why: str) -> Tensor | None:
         """Tell the handler, by a call of no documents (B = 0), that what the module does is not read.
 
-        A handler that wants to replace something nevertheless cannot: then the reason is raised.
+        A handler that wants to replace something nevertheless cannot: then the reason is raised. All that the interface
+        of transformers calls is attention, and its reason is raised at once.
         """
         # calls that wait are parts of what is refused
         note, self.waiting = f"{self.site.name}: {why}, no map", []
         none = torch.empty(0, 1, 0, 0)
         call = Call(self.site.module, none, none, none, Options(), none, note=note)
-        if self.handler(call) is not None:
+        if not self.site.free or self.handler(call) is not None:
             raise HeadwiseError(note)
         return None
 
@@ -471,9 +451,9 @@ def _read(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
     takes: dict[nn.Module, tuple[Any, int]] = {}
     for module, tap in taps.items():
         if not tap.site.members:
-            takes[module] = tap.attended, tap.site.n_heads
+            takes[module] = tap.take, tap.site.n_heads
         for number, head in enumerate(tap.site.members):
-            takes[head] = partial(tap.of_list, number), 1
+            takes[head] = partial(tap.take_member, number), 1
     # Attentions inside of one another, too: the block asks which is the innermost that runs. Dicts, for their order.
     parts: dict[nn.Module, None] = {}
     for module in taps:
@@ -583,11 +563,12 @@ def _listened(function: Any, name: str) -> Any:
             return result
         # result[0] is (B,T,H,E); what follows it, as weights, stays as it is.
         gave = result[0].transpose(1, 2)
-        asked = Asked(*arguments, keywords, name, function, gave)
+        call = read_call(Asked(*arguments, keywords, name, function, gave))
         out: Tensor | None = None
         for tap in tapped:
-            changed = tap.at_interface(asked, gave if out is None else out)
-            out = out if changed is None else changed
+            changed = tap.take(call._replace(cross=tap.site.cross))
+            if changed is not None:
+                out, call = changed, call._replace(out=changed)
         if out is None:
             return result
         return (out.transpose(1, 2).contiguous(), *result[1:])

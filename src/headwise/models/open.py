@@ -25,10 +25,10 @@ from headwise.gpt.gpt import GPT, register
 from headwise.gpt.run import Settings, kept_text, load_run, run_training
 from headwise.models import computed_in, located
 from headwise.models.ask import (
+    Reader,
     context_of,
     declare,
     predicts,
-    reader,
     require_next,
     vocabulary_of,
 )
@@ -384,7 +384,7 @@ def generate(
     stops = end_ids(module) if stop is None else {stop}
     sizes = context_of(module), vocabulary_of(module)
     ids_behind = continued(
-        partial(reader, module), ids, n_tokens, temperature, top_k, seed, stops, *sizes
+        partial(Reader, module), ids, n_tokens, temperature, top_k, seed, stops, *sizes
     )
     return ids_behind if stream else list(ids_behind)
 

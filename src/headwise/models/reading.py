@@ -33,7 +33,6 @@ from headwise.masks import (
     Grid,
     Mask,
     Part,
-    Segments,
     Window,
     all_of,
 )
@@ -66,10 +65,10 @@ class Asked(NamedTuple):
     out: Tensor  # (B,H,T,E)
 
 
-def read_call(asked: Asked, cross: bool) -> Call:
+def read_call(asked: Asked) -> Call:
     """A call of transformers as a call of ours. Raises HeadwiseError where our reading is not what the model did.
 
-    cross  are keys and values of another text? The interface does not tell it
+    Whether keys and values are of another text the interface does not tell.
     """
     name, backend = type(asked.module).__name__, asked.implementation
     if backend_of(backend) is None:
@@ -93,7 +92,7 @@ def read_call(asked: Asked, cross: bool) -> Call:
     # Autocast takes values of 16 bits beside queries and keys that a rotation made float32.
     dtype = torch.promote_types(q.dtype, torch.promote_types(k.dtype, v.dtype))
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-    call = Call(asked.module, q, k, v, options_of(asked), asked.out, cross)
+    call = Call(asked.module, q, k, v, options_of(asked), asked.out)
     # What dropout has dropped cannot be checked. Eager code drops in training alone, the fused call always.
     if not asked.keywords.get("dropout") or (
         backend == "eager" and not asked.module.training
@@ -196,23 +195,6 @@ class OfFunction(Mask):
         return self.function(b, h, grid.i, grid.j)
 
 
-@dataclass(frozen=True)
-class Placed(Mask):
-    """A window over places in texts: keys at most `left` before and `right` behind their query; None: no bound."""
-
-    q_places: Tensor  # (B,T)
-    k_places: Tensor  # (B,S)
-    left: int | None
-    right: int | None
-    alike = True
-
-    def allowed(self, grid: Grid) -> Any:
-        ahead = grid.pick(self.k_places, "bs") - grid.pick(self.q_places, "bt")
-        left = grid.S if self.left is None else self.left
-        right = grid.S if self.right is None else self.right
-        return (ahead >= -left) & (ahead <= right)
-
-
 def _flash_masks(asked: Asked, causal: bool) -> list[Mask]:
     """What flash attention reads: it lays real tokens side by side, the last query of a text beside its last key."""
     B, T, S = len(asked.q), asked.q.shape[2], asked.k.shape[2]
@@ -227,9 +209,15 @@ def _flash_masks(asked: Asked, causal: bool) -> list[Mask]:
     keys = F.pad(real, (0, S - real.shape[1]))
     # places are counted back from the end of the text
     of_rows, of_keys = (x.cumsum(1) - x.sum(1, keepdim=True) for x in (rows, keys))
-    # what is padding has numbers of its own
-    padding = Segments(~rows * -1, ~keys * -2)
-    return [padding, Placed(of_rows, of_keys, left, right)]
+    near, far = (S if bound is None else bound for bound in (left, right))
+
+    def seen(b: Any, h: Any, i: Any, j: Any) -> Any:
+        """Of real tokens keys from `near` places before their query to `far` behind it."""
+        ahead = of_keys[b, j] - of_rows[b, i]
+        in_window = (ahead >= -near) & (ahead <= far)
+        return rows[b, i] & keys[b, j] & in_window
+
+    return [OfFunction(seen, True)]
 
 
 def probed_rows(T: int) -> list[int]:

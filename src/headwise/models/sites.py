@@ -352,7 +352,11 @@ def layers_of(model: nn.Module) -> list[Layer]:
     layers = []
     for site in sites_of(model):
         path = block_path(paths[site.module])
-        if not path or "o" not in site.matrices:
+        w_o = site.matrices["o"].module if "o" in site.matrices else None
+        # one that is no matrix, but holds it
+        names = (getattr(site.module, name, None) for name in ("o_proj", "out_proj"))
+        projection = w_o or next(filter(None, names), None)
+        if not path or projection is None:
             raise HeadwiseError(
                 f"{site.name} of {type(model).__name__}: where its output projection lies is not known"
             )
@@ -361,8 +365,7 @@ def layers_of(model: nn.Module) -> list[Layer]:
         around = tuple(
             child for child in body.children() if not isinstance(child, nn.ModuleList)
         )
-        w_o = site.matrices["o"].module
-        layers.append(Layer(site, model.get_submodule(path), w_o, around))
+        layers.append(Layer(site, model.get_submodule(path), projection, around))
     return layers
 
 

@@ -433,33 +433,28 @@ class Listener(TorchFunctionMode):
             self.trails[result] = Trail()
         if not sides or has_parameter:  # with a parameter, weights of a codebook
             return result
-        side = sides[0]
-        trail = trails[side] or Trail()
-        why, product = "", None
         if len(sides) == 2:
             why = "multiplies the weights of one softmax with those of another, as attention through landmarks does"
-        elif trail.joined:
-            why = "joins the scores of several products before its softmax: its map lies in pieces, as of chunks"
-        else:
-            product = _product(inputs, operands, result, side)
-            if product is None:
-                return result
-            # Weights by distance, shifted after the softmax, times embeddings of distances (Shaw et al. 2018): no
-            # attention to tokens. These are told by this, that all documents and heads share them.
-            n_values, n_maps = (x.shape[:-2].numel() for x in (product.v, product.out))
-            if n_values == 1 < n_maps and not trail.whole:
-                return result
-        if why or product is None:
             return self._hand(partial(_refused, why), result)
-        shown = product.weights  # what a watcher sees: the weights before dropout
+        (side,) = sides
+        trail = trails[side] or Trail()
+        if trail.joined:
+            why = "joins the scores of several products before its softmax: its map lies in pieces, as of chunks"
+            return self._hand(partial(_refused, why), result)
+        product = _product(inputs, operands, result, side)
+        if product is None:
+            return result
+        # Weights by distance, shifted after the softmax, times embeddings of distances (Shaw et al. 2018): no attention
+        # to tokens. These are told by this, that all documents and heads share them.
+        n_values, n_maps = (x.shape[:-2].numel() for x in (product.v, product.out))
+        if n_values == 1 < n_maps and not trail.whole:
+            return result
+        undropped = product  # what a watcher sees: the weights before dropout
         if trail.undropped is not None:
-            undropped = _product(
-                inputs, [*map(self._undropped, operands)], result, side
-            )
-            shown = undropped.weights if undropped else shown
-        return self._hand(
-            partial(_mapped, product, shown, trail.whole), result, product
-        )
+            pair = [*map(self._undropped, operands)]
+            undropped = _product(inputs, pair, result, side) or product
+        read = partial(_mapped, product, undropped.weights, trail.whole)
+        return self._hand(read, result, product)
 
     def _hand(
         self, read: Any, result: Tensor, product: Product | None = None
@@ -540,14 +535,16 @@ def unheard() -> AbstractContextManager[None]:
 # Calls
 
 
-def _heads(x: Tensor, n_heads: int) -> Tensor:
-    """(B,H,T,X) of a tensor (T,X), (H,T,X), (B*H,T,X), or with more axes before those of the heads."""
-    if x.ndim == 2:
-        return x[None, None]
-    if x.ndim == 3:
-        return x.reshape(-1, n_heads, *x.shape[1:])
+def _laid(x: Tensor, lead: Sequence[int], n_heads: int) -> Tensor:
+    """(B,h,n,d) of a tensor (...,n,d) whose other axes broadcast to `lead`: documents, heads, windows, ..."""
+    x = x[(None,) * (len(lead) + 2 - x.ndim)]
+    if len(lead) == 2:  # what all heads share stays one
+        return next(for_documents(lead[0], x))
+    x = x.expand(*lead, *x.shape[-2:])
+    if len(lead) < 2:
+        return x.reshape(-1, n_heads, *x.shape[-2:])
     # by the key/value head that they read
-    if x.ndim == 5 and n_heads == x.shape[1] * x.shape[2]:
+    if len(lead) == 3 and n_heads == lead[1] * lead[2]:
         return x.flatten(1, 2)
     return x.flatten(0, -4)  # windows of a document are documents
 
@@ -595,16 +592,12 @@ def _mapped(
     weights  before dropout, which are shown; those of the product are what the model multiplied
     whole    is each row still what a softmax gave?
     """
-    # all axes but (T,E): documents, heads, windows, ...
-    out, lead = product.out, product.out.shape[:-2]
+    lead = product.out.shape[:-2]
     H, sure = _n_heads(running, (*lead, *weights.shape[-2:]))
     p, used = (
         x.detach().expand(*lead, *x.shape[-2:]) for x in (weights, product.weights)
     )
-    v = product.v[(None,) * (out.ndim - product.v.ndim)]  # axes of length 1 in front
-    # With documents and heads apart, values that all heads share stay one.
-    v = v.expand(lead[0], -1, -1, -1) if len(lead) == 2 else v.expand(*lead, -1, -1)
-    p, used, v, out = (_heads(x, H) for x in (p, used, v, out))
+    p, used, v, out = (_laid(x, lead, H) for x in (p, used, product.v, product.out))
     B, _, T, S = p.shape
     rows = probed_rows(T)
     wide = torch.promote_types(out.dtype, torch.float32)
@@ -658,12 +651,10 @@ def _fused(
         )
     lead, T, S = q.shape[:-2], q.shape[-2], k.shape[-2]
     H, sure = _n_heads(running, (*lead, T, S))
-    if len(lead) != 2:  # documents and heads are not two axes
-        q, k, v = (_heads(x.expand(*lead, *x.shape[-2:]), H) for x in (q, k, v))
-        if mask is not None and mask.ndim > 2:
-            mask = _heads(mask.expand(*lead, T, S), H)
-    out = _heads(result, H)
-    q, k, v = for_documents(len(out), q, k, v)
+    q, k, v, out = (_laid(x, lead, H) for x in (q, k, v, result))
+    # documents and heads are not two axes
+    if len(lead) != 2 and mask is not None and mask.ndim > 2:
+        mask = _laid(mask.expand(*lead, T, S), lead, H)
     # aligned at the first key: query t sees keys 0 to t, however many keys there are
     parts: list[Mask] = [Causal(offset=0)] if causal else []
     parts += [] if mask is None else masks_of(mask)

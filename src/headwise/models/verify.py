@@ -229,7 +229,7 @@ def _read(
         place = row, slice(start, start + len(text))
         ids[place], mask[place] = text, 1
         positions[place] = torch.arange(len(text))
-    cache, states, end = ask.reader(model).cache, [], 0
+    cache, states, end = ask.Reader(model).cache, [], 0
     if static:
         # here: a model of ours needs no transformers
         from headwise.models.hf import static_cache
