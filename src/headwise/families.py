@@ -51,22 +51,18 @@ _TABLE = tomllib.loads(
 USUAL: dict[str, Any] = _TABLE.pop("usual")
 
 
-def _part(name: str, part: str) -> dict[str, Any] | None:
-    """A part of a record; `like` in it names the family whose part holds what is not said here."""
-    fields: dict[str, Any] | None = _TABLE[name].get(part)
-    if fields is None or "like" not in fields:
-        return fields
-    joined = (_part(fields["like"], part) or {}) | fields
-    del joined["like"]
-    return joined
+def _form(name: str) -> dict[str, Any] | None:
+    """How a model of ours is written as one; `like` names the family whose form holds what is not said here."""
+    form: dict[str, Any] | None = _TABLE[name].get("form")
+    if form is not None and "like" in form:
+        return (_form(form["like"]) or {}) | form
+    return form
 
 
 # all that are known, by name
 FAMILIES = {
-    name: Family(
-        name=name, form=_part(name, "form"), **(_part(name, "attention") or {})
-    )
-    for name in _TABLE
+    name: Family(name=name, form=_form(name), **record.get("attention", {}))
+    for name, record in _TABLE.items()
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import gc
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -130,34 +130,30 @@ def meta_model(fields: Mapping[str, Any]) -> tuple[Any, str | None]:
                     f"{field} is missing, and there is no size without it"
                 )
         named = fields.get("architectures") or [""]
+        by_words, causal = (
+            transformers.AutoModelForCausalLM,
+            transformers.MODEL_FOR_CAUSAL_LM_MAPPING,
+        )
+        automatic = by_words if type(config) in causal else transformers.AutoModel
         model_class = getattr(transformers, str(named[0]), None)
-        causal = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
-        for mapping in (causal, transformers.MODEL_MAPPING):
-            if model_class is None and type(config) in mapping:
-                model_class = mapping[type(config)]
-        if isinstance(model_class, tuple):
-            model_class = model_class[0]
-        if model_class is None:
-            raise HeadwiseError(f"no class for {named[0] or kind}")
+        build = getattr(model_class, "_from_config", automatic.from_config)
         try:
-            return _on_meta(model_class, config), None
+            return _on_meta(build, config), None
         except Exception:
             text = config.get_text_config(decoder=True)
             part: str | None = "the decoder of text alone"
             if text is config:
                 text, part = _filled(config), None
             elif type(text) in causal:
-                model_class = causal[type(text)]
+                build = by_words.from_config
             with suppress(Exception):
-                return _on_meta(model_class, text), part
+                return _on_meta(build, text), part
             raise
 
 
-def _on_meta(model_class: Any, config: Any) -> Any:
+def _on_meta(build: Callable[..., Any], config: Any) -> Any:
     with torch.device("meta"):
-        model = model_class._from_config(
-            config, attn_implementation="eager", dtype=torch.bfloat16
-        )
+        model = build(config, attn_implementation="eager", dtype=torch.bfloat16)
     # this one alone is matrix products; a class without experts has none
     with suppress(Exception):
         model.set_experts_implementation("batched_mm")
@@ -179,6 +175,11 @@ def _filled(config: Any) -> Any:
 class AnyCache(transformers.DynamicCache):  # type: ignore[misc]  # transformers has no types here
     """A cache for configs that name fewer layers than their model has, or none that counts tokens."""
 
+    def __init__(self, config: Any) -> None:
+        super().__init__(config=config)
+        # what further layers are made of
+        self.layer_class_to_replicate = transformers.cache_utils.DynamicLayer
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         try:
             return super().get_seq_length(layer_idx)
@@ -190,18 +191,6 @@ class AnyCache(transformers.DynamicCache):  # type: ignore[misc]  # transformers
             return super().get_mask_sizes(query_length, layer_idx)
         except ValueError:
             return query_length, 0
-
-    def update(
-        self,
-        key_states: Any,
-        value_states: Any,
-        layer_idx: int,
-        *rest: Any,
-        **more: Any,
-    ) -> Any:
-        while layer_idx >= len(self.layers):
-            self.layers.append(transformers.cache_utils.DynamicLayer())
-        return super().update(key_states, value_states, layer_idx, *rest, **more)
 
 
 @contextmanager

@@ -125,10 +125,8 @@ def for_documents(B: int, *tensors: Tensor) -> Iterator[Tensor]:
 @cache
 def _parameters(function: Any) -> set[str]:
     """Names of what a function is given beside module, query, key, value and mask."""
-    further = [*inspect.signature(function).parameters.values()][5:]
-    # Without *args and **kwargs, which take what the function does not name.
-    rest = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL
-    return {kind.name for kind in further if kind.kind not in rest}
+    spec = inspect.getfullargspec(inspect.unwrap(function))
+    return {*spec.args[5:], *spec.kwonlyargs}
 
 
 def options_of(asked: Asked) -> Options:

@@ -31,6 +31,8 @@ from headwise.records import head_name
 
 # a part of a path that is a number: ".3" of "layers.3.attn"
 NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
+# the longest path that ends so: "model.layers.3" of "model.layers.3.attn"
+NUMBERED = re.compile(r"(.*\.)?\d+(?=\.|$)")
 # Parameters of a matrix and a bias; torch.nn.utils.parametrize makes `weight` of those with the last names.
 PLAIN = re.compile(r"weight|bias|parametrizations[.]weight[.].*")
 # the path up to the number of a layer, and is it cross attention? See `_stack`
@@ -45,18 +47,7 @@ COUNTS, CROSS = USUAL["counts"], frozenset(USUAL["cross"])
 # of W_Q to W_O, and of the first three in one
 PROJECTIONS = USUAL["projections"] | {"packed": USUAL["packed"]}
 # Of W_O in classes that people write: whether it reads the heads is seen when it runs.
-OWN_OUTPUTS = (
-    "out",
-    "w_o",
-    "W_o",
-    "W_O",
-    "fc_out",
-    "fc_o",
-    "fc",
-    "out_linear",
-    "unify_heads",
-    "output_projection",
-)
+OWN_OUTPUTS = USUAL["own_outputs"]
 
 
 class Matrix(NamedTuple):
@@ -73,7 +64,7 @@ class Matrix(NamedTuple):
     @property
     def bias(self) -> Tensor | None:
         """(out,), a view."""
-        bias: Tensor | None = getattr(self.module, "bias", None)
+        bias: Tensor | None = self.module.bias
         return None if bias is None else bias[self.rows]
 
     @property
@@ -132,10 +123,9 @@ class Site:
 
     @property
     def projection(self) -> nn.Module | None:
-        """The module of W_O, whose input is what the heads give; None where it is not known, or is not called."""
-        if self.w_o is None or isinstance(self.module, nn.MultiheadAttention):
-            return None
-        return self.matrices["o"].module if "o" in self.matrices else None
+        """The module of W_O, whose input is what the heads give; None where it is not known."""
+        matrix = self.matrices.get("o")
+        return None if matrix is None or self.w_o is None else matrix.module
 
     def head(self, number: int) -> str:
         return head_name(self.name, number)
@@ -239,9 +229,11 @@ def _own_site(name: str, module: Any) -> Site:
 
 def _config_around(modules: Modules, path: str) -> Any:
     """Of the innermost model of transformers around a module; its own, where a model of one's own has taken it over."""
-    around = [modules[above] for above in _upwards(path)]
-    owner = next(filter(is_hf, around), modules[path])
-    return getattr(owner, "config", None)
+    owner = path
+    while owner and not is_hf(modules[owner]):
+        owner = owner.rpartition(".")[0]
+    around = modules[owner if is_hf(modules[owner]) else path]
+    return getattr(around, "config", None)
 
 
 def _counts(modules: Modules) -> dict[str, int]:
@@ -374,9 +366,8 @@ def block_path(path: str) -> str:
 
     It is "model.layers.3" of "model.layers.3.self_attn"; in T5 "block.0.layer.0", one half of a layer.
     """
-    return next(
-        (above for above in _upwards(path) if above.rpartition(".")[2].isdigit()), ""
-    )
+    found = NUMBERED.match(path)
+    return "" if found is None else found[0]
 
 
 def missing(model: nn.Module) -> list[str]:
@@ -447,31 +438,29 @@ def _names(model: nn.Module, modules: Modules, paths: Sequence[str]) -> dict[str
     stacks = {path: _stack(modules, path) for path in paths}
     prefixes = _stack_names(model, list(dict.fromkeys(stacks.values())))
     orders: Counter[Stack] = Counter()  # attentions of a stack so far
-    layers, names = {}, {}
+    sharing: Listed = {}  # paths by the name that they would have
     for path, stack in stacks.items():
         # The first number of a path is its layer's. A path without one counts the attentions of its stack.
         number = NUMBER.search(path)
-        layers[path] = f"L{orders[stack] if number is None else number[1]}"
-        names[path] = prefixes[stack] + layers[path]
+        layer = f"L{orders[stack] if number is None else number[1]}"
+        sharing.setdefault(prefixes[stack] + layer, []).append(path)
         orders[stack] += 1
-    shared_names = [
-        name for name, times in Counter(names.values()).items() if times > 1
-    ]
-    for name in shared_names:
+    names = dict.fromkeys(paths, "")
+    for name, group in sharing.items():
         parts_of: Listed = {}
-        for path in paths:
-            if names[path] == name:
-                # its parts with their numbers, without that of the layer: "layers.3.attn.1" is layers, attn1
-                without_layer = NUMBER.sub("", path, count=1)
-                parts_of[path] = NUMBER.sub(r"\1", without_layer).strip(".").split(".")
+        for path in group:
+            # its parts with their numbers, without that of the layer: "layers.3.attn.1" is layers, attn1
+            without_layer = NUMBER.sub("", path, count=1)
+            parts_of[path] = NUMBER.sub(r"\1", without_layer).strip(".").split(".")
         # what all of them have tells none from another
         shared = set.intersection(*map(set, parts_of.values()))
+        prefix, _, layer = name.rpartition(".")  # "encoder" of "encoder.L3", "" of "L3"
         for path, parts in parts_of.items():
             # layers.3.attn.0 and layers.3.attn.1 would both be L3: they become attn0.L3 and attn1.L3.
             telling = [part for part in parts if part not in shared] or parts
-            prefix = name.rpartition(".")[0]  # "encoder" of "encoder.L3", "" of "L3"
             before = [prefix] if prefix and prefix not in telling else []
-            names[path] = ".".join([*before, *telling, layers[path]])
+            apart = ".".join([*before, *telling, layer])
+            names[path] = apart if len(group) > 1 else name
     return names
 
 
@@ -500,24 +489,11 @@ def _stack_names(model: nn.Module, stacks: Sequence[Stack]) -> dict[Stack, str]:
     for place, cross in stacks:
         parts = place.split(".")
         elsewhere = ".".join(other for other in of_self if other != place).split(".")
-        telling = [part for part in parts if part not in elsewhere]
-        side = [part for part in parts if part in ("encoder", "decoder")]
-        # The part of its path that no other stack has, else its side, else the first part.
-        name = (telling or side or parts)[0] + "."
-        if cross:
-            name = "cross."
-        elif is_alone:
-            name = ""
-        names[place, cross] = name
+        # The part of its path that no other stack has, else the first part.
+        telling = [part for part in parts if part not in elsewhere] or parts
+        name = "cross." if cross else f"{telling[0]}."
+        names[place, cross] = "" if is_alone and not cross else name
     return names
-
-
-def _upwards(path: str) -> Iterator[str]:
-    """A path and those of its parents, the model's own "" last."""
-    while path:
-        yield path
-        path = path.rpartition(".")[0]
-    yield ""
 
 
 def _told_count(*holders: Any) -> int | None:

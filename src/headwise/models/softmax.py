@@ -71,7 +71,7 @@ HANDED = "it is handed queries and keys, perhaps of two texts: there are no dist
 # `@` and `@=` in bytecode, each as the byte of its operation and the byte of its argument. To let `dis` take every line
 # of every class apart takes far longer than to look for these two pairs.
 PRODUCT_LINES = dis.get_instructions(compile("a @ b; a @= b", "", "exec"))
-MATMULS = {
+PRODUCT_CODES = {
     (step.opcode, step.arg) for step in PRODUCT_LINES if step.opname == "BINARY_OP"
 }
 # whose functions are no part of a class
@@ -138,7 +138,9 @@ def _names_in(kind: type[nn.Module]) -> tuple[bool, bool, bool, bool]:
             )
             # Bytecode is pairs of bytes, operation and argument: 0, 2, 4, ... are operations, 1, 3, 5, ... arguments.
             # What CPython keeps room for behind an instruction takes whole pairs, too, so none is read askew.
-            if MATMULS & set(zip(code.co_code[::2], code.co_code[1::2], strict=True)):
+            if PRODUCT_CODES & set(
+                zip(code.co_code[::2], code.co_code[1::2], strict=True)
+            ):
                 names.add("matmul")
             # What a name stands for: a global of the function's file, a method, or a function of a module named here.
             # Any name that the code mentions may be that of a method or of a module's function: all are tried.
@@ -189,28 +191,25 @@ class Product(NamedTuple):
     back: Callable[[Tensor], Tensor]
 
 
+# Weights times values, and values times weights, with axes before them that broadcast.
+MATMULS = "...ts,...se->...te", "...es,...st->...et"
+
+
 def _product(
-    args: Sequence[Any], pair: Sequence[Tensor], out: Tensor, side: int
+    args: Sequence[Any], pair: Sequence[Tensor], result: Tensor, side: int
 ) -> Product | None:
-    """The product `out` of a pair whose number `side` is the weights; None where it has another form than attention.
+    """The product of a pair whose number `side` is the weights; None where it has another form than attention.
 
-    args  of the function: an einsum has its equation there
+    args  of the function: an einsum has its equation there, such as "bhts,bshe->bthe"
+
+    What its axes are is told by the letters that its three parts share.
     """
-    if isinstance(args[0], str):
-        return _einsum(args[0], pair, out, side)
-    weights, v = pair[side], pair[1 - side]
-    if v.ndim < 2 or weights.ndim < 2:
+    equation = args[0]
+    if min(x.ndim for x in pair) < 2:
         return None
-    if side == 0:
-        return Product(weights, v, out, lambda out: out)
-    # v times weights, so the transpose
-    return Product(weights.mT, v.mT, out.mT, lambda out: out.mT)
-
-
-def _einsum(
-    equation: str, pair: Sequence[Tensor], result: Tensor, side: int
-) -> Product | None:
-    """The product of an equation such as "bhts,bshe->bthe", told by which letters its three parts share."""
+    if not isinstance(equation, str):
+        equation = MATMULS[side]
+        pair = [x[(None,) * (result.ndim - x.ndim)] for x in pair]
     inputs, arrow, out = equation.replace(" ", "").partition("->")
     parts = inputs.split(",")
     if not arrow or len(parts) != 2:

@@ -102,22 +102,25 @@ def grouped(x: Tensor, n: int) -> Tensor:
 
 def family_of(model: nn.Module) -> Family:
     """The record of a model's family. Raises HeadwiseError where it has none that the verb "reshape" serves."""
-    if isinstance(model, GPT):
-        if model.config.own_attention is not None:
-            raise HeadwiseError(
-                f"its attention is {model.config.own_attention}, whose weights headwise does not know"
-            )
-        return family_for(OURS)
-    if own_layers(model):
+    if isinstance(model, GPT) and model.config.own_attention is not None:
+        raise HeadwiseError(
+            f"its attention is {model.config.own_attention}, whose weights headwise does not know"
+        )
+    if our_layers(model):
         return family_for(OURS)
     # A model without a config is refused by the name of its class.
     config = getattr(model, "config", None)
     return family_for(str(getattr(config, "model_type", type(model).__name__)))
 
 
+def our_layers(model: nn.Module) -> list[MultiHeadAttention]:
+    """The layers of ours in a GPT or a model of one's own; none of a model of transformers."""
+    return [] if is_hf(model) else attention_layers(model)
+
+
 def own_layers(model: nn.Module) -> list[MultiHeadAttention]:
     """The layers of ours in a model of one's own; none of a GPT, or of a model of transformers."""
-    return [] if isinstance(model, GPT) or is_hf(model) else attention_layers(model)
+    return [] if isinstance(model, GPT) else our_layers(model)
 
 
 def body_of(model: nn.Module) -> Any:
@@ -162,10 +165,7 @@ def input_projection(model: nn.Module, layer: int) -> Any:
 def head_counts(model: nn.Module) -> tuple[int, int, int]:
     """Query heads, key/value heads, head width: what the config says."""
     family_of(model)  # refuses a family whose config may say something else
-    if isinstance(model, GPT):
-        spec = model.config.attention
-        return spec.n_heads, spec.n_kv_heads, spec.head_dim
-    if layers := own_layers(model):
+    if layers := our_layers(model):
         return _own_counts(layers)
     config: Any = model.config
     # GPT-2 calls it n_head and answers to this name too
@@ -376,9 +376,7 @@ def _views(model: nn.Module, site: Site) -> dict[str, Tensor]:
 def _pairs(model: nn.Module, head_dim: int) -> Pairs:
     """The features that RoPE rotates together; none without RoPE."""
     rope = None
-    if isinstance(model, GPT):
-        rope = model.config.attention.rope
-    elif layers := own_layers(model):
+    if layers := our_layers(model):
         rope = layers[0].spec.rope
     elif family_of(model).rope:
         # RoPE rotates twice as many features as it has frequencies, one a pair. (The config's partial_rotary_factor
