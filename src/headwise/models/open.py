@@ -6,7 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -135,8 +135,7 @@ def open_model(
 
 def described(model: nn.Module) -> Folder | None:
     """What is known of a model that was read from a folder; None for one that was made in memory."""
-    origin = _origins.get(model)
-    return None if origin is None else _folder(model, *origin)
+    return folder_of(model) if model in _origins else None
 
 
 def folder_of(model: nn.Module, tokenizer: Any = None) -> Folder:
@@ -145,20 +144,18 @@ def folder_of(model: nn.Module, tokenizer: Any = None) -> Folder:
     Of a model made in memory the name of its class stands in the place of a path.
     """
     family = getattr(getattr(model, "config", None), "model_type", OURS)
-    folder = described(model) or _folder(
-        model, Path(type(model).__name__), None, family
-    )
-    if tokenizer is None:
-        return folder
+    in_memory = Path(type(model).__name__), None, family
+    path, tokens, family = _origins.get(model, in_memory)
     if hasattr(tokenizer, "to_str"):  # of the library tokenizers
-        tokenizer = Tokens(tokenizer)
+        tokens = Tokens(tokenizer)
     elif hasattr(tokenizer, "all_special_ids"):  # of transformers
         from headwise.models.hf import FolderTokens
 
-        tokenizer = FolderTokens(tokenizer)
-    elif not hasattr(tokenizer, "shown"):  # it is no `TextTokens`
-        tokenizer = OwnTokens(tokenizer)
-    return replace(folder, tokens=tokenizer)
+        tokens = FolderTokens(tokenizer)
+    elif tokenizer is not None:
+        is_ours = hasattr(tokenizer, "shown")  # a `TextTokens`
+        tokens = tokenizer if is_ours else OwnTokens(tokenizer)
+    return Folder(path, model, tokens, context_of(model), family, vocabulary_of(model))
 
 
 def tokens_of(model: nn.Module) -> TextTokens:
@@ -238,13 +235,7 @@ def remember(
 ) -> Folder:
     """Note where a model came from, for as long as it lives."""
     _origins[model] = path, tokens, family
-    return _folder(model, path, tokens, family)
-
-
-def _folder(
-    model: nn.Module, path: Path, tokens: TextTokens | None, family: str
-) -> Folder:
-    return Folder(path, model, tokens, context_of(model), family, vocabulary_of(model))
+    return folder_of(model)
 
 
 def open_folder(

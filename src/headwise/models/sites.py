@@ -294,8 +294,7 @@ def _free_sites(
         # "whole": the model itself, whose path is ""
         name, module = names.get(path, f"{path or 'whole'}.L0"), modules[path]
         members = tuple(modules[member] for member in lists.get(path, ()))
-        told = _told_count(module, getattr(module, "config", None))
-        n_heads = len(members) or _ran.get(module) or told or 0
+        n_heads = len(members) or _ran.get(module) or _count(module)
         matrices, cross = _matrices(modules, path, free=True), _is_cross(modules, path)
         yield Site(name, module, n_heads, cross, True, matrices, members)
 
@@ -505,12 +504,12 @@ def _told_count(*holders: Any) -> int | None:
     return None
 
 
-def _count(module: Any, around: Any) -> int:
-    """Heads of a module of transformers: as it, its config or that of its model says, or W_Q (RF-DETR); else 0."""
+def _count(module: Any, around: Any = None) -> int:
+    """Heads of a module: as it, its config or that of its model says, or W_Q (RF-DETR); else 0."""
     told = _told_count(module, getattr(module, "config", None), around)
     width, w_q = getattr(module, "head_dim", 0), getattr(module, "q_proj", None)
     if told is None and width and isinstance(w_q, nn.Linear):
-        # a call with another number is refused (`Tap.at_interface`)
+        # a call with another number is refused (`Tap.take`)
         return w_q.out_features // int(width)
     return told or 0
 

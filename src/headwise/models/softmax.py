@@ -173,12 +173,10 @@ class Trail(NamedTuple):
 
     weights: bool = False  # is it weights? Else it is scores
     whole: bool = True  # of weights: is every row still what a softmax gave?
-    undropped: Tensor | None = (
-        None  # the same tensor without dropout, where there was some
-    )
-    joined: bool = (
-        False  # was it put together of several products, as the scores of chunks are?
-    )
+    # the same tensor without dropout, where there was some
+    undropped: Tensor | None = None
+    # was it put together of several products, as the scores of chunks are?
+    joined: bool = False
 
 
 class Product(NamedTuple):

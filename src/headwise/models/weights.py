@@ -357,13 +357,14 @@ def _views(model: nn.Module, site: Site) -> dict[str, Tensor]:
             raise HeadwiseError(
                 f"W_{name.upper()} of {type(site.module).__name__} is no nn.Linear; dequantise or unfuse it"
             )
+        weight, bias = matrix.weight, matrix.bias
         if name == "o":
-            views["wo"] = matrix.weight.unflatten(1, (n_heads, -1))
+            views["wo"] = weight.view(len(weight), n_heads, -1)
             continue
-        rows = (n_heads if name == "q" else n_kv_heads), -1
-        views[f"w{name}"] = matrix.weight.unflatten(0, rows)
-        if matrix.bias is not None:
-            views[f"b{name}"] = matrix.bias.unflatten(0, rows)
+        n = n_heads if name == "q" else n_kv_heads
+        views[f"w{name}"] = weight.view(n, -1, weight.shape[1])
+        if bias is not None:
+            views[f"b{name}"] = bias.view(n, -1)
     offset = family_of(model).norm_offset
     for name in "qk":
         norm: Any = getattr(site.module, f"{name}_norm", None)
