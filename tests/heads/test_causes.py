@@ -24,11 +24,11 @@ from headwise.corpus.tokens import Tokens
 from headwise.heads import patch as patching
 from headwise.heads.ablate import ablation
 from headwise.heads.attribute import attribute
-from headwise.heads.patch import Compared, Passes, Study, patch, path_effects
+from headwise.heads.patch import Compared, Reading, Study, patch, path_effects
 from headwise.models.ask import answer_logits, logits
 from headwise.models.hook import attach
 from headwise.models.open import remember
-from headwise.models.sites import Site, sites_of
+from headwise.models.sites import Site, layers_of, sites_of
 from headwise.records import Call
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
@@ -275,8 +275,8 @@ def test_every_verb_passes_by_a_layer_that_does_not_run() -> None:
 
 def test_paths_come_from_layers_below_alone() -> None:
     model = build("ours")
-    passes = Passes(model)
-    study = Study(passes, passes.read(ids(3)), passes.read(ids(4)), Compared((7,), (11,)))
+    texts = [Reading(model, layers_of(model), ids(seed)) for seed in (3, 4)]
+    study = Study(*texts, Compared((7,), (11,)))
     found = study.paths([("q", "L1.H0"), ("k", "L2.KV1"), ("v", "L0.KV0")])
     senders = {at: {sender[:2] for (place, _), sender in found if place == at} for at in "qkv"}
     assert senders == {"q": {"L0"}, "k": {"L0", "L1"}, "v": set()}

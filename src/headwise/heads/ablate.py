@@ -1,5 +1,6 @@
 """Heads changed while the model runs: `ablate` and `steer`; and what breaks without each head.
 
+An `Edit` is a change at one place, and `edited` writes it; of such edits `patch` makes the variants of a text.
 `ablation` is the change in loss when one head at a time is silenced; `importance` comes from gradients.
 """
 
@@ -9,11 +10,12 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from headwise.backends.torch_ import attend
 from headwise.errors import HeadwiseError
 from headwise.heads.documents import Document, Progress, listening, no_progress
 from headwise.heads.statistics import unknown_head
@@ -30,12 +32,70 @@ from headwise.models.hook import attach
 from headwise.models.open import texts_of
 from headwise.models.sites import Site, sites_of
 from headwise.records import Call
+from headwise.spec import resolve_kv_index
 
 HOWS = ("zero", "mean")  # of `ablation`
 # Logits held at once when several variants of a model run in one batch: a round choice, 256 MB in float32.
 LARGEST = 2**26
-# What becomes of a head's output (B,T,E): from the head's name, what it gives, the call and its documents.
-Change = Callable[[str, Tensor, Call, Sequence[Document]], Tensor | float]
+# What becomes of what a head gives, (B,T,E), in a call of these documents.
+Change = Callable[[Tensor, Sequence[Document]], Tensor]
+
+Places = slice | list[int]  # texts, heads or tokens at which something is changed
+ALL = slice(None)
+SHARED = ("k", "v")  # places that belong to key/value heads, L3.KV1
+READ = ("q", *SHARED)  # what a head makes of the residual stream
+
+
+class Edit(NamedTuple):
+    """What a head of an attention, or at k and v a key/value head, has instead of its own."""
+
+    site: str  # the name of the attention
+    at: str  # "out", one of READ, or "weights"
+    n: int | slice  # the number of the head; ALL: each of the attention
+    # (T,E), (T,D), (S,D) or (T,S), with an axis of texts or heads before it where several are changed; at "weights"
+    # also the call whose queries and keys make them
+    value: Any
+    tokens: Places = ALL
+
+
+def edited(call: Call, edits: Sequence[tuple[int | slice, Edit]]) -> Tensor:
+    """What the heads of a call give, (B,H,T,E), with edits; before each edit the text that has it, or several."""
+    out, options, index = call.out.clone(), call.options, kv_index_of(call)
+    parts = {"out": out}
+    anew = [(row, edit) for row, edit in edits if edit.at != "out"]
+    if anew:
+        inner = {at: getattr(call, at) for at in (*READ, "weights")}
+        parts |= {at: x.clone() for at, x in inner.items() if x is not None}
+    for row, (_, at, n, value, tokens) in edits:
+        if "weights" in parts and at in ("q", "k"):
+            raise HeadwiseError(
+                f"at={at!r}: {type(call.layer).__name__} makes its weights itself, and what it makes them of is not "
+                f"known; pass at='out', 'weights' or 'v'"
+            )
+        if isinstance(value, Call):  # a mask may hang on the text, too; a gate stays
+            options = value.options._replace(gate=options.gate)
+            parts["q"][row, n] = value.q[0, n]
+            parts["k"][row, index[n]] = value.k[0, index[n]]
+        else:
+            part = parts[at][row, n]  # a view: what is written there is in `parts`
+            part[..., tokens, :] = value[..., tokens, :].to(part)
+    if "weights" in parts:
+        made = parts["weights"].to(out) @ parts["v"][:, index].to(out)
+    elif anew:
+        made = attend(parts["q"], parts["k"], parts["v"], options).to(out)
+    for row, (_, at, n, _, tokens) in anew:
+        heads = [h for h, g in enumerate(index) if (g if at in SHARED else h) == n]
+        # other keys and values change every token that looks at them
+        rows = ALL if at in SHARED else tokens
+        for h in heads:
+            out[row, h, rows] = made[row, h, rows]
+    return out
+
+
+def kv_index_of(call: Call) -> list[int]:
+    """Of each query head the key/value head that it reads."""
+    sizes = call.out.shape[1], call.k.shape[1]
+    return list(resolve_kv_index(*sizes, call.options.kv_index))
 
 
 def ablate(
@@ -61,39 +121,55 @@ def ablate(
         HeadwiseError: for a head that the model does not have, and at the end of a block in which none of the
             heads was reached.
     """
-    heads = _names(heads)
-    others = {} if texts is None else _outputs(model, heads, texts)
-    ways: dict[str, Change] = {
-        "zero": lambda name, out, *rest: 0.0,
-        "mean": _row_mean,
-        "resample": lambda name, out, *rest: _resampled(others[name], out, *rest),
-    }
-    _check_how(how, ways)
+    if isinstance(heads, str):
+        raise HeadwiseError(f"heads={heads!r} must be a list of names: [{heads!r}]")
+    _check_how(how, (*HOWS, "resample"))
     if (texts is None) == (how == "resample"):
         raise HeadwiseError(
             f"how={how!r} with texts={texts!r:.60}: in how='resample' alone heads get what they give in texts"
         )
-    return _changing(model, heads, ways[how])
-
-
-def _outputs(
-    model: nn.Module, heads: Sequence[str], texts: Any
-) -> dict[str, list[Tensor]]:
-    """What each of these heads gives in each text, (T,E)."""
-    outputs: dict[str, list[Tensor]] = defaultdict(list)
-
-    def keep(name: str, out: Tensor, *rest: Any) -> Tensor:
-        outputs[name].append(out[0].detach())
-        return out
-
+    ways: dict[str, Change] = {"zero": _zeros, "mean": _row_mean}
+    if how in ways:
+        return _changing(model, dict.fromkeys(heads, ways[how]))
+    others: dict[str, list[Tensor]] = {name: [] for name in heads}
+    reading = {name: partial(_kept, gave) for name, gave in others.items()}
     for text in texts_of(model, texts):
-        with _changing(model, heads, keep), evaluating(model), torch.no_grad():
+        with _changing(model, reading), evaluating(model), torch.no_grad():
             run_body(model, text[None])
-    return outputs
+    return _changing(
+        model, {name: partial(_resampled, gave) for name, gave in others.items()}
+    )
+
+
+def _zeros(out: Tensor, documents: Sequence[Document]) -> Tensor:
+    return torch.zeros_like(out)
+
+
+def _row_mean(out: Tensor, documents: Sequence[Document]) -> Tensor:
+    """The mean over real rows of what a head gives, at each row, (B,T,E); a constant: no gradient flows through it."""
+    # All documents of a call start alike. In cross attention none has a start, and all its keys are there at once.
+    T, past = out.shape[1], documents[0].start or 0
+    if T == 1 or past > 0:
+        raise HeadwiseError(
+            f"how='mean' in a step of {T} tokens with {past} in the cache has too few rows for a mean, and a cache "
+            f"must not change the answer; read the whole text at once"
+        )
+    weight = torch.ones(out.shape[:2]).to(out)  # of each row: does it count?
+    for row, document in zip(weight, documents, strict=True):
+        if document.real_rows is not None:
+            row[:] = document.real_rows
+    total = torch.einsum("bte,bt->e", out.detach(), weight)
+    return (total / weight.sum().clamp(min=1)).expand_as(out)
+
+
+def _kept(others: list[Tensor], out: Tensor, documents: Sequence[Document]) -> Tensor:
+    """What a head gives, as it is; that of the text, (T,E), is added to `others`."""
+    others.append(out[0].detach())
+    return out
 
 
 def _resampled(
-    others: Sequence[Tensor], out: Tensor, call: Call, documents: Sequence[Document]
+    others: Sequence[Tensor], out: Tensor, documents: Sequence[Document]
 ) -> Tensor:
     """For each document of `out` (B,T,E) the rows that one of the other texts has in its place."""
     past = documents[0].start or 0
@@ -127,87 +203,63 @@ def steer(model: nn.Module, changes: Mapping[str, Any]) -> AbstractContextManage
     for name, change in changes.items():
         if not callable(change) and not torch.as_tensor(change).isfinite().all():
             raise HeadwiseError(f"the change of {name} is not finite")
+    return _changing(
+        model,
+        {name: partial(_steered, name, change) for name, change in changes.items()},
+    )
 
-    def steered(name: str, out: Tensor, *rest: Any) -> Tensor:
-        change = changes[name]
-        if callable(change):
-            made = torch.as_tensor(change(out))
-            if made.shape != out.shape:
-                raise HeadwiseError(
-                    f"the function of {name} was given {(*out.shape,)} and gave {(*made.shape,)}; give as much"
-                )
-            return made
-        factor = torch.as_tensor(change).to(out)
-        if factor.ndim and factor.shape != out.shape[-1:]:
+
+def _steered(
+    name: str, change: Any, out: Tensor, documents: Sequence[Document]
+) -> Tensor:
+    """What a head gives, (B,T,E), with the change that `steer` was given for it."""
+    if callable(change):
+        made = torch.as_tensor(change(out))
+        if made.shape != out.shape:
             raise HeadwiseError(
-                f"{name} gives vectors of {out.shape[-1]} before W_O, and its change is {(*factor.shape,)}"
+                f"the function of {name} was given {(*out.shape,)} and gave {(*made.shape,)}; give as much"
             )
-        return out + factor if factor.ndim else out * factor
-
-    return _changing(model, list(changes), steered)
+        return made
+    factor = torch.as_tensor(change).to(out)
+    if factor.ndim and factor.shape != out.shape[-1:]:
+        raise HeadwiseError(
+            f"{name} gives vectors of {out.shape[-1]} before W_O, and its change is {(*factor.shape,)}"
+        )
+    return out + factor if factor.ndim else out * factor
 
 
 def _changing(
-    model: nn.Module, heads: Sequence[str], change: Change
+    model: nn.Module, changes: Mapping[str, Change]
 ) -> AbstractContextManager[None]:
-    """A block in which these heads give something else."""
+    """A block in which heads give something else."""
     sites = sites_of(model)
-    places = {
-        name: (site.name, h) for site in sites for h, name in enumerate(site.heads)
-    }
+    known = [name for site in sites for name in site.heads]
     # A module of somebody's own may not tell its number of heads before it has run: 0 until then.
     uncounted = next((site for site in sites if not site.n_heads), None)
-    chosen: dict[str, list[int]] = defaultdict(list)
-    for name in heads:
-        if name not in places and uncounted is not None:
+    for name in changes:
+        if name not in known and uncounted is not None:
             raise HeadwiseError(
                 f"how many heads {uncounted.name} has, a {type(uncounted.module).__name__}, is known after it has run: "
                 f"run the model once inside hw.watch(model), or give the module an attribute n_heads"
             )
-        if name not in places:
-            raise unknown_head(name, list(places))
-        site, h = places[name]
-        chosen[site].append(h)
+        if name not in known:
+            raise unknown_head(name, known)
 
     def changed(site: Site, call: Call, documents: Sequence[Document]) -> Tensor:
-        out = call.out.clone()  # (B,H,T,E)
-        for h in chosen[site.name]:
-            out[:, h] = change(site.head(h), out[:, h], call, documents)
-        return out
+        edits = []
+        for h, name in enumerate(site.heads):
+            if name in changes:
+                value = changes[name](call.out[:, h], documents)
+                edits.append((ALL, Edit(site.name, "out", h, value)))
+        return edited(call, edits)
 
-    return listening(
-        model, changed, sites=[site for site in sites if site.name in chosen]
-    )
-
-
-def _names(heads: Iterable[str]) -> list[str]:
-    """Each head once, in their order."""
-    if isinstance(heads, str):
-        raise HeadwiseError(f"heads={heads!r} must be a list of names: [{heads!r}]")
-    return list(dict.fromkeys(heads))
+    chosen = [site for site in sites if not changes.keys().isdisjoint(site.heads)]
+    return listening(model, changed, sites=chosen)
 
 
 def _check_how(how: str, known: Collection[str]) -> None:
     if how not in known:
         raise HeadwiseError(f"how={how!r} is not known; one of {', '.join(known)}")
-
-
-def _row_mean(
-    name: str, out: Tensor, call: Call, documents: Sequence[Document]
-) -> Tensor:
-    """The mean (E,) over real rows of what a head gives, (B,T,E), as a constant: no gradient flows through it."""
-    # All documents of a call start alike. In cross attention none has a start, and all its keys are there at once.
-    T, past = call.n_queries, documents[0].start or 0
-    if T == 1 or past > 0:
-        raise HeadwiseError(
-            f"how='mean' in a step of {T} tokens with {past} in the cache has too few rows for a mean, and a cache "
-            f"must not change the answer; read the whole text at once"
-        )
-    weight = torch.ones(out.shape[:2]).to(out)  # of each row: does it count?
-    for row, document in zip(weight, documents, strict=True):
-        if document.real_rows is not None:
-            row[:] = document.real_rows
-    return torch.einsum("bte,bt->e", out.detach(), weight) / weight.sum().clamp(min=1)
 
 
 @torch.inference_mode(False)

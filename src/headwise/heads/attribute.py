@@ -9,8 +9,9 @@ appendix on direct effects). What a head writes is in turn a sum over the tokens
 from __future__ import annotations
 
 import copy
+import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,18 +23,16 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.heads.blocks import row_weights
-from headwise.heads.patch import Compared, Passes, Reading, frame_by, largest
+from headwise.heads.patch import Compared, HeadNumbers, Reading, frame_by
 from headwise.heads.table import Row
 from headwise.models.ask import ROWS, evaluating, output_matrix, require_next
 from headwise.models.hook import hooked
-from headwise.models.open import row_of, token_of
-from headwise.models.sites import Layer, as_rows, require_held
+from headwise.models.open import row_of
+from headwise.models.sites import Layer, as_rows, layers_of, require_held
 from headwise.records import Call
 from headwise.spec import resolve_kv_index
-from headwise.table import head_figure
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from pandas import DataFrame
 
 Float64Array = NDArray[np.float64]
@@ -43,8 +42,8 @@ Float64Array = NDArray[np.float64]
 CLOSE = 1e-4
 
 
-@dataclass(frozen=True)
-class Attribution:
+@dataclass(frozen=True, repr=False)
+class Attribution(HeadNumbers):
     """What each part of a model adds to the logit of a token, or to the difference of two logits, at one position."""
 
     # the token, or the token and the one that its logit is compared with
@@ -72,39 +71,27 @@ class Attribution:
         """The sum of all parts: the logit, but for rounding."""
         return math.fsum(x for parts in self.parts.values() for x in parts.values())
 
-    def strongest(self, n: int = 5) -> list[str]:
-        """The heads that add or take most, the strongest first."""
-        return largest(self.heads, n)
-
     def to_frame(self, by: str = "part") -> DataFrame:
         """The parts as a pandas DataFrame.
 
         by  "part": a row for each head, feed-forward and other part; "token": a row for each head and token, with
             what the head adds by looking there, and its weight
         """
+        parts: list[Row] = []
+        for kind, of_kind in self.parts.items():
+            for name, adds in of_kind.items():
+                parts.append({"part": name, "kind": kind, "adds": adds})
         tokens: list[Row] = []
-        for name, adds in self.tokens.items():
-            for t, weight in enumerate(self.weights[name]):
-                row = {"head": name, "position": t, "adds": adds[t], "weight": weight}
+        for name, adds_s in self.tokens.items():
+            looks = zip(adds_s, self.weights[name], strict=True)
+            for t, (adds, weight) in enumerate(looks):
+                row = {"head": name, "position": t, "adds": adds, "weight": weight}
                 tokens.append(row)
-        return frame_by(by, {"part": self._rows(), "token": tokens})
+        return frame_by(by, {"part": parts, "token": tokens})
 
-    def _rows(self) -> list[Row]:
-        return [
-            {"part": name, "kind": kind, "adds": adds}
-            for kind, parts in self.parts.items()
-            for name, adds in parts.items()
-        ]
-
-    def figure(self, n: int | None = None) -> Figure:
-        """A figure of matplotlib: what all heads add, a line a layer; with `n` the strongest as bars."""
-        return head_figure(self.heads, "added to the logit", n)
-
-    def __repr__(self) -> str:
-        parts = ", ".join(
-            f"{name} {self.heads[name]:+.3f}" for name in self.strongest(3)
-        )
-        return f"Attribution(logit {self.logit:.3f} at position {self.position}: {parts}, ...)"
+    def _shown(self) -> tuple[Mapping[str, Any], str, str]:
+        about = f"logit {self.logit:.3f} at position {self.position}"
+        return self.heads, "added to the logit", about
 
 
 @torch.no_grad()
@@ -137,22 +124,20 @@ def attribute(
     position %= T  # -1 becomes T - 1
     if callable(target):
         raise HeadwiseError("target is a function; pass one token, or two")
-    words = (target,) if isinstance(target, int | str) else tuple(target)
-    answer = tuple(token_of(model, word) for word in words)
-    if len(answer) not in (1, 2):
+    words = [target] if isinstance(target, int | str) else list(target)
+    if len(words) not in (1, 2):
         raise HeadwiseError(
-            f"target has {len(answer)} tokens; pass one, or two whose logits are compared"
+            f"target has {len(words)} tokens; pass one, or two whose logits are compared"
         )
-    passes = Passes(model)
-    with evaluating(model), recorded(passes) as rows:
+    compared = Compared.of(model, words)
+    layers = layers_of(model)
+    with evaluating(model), recorded(model, layers) as rows:
         # The text is cut behind the position, which so becomes the last one: what comes later changes nothing here.
-        text = passes.read(row[0, : position + 1])
-    return added(passes, rows, text, answer, position)
+        text = Reading(model, layers, row[0, : position + 1])
+    return added(text, rows, compared, position)
 
 
-def added(
-    passes: Passes, rows: Rows, text: Reading, answer: tuple[int, ...], position: int
-) -> Attribution:
+def added(text: Reading, rows: Rows, target: Compared, position: int) -> Attribution:
     """What each part of a model adds to a logit. Raises HeadwiseError where the parts do not sum to it.
 
     A logit is direction . x, x being the last hidden state. `direction` (C,) says what the logit reads: of the last
@@ -160,30 +145,34 @@ def added(
     stream, and so of all that parts have written there. Whatever is constant on the way goes to the bias.
 
     Args:
-        rows: what modules read and gave while the text was read
         text: up to the position, that of its last token
-        answer: the token, or the token and the one that its logit is compared with
+        rows: what modules read and gave while the text was read
+        target: the token, or the token and the one that its logit is compared with
     """
-    model = passes.model
+    model, kind = text.model, type(text.model).__name__
     require_held(model, "what each part adds")
-    kind = type(model).__name__
     # CLOSE for this pass: in a coarse number format it is the spacing of its numbers, 2^-7 of bfloat16.
     close = max([CLOSE, *(row.spacing for row in rows.values())])
+    direction, offset = _unembedding(model, target)
     # layers of pictures may not run
-    ran = [layer for layer in passes.layers if layer.site.name in text.calls]
-    direction, offset = _unembedding(model, answer)
-    blocks = {layer.block: layer for layer in ran}
-    chain = _chain(kind, rows, names := _stacked(passes), blocks, len(direction))
-    last = rows[chain[-1]].gave  # (C,) the residual stream behind the last layer
-    norm = _last_norm(rows, last)
-    # (C,) what the output matrix reads
-    normed = last if norm is None else rows[norm].gave
+    layers = [layer for name, layer in text.layers.items() if name in text.calls]
+    ran = {layer.block: layer for layer in layers}
+    names = _stacked(model, layers)
+    chain = _chain(kind, rows, names, ran, len(direction))
+    normed = last = rows[
+        chain[-1]
+    ].gave  # (C,) the residual stream behind the last layer
+    # The norm is the last module that read it; W_U reads it, too, and gives other numbers. A model may have none.
+    reading = [module for module, row in rows.items() if row.read.equal(last)]
+    norms = [module for module in reading if rows[module].gave.shape == last.shape]
+    if norms:
+        normed = rows[norms[-1]].gave  # what the output matrix reads
     scale = _logit_scale(model, normed, text.answer.cpu().double(), close)
     direction, bias = scale * direction, scale * offset
     logit = float(direction @ normed) + bias
     # Products that sum to the logit, or to a part of it. The model has rounded a factor of each.
     rounded = [direction * normed]
-    if norm is not None:
+    for norm in norms[-1:]:
         direction, constant = _back(norm, rows[norm], direction)
         bias += constant
     heads: dict[str, float] = {}
@@ -193,48 +182,47 @@ def added(
     weights: dict[str, Float64Array] = {}
     for block in chain:
         change = rows[block].gave - rows[block].read
-        if block not in blocks:
+        if block not in ran:
             mixers[names[block]] = float(direction @ change)
             continue
-        layer = blocks[block]
-        at_w_o, wrote, constant, products = _way_of(kind, layer, rows, close, direction)
-        bias += constant
-        rounded += products
-        parts = _heads_of(text.calls[layer.site.name], layer.projection, rows, at_w_o)
+        layer = ran[block]
+        w_o = layer.projection
+        writer, factor = _writer_of(kind, layer, rows, close)  # W_O, or a norm after it
+        at_w_o = factor * direction  # (C,) what the logit reads of W_O's output
+        rounded.append(at_w_o * rows[writer].gave)
+        if writer is not w_o:
+            at_w_o, constant = _back(writer, rows[writer], at_w_o)
+            bias += constant
+            rounded.append(at_w_o * rows[w_o].gave)
+        of_w_o = getattr(w_o, "bias", None)
+        if of_w_o is not None:  # it belongs to no head
+            bias += float(at_w_o @ of_w_o.cpu().double())
+        parts = _heads_of(text.calls[layer.site.name], w_o, rows, at_w_o)
         for name, share, by_token, looks in zip(layer.site.heads, *parts, strict=True):
             heads[name] = float(share)
             tokens[name], weights[name] = by_token.numpy(), looks.numpy()
         # The feed-forward gets what is left of the layer, whatever that is. So the sum cannot be wrong by it: the test
         # below says whether heads, norms and biases are right, and nothing of the feed-forwards.
-        feed_forwards[layer.site.name] = float(direction @ (change - wrote))
+        rest = change - factor * rows[writer].gave
+        feed_forwards[layer.site.name] = float(direction @ rest)
     # of the token and of its position
     embedding = float(direction @ rows[chain[0]].read)
+    of_kinds = heads, feed_forwards, mixers
     ends = embedding, bias, logit
-    whole = Attribution(
-        answer, position, heads, feed_forwards, mixers, *ends, tokens, weights
-    )
+    whole = Attribution(target.tokens, position, *of_kinds, *ends, tokens, weights)
     # Each product in `rounded` may be off by `close` of its size. Roundings fall to either side and partly cancel:
     # those of many numbers add up as a norm does, not as a sum. Twice that is allowed, a round margin.
     rounding = 2 * close * float(torch.cat(rounded).norm())
     # The 1.0 is for a logit near 0, which is a difference of large parts.
     if abs(whole.total - logit) > CLOSE * max(abs(logit), 1.0) + rounding:
         remedy = ""
-        if any(list(layer.projection.children()) for layer in ran):
+        if any(list(layer.projection.children()) for layer in layers):
             remedy = "; merge the adapter of its output projections first"
         raise HeadwiseError(
             f"{kind}: the parts sum to {whole.total:.6g}, the logit is {logit:.6g}: "
             f"what its layers add up is not known well enough{remedy}"
         )
     return whole
-
-
-def _last_norm(rows: Rows, last: Tensor) -> nn.Module | None:
-    """The last module that read what the last layer gave; a model may have none."""
-    for module, row in reversed(rows.items()):
-        # W_U reads it, too, and gives other numbers
-        if row.read.equal(last) and row.gave.shape == last.shape:
-            return module
-    return None
 
 
 def _chain(
@@ -261,14 +249,17 @@ def _chain(
     return chain
 
 
-def _unembedding(model: nn.Module, answer: tuple[int, ...]) -> tuple[Tensor, float]:
-    """The row of W_U (C,) and the bias of a token; of two the differences."""
+def _unembedding(model: nn.Module, target: Compared) -> tuple[Tensor, float]:
+    """What a logit reads of the last hidden state, (C,), and its bias; of two the differences."""
     matrix, bias = output_matrix(model)
-    Compared(answer[:1], answer[1:]).check(len(matrix))
-    signs = torch.tensor([1.0, -1.0][: len(answer)], dtype=torch.float64)
-    tokens = list(answer)
-    offset = 0.0 if bias is None else float(signs @ bias[tokens].cpu().double())
-    return signs @ matrix[tokens].cpu().double(), offset
+    target.check(len(matrix))
+    direction, offset = torch.zeros(matrix.shape[1], dtype=torch.float64), 0.0
+    for sign, tokens in ((1, target.answer), (-1, target.other)):
+        if tokens:
+            direction += sign * matrix[list(tokens)].cpu().double().mean(0)
+        if tokens and bias is not None:
+            offset += sign * float(bias[list(tokens)].cpu().double().mean())
+    return direction, offset
 
 
 def _logit_scale(
@@ -303,26 +294,6 @@ def _logit_scale(
     )
 
 
-def _way_of(
-    kind: str, layer: Layer, rows: Rows, close: float, direction: Tensor
-) -> tuple[Tensor, Tensor, float, list[Tensor]]:
-    """How what W_O of a layer gives comes into the residual stream.
-
-    What the logit reads of W_O's output (C,), of which it reads `direction` in the stream; what the attention adds to
-    the stream (C,); the constant on the way; products that were rounded.
-    """
-    writer, factor = _writer_of(kind, layer, rows, close)  # W_O, or a norm after it
-    at_w_o, constant = factor * direction, 0.0
-    rounded = [at_w_o * rows[writer].gave]
-    if writer is not layer.projection:  # a norm after W_O: taken back through it
-        at_w_o, constant = _back(writer, rows[writer], at_w_o)
-        rounded.append(at_w_o * rows[layer.projection].gave)
-    of_w_o = getattr(layer.projection, "bias", None)
-    if of_w_o is not None:  # it belongs to no head
-        constant += float(at_w_o @ of_w_o.cpu().double())
-    return at_w_o, factor * rows[writer].gave, constant, rounded
-
-
 def _writer_of(
     kind: str, layer: Layer, rows: Rows, close: float
 ) -> tuple[nn.Module, float]:
@@ -343,19 +314,21 @@ def _writer_of(
     # Either a child reads the stream, as the norm of a feed-forward does; or what a child gives is added to it and
     # makes the layer's output, as of a feed-forward that runs beside the attention.
     # Without a feed-forward the state is the layer's output. Of a mixer beside the attention (Falcon H1) the same.
-    gave = [rows[child].gave for child in children]
-    # OPT's `fc1` gives more numbers
-    ends = [state, *(state + x for x in gave if x.shape == state.shape)]
-    reads = [rows[child].read for child in children]
-    pairs = [(read, end) for end in ends for read in reads if read.shape == end.shape]
-    pairs += [(end, stream.gave) for end in ends]
-    # the usual pair, a norm that reads the state, stands first
-    if not any(_apart(x, y) <= close for x, y in pairs):
-        raise HeadwiseError(
-            f"{kind}: it is not known how the attention of {layer.site.name} enters the residual stream; patch the "
-            f"heads"
-        )
-    return writer, factor
+    known = [stream.gave, *(rows[child].read for child in children)]
+    states = [
+        state,
+        *(
+            state + x
+            for child in children
+            if (x := rows[child].gave).shape == state.shape
+        ),
+    ]
+    for x, y in itertools.product(known, states):
+        if x.shape == y.shape and _apart(x, y) <= close:
+            return writer, factor
+    raise HeadwiseError(
+        f"{kind}: it is not known how the attention of {layer.site.name} enters the residual stream; patch the heads"
+    )
 
 
 def _heads_of(
@@ -388,7 +361,7 @@ def _ratio(x: Tensor, y: Tensor) -> Tensor:
 
 
 class _Row(NamedTuple):
-    """A module's input and output at the last position, float64, on the processor; (C,) each in most modules."""
+    """A module's input and output: those at the last position, float64, on the processor; (C,) each in most modules."""
 
     read: Tensor
     gave: Tensor
@@ -399,51 +372,60 @@ Rows = dict[nn.Module, _Row]
 
 
 @contextmanager
-def recorded(passes: Passes) -> Iterator[Rows]:
+def recorded(model: nn.Module, layers: Sequence[Layer]) -> Iterator[Rows]:
     """What the modules that take part in a pass inside this block read and gave at its last position."""
-    rows: dict[nn.Module, _Row] = {}
+    # an ordered set: each module is heard once
+    wanted = dict.fromkeys(_stacked(model, layers))
+    for layer in layers:
+        parts = layer.block, layer.projection, *layer.block.children()
+        wanted |= dict.fromkeys((*layer.around, *parts))
+    rows: Rows = {}
 
-    def keep(
-        module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any], gave: Any
+    def last(module: nn.Module, read: Tensor, gave: Tensor) -> None:
+        # of (1,T,C), or (T,C)
+        if read.ndim < 4 and gave.ndim < 4:
+            ends = (x.flatten(0, -2)[-1].cpu().double() for x in (read, gave))
+            spacing = max(torch.finfo(x.dtype).eps for x in (read, gave))
+            rows[module] = _Row(*ends, spacing)
+
+    with hearing(wanted, last):
+        yield rows
+
+
+@contextmanager
+def hearing(
+    modules: Iterable[nn.Module], take: Callable[[nn.Module, Tensor, Tensor], None]
+) -> Iterator[None]:
+    """Inside this block the states that a module reads and gives go to `take`, where both are states."""
+
+    def is_state(x: Any) -> bool:
+        return isinstance(x, Tensor) and x.ndim > 1 and x.is_floating_point()
+
+    def heard(
+        module: nn.Module, args: Any, keywords: dict[str, Any], gave: Any
     ) -> None:
         # transformers names it where it passes it by name, models of one's own call it x
-        named = (x for x in keywords.values() if isinstance(x, Tensor))
-        first = args[0] if args else keywords.get("hidden_states", next(named, None))
+        states = (*args, keywords.get("hidden_states"), *keywords.values())
         # a tuple begins with the hidden states
-        both: list[Any] = [first, gave[0] if isinstance(gave, tuple) else gave]
-        # Modules that take or give anything but hidden states are passed over, such as one that takes ids (B,T).
-        for x in both:
-            if not (
-                isinstance(x, Tensor) and x.ndim in (2, 3) and x.is_floating_point()
-            ):
-                return
-        # of (1,T,C), or (T,C)
-        read, out = (x.flatten(0, -2)[-1].cpu().double() for x in both)
-        rows[module] = _Row(read, out, max(torch.finfo(x.dtype).eps for x in both))
+        out = gave[0] if isinstance(gave, tuple) else gave
+        read = next(filter(is_state, states), None)
+        if read is not None and is_state(out):
+            take(module, read, out)
 
-    # an ordered set: each module is heard once
-    wanted = [*_stacked(passes)]
-    for layer in passes.layers:
-        wanted += [
-            *layer.around,
-            layer.block,
-            layer.projection,
-            *layer.block.children(),
-        ]
-    hooks = [(module.register_forward_hook, keep) for module in dict.fromkeys(wanted)]
+    hooks = [(module.register_forward_hook, heard) for module in modules]
     with hooked(hooks, with_kwargs=True):
-        yield rows
+        yield
 
 
 def is_norm(module: nn.Module) -> bool:
     return "norm" in type(module).__name__.lower()
 
 
-def _stacked(passes: Passes) -> dict[nn.Module, str]:
+def _stacked(model: nn.Module, layers: Iterable[Layer]) -> dict[nn.Module, str]:
     """The layers of every list that has one with attention, and the names by which a reader knows them."""
-    attending = {layer.block: layer.site.name for layer in passes.layers}
+    attending = {layer.block: layer.site.name for layer in layers}
     names: dict[nn.Module, str] = {}
-    for module in passes.model.modules():
+    for module in model.modules():
         children = [*module.children()]
         numbered = isinstance(module, nn.ModuleList | nn.Sequential)
         if numbered and not attending.keys().isdisjoint(children):

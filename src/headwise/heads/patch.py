@@ -5,26 +5,28 @@ answer comes back is the effect of that part (Meng et al. 2022, arXiv 2202.05262
 Heimersheim & Nanda 2024, arXiv 2404.15255). Effects are shares of the difference between the two answers: 0
 changes nothing, 1 restores the clean answer.
 
-Variants of a text are rows of one batch. A hook at each attention changes its rows (`write_edits`).
+Variants of a text are rows of one batch, each with its edits (`headwise.heads.ablate`); the batch begins at the first
+layer that differs.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from headwise.backends.torch_ import attend
 from headwise.errors import HeadwiseError
+from headwise.heads.ablate import ALL, READ, SHARED, Edit, Places, edited, kv_index_of
 from headwise.heads.documents import Progress, no_progress
 from headwise.heads.statistics import unknown_head
 from headwise.heads.table import Row, frame
@@ -38,9 +40,8 @@ from headwise.models.ask import (
 )
 from headwise.models.hook import attach, hooked
 from headwise.models.open import texts_of, token_of
-from headwise.models.sites import Site, layers_of
-from headwise.records import Call, head_name
-from headwise.spec import Options, resolve_kv_index
+from headwise.models.sites import Layer, Site, layers_of
+from headwise.records import Call
 from headwise.table import head_figure
 from headwise.words import unknown
 
@@ -48,19 +49,45 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-Tokens = slice | list[int]  # at which something is changed
-ALL = slice(None)  # every token
 # Numbers of the residual stream, T times C of each text, that run as one batch. More leave the processor's cache, and
 # larger batches of long texts took longer.
 LARGEST = 2**19
-SHARED = ("k", "v")  # places that belong to key/value heads, L3.KV1
-READ = ("q", *SHARED)  # what a head makes of the residual stream
 PLACES = ("out", *READ, "weights")  # `at` of `patch`
+SEVERAL = (list, tuple, set, frozenset)  # of tokens that are compared as one
 
 # ("q", "L3.H5") or ("k", "L3.KV1+L4.KV0"): what of a head, or of one or several key/value heads, reads
 Receiver = tuple[str, str]
 Metric = Callable[[Tensor], Tensor]  # logits (n,V) -> (n,)
+Variant = Sequence[Edit]  # a text in which some heads have something else
 Key = TypeVar("Key", bound=Hashable)
+
+
+class HeadNumbers(ABC):
+    """A number for each head, or an interval."""
+
+    @abstractmethod
+    def _shown(self) -> tuple[Mapping[str, Any], str, str]:
+        """The numbers by the name of the head, their meaning, and what else is said of them."""
+
+    def strongest(self, n: int = 5) -> list[str]:
+        """The heads with the largest numbers, above 0 or below, the largest first."""
+        means = {name: getattr(x, "mean", x) for name, x in self._shown()[0].items()}
+        return sorted(means, key=lambda name: -abs(means[name]))[:n]
+
+    def figure(self, n: int | None = None) -> Figure:
+        """A figure of matplotlib: all heads, a line a layer; with `n` the strongest as bars with their intervals.
+
+        `figure().savefig("heads.pdf")` writes PDF, SVG or PNG by the name.
+        """
+        numbers, meaning, _ = self._shown()
+        return head_figure(numbers, meaning, n)
+
+    def __repr__(self) -> str:
+        numbers, _, about = self._shown()
+        heads = ""
+        for name in self.strongest(3):
+            heads += f"{name} {getattr(numbers[name], 'mean', numbers[name]):+.3f}, "
+        return f"{type(self).__name__}({about}: {heads}...)"
 
 
 def frame_by(by: str, rows: Mapping[str, Iterable[Row]]) -> DataFrame:
@@ -70,14 +97,8 @@ def frame_by(by: str, rows: Mapping[str, Iterable[Row]]) -> DataFrame:
     return frame(list(rows[by]))
 
 
-def largest(numbers: Mapping[str, Any], n: int) -> list[str]:
-    """The heads with the largest numbers, or means of intervals, above 0 or below."""
-    sizes = {name: -abs(getattr(x, "mean", x)) for name, x in numbers.items()}
-    return sorted(sizes, key=sizes.__getitem__)[:n]
-
-
-@dataclass(frozen=True)
-class Patching:
+@dataclass(frozen=True, repr=False)
+class Patching(HeadNumbers):
     """What each head brings back of the clean answer, with its interval over pairs of texts.
 
     Over several pairs it is the share of the means: what comes back on average, over the mean difference. A mean of
@@ -96,10 +117,6 @@ class Patching:
     # (N,) share of each pair's own difference
     by_pair: dict[str, NDArray[np.float64]]
 
-    def strongest(self, n: int = 5) -> list[str]:
-        """The heads with the largest effects, the largest first."""
-        return largest(self.effects, n)
-
     def to_frame(self, by: str = "head") -> DataFrame:
         """The effects as a pandas DataFrame.
 
@@ -107,40 +124,26 @@ class Patching:
             "pair": a row for each pair and head, with what is compared in both texts; "token": a row for each head
             and position, of positions="each"
         """
+        heads: list[Row] = []
         pairs: list[Row] = []
         tokens: list[Row] = []
         for name, shares in self.by_pair.items():
-            for n, share in enumerate(shares):
-                good, bad = self.ends[n]
-                row = {"head": name, "pair": n, "share": share, "clean": good}
-                pairs.append(row | {"corrupted": bad})
+            effect = self.effects[name]
+            row = {"head": name, "share_of_means": effect.mean, "low": effect.low}
+            row |= {"high": effect.high, "mean_of_shares": float(shares.mean())}
+            heads.append(row)
+            for n, (share, (good, bad)) in enumerate(
+                zip(shares, self.ends, strict=True)
+            ):
+                row = {"head": name, "pair": n, "share": share}
+                pairs.append(row | {"clean": good, "corrupted": bad})
             for t, share in enumerate(self.by_position.get(name, ())):
                 tokens.append({"head": name, "position": t, "share": share})
-        heads = map(self._row, self.effects)
         return frame_by(by, {"head": heads, "pair": pairs, "token": tokens})
 
-    def _row(self, name: str) -> Row:
-        effect, shares = self.effects[name], self.by_pair[name]
-        return {
-            "head": name,
-            "share_of_means": effect.mean,
-            "low": effect.low,
-            "high": effect.high,
-            "mean_of_shares": float(shares.mean()),
-        }
-
-    def figure(self, n: int | None = None) -> Figure:
-        """A figure of matplotlib: all heads, a line a layer; with `n` the strongest as bars with their intervals.
-
-        `figure().savefig("heads.pdf")` writes PDF, SVG or PNG by the name.
-        """
-        return head_figure(self.effects, f"share of the difference, {self.at}", n)
-
-    def __repr__(self) -> str:
-        parts = ", ".join(
-            f"{name} {self.effects[name].mean:+.2f}" for name in self.strongest(3)
-        )
-        return f"Patching(at {self.at!r}, {self.clean.n} pairs: {parts}, ...)"
+    def _shown(self) -> tuple[Mapping[str, Any], str, str]:
+        about = f"at {self.at!r}, {self.clean.n} pairs"
+        return self.effects, f"share of the difference, {self.at}", about
 
 
 @torch.no_grad()
@@ -178,36 +181,32 @@ def patch(
     if at not in PLACES:
         raise unknown(f"at={at!r} is no place of a head", at, PLACES)
     pairs = _pairs(model, clean, corrupted)
-    lengths = {len(good) for good, _ in pairs}
-    T, is_each = min(lengths), positions == "each"
-    if is_each and len(lengths) > 1:
-        raise HeadwiseError(
-            f"positions='each' needs texts of one length, and they have {T} to {max(lengths)} tokens; pass "
-            f"positions=[-1], or texts of one length"
-        )
-    tokens = _tokens(positions, T)
+    moments = _moments(positions, {len(good) for good, _ in pairs})
 
     def tried(study: Study) -> dict[tuple[str, int | None], float]:
         names = _chosen(study.text.names(at), heads)
         sets = {"together": names} if together else {name: [name] for name in names}
-        variants: dict[Any, Variant] = {}
-        for key, of_set in sets.items():
-            variants[key, None] = study.variant(at, of_set, tokens)
-            for t in range(T if is_each else 0):
-                variants[key, t] = study.variant(at, of_set, [t])
+        variants = {}
+        for name, t in itertools.product(sets, moments):
+            variants[name, t] = study.variant(at, sets[name], moments[t])
         return study.ask(variants)
 
-    effects, ends = _of_pairs(model, pairs, target, tried)
-    every_share = _shares(effects, ends)
-    shares = {name: share for (name, t), share in every_share.items() if t is None}
-    by_position = {
-        name: np.array([every_share[name, t].mean for t in range(T)])
-        for name in shares
-        if is_each
-    }
-    good, bad = (interval_of(values) for values in ends.T.tolist())
-    by_pair = {name: np.array(effects[name, None]) for name in shares}
-    return Patching(at, shares, good, bad, ends, by_position, by_pair)
+    shares, by_pair, ends = _of_pairs(model, pairs, target, tried)
+    effects: dict[str, Interval] = {}
+    by_position: dict[str, Any] = {}
+    for (name, t), share in shares.items():
+        if t is None:
+            effects[name] = share
+        else:
+            by_position.setdefault(name, []).append(share.mean)
+    return Patching(
+        at,
+        effects,
+        *(interval_of(values) for values in ends.T.tolist()),
+        ends,
+        {name: np.array(of_head) for name, of_head in by_position.items()},
+        {name: np.array(by_pair[name, None]) for name in effects},
+    )
 
 
 @torch.no_grad()
@@ -238,8 +237,7 @@ def path_effects(
         paths = study.paths([(at, receiver)])
         return {sender: effect for (_, sender), effect in paths.items()}
 
-    pairs = _pairs(model, clean, corrupted)
-    return _shares(*_of_pairs(model, pairs, target, tried))
+    return _of_pairs(model, _pairs(model, clean, corrupted), target, tried)[0]
 
 
 def _pairs(model: nn.Module, clean: Any, corrupted: Any) -> list[tuple[Tensor, Tensor]]:
@@ -260,59 +258,93 @@ def _pairs(model: nn.Module, clean: Any, corrupted: Any) -> list[tuple[Tensor, T
     return pairs
 
 
+def _moments(
+    positions: Sequence[int] | str | None, lengths: set[int]
+) -> dict[int | None, Places]:
+    """The tokens that `patch` changes at once: None -> those that are asked for; with "each" a token -> itself.
+
+    lengths  of the texts
+    """
+    T = min(lengths)
+    moments: dict[int | None, Places] = {None: ALL}
+    if positions is None:
+        return moments
+    if isinstance(positions, str) and positions == "each":
+        if len(lengths) > 1:
+            raise HeadwiseError(
+                f"positions='each' needs texts of one length, and they have {T} to {max(lengths)} tokens; pass "
+                f"positions=[-1], or texts of one length"
+            )
+        return moments | {t: [t] for t in range(T)}
+    # `len`, as an array has no truth
+    if isinstance(positions, str) or not len(positions):
+        raise HeadwiseError(
+            f"positions={positions!r} names no token; pass a list, or 'each'"
+        )
+    for position in positions:
+        if not -T <= position < T:
+            raise HeadwiseError(f"position {position} is not among the {T} tokens")
+    return {None: list(positions)}
+
+
 def _of_pairs(
     model: nn.Module,
     pairs: Sequence[tuple[Tensor, Tensor]],
     target: Any,
     tried: Callable[[Study], dict[Key, float]],
-) -> tuple[dict[Key, list[float]], NDArray[np.float64]]:
-    """By name the effects that `tried` finds in each pair, and what is compared in both texts of each, (N,2)."""
+) -> tuple[dict[Key, Interval], dict[Key, list[float]], NDArray[np.float64]]:
+    """Shares of the means of what `tried` finds in each pair; these effects (N,); and both ends of each pair, (N,2)."""
     metrics = _metrics(model, target, len(pairs))
     effects: dict[Key, list[float]] = defaultdict(list)
-    ends = []
+    of_pairs = []
     with evaluating(model):
-        passes = Passes(model)
+        layers = layers_of(model)
         for number, (pair, metric) in enumerate(zip(pairs, metrics, strict=True)):
-            good, bad = map(passes.read, pair)
-            best = [(int(text.answer.argmax()),) for text in (good, bad)]
+            good, bad = (Reading(model, layers, ids) for ids in pair)
             try:
-                study = Study(passes, good, bad, metric or Compared(*best))
+                study = Study(good, bad, metric)
             except HeadwiseError as error:
                 raise HeadwiseError(f"pair {number}, counted from 0: {error}") from None
-            ends.append((study.clean, study.corrupted))
+            of_pairs.append((study.clean, study.corrupted))
             for key, effect in tried(study).items():
                 effects[key].append(effect)
-    return effects, np.array(ends)
+    ends = np.array(of_pairs)
+    size = ends[:, 0] - ends[:, 1]  # (N,) what there is to bring back
+    if size.mean() == 0:
+        raise HeadwiseError(
+            f"over the {len(ends)} pairs clean and corrupted texts differ by 0 on average"
+        )
+    shares = {}
+    for key, of_key in effects.items():
+        share = float(size @ of_key / size.sum())
+        # A ratio of two means, to first order: its mean is the share, and its spread that of the ratio.
+        spread = (np.array(of_key) - share) * size / size.mean()
+        shares[key] = interval_of((share + spread).tolist())
+    return shares, effects, ends
+
+
+# What is compared
 
 
 def _metrics(model: nn.Module, target: Any, n: int) -> list[Metric | None]:
     """What is compared in each of n pairs; None: what the model likes best after each text."""
     if target is None or callable(target):
         target = [target] * n
+    rows = target.tolist() if hasattr(target, "tolist") else target
     # one token alone is no pair, and the letters of a word are not its tokens
-    sides = [] if isinstance(target, int | str) else target
-    sides = sides.tolist() if hasattr(sides, "tolist") else list(sides)
-    if len(sides) == n and all(side is None or callable(side) for side in sides):
-        return [side and partial(_row_by_row, side) for side in sides]
-    several = [isinstance(side, list | tuple | set | frozenset) for side in sides]
-    is_each = all(several) and not any(isinstance(side, set) for side in sides)
-    if len(sides) == n and is_each and all(len(row) == 2 for row in sides):
-        rows = sides
-    elif len(sides) == 2 and several[0] == several[1]:
-        rows = [sides] * n
-    else:
-        raise HeadwiseError(
-            f"target={target!r:.60} is not known; pass two token ids, or ({n}, 2) of them, two sets of tokens, a "
-            f"function of the logits, or {n} functions"
-        )
-    metrics: list[Metric | None] = []
-    for row in rows:
-        tokens = []
-        for side in row:
-            words = [side] if isinstance(side, str | int) else side
-            tokens.append(tuple(token_of(model, word) for word in words))
-        metrics.append(Compared(*tokens))
-    return metrics
+    rows = [] if isinstance(rows, int | str) else list(rows)
+    if len(rows) == n and all(row is None or callable(row) for row in rows):
+        return [row and partial(_row_by_row, row) for row in rows]
+    is_each = [isinstance(row, list | tuple) and len(row) == 2 for row in rows]
+    if len(rows) != n or not all(is_each):
+        kinds = {isinstance(side, SEVERAL) for side in rows}
+        if len(rows) != 2 or len(kinds) > 1:
+            raise HeadwiseError(
+                f"target={target!r:.60} is not known; pass two token ids, or ({n}, 2) of them, two sets of tokens, a "
+                f"function of the logits, or {n} functions"
+            )
+        rows = [rows] * n
+    return [Compared.of(model, row) for row in rows]
 
 
 def _row_by_row(function: Callable[[Tensor], Any], logits: Tensor) -> Tensor:
@@ -333,6 +365,19 @@ class Compared:
     answer: tuple[int, ...]
     other: tuple[int, ...] = ()
 
+    @classmethod
+    def of(cls, model: nn.Module, sides: Iterable[Any]) -> Compared:
+        """Of one side or two, each a token or several; a token is an id or a word."""
+        ids = []
+        for side in sides:
+            words = side if isinstance(side, SEVERAL) else [side]
+            ids.append(tuple(token_of(model, word) for word in words))
+        return cls(*ids)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return (*self.answer, *self.other)
+
     def __call__(self, logits: Tensor) -> Tensor:
         scores = logits.cpu().double()
         if not self.other:
@@ -342,7 +387,7 @@ class Compared:
 
     def check(self, n: int) -> None:
         """Refuse what a vocabulary of n tokens does not have, and a comparison of a token with itself."""
-        for token in (*self.answer, *self.other):
+        for token in self.tokens:
             if not 0 <= token < n:
                 raise HeadwiseError(
                     f"target {token} is outside the vocabulary of {n} tokens"
@@ -354,251 +399,120 @@ class Compared:
                 )
 
 
-def _tokens(positions: Sequence[int] | str | None, T: int) -> Tokens:
-    """The tokens that `patch` changes at once; T of the shortest text."""
-    if positions is None or positions == "each":
-        return ALL
-    # `len`, as an array has no truth
-    if isinstance(positions, str) or not len(positions):
-        raise HeadwiseError(
-            f"positions={positions!r} names no token; pass a list, or 'each'"
-        )
-    for position in positions:
-        if not -T <= position < T:
-            raise HeadwiseError(f"position {position} is not among the {T} tokens")
-    return list(positions)
+# A text and its variants
 
 
-def _shares(
-    effects: Mapping[Key, Sequence[float]], ends: NDArray[np.float64]
-) -> dict[Key, Interval]:
-    """Of each head the share of the means, from its share in each pair; `ends` (N,2) are both ends of each pair."""
-    size = ends[:, 0] - ends[:, 1]  # (N,) what there is to bring back
-    if size.mean() == 0:
-        raise HeadwiseError(
-            f"over the {len(ends)} pairs clean and corrupted texts differ by 0 on average"
-        )
-    intervals = {}
-    for name, values in effects.items():
-        share = float(size @ values / size.sum())
-        # A ratio of two means, to first order: its mean is the share, and its spread that of the ratio.
-        spread = (np.array(values) - share) * size / size.mean()
-        intervals[name] = interval_of((share + spread).tolist())
-    return intervals
-
-
-# Variants of a text
-
-
-class Edit(NamedTuple):
-    """What heads of an attention, or at k and v key/value heads, have in a variant at these tokens."""
-
-    at: str  # one of PLACES
-    # by their numbers (T,E), (T,D) or (S,D); at "weights" the call that has their weights
-    parts: Mapping[int, Any]
-    tokens: Tokens = ALL
-
-
-# a text in which some heads have something else, by the names of their sites
-Variant = Mapping[str, Edit]
-
-
-def write_edits(
-    call: Call, edits: Mapping[int, Edit], options: Options, out: Tensor
-) -> None:
-    """Write into `out` (n,H,T,E), what the heads of a call of n texts gave, what they give with edits, by text.
-
-    options  of a call of one text
-    """
-    # head, and whose options it has -> its text, the tokens at which it changes, and what it reads, of each edit
-    anew: dict[tuple[int, bool], list[Any]] = defaultdict(list)
-    looking = options
-    for row, (at, parts, tokens) in edits.items():
-        if at == "out":
-            for h, part in parts.items():
-                out[row, h, tokens] = part[tokens].to(out)
-            continue
-        # other keys and values change every token that looks at them
-        changed = ALL if at in SHARED else tokens
-        for h, g in enumerate(_index(call)):
-            n = g if at in SHARED else h
-            if n not in parts:
-                continue
-            x = {"q": call.q[row, h], "k": call.k[row, g], "v": call.v[row, g]}
-            weights = None if call.weights is None else call.weights[row, h]
-            if at == "weights":  # a mask may hang on the text, too; a gate stays
-                clean = parts[n]
-                looking = clean.options._replace(gate=options.gate)
-                x |= {"q": clean.q[0, h], "k": clean.k[0, g]}
-                weights = None if clean.weights is None else clean.weights[0, h]
-            else:
-                x[at] = x[at].clone()
-                x[at][tokens] = parts[n][tokens]
-            if weights is None:
-                anew[h, at == "weights"].append((row, changed, x))
-            else:  # the module made them itself: they are not known to hang on q and k
-                made = weights.to(x["v"].dtype) @ x["v"]
-                out[row, h, changed] = made[changed].to(out)
-    for (h, looks), of_head in anew.items():
-        q, k, v = (torch.stack([x[at] for *_, x in of_head])[:, None] for at in READ)
-        of_text = looking if looks else options
-        outs = attend(q, k, v, _of_head(of_text, h, call.q.shape[1]))[:, 0]
-        for (row, changed, _), made in zip(of_head, outs, strict=True):
-            out[row, h, changed] = made[changed].to(out)
-
-
-def _of_head(options: Options, h: int, n_heads: int) -> Options:
-    """The options of a call of one of `n_heads` heads alone."""
-    mask, sink, gate = options.mask, options.sink, options.gate
-    return options._replace(
-        mask=None if mask is None else mask.for_heads([h], n_heads),
-        sink=None if sink is None else torch.as_tensor(sink)[[h]],
-        gate=None if gate is None else torch.as_tensor(gate)[[h]],
-        kv_index=None,
-    )
-
-
-def _index(call: Call) -> Sequence[int]:
-    """Of each query head the key/value head that it reads."""
-    return resolve_kv_index(call.out.shape[1], call.k.shape[1], call.options.kv_index)
-
-
-# Passes of one model
-
-
-@dataclass(frozen=True)
 class Reading:
-    """A text (1,T) that a model has read, and what is kept of that."""
-
-    ids: Tensor
-    answer: Tensor  # (V,) logits of the token that is answered
-    calls: dict[str, Call]  # of each attention that ran, by the name of its site
-    outputs: dict[nn.Module, Any]  # what each block gave, blocks in their order
-
-    def names(self, at: str) -> list[str]:
-        """The heads, from the first layer up; at k and v the key/value heads."""
-        names = []
-        for site, call in self.calls.items():
-            if at in SHARED:
-                names += [f"{site}.KV{g}" for g in range(call.k.shape[1])]
-            else:
-                names += [head_name(site, h) for h in range(call.q.shape[1])]
-        return names
-
-    def read_by(self, head: str, at: str) -> str:
-        """What a head reads: of k and v the name of its key/value head."""
-        site, h = place_of(head)
-        return f"{site}.KV{_index(self.calls[site])[h]}" if at in SHARED else head
-
-
-class Passes:
-    """The passes of a model that a study asks for: texts, and variants of them, answered at a position.
+    """A text (1,T) that a model has read, and its answer at a position; variants of it are asked for.
 
     Variants begin at the first block that changes: the blocks below give at once what they gave when the text was
     read. The model runs from its beginning, so that masks and positions are its own.
     """
 
-    def __init__(self, model: nn.Module, position: int = -1) -> None:
+    def __init__(
+        self, model: nn.Module, layers: Iterable[Layer], ids: Tensor, position: int = -1
+    ) -> None:
         self.model, self.position = model, position
-        self.layers = layers_of(model)
-        self.sites = {layer.site.name: layer.site for layer in self.layers}
-        self.blocks = {layer.site.name: layer.block for layer in self.layers}
-
-    def read(self, ids: Tensor) -> Reading:
-        """Read a text (T,)."""
-        calls: dict[str, Call] = {}
-        outputs: dict[nn.Module, Any] = {}
+        self.layers = {layer.site.name: layer for layer in layers}
+        self.ids = ids[None].to(device_of(model))
+        # of each attention that ran, by the name of its site
+        self.calls: dict[str, Call] = {}
+        # what each block gave, blocks in their order
+        self.outputs: dict[nn.Module, Any] = {}
 
         def keep(site: Site, call: Call) -> None:
             if not len(call.out):
                 raise HeadwiseError(call.note)
-            if site.name in calls:
+            if site.name in self.calls:
                 raise HeadwiseError(
-                    f"{site.name} of {type(self.model).__name__} runs several times in one pass, and which of its runs "
-                    f"is to be patched is not known; watch it instead, with headwise.watch"
+                    f"{site.name} of {type(model).__name__} runs several times in one pass, and which of its runs is "
+                    f"to be patched is not known; watch it instead, with headwise.watch"
                 )
-            calls[site.name] = call
+            self.calls[site.name] = call
 
         def record(block: nn.Module, args: Any, output: Any) -> None:
-            outputs[block] = output
+            self.outputs[block] = output
 
-        row = ids[None].to(device_of(self.model))
-        blocks = dict.fromkeys(self.blocks.values())
-        with (
-            attach(self.sites.values(), keep),
-            hooked((block.register_forward_hook, record) for block in blocks),
-        ):
-            answer = answer_logits(self.model, row, self.position)[0]
-        return Reading(row, answer, calls, outputs)
+        sites, blocks = [], {}
+        for layer in self.layers.values():
+            sites.append(layer.site)
+            blocks[layer.block] = layer.block.register_forward_hook, record
+        with attach(sites, keep), hooked(blocks.values()):
+            # (V,) logits of the token that is answered
+            self.answer = answer_logits(model, self.ids, position)[0]
+
+    def names(self, at: str) -> list[str]:
+        """The heads, from the first layer up; at k and v the key/value heads."""
+        names = []
+        for site, call in self.calls.items():
+            letters, x = ("KV", call.k) if at in SHARED else ("H", call.q)
+            names += [f"{site}.{letters}{i}" for i in range(x.shape[1])]
+        return names
+
+    def read_by(self, head: str, at: str) -> str:
+        """What a head reads: of k and v the name of its key/value head."""
+        site, h = place_of(head)
+        g = kv_index_of(self.calls[site])[h]
+        return f"{site}.KV{g}" if at in SHARED else head
 
     def ask(
         self,
-        text: Reading,
         variants: Mapping[Key, Variant],
         metric: Metric,
         progress: Progress = no_progress,
-        on_call: Callable[[Key, str, Call, int], None] | None = None,
-        until: str = "",
     ) -> dict[Key, float]:
-        """What a metric makes of the answer to each variant of a text.
-
-        on_call  is called with each variant, the call of each site that changes in it, and its row there
-        until    the site behind which nothing is asked: passes end there, without an answer
-        """
-        order = list(text.outputs)
-        # What a head makes of its queries, keys and values comes before the gates and norms of its site.
-        edits = [edit for sites in variants.values() for edit in sites.values()]
-        early = any(edit.at != "out" for edit in edits)
-        # Only the states of the block below are handed on, and a block that reads an encoder takes more than these.
-        is_crossed = any(call.cross for call in text.calls.values())
-        starts = defaultdict(list)  # number of the first block that changes -> variants
-        for key, sites in variants.items():
-            start = min(order.index(self.blocks[name]) for name in sites)
-            starts[0 if is_crossed else start].append(key)
-
-        def run(skipped: Sequence[nn.Module], batch: Sequence[Key]) -> Tensor:
-            # logits (n,V) of variants that begin behind the skipped blocks
-            n, ran = len(batch), set()
-
-            def change(site: Site, call: Call) -> Tensor:
-                if early and site in ran:  # DiffLlama lays its maps over several values
-                    raise HeadwiseError(
-                        f"{site.name} of {type(call.layer).__name__} attends twice in a pass; pass at='out'"
-                    )
-                ran.add(site)
-                edits = {}
-                for row, key in enumerate(batch):
-                    if site.name in variants[key]:
-                        edits[row] = variants[key][site.name]
-                        if on_call is not None:
-                            on_call(key, site.name, call, row)
-                out = call.out.clone()
-                write_edits(call, edits, text.calls[site.name].options, out)
-                if site.name == until:
-                    raise _ReachedError
-                return out
-
-            outputs = {block: _repeated(text.outputs[block], n) for block in skipped}
-            names = set().union(*(variants[key] for key in batch))
-            with attach([self.sites[name] for name in names], change, early):
-                model = _begun(self.model, outputs)
-                stands_for(model, self.model)
-                return answer_logits(model, text.ids.expand(n, -1), self.position)
-
-        most = max(1, LARGEST // next(iter(text.calls.values())).out.numel())
+        """What a metric makes of the answer to each variant."""
         answers: dict[Key, float] = {}
+        for keys, _, logits in self.batches(variants):
+            answers |= zip(keys, metric(logits).tolist(), strict=True)
+            progress(len(answers), len(variants))
+        return answers
+
+    def batches(
+        self, variants: Mapping[Key, Variant]
+    ) -> Iterator[tuple[list[Key], dict[str, Call], Tensor]]:
+        """Run variants: of each batch those in it, the calls of the sites that change, by name, and logits (n,V)."""
+        order = list(self.outputs)
+        # Only the states of the block below are handed on, and a block that reads an encoder takes more than these.
+        is_crossed = any(call.cross for call in self.calls.values())
+        starts = defaultdict(list)  # number of the first block that changes -> variants
+        for key, edits in variants.items():
+            numbers = [order.index(self.layers[edit.site].block) for edit in edits]
+            starts[0 if is_crossed else min(numbers)].append(key)
+        most = max(1, LARGEST // next(iter(self.calls.values())).out.numel())
         for start, keys in starts.items():
             for first in range(0, len(keys), most):
                 batch = keys[first : first + most]
-                with suppress(_ReachedError):
-                    logits = run(order[:start], batch)
-                    answers |= zip(batch, metric(logits).tolist(), strict=True)
-                progress(len(answers), len(variants))
-        return answers
+                yield batch, *self._run(order[:start], [variants[key] for key in batch])
 
+    def _run(
+        self, skipped: Sequence[nn.Module], variants: Sequence[Variant]
+    ) -> tuple[dict[str, Call], Tensor]:
+        """One batch of variants, which begin behind the skipped blocks."""
+        calls: dict[str, Call] = {}
+        edits: dict[str, list[tuple[int, Edit]]] = defaultdict(list)
+        early = False
+        for row, variant in enumerate(variants):
+            for edit in variant:
+                edits[edit.site].append((row, edit))
+                # What a head makes of its queries, keys and values comes before the gates and norms of its site.
+                early = early or edit.at != "out"
 
-class _ReachedError(Exception):
-    """A pass has come to the last site that is asked about."""
+        def change(site: Site, call: Call) -> Tensor:
+            # DiffLlama lays its maps over several values.
+            if early and site.name in calls:
+                raise HeadwiseError(
+                    f"{site.name} of {type(call.layer).__name__} attends twice in a pass; pass at='out'"
+                )
+            calls[site.name] = call
+            return edited(call, edits[site.name])
+
+        n = len(variants)
+        outputs = {block: _repeated(self.outputs[block], n) for block in skipped}
+        with attach([self.layers[name].site for name in edits], change, early):
+            model = _begun(self.model, outputs)
+            stands_for(model, self.model)
+            return calls, answer_logits(model, self.ids.expand(n, -1), self.position)
 
 
 def _begun(module: nn.Module, outputs: Mapping[nn.Module, Any]) -> nn.Module:
@@ -620,10 +534,12 @@ def _begun(module: nn.Module, outputs: Mapping[nn.Module, Any]) -> nn.Module:
 
 
 def _repeated(output: Any, n: int) -> Any:
-    """What a block gave for one text, as for n: a tensor, or a tuple that begins with it."""
+    """What a block gave for one text, as for n: a tensor, (1,T,C) or (T,1,C), or a tuple that begins with it."""
     if isinstance(output, tuple):
         return (_repeated(output[0], n), *output[1:])
-    return output.expand(n, *output.shape[1:])
+    sizes = list(output.shape)
+    sizes[sizes.index(1)] = n
+    return output.expand(sizes)
 
 
 # One pair of texts
@@ -632,17 +548,17 @@ def _repeated(output: Any, n: int) -> Any:
 class Study:
     """One pair of texts in a model, and variants of the corrupted one. Effects are shares of the difference."""
 
-    def __init__(
-        self, passes: Passes, clean: Reading, text: Reading, metric: Metric
-    ) -> None:
-        self.passes, self.clean_text, self.text = passes, clean, text
-        self.metric = metric
+    def __init__(self, clean: Reading, text: Reading, metric: Metric | None) -> None:
+        self.clean_text, self.text = clean, text
+        if metric is None:  # what the model likes best after each text
+            best = [(int(each.answer.argmax()),) for each in (clean, text)]
+            metric = Compared(*best)
         if isinstance(metric, Compared):
             metric.check(len(text.answer))
+        self.metric = metric
         # what is compared in each text
-        self.clean, self.corrupted = map(
-            float, metric(torch.stack([clean.answer, text.answer]))
-        )
+        answers = torch.stack([clean.answer, text.answer])
+        self.clean, self.corrupted = metric(answers).tolist()
         if self.clean == self.corrupted:
             raise HeadwiseError(
                 "both texts give the answer the same logits: there is no difference to bring back"
@@ -652,22 +568,23 @@ class Study:
         self, variants: Mapping[Key, Variant], progress: Progress = no_progress
     ) -> dict[Key, float]:
         """How far the answer to each variant of the corrupted text has come from there to the clean one."""
-
-        values = self.passes.ask(self.text, variants, self.metric, progress)
+        values = self.text.ask(variants, self.metric, progress)
         whole = self.clean - self.corrupted
         return {key: (value - self.corrupted) / whole for key, value in values.items()}
 
     def variant(
-        self, at: str, names: Iterable[str], tokens: Tokens = ALL
-    ) -> dict[str, Edit]:
+        self, at: str, names: Iterable[str], tokens: Places = ALL
+    ) -> list[Edit]:
         """The corrupted text in which heads have this part of the clean run at these tokens."""
-        parts: dict[str, dict[int, Any]] = defaultdict(dict)
+        edits = []
         for name in names:
             site, n = place_of(name)
             clean = self.clean_text.calls[site]
-            _require_made(clean, at)
-            parts[site][n] = clean if at == "weights" else getattr(clean, at)[0, n]
-        return {site: Edit(at, of_site, tokens) for site, of_site in parts.items()}
+            value: Any = clean
+            if at != "weights" or clean.weights is not None:
+                value = getattr(clean, at)[0, n]
+            edits.append(Edit(site, at, n, value, tokens))
+        return edits
 
     def paths(
         self,
@@ -684,46 +601,27 @@ class Study:
         """
         order = list(self.text.calls)  # from the first layer up
         # of each receiver the sites and numbers of its heads
-        places = {
-            receiver: list(map(place_of, receiver[1].split("+")))
-            for receiver in receivers
-        }
-        last = 0
-        for (at, _), of_receiver in places.items():
-            for site, _ in of_receiver:
-                _require_made(self.text.calls[site], at)
-                last = max(last, order.index(site))
-        received: dict[tuple[Receiver, str], dict[str, Edit]] = defaultdict(dict)
-
-        def keep(sender: str, site: str, call: Call, row: int) -> None:
-            for receiver, of_receiver in places.items():
-                at = receiver[0]
-                there = [n for place, n in of_receiver if place == site]
-                if there and site != place_of(sender)[0]:
-                    parts = {n: getattr(call, at)[row, n] for n in there}
-                    received[receiver, sender][site] = Edit(at, parts)
-
-        variants = {}
+        places = {each: list(map(place_of, each[1].split("+"))) for each in receivers}
+        last = max(order.index(site) for each in places.values() for site, _ in each)
+        first, variants = {}, {}
         for sender in [*self.text.names("out"), *groups]:
-            first = order.index(place_of(sender)[0])
-            if first < last:
+            first[sender] = order.index(place_of(sender)[0]) + 1  # that may receive
+            if first[sender] <= last:
                 variants[sender] = self.variant("out", sender.split("+"))
-                for site in order[first + 1 : last + 1]:
-                    frozen = dict(enumerate(self.text.calls[site].out[0]))
-                    variants[sender][site] = Edit("out", frozen)
-        self.passes.ask(
-            self.text, variants, self.metric, on_call=keep, until=order[last]
-        )
+                for site in order[first[sender] : last + 1]:
+                    frozen = self.text.calls[site].out[0]
+                    variants[sender].append(Edit(site, "out", ALL, frozen))
+        received: dict[tuple[Receiver, str], list[Edit]] = defaultdict(list)
+        for senders, calls, _ in self.text.batches(variants):
+            for receiver, of_receiver in places.items():
+                for (row, sender), (site, n) in itertools.product(
+                    enumerate(senders), of_receiver
+                ):
+                    if order.index(site) >= first[sender]:
+                        value = getattr(calls[site], receiver[0])[row, n]
+                        edit = Edit(site, receiver[0], n, value)
+                        received[receiver, sender].append(edit)
         return self.ask(received, progress)
-
-
-def _require_made(call: Call, at: str) -> None:
-    """Refuse queries and keys of a module that makes its weights itself: what it makes them of is not known."""
-    if call.weights is not None and at in ("q", "k"):
-        raise HeadwiseError(
-            f"at={at!r}: {type(call.layer).__name__} makes its weights itself, and what it makes them of is not "
-            f"known; pass at='out', 'weights' or 'v'"
-        )
 
 
 def place_of(name: str) -> tuple[str, int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,13 +19,11 @@ from torch import Tensor, nn
 
 from headwise.corpus.tokens import TextTokens
 from headwise.errors import HeadwiseError
-from headwise.heads.attribute import Attribution, Rows, added, recorded
+from headwise.heads.ablate import READ, Edit
+from headwise.heads.attribute import Attribution, added, recorded
 from headwise.heads.blocks import row_weights
 from headwise.heads.patch import (
-    READ,
     Compared,
-    Edit,
-    Passes,
     Reading,
     Receiver,
     Study,
@@ -34,6 +32,7 @@ from headwise.heads.patch import (
 from headwise.heads.table import Story, StoryHead, StoryKeys, StoryPath
 from headwise.models.ask import answering, evaluating
 from headwise.models.open import folder_of, row_of, tokens_of
+from headwise.models.sites import layers_of
 from headwise.records import head_name
 from headwise.words import Note
 
@@ -45,6 +44,12 @@ Progress = Callable[[str, int, int], None]
 PLACES = 8
 # The least weight of a head that looks at a token, a round choice.
 HARD = 0.3
+CLEAR = Story.CLEAR
+# why it is not known what each part adds to the logit
+UNKNOWN = {
+    "masked": "{} turns the last hidden state into logits in more than one step",
+    "first": "what an encoder adds reaches the logits through the decoder alone",
+}
 
 
 # As `patch`, it leaves a caller's inference mode: what the model made in it and kept could take part in no later
@@ -86,22 +91,32 @@ def why(
         _check_twin(question, twin)
     notes: list[str] = []
     with evaluating(model):
-        passes = Passes(model, question.position)
-        with recorded(passes) as rows:
-            text = passes.read(torch.tensor(question.ids))
-        corrupted = None if twin is None else passes.read(torch.tensor(twin.ids))
+        layers, position = layers_of(model), question.position
+        with recorded(model, layers) as rows:
+            text = Reading(model, layers, torch.tensor(question.ids), position)
+        corrupted = None
+        if twin is not None:
+            corrupted = Reading(model, layers, torch.tensor(twin.ids), position)
         token, second = _compared(question, (answer, other), text, corrupted, notes)
         best = text.answer.topk(2).indices.tolist()
         # the likeliest other token
         rival = next(i for i in best if i != token) if second is None else second
-        study = None
+        study = parts = None
         if corrupted is not None:
             metric = Compared((token,), () if second is None else (second,))
-            study = Study(passes, text, corrupted, metric)
-        parts = _parts(passes, question, rows, text, (token, rival), notes)
-        asked = _Asked(passes, question, text, study, parts, progress)
-        heads = _heads(asked, token)
-        keys, paths = _read_by(asked, heads, notes)
+            study = Study(text, corrupted, metric)
+        try:
+            if way in UNKNOWN:
+                raise HeadwiseError(UNKNOWN[way].format(type(model).__name__))
+            target = Compared((token,), (rival,))
+            parts = added(text, rows, target, len(question.ids) - 1)
+        except HeadwiseError as error:
+            notes.append(Note.of("why.no_parts", reason=str(error)))
+        asked = _Asked(question, text, study, parts, progress)
+        heads = asked.heads(token)
+        keys, paths = [], []
+        if study is not None:
+            keys, paths = asked.read_by(study, heads, notes)
     row = text.answer.cpu().double()  # some devices have no float64
     chances, shown, predicted = row.softmax(-1), question.shown, int(row.argmax())
     difference = float(row[token] - row[rival])
@@ -274,195 +289,156 @@ def _choices(tokens: TextTokens, word: str) -> list[int]:
 # What the heads do
 
 
-def _parts(
-    passes: Passes,
-    question: _Question,
-    rows: Rows,
-    text: Reading,
-    target: tuple[int, int],
-    notes: list[str],
-) -> Attribution | None:
-    """What each part adds to the logit; None, and a note, where it is not known."""
-    unknown = {
-        "masked": f"{type(passes.model).__name__} turns the last hidden state into logits in more than one step",
-        "first": "what an encoder adds reaches the logits through the decoder alone",
-    }
-    try:
-        if question.way in unknown:
-            raise HeadwiseError(unknown[question.way])
-        return added(passes, rows, text, target, len(question.ids) - 1)
-    except HeadwiseError as error:
-        notes.append(Note.of("why.no_parts", reason=str(error)))
-        return None
-
-
 @dataclass(frozen=True)
 class _Asked:
-    """What is known of one prediction before its heads are changed."""
+    """What is known of one prediction before its heads are changed, and what comes of changing them."""
 
-    passes: Passes
     question: _Question
     text: Reading
     study: Study | None  # with the corrupted text
     parts: Attribution | None  # what each part adds to the logit
     progress: Progress
-    looks: dict[tuple[str, int], Tensor] = field(default_factory=dict)
 
-    def weights(self, site: str, t: int) -> Tensor:
-        """The weights (H,S) of the heads of a site at a position."""
-        if (site, t) not in self.looks:
-            looks = row_weights(self.text.calls[site], 0, [t])[:, 0]
-            self.looks[site, t] = looks
-        return self.looks[site, t]
+    def heads(self, token: int) -> list[StoryHead]:
+        """All heads, those first that carry most, or that add most, or without which most changes."""
+        text, study, names = self.text, self.study, self.text.names("out")
+        brings: dict[str, float] = {}
+        adds = {} if self.parts is None else self.parts.heads
+        if study is not None:
+            variants = {name: study.variant("out", [name]) for name in names}
+            brings = study.ask(variants, partial(self.progress, "patching heads"))
+        size = brings or adds
+        ranked = sorted(names, key=lambda name: -abs(size.get(name, 0.0)))
+        # The heads that are asked about: all of them, where nothing else ranks them.
+        first = ranked[: Story.MOST] if size else names
+        silent = {}
+        for name in first:
+            site, h = place_of(name)
+            none = torch.zeros_like(text.calls[site].out[0, h])
+            silent[name] = [Edit(site, "out", h, none)]
+        # log p of the token, in nats, without each of these heads, and with all
+        chance, stage = Compared((token,)), partial(self.progress, "silencing heads")
+        without = text.ask(silent, chance, stage)
+        before = float(chance(text.answer))
+        if not size:
+            ranked.sort(key=lambda name: -abs(without[name] - before))
+        places, heads = self.places(first), []
+        for name in ranked:
+            at, looks = self.looks(name, places[name])
+            change = without[name] - before if name in without else None
+            part = StoryHead(name, adds.get(name), at, looks, change, brings.get(name))
+            heads.append(part)
+        return heads
 
-
-def _heads(asked: _Asked, token: int) -> list[StoryHead]:
-    """All heads, those first that carry most, or that add most, or without which most changes."""
-    text, study, names = asked.text, asked.study, asked.text.names("out")
-    brings = dict[str, float]()
-    adds = {} if asked.parts is None else asked.parts.heads
-    if study is not None:
-        variants = {name: study.variant("out", [name]) for name in names}
-        brings = study.ask(variants, partial(asked.progress, "patching heads"))
-    size = brings or adds
-    ranked = sorted(names, key=lambda name: -abs(size.get(name, 0.0)))
-    # The heads that are asked about: all of them, where nothing else ranks them.
-    first = ranked[: Story.MOST] if size else names
-    # The change of log p of the token, in nats, without each of these heads.
-    chance, silent = Compared((token,)), {}
-    for name in first:
-        site, h = place_of(name)
-        none = torch.zeros_like(text.calls[site].out[0, h])
-        silent[name] = {site: Edit("out", {h: none})}
-    progress = partial(asked.progress, "silencing heads")
-    before = chance(text.answer)
-    without = asked.passes.ask(
-        text, silent, lambda row: chance(row) - before, progress=progress
-    )
-    if not size:
-        ranked.sort(key=lambda name: -abs(without[name]))
-    places, heads = _places(asked, first), []
-    for name in ranked:
-        at, looks = _looks(asked, name, places[name])
-        effects = without.get(name), brings.get(name)
-        heads.append(StoryHead(name, adds.get(name), at, looks, *effects))
-    return heads
-
-
-def _places(asked: _Asked, names: Iterable[str]) -> dict[str, dict[int, float]]:
-    """What each head carries alone at those PLACES positions where what it gives differs most."""
-    study, variants = asked.study, {}
-    places: dict[str, dict[int, float]] = defaultdict(dict)
-    if study is None:
+    def places(self, names: Iterable[str]) -> dict[str, dict[int, float]]:
+        """What each head carries alone at those PLACES positions where what it gives differs most."""
+        study, variants = self.study, {}
+        places: dict[str, dict[int, float]] = defaultdict(dict)
+        if study is None:
+            return places
+        for name in names:
+            site, h = place_of(name)
+            if self.question.way == "first" and not site.startswith("encoder."):
+                continue  # a head of the decoder, which has its own text
+            clean = study.clean_text.calls[site].out[0, h]
+            difference = clean - study.text.calls[site].out[0, h]
+            distance = difference.float().norm(dim=-1)  # (T,)
+            for t in distance.argsort(descending=True)[:PLACES].tolist():
+                if distance[t] > 0:
+                    variants[name, t] = study.variant("out", [name], [t])
+        stage = partial(self.progress, "patching positions")
+        for (name, t), effect in study.ask(variants, stage).items():
+            places[name][t] = effect
         return places
-    for name in names:
+
+    def looks(
+        self, name: str, places: Mapping[int, float]
+    ) -> tuple[int | None, tuple[tuple[int, float], ...]]:
+        """Where a head acts, and the three places that it looks at most from there, with their weights.
+
+        It acts where it carries most alone, or else where the answer stands; None where that is in another text.
+        """
+        question = self.question
+        at = max(places, key=lambda t: abs(places[t]), default=question.end)
         site, h = place_of(name)
-        if asked.question.way == "first" and not site.startswith("encoder."):
-            continue  # a head of the decoder, which has its own text
-        clean, corrupted = (
-            text.calls[site].out[0, h] for text in (study.clean_text, study.text)
-        )
-        distance = (clean - corrupted).float().norm(dim=-1)  # (T,)
-        for t in distance.argsort(descending=True)[:PLACES].tolist():
-            if distance[t] > 0:
-                variants[name, t] = study.variant("out", [name], [t])
-    progress = partial(asked.progress, "patching positions")
-    for (name, t), effect in study.ask(variants, progress).items():
-        places[name][t] = effect
-    return places
+        call = self.text.calls[site]
+        # Without a place only a cross attention is shown: its last query looks at the text from the decoder.
+        if at is None and not call.cross:
+            return None, ()
+        row = call.n_queries - 1 if at is None else at
+        looks = row_weights(call, 0, [row])[h, 0]
+        order = looks.argsort(descending=True, stable=True).tolist()
+        words = [t for t in order if question.is_word(t)]
+        return at, tuple((t, float(looks[t])) for t in words[:3])
 
-
-def _looks(
-    asked: _Asked, name: str, places: Mapping[int, float]
-) -> tuple[int | None, tuple[tuple[int, float], ...]]:
-    """Where a head acts, and the three places that it looks at most from there, with their weights.
-
-    It acts where it carries most alone, or else where the answer stands; None where that is in another text.
-    """
-    question = asked.question
-    at = max(places, key=lambda t: abs(places[t]), default=question.end)
-    site, h = place_of(name)
-    call = asked.text.calls[site]
-    # Without a place only a cross attention is shown: its last query looks at the text from the decoder.
-    if at is None and not call.cross:
-        return None, ()
-    looks = asked.weights(site, call.n_queries - 1 if at is None else at)[h]
-    order = looks.argsort(descending=True, stable=True).tolist()
-    words = [t for t in order if question.is_word(t)]
-    return at, tuple((t, float(looks[t])) for t in words[:3])
-
-
-def _read_by(
-    asked: _Asked, heads: Sequence[StoryHead], notes: list[str]
-) -> tuple[list[StoryKeys], list[StoryPath]]:
-    """What the keys and values of heads carry, and the clear paths to them, the strongest first."""
-    study, progress = asked.study, asked.progress
-    if study is None:
-        return [], []
-    # The queries, keys and values of heads that carry something -> the strongest of the heads that use them. A key
-    # or a value belongs to all heads of its group: ("k", "L3.KV1") -> "L3.H5".
-    readers: dict[Receiver, str] = {}
-    clear = [x.head for x in heads[: Story.MOST] if _is_clear(x.brings)]
-    # Heads that look at the same token can do each other's work: their keys and values are tried as one, too.
-    groups = _looking_alike(asked, asked.question.end)
-    for at in READ:
-        for name in clear:
-            readers.setdefault((at, study.text.read_by(name, at)), name)
-        for names in groups.values() if at != "q" else ():
-            read = dict.fromkeys(study.text.read_by(name, at) for name in names)
-            if len(read) > 1:
-                readers.setdefault((at, "+".join(read)), names[0])
-    try:
+    def read_by(
+        self, study: Study, heads: Sequence[StoryHead], notes: list[str]
+    ) -> tuple[list[StoryKeys], list[StoryPath]]:
+        """What the keys and values of heads carry, and the clear paths to them, the strongest first."""
+        # The queries, keys and values of heads that carry something -> the strongest of the heads that use them. A key
+        # or a value belongs to all heads of its group: ("k", "L3.KV1") -> "L3.H5".
+        readers: dict[Receiver, str] = {}
+        clear = [x.head for x in heads[: Story.MOST] if abs(x.brings or 0) >= CLEAR]
+        # Heads that look at the same token can do each other's work: their keys and values are tried as one, too.
+        groups = self.looking_alike(self.question.end)
+        for at in READ:
+            sets = [[name] for name in clear]
+            for names in [*sets, *groups.values()] if at != "q" else sets:
+                read = dict.fromkeys(study.text.read_by(name, at) for name in names)
+                if len(read) > 1 or len(names) == 1:
+                    readers.setdefault((at, "+".join(read)), names[0])
         variants = {
             (at, name): study.variant(at, name.split("+")) for at, name in readers
         }
-    except HeadwiseError as error:  # a module makes its weights itself
-        notes.append(Note.of("why.no_keys", reason=str(error)))
-        return [], []
-    effects = study.ask(variants, partial(progress, "patching keys"))
-    keys, told = [], study.text.names("k")
-    told += dict.fromkeys(name for _, name in readers if "+" in name)
-    for name in told:
-        if ("k", name) in readers:
-            keys.append(StoryKeys(name, effects["k", name], effects["v", name]))
-    # Where all that arrives there together changes little, no single path is followed.
-    receivers = [receiver for receiver in readers if _is_clear(effects[receiver])]
-    paths = []
-    if receivers:
+        try:
+            effects = study.ask(variants, partial(self.progress, "patching keys"))
+        except HeadwiseError as error:  # a module makes its weights itself
+            notes.append(Note.of("why.no_keys", reason=str(error)))
+            return [], []
+        together = [name for _, name in readers if "+" in name]
+        keys = []
+        for name in dict.fromkeys((*study.text.names("k"), *together)):
+            if ("k", name) in readers:
+                keys.append(StoryKeys(name, effects["k", name], effects["v", name]))
+        # Where all that arrives there together changes little, no single path is followed.
+        receivers = [each for each in readers if abs(effects[each]) >= CLEAR]
+        if not receivers:
+            return keys, []
         senders: dict[tuple[int, int, str], list[str]] = defaultdict(list)
         for t in groups:  # heads of one layer that bring there what these find it by
-            for key, names in _looking_alike(asked, t).items():
+            for key, names in self.looking_alike(t).items():
                 for name in names:
                     senders[t, key, place_of(name)[0]].append(name)
         joined = {"+".join(sorted(each)) for each in senders.values() if len(each) > 1}
-        stage = partial(progress, "following paths")
-        followed = study.paths(receivers, stage, sorted(joined))
-        for ((at, name), sender), effect in followed.items():
-            if _is_clear(effect):
-                path = StoryPath(sender, name, readers[at, name], at, effect)
-                paths.append(path)
-    return keys, sorted(paths, key=lambda path: -abs(path.effect))
+        stage = partial(self.progress, "following paths")
+        paths = []
+        for (receiver, sender), effect in study.paths(
+            receivers, stage, sorted(joined)
+        ).items():
+            if abs(effect) >= CLEAR:
+                at, name = receiver
+                paths.append(StoryPath(sender, name, readers[receiver], at, effect))
+        return keys, sorted(paths, key=lambda path: -abs(path.effect))
 
+    def looking_alike(self, at: int | None) -> dict[int, list[str]]:
+        """By token the heads that look hardest at it from a position, two or more, the hardest first.
 
-def _is_clear(effect: float | None) -> bool:
-    return abs(effect or 0.0) >= Story.CLEAR
-
-
-def _looking_alike(asked: _Asked, at: int | None) -> dict[int, list[str]]:
-    """By token the heads that look hardest at it from a position, two or more, the hardest first.
-
-    The first token, special ones and the token itself do not count: there heads rest.
-    """
-    looking = defaultdict(list)
-    if at is None:  # a decoder has written nothing yet
-        return {}
-    for site, call in asked.text.calls.items():
-        for h, row in enumerate(() if call.cross else asked.weights(site, at)):
-            weight, t = row.max(-1)
-            if weight >= HARD and t not in (0, at) and asked.question.is_word(int(t)):
-                looking[int(t)].append((float(weight), head_name(site, h)))
-    return {
-        t: [name for _, name in sorted(heads, reverse=True)]
-        for t, heads in looking.items()
-        if len(heads) > 1
-    }
+        The first token, special ones and the token itself do not count: there heads rest.
+        """
+        looking = defaultdict(list)
+        if at is None:  # a decoder has written nothing yet
+            return {}
+        for site, call in self.text.calls.items():
+            for h, row in enumerate(() if call.cross else row_weights(call, 0, [at])):
+                weight, t = row[0].max(-1)
+                if (
+                    weight >= HARD
+                    and t not in (0, at)
+                    and self.question.is_word(int(t))
+                ):
+                    looking[int(t)].append((float(weight), head_name(site, h)))
+        alike = {}
+        for t, heads in looking.items():
+            if len(heads) > 1:
+                alike[t] = [name for _, name in sorted(heads, reverse=True)]
+        return alike
