@@ -407,7 +407,7 @@ def hearing(
         # transformers names it where it passes it by name, models of one's own call it x
         states = (*args, keywords.get("hidden_states"), *keywords.values())
         # a tuple begins with the hidden states
-        out = gave[0] if isinstance(gave, tuple) else gave
+        out = next(iter(gave), None) if isinstance(gave, tuple) else gave
         read = next(filter(is_state, states), None)
         if read is not None and is_state(out):
             take(module, read, out)

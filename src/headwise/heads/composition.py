@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.gpt.train import one_thread
-from headwise.heads.attribute import is_norm
+from headwise.heads.attribute import hearing, is_norm
 from headwise.heads.table import frame
 from headwise.models.ask import device_of, evaluating, run_body
-from headwise.models.hook import attach, hooked
+from headwise.models.hook import attach
 from headwise.models.sites import Site, as_rows, require_held, sites_of
 from headwise.records import Call
 from headwise.spec import resolve_kv_index
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 # of a layer's norms by "reads" and "writes" (1,C), "q" and "k" (1,D), (H,D) or (1,H D)
 Factors = dict[str, Tensor]
+States = dict[nn.Module, tuple[Tensor, Tensor]]  # what a module read and gave
 
 
 @torch.no_grad()
@@ -53,34 +54,30 @@ def composition(model: nn.Module) -> DataFrame:
     # Cross attention reads the residual stream of another stack.
     sites = [site for site in sites_of(model) if not site.cross]
     weights, gains = _seen(model, sites)
-    rows = _rows([(site, *_matrices(site, weights[site], {})) for site in sites], "")
+    plain = [_matrices(site, weights[site], {}) for site in sites]
+    forms = {"": plain}
     if len(gains) == len(sites):
-        layers = [
-            (site, *_matrices(site, weights[site], gains[site])) for site in sites
-        ]
-        for row, more in zip(rows, _rows(layers, "_gain"), strict=True):
-            row |= more
-    return frame(rows)
-
-
-def _rows(layers: list[Any], suffix: str) -> list[dict[str, Any]]:
-    """A row a pair of heads, from each layer's site and matrices."""
+        forms["_gain"] = [_matrices(site, weights[site], gains[site]) for site in sites]
     rows = []
-    for number, (later, reads, _) in enumerate(layers):
-        for earlier, _, writes in layers[:number]:
+    for number, later in enumerate(sites):
+        for before, earlier in enumerate(sites[:number]):
             if later.name.startswith("encoder.") != earlier.name.startswith("encoder."):
                 continue
+            # (C,E) of each sender
+            random = plain[before][1].shape[1] ** -0.5
+            columns: dict[str, Any] = {}  # of each receiver a number for each sender
+            for suffix, layers in forms.items():
+                writes = layers[before][1]
+                for at, reads in layers[number][0].items():
+                    # (D,C) @ (S,C,E)
+                    norms = [torch.linalg.matrix_norm(x @ writes) for x in reads]
+                    columns[at + suffix] = torch.stack(norms).tolist()
+                columns["random"] = [[random] * earlier.n_heads] * later.n_heads
             for r, receiver in enumerate(later.heads):
-                # (D,C) @ (S,C,E): of each sender
-                scores = {
-                    at + suffix: torch.linalg.matrix_norm(x[r] @ writes).tolist()
-                    for at, x in reads.items()
-                }
                 for s, sender in enumerate(earlier.heads):
                     row = {"sender": sender, "receiver": receiver}
-                    row |= {at: of_senders[s] for at, of_senders in scores.items()}
-                    rows.append(row | {"random": writes.shape[1] ** -0.5})
-    return rows
+                    rows.append(row | {at: x[r][s] for at, x in columns.items()})
+    return frame(rows)
 
 
 def _matrices(
@@ -110,19 +107,16 @@ def _matrices(
     # Layers of ours may share key/value heads in any way.
     kv_index = getattr(getattr(site.module, "spec", None), "kv_index", None)
     index = list(resolve_kv_index(H, G, kv_index))
-    q, k, v = (
-        w.cpu().double().reshape(n, -1, w.shape[1])
-        for w, n in ((w_q, H), (w_k, G), (w_v, G))
-    )
+    one = torch.ones(1, 1)
+    parts = {}
+    for at, w, kinds in (("q", w_q, range(H)), ("k", w_k, index), ("v", w_v, index)):
+        heads = w.cpu().double().reshape(H if at == "q" else G, -1, w.shape[1])
+        if at in factors:
+            heads = heads * factors[at].reshape(-1, heads.shape[1], 1)
+        parts[at] = heads[list(kinds)] * factors.get("reads", one)
     o = w_o.cpu().double().reshape(-1, H, E).transpose(0, 1)
-    if factors:
-        q, k = (
-            x * factors[at].reshape(-1, x.shape[1], 1) if at in factors else x
-            for at, x in (("q", q), ("k", k))
-        )
-        q, k, v = (x * factors["reads"] for x in (q, k, v))
-        o = o * factors["writes"].mT
-    k, v = k[index], v[index]
+    o = o * factors.get("writes", one).mT
+    q, k, v = parts.values()
     # in matrices as small as these two threads wait for each other more than they work
     with one_thread():
         r_q, r_k, r_v, r_o = (
@@ -145,21 +139,15 @@ def _seen(
 ) -> tuple[dict[Site, dict[str, Tensor | None]], dict[Site, Factors]]:
     """W_Q to W_O of each site by "q" to "o", and the gains of its norms where they are found."""
     calls: dict[Site, Call] = {}
-    read: dict[nn.Module, tuple[Tensor, Tensor]] = {}  # what a module read and gave
-
-    def keep(module: nn.Module, args: Any, keywords: Any, gave: Any) -> None:
-        first = next(filter(_is_state, (*args, *keywords.values())), None)
-        out = gave[0] if isinstance(gave, tuple) and gave else gave
-        if first is not None and _is_state(out):
-            read[module] = first, out
-
-    hooks = [(module.register_forward_hook, keep) for module in model.modules()]
+    read: States = {}
     weights = {site: {at: site.weights(at) for at in "qkvo"} for site in sites}
     ids = torch.tensor([[1, 0, 1, 1]], device=device_of(model))
     try:
         with (
             evaluating(model),
-            hooked(hooks, with_kwargs=True),
+            hearing(
+                model.modules(), lambda module, *states: read.update({module: states})
+            ),
             attach(sites, calls.__setitem__),
         ):
             run_body(model, ids)
@@ -170,42 +158,40 @@ def _seen(
     for site in sites:
         if site not in calls or site.module not in read:
             continue
+        # norms of queries and keys, by "q" and "k"
+        inner: dict[str, nn.Module] = {}
+        for name, norm in site.module.named_children():
+            if name[0] in "qk" and is_norm(norm) and norm in read:
+                inner[name[0]] = norm
         for at in "qkv":
             weight = weights[site][at]
             # of each head what it has at the first token, (n,D), which no rotation turns
             first = getattr(calls[site], at)[0, :, 0]
             # some families pack several in one matrix, or a gate beside each query
             if weight is None or (at == "q" and len(weight) == 2 * first.numel()):
-                for norm in filter(is_norm, site.module.children()):
-                    state = read[norm][0] if norm in read else first
-                    is_of_heads = state.shape[2:] == first.shape
-                    if paths[norm].rpartition(".")[2][0] == at and is_of_heads:
-                        first = state[0, 0]  # the rows give what it reads
+                if at in inner and read[inner[at]][0].shape[2:] == first.shape:
+                    first = read[inner[at]][0][
+                        0, 0
+                    ]  # the rows give what the norm reads
                 weights[site][at] = _rows_of(site, first, read)
         entered, left = read[site.module]
         ones = torch.ones(1, entered.shape[-1], dtype=torch.float64)
         gains[site] = {"reads": ones, "writes": ones}
+        for at, norm in inner.items():
+            gains[site][at] = _gain(norm, read[norm][0])
         layer = model.get_submodule(paths[site.module].rpartition(".")[0])
-        for norm in filter(is_norm, read):
+        for norm in layer.children():
+            if not is_norm(norm) or norm not in read:
+                continue
             state, out = read[norm]
-            place = paths[norm].rpartition(".")[2][0]
-            is_beside = norm in layer.children()
-            if norm in site.module.children() and place in "qk":
-                gains[site][place] = _gain(norm, state)
-            elif is_beside and out.equal(entered):
+            if out.equal(entered):
                 gains[site]["reads"] = _gain(norm, state)
-            elif is_beside and state.equal(left):
+            elif state.equal(left):
                 gains[site]["writes"] = _gain(norm, state)
     return weights, gains
 
 
-def _is_state(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.ndim >= 2 and x.is_floating_point()
-
-
-def _rows_of(
-    site: Site, first: Tensor, read: Mapping[nn.Module, tuple[Tensor, Tensor]]
-) -> Tensor | None:
+def _rows_of(site: Site, first: Tensor, read: States) -> Tensor | None:
     """The rows of a matrix of this site whose products for the first token are these heads (n,D); None: of none."""
     D = first.shape[-1]
     for module in site.module.modules():
