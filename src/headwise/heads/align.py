@@ -19,7 +19,7 @@ import math
 import random
 import re
 import wave
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from headwise.corpus.tokens import TextTokens
 from headwise.errors import HeadwiseError
 from headwise.files import read_text
 from headwise.heads.blocks import row_weights
-from headwise.heads.documents import Document, Progress, listening, no_progress
+from headwise.heads.documents import Progress, listening, no_progress
 from headwise.heads.statistics import unknown_head
 from headwise.intervals import Interval, interval_of
 from headwise.models.ask import device_of, evaluating, run_body
@@ -46,15 +46,12 @@ SMOOTH = 7  # keys, the middle one among them, whose median is taken: as in Whis
 # Seconds within which a found beginning counts: two round limits. The headings in `Alignment.table` name them, too.
 WITHIN = np.array([0.05, 0.1])
 MOST = 8  # heads that are chosen together, at most: as many as OpenAI published for Whisper base
-SHOWN = (
-    12  # heads of the table: with the sets below them they fit on a screen of 24 lines
-)
+SHOWN = 12  # heads of the table: with the sets below them they fit on a screen
 
 RATE = 16_000  # samples a second that models of speech read
 
 Maps = NDArray[np.float32]  # (H,N,S): heads, rows that are aligned, keys
 Numbers = NDArray[np.float64]
-Pairs = tuple[tuple[int, int], ...]  # (row, key) of partners
 
 
 @dataclass(frozen=True)
@@ -68,9 +65,8 @@ class Spoken:
     starts: tuple[int, ...]
     begins: tuple[float, ...]  # for each word, seconds from the beginning of the sound
     seconds_per_key: float
-    n_keys: (
-        int  # the first keys, which hold sound; the rest is silence that fills it up
-    )
+    # the first keys, which hold sound; the rest is silence that fills it up
+    n_keys: int
 
     def figures(self, maps_knm: Maps) -> Numbers:
         """Of each map the mean seconds between known and found beginnings; the fractions within 50 and 100 ms: (K,3).
@@ -90,7 +86,7 @@ class Linked:
 
     # of the model's forward, one text, or two of an encoder-decoder
     inputs: Mapping[str, Tensor]
-    links: Pairs
+    links: tuple[tuple[int, int], ...]  # (row, key) of partners
     n_keys: None = None  # all keys count
 
     @property
@@ -104,12 +100,11 @@ class Linked:
         The rate is 1 - 2 |found and right| / (|found| + |right|).
         """
         right, rows = set(self.links), self.rows
-        figures = []
-        for strongest in maps_knm.argmax(-1).tolist():
-            n_hit = len(right & set(zip(rows, strongest, strict=True)))
-            rate = 1 - 2 * n_hit / (len(right) + len(rows))
-            figures.append((rate, n_hit / len(self.links)))
-        return np.array(figures)
+        strongest_kn = maps_knm.argmax(-1).tolist()
+        hits = [len(right & set(zip(rows, keys, strict=True))) for keys in strongest_kn]
+        n_hit = np.array(hits)
+        rates = 1 - 2 * n_hit / (len(right) + len(rows))
+        return np.column_stack([rates, n_hit / len(self.links)])
 
 
 Known = Spoken | Linked
@@ -144,24 +139,22 @@ class Alignment:
 
         The field is of the cross attention, or of the only stack: heads of others (`encoder.L3.H5`) are left out.
         """
-        places = sorted(parse_head(name) for name in self.chosen.heads)
-        # The stack is "" in L3.H5 and "cross" in cross.L3.H5.
-        return [
-            [layer, head]
-            for stack, layer, head in places
-            if stack.split(".")[0] in ("", "cross")
-        ]
+        places = []
+        for stack, layer, head in sorted(map(parse_head, self.chosen.heads)):
+            # The stack is "" in L3.H5 and "cross" in cross.L3.H2.
+            if stack.split(".")[0] in ("", "cross"):
+                places.append([layer, head])
+        return places
 
     def table(self) -> Table:
         """The best heads alone, and below them the sets, a row each."""
         columns = ["heads", "alignment error rate", "links found"]
         if self.kind == "spoken":
             columns = ["heads", "mean error, s", "within 50 ms", "within 100 ms"]
-        named = [(each.heads[0], each) for each in self.ranking[:SHOWN]]
-        chosen = f"chosen: {' '.join(self.chosen.heads)}"
-        named += [(chosen, self.chosen), *self.controls.items()]
+        named = {scored.heads[0]: scored for scored in self.ranking[:SHOWN]}
+        named[f"chosen: {' '.join(self.chosen.heads)}"] = self.chosen
         rows: list[list[Any]] = []
-        for name, scored in named:
+        for name, scored in (named | self.controls).items():
             shares = [f"{share.mean:.0%}" for share in scored.within]
             rows.append([name, round(scored.error.mean, 3), *shares])
         chosen_by, judged_on = self.n_texts
@@ -201,6 +194,7 @@ def align(
         raise HeadwiseError(
             "some texts are spoken and some linked; align each kind in a call of its own"
         )
+    is_spoken = kinds == {Spoken}
     known = []  # the texts with their maps
     names: list[str] = []  # from here on a head is its number in this list
     with evaluating(model):
@@ -208,7 +202,7 @@ def align(
             maps_of = _maps(model, text)
             names = [head for site in maps_of for head in site.heads]
             maps = np.concatenate(list(maps_of.values()))
-            known.append((text, prepared(maps) if Spoken in kinds else maps))
+            known.append((text, prepared(maps) if is_spoken else maps))
             progress(number, len(texts) + len(judged))
     for name in named:
         if name not in names:
@@ -216,37 +210,35 @@ def align(
     to_choose, to_judge = known[: len(texts)], known[len(texts) :]
     alone = _figures(to_choose, [[h] for h in range(len(names))])
     order = np.argsort(alone[:, 0].mean(1), kind="stable").tolist()
-    chosen, error = order[:1], float(alone[order[0], 0].mean())
+    chosen, error = order[:1], alone[order[0], 0].mean()
     while len(chosen) < min(MOST, len(names)):
         rest = [h for h in range(len(names)) if h not in chosen]
         errors = _figures(to_choose, [[*chosen, h] for h in rest])[:, 0].mean(1)
         if errors.min() >= error:
             break
-        error = float(errors.min())
+        error = errors.min()
         chosen.append(rest[int(errors.argmin())])
     # By the name that a reader sees; of a straight line no head.
-    sets = {
-        "chosen": chosen,
-        "straight line": [],
-        f"best alone: {names[chosen[0]]}": chosen[:1],
-    }
+    best = names[chosen[0]]
+    sets = {"chosen": chosen, "straight line": [], f"best alone: {best}": chosen[:1]}
     if named:
         sets[f"named: {' '.join(named)}"] = [names.index(name) for name in named]
-    scored = {}
-    judged_figures = _figures(to_judge, list(sets.values()))
-    for (name, heads), figures in zip(sets.items(), judged_figures, strict=True):
-        scored[name] = _scored([names[h] for h in heads], figures)
-    ranking = tuple(_scored([names[h]], alone[h]) for h in order)
-    kind = "spoken" if Spoken in kinds else "linked"
+
+    def scored(heads: Iterable[int], figures: Numbers) -> Scored:
+        # Of one set, from its (1 + fractions, texts). The error may be seconds, so its bounds are left as they come.
+        error, *within = map(interval_of, figures.tolist())
+        fractions = tuple(share.of_fraction() for share in within)
+        return Scored(tuple(names[h] for h in heads), error, fractions)
+
+    judgements = map(scored, sets.values(), _figures(to_judge, list(sets.values())))
+    controls = dict(zip(sets, judgements, strict=True))
     return Alignment(
-        ranking, scored.pop("chosen"), scored, kind, (len(texts), len(judged))
+        ranking=tuple(scored([h], alone[h]) for h in order),
+        chosen=controls.pop("chosen"),
+        controls=controls,
+        kind="spoken" if is_spoken else "linked",
+        n_texts=(len(texts), len(judged)),
     )
-
-
-def _scored(heads: Sequence[str], figures: Numbers) -> Scored:
-    # Of one set, from its (1 + fractions, texts). The error may be seconds, so its bounds are left as they come.
-    error, *within = map(interval_of, figures.tolist())
-    return Scored(tuple(heads), error, tuple(share.of_fraction() for share in within))
 
 
 def _maps(model: nn.Module, text: Known) -> dict[Site, Maps]:
@@ -260,11 +252,7 @@ def _maps(model: nn.Module, text: Known) -> dict[Site, Maps]:
             "a text without a word, or without a link, aligns with nothing"
         )
     calls: dict[Site, Call] = {}
-
-    def keep(site: Site, call: Call, documents: Sequence[Document]) -> None:
-        calls[site] = call
-
-    with listening(model, keep):
+    with listening(model, lambda site, call, _: calls.update({site: call})):
         if set(text.inputs) == {"input_ids"}:
             # also for a model of ours, whose argument has another name
             run_body(model, text.inputs["input_ids"])
@@ -292,7 +280,7 @@ def _figures(
         line[np.arange(n), np.arange(n) * n_keys // n] = 1
         maps = [maps_hns[heads].mean(0) if heads else line for heads in sets]
         of_texts.append(text.figures(np.stack(maps)))
-    return np.array(of_texts).transpose(1, 2, 0)
+    return np.stack(of_texts, -1)
 
 
 # Speech
@@ -463,17 +451,17 @@ def _spoken(
 
 def _first_tokens(tokens: TextTokens, text: str, before: int) -> Sequence[int]:
     """For each word between spaces the number of its first token, where `before` tokens stand before the text."""
-    places = tokens.places(text)  # the characters of each token, [start, end)
+    # the characters of each token, [start, end)
+    places = list(enumerate(tokens.places(text), before))
     numbers = []
     for word in re.finditer(r"\S+", text):
-        for n, (start, end) in enumerate(places):
-            if start < word.end() and end > word.start():
-                numbers.append(before + n)
-                break
-        else:
+        begin, stop = word.span()
+        inside = [n for n, (start, end) in places if start < stop and end > begin]
+        if not inside:
             raise HeadwiseError(
                 f"the tokenizer has nothing for the word {word.group()!r}"
             )
+        numbers.append(inside[0])
     return numbers
 
 

@@ -12,7 +12,7 @@ import copy
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,6 +36,16 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 Float64Array = NDArray[np.float64]
+
+
+class State(NamedTuple):
+    """What a module read and gave."""
+
+    read: Tensor
+    gave: Tensor
+
+
+States = dict[nn.Module, State]
 
 # How far, relative to their size, our numbers may lie from the model's where it computes in float32 or wider.
 # Rounding puts them apart by far less, a part that is forgotten by far more.
@@ -89,9 +99,8 @@ class Attribution(HeadNumbers):
                 tokens.append(row)
         return frame_by(by, {"part": parts, "token": tokens})
 
-    def _shown(self) -> tuple[Mapping[str, Any], str, str]:
-        about = f"logit {self.logit:.3f} at position {self.position}"
-        return self.heads, "added to the logit", about
+    def _shown(self) -> tuple[Mapping[str, Any], str]:
+        return self.heads, "added to the logit"
 
 
 @torch.no_grad()
@@ -137,7 +146,7 @@ def attribute(
     return added(text, rows, compared, position)
 
 
-def added(text: Reading, rows: Rows, target: Compared, position: int) -> Attribution:
+def added(text: Reading, rows: States, target: Compared, position: int) -> Attribution:
     """What each part of a model adds to a logit. Raises HeadwiseError where the parts do not sum to it.
 
     A logit is direction . x, x being the last hidden state. `direction` (C,) says what the logit reads: of the last
@@ -152,7 +161,8 @@ def added(text: Reading, rows: Rows, target: Compared, position: int) -> Attribu
     model, kind = text.model, type(text.model).__name__
     require_held(model, "what each part adds")
     # CLOSE for this pass: in a coarse number format it is the spacing of its numbers, 2^-7 of bfloat16.
-    close = max([CLOSE, *(row.spacing for row in rows.values())])
+    spacings = [torch.finfo(call.out.dtype).eps for call in text.calls.values()]
+    close = max(CLOSE, *spacings)
     direction, offset = _unembedding(model, target)
     # layers of pictures may not run
     layers = [layer for name, layer in text.layers.items() if name in text.calls]
@@ -227,7 +237,7 @@ def added(text: Reading, rows: Rows, target: Compared, position: int) -> Attribu
 
 def _chain(
     kind: str,
-    rows: Rows,
+    rows: States,
     names: Mapping[nn.Module, str],
     blocks: Iterable[nn.Module],
     C: int,
@@ -235,16 +245,11 @@ def _chain(
     """The layers in the order in which they ran, with those that have no attention; all of one stream of C numbers."""
     chain = [module for module in rows if module in names]
     for block in [*chain, *blocks]:
-        row = rows.get(block)  # none of states with more axes than (B,T,C)
-        if row is not None and len(row.read) == len(row.gave) != C:
+        sizes = [len(state) for state in rows.get(block, ())]
+        if sizes != [C, C]:
             raise HeadwiseError(
-                f"{kind} has {len(row.gave)} numbers a token in its layers, and its output matrix reads {C}: what lies "
-                f"between is not known; patch the heads"
-            )
-        if row is None or {len(row.read), len(row.gave)} != {C}:
-            raise HeadwiseError(
-                f"{names.get(block, 'a layer')} of {kind} reads or gives something else than one residual stream of "
-                f"{C} numbers a token, such as several streams: what its parts add is not known; patch them"
+                f"{names.get(block, 'a layer')} of {kind} reads and gives {sizes} numbers a token, and its output "
+                f"matrix reads {C}: what its parts add is not known, as of several streams; patch the heads"
             )
     return chain
 
@@ -295,7 +300,7 @@ def _logit_scale(
 
 
 def _writer_of(
-    kind: str, layer: Layer, rows: Rows, close: float
+    kind: str, layer: Layer, rows: States, close: float
 ) -> tuple[nn.Module, float]:
     """The module whose output the layer adds to the residual stream, and the factor with which it does.
 
@@ -332,7 +337,7 @@ def _writer_of(
 
 
 def _heads_of(
-    call: Call, projection: nn.Module, rows: Rows, at_w_o: Tensor
+    call: Call, projection: nn.Module, rows: States, at_w_o: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What each head adds, (H,); what it adds for each token that it looks at, and its weight there, (H,S) each.
 
@@ -360,61 +365,46 @@ def _ratio(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(y == 0, 0, x / y)
 
 
-class _Row(NamedTuple):
-    """A module's input and output: those at the last position, float64, on the processor; (C,) each in most modules."""
-
-    read: Tensor
-    gave: Tensor
-    spacing: float  # of numbers near 1 in the format of these: 1.2e-7 in float32
-
-
-Rows = dict[nn.Module, _Row]
-
-
-@contextmanager
-def recorded(model: nn.Module, layers: Sequence[Layer]) -> Iterator[Rows]:
-    """What the modules that take part in a pass inside this block read and gave at its last position."""
+def recorded(
+    model: nn.Module, layers: Sequence[Layer]
+) -> AbstractContextManager[States]:
+    """What the modules that take part in a pass inside a block read and gave at its last position, float64."""
     # an ordered set: each module is heard once
     wanted = dict.fromkeys(_stacked(model, layers))
     for layer in layers:
         parts = layer.block, layer.projection, *layer.block.children()
         wanted |= dict.fromkeys((*layer.around, *parts))
-    rows: Rows = {}
 
-    def last(module: nn.Module, read: Tensor, gave: Tensor) -> None:
-        # of (1,T,C), or (T,C)
-        if read.ndim < 4 and gave.ndim < 4:
-            ends = (x.flatten(0, -2)[-1].cpu().double() for x in (read, gave))
-            spacing = max(torch.finfo(x.dtype).eps for x in (read, gave))
-            rows[module] = _Row(*ends, spacing)
+    def last(x: Tensor) -> Tensor:
+        # of (1,T,C), or (T,C); of several streams, (1,T,n,C), the numbers of all
+        of_tokens = x if x.ndim < 3 else x.flatten(2)
+        return of_tokens.flatten(0, -2)[-1].cpu().double()
 
-    with hearing(wanted, last):
-        yield rows
+    return heard(wanted, last)
 
 
 @contextmanager
-def hearing(
-    modules: Iterable[nn.Module], take: Callable[[nn.Module, Tensor, Tensor], None]
-) -> Iterator[None]:
-    """Inside this block the states that a module reads and gives go to `take`, where both are states."""
+def heard(
+    modules: Iterable[nn.Module], part: Callable[[Tensor], Tensor]
+) -> Iterator[States]:
+    """What modules read and give inside this block, or a part of it; of those alone that read and give states."""
+    states: States = {}
 
     def is_state(x: Any) -> bool:
         return isinstance(x, Tensor) and x.ndim > 1 and x.is_floating_point()
 
-    def heard(
-        module: nn.Module, args: Any, keywords: dict[str, Any], gave: Any
-    ) -> None:
+    def keep(module: nn.Module, args: Any, keywords: dict[str, Any], gave: Any) -> None:
         # transformers names it where it passes it by name, models of one's own call it x
-        states = (*args, keywords.get("hidden_states"), *keywords.values())
+        given = (*args, keywords.get("hidden_states"), *keywords.values())
+        read = next(filter(is_state, given), None)
         # a tuple begins with the hidden states
         out = next(iter(gave), None) if isinstance(gave, tuple) else gave
-        read = next(filter(is_state, states), None)
         if read is not None and is_state(out):
-            take(module, read, out)
+            states[module] = State(part(read), part(out))
 
-    hooks = [(module.register_forward_hook, heard) for module in modules]
+    hooks = [(module.register_forward_hook, keep) for module in modules]
     with hooked(hooks, with_kwargs=True):
-        yield
+        yield states
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -441,7 +431,7 @@ def _apart(x: Tensor, y: Tensor) -> float:
     return float((x - y).norm() / (x.norm() + y.norm() + 1e-30))
 
 
-def _back(norm: nn.Module, row: _Row, direction: Tensor) -> tuple[Tensor, float]:
+def _back(norm: nn.Module, row: State, direction: Tensor) -> tuple[Tensor, float]:
     """What `direction` (C,) of a norm's output y reads of its input x: u (C,) and c with u . x + c = direction . y.
 
     What the norm divided by at this position is held, so that x may be split into parts: y is then linear in x. It is

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.gpt.train import one_thread
-from headwise.heads.attribute import hearing, is_norm
+from headwise.heads.attribute import States, heard, is_norm
 from headwise.heads.table import frame
 from headwise.models.ask import device_of, evaluating, run_body
 from headwise.models.hook import attach
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 # of a layer's norms by "reads" and "writes" (1,C), "q" and "k" (1,D), (H,D) or (1,H D)
 Factors = dict[str, Tensor]
-States = dict[nn.Module, tuple[Tensor, Tensor]]  # what a module read and gave
 
 
 @torch.no_grad()
@@ -139,15 +138,12 @@ def _seen(
 ) -> tuple[dict[Site, dict[str, Tensor | None]], dict[Site, Factors]]:
     """W_Q to W_O of each site by "q" to "o", and the gains of its norms where they are found."""
     calls: dict[Site, Call] = {}
-    read: States = {}
     weights = {site: {at: site.weights(at) for at in "qkvo"} for site in sites}
     ids = torch.tensor([[1, 0, 1, 1]], device=device_of(model))
     try:
         with (
             evaluating(model),
-            hearing(
-                model.modules(), lambda module, *states: read.update({module: states})
-            ),
+            heard(model.modules(), lambda x: x) as read,
             attach(sites, calls.__setitem__),
         ):
             run_body(model, ids)

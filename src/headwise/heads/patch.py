@@ -66,28 +66,27 @@ class HeadNumbers(ABC):
     """A number for each head, or an interval."""
 
     @abstractmethod
-    def _shown(self) -> tuple[Mapping[str, Any], str, str]:
-        """The numbers by the name of the head, their meaning, and what else is said of them."""
+    def _shown(self) -> tuple[Mapping[str, Any], str]:
+        """The numbers by the name of the head, and what they are."""
 
     def strongest(self, n: int = 5) -> list[str]:
         """The heads with the largest numbers, above 0 or below, the largest first."""
-        means = {name: getattr(x, "mean", x) for name, x in self._shown()[0].items()}
+        means = self._means()
         return sorted(means, key=lambda name: -abs(means[name]))[:n]
+
+    def _means(self) -> dict[str, float]:
+        return {name: getattr(x, "mean", x) for name, x in self._shown()[0].items()}
 
     def figure(self, n: int | None = None) -> Figure:
         """A figure of matplotlib: all heads, a line a layer; with `n` the strongest as bars with their intervals.
 
         `figure().savefig("heads.pdf")` writes PDF, SVG or PNG by the name.
         """
-        numbers, meaning, _ = self._shown()
-        return head_figure(numbers, meaning, n)
+        return head_figure(*self._shown(), n)
 
     def __repr__(self) -> str:
-        numbers, _, about = self._shown()
-        heads = ""
-        for name in self.strongest(3):
-            heads += f"{name} {getattr(numbers[name], 'mean', numbers[name]):+.3f}, "
-        return f"{type(self).__name__}({about}: {heads}...)"
+        heads = [f"{name} {self._means()[name]:+.3f}" for name in self.strongest(3)]
+        return f"{type(self).__name__}({self._shown()[1]}: {', '.join(heads)}, ...)"
 
 
 def frame_by(by: str, rows: Mapping[str, Iterable[Row]]) -> DataFrame:
@@ -141,9 +140,8 @@ class Patching(HeadNumbers):
                 tokens.append({"head": name, "position": t, "share": share})
         return frame_by(by, {"head": heads, "pair": pairs, "token": tokens})
 
-    def _shown(self) -> tuple[Mapping[str, Any], str, str]:
-        about = f"at {self.at!r}, {self.clean.n} pairs"
-        return self.effects, f"share of the difference, {self.at}", about
+    def _shown(self) -> tuple[Mapping[str, Any], str]:
+        return self.effects, f"share of the difference, {self.at}"
 
 
 @torch.no_grad()
@@ -189,7 +187,7 @@ def patch(
         variants = {}
         for name, t in itertools.product(sets, moments):
             variants[name, t] = study.variant(at, sets[name], moments[t])
-        return study.ask(variants)
+        return study.text.ask(variants, study.share)
 
     shares, by_pair, ends = _of_pairs(model, pairs, target, tried)
     effects: dict[str, Interval] = {}
@@ -555,7 +553,6 @@ class Study:
             metric = Compared(*best)
         if isinstance(metric, Compared):
             metric.check(len(text.answer))
-        self.metric = metric
         # what is compared in each text
         answers = torch.stack([clean.answer, text.answer])
         self.clean, self.corrupted = metric(answers).tolist()
@@ -563,14 +560,11 @@ class Study:
             raise HeadwiseError(
                 "both texts give the answer the same logits: there is no difference to bring back"
             )
+        self.metric = metric
 
-    def ask(
-        self, variants: Mapping[Key, Variant], progress: Progress = no_progress
-    ) -> dict[Key, float]:
-        """How far the answer to each variant of the corrupted text has come from there to the clean one."""
-        values = self.text.ask(variants, self.metric, progress)
-        whole = self.clean - self.corrupted
-        return {key: (value - self.corrupted) / whole for key, value in values.items()}
+    def share(self, logits: Tensor) -> Tensor:
+        """How far answers (n,V) to variants of the corrupted text have come from there to the clean one, (n,)."""
+        return (self.metric(logits) - self.corrupted) / (self.clean - self.corrupted)
 
     def variant(
         self, at: str, names: Iterable[str], tokens: Places = ALL
@@ -621,7 +615,7 @@ class Study:
                         value = getattr(calls[site], receiver[0])[row, n]
                         edit = Edit(site, receiver[0], n, value)
                         received[receiver, sender].append(edit)
-        return self.ask(received, progress)
+        return self.text.ask(received, self.share, progress)
 
 
 def place_of(name: str) -> tuple[str, int]:

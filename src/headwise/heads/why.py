@@ -306,7 +306,9 @@ class _Asked:
         adds = {} if self.parts is None else self.parts.heads
         if study is not None:
             variants = {name: study.variant("out", [name]) for name in names}
-            brings = study.ask(variants, partial(self.progress, "patching heads"))
+            brings = study.text.ask(
+                variants, study.share, partial(self.progress, "patching heads")
+            )
         size = brings or adds
         ranked = sorted(names, key=lambda name: -abs(size.get(name, 0.0)))
         # The heads that are asked about: all of them, where nothing else ranks them.
@@ -347,7 +349,7 @@ class _Asked:
                 if distance[t] > 0:
                     variants[name, t] = study.variant("out", [name], [t])
         stage = partial(self.progress, "patching positions")
-        for (name, t), effect in study.ask(variants, stage).items():
+        for (name, t), effect in study.text.ask(variants, study.share, stage).items():
             places[name][t] = effect
         return places
 
@@ -391,7 +393,9 @@ class _Asked:
             (at, name): study.variant(at, name.split("+")) for at, name in readers
         }
         try:
-            effects = study.ask(variants, partial(self.progress, "patching keys"))
+            effects = study.text.ask(
+                variants, study.share, partial(self.progress, "patching keys")
+            )
         except HeadwiseError as error:  # a module makes its weights itself
             notes.append(Note.of("why.no_keys", reason=str(error)))
             return [], []
