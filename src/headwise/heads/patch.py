@@ -16,6 +16,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -467,9 +468,12 @@ class Reading:
         return answers
 
     def batches(
-        self, variants: Mapping[Key, Variant]
-    ) -> Iterator[tuple[list[Key], dict[str, Call], Tensor]]:
-        """Run variants: of each batch those in it, the calls of the sites that change, by name, and logits (n,V)."""
+        self, variants: Mapping[Key, Variant], until: str = ""
+    ) -> Iterator[tuple[list[Key], dict[str, Call], Any]]:
+        """Run variants: of each batch those in it, the calls of the sites that change, by name, and logits (n,V).
+
+        until  the site at which passes end, without logits
+        """
         order = list(self.outputs)
         # Only the states of the block below are handed on, and a block that reads an encoder takes more than these.
         is_crossed = any(call.cross for call in self.calls.values())
@@ -481,20 +485,22 @@ class Reading:
         for start, keys in starts.items():
             for first in range(0, len(keys), most):
                 batch = keys[first : first + most]
-                yield batch, *self._run(order[:start], [variants[key] for key in batch])
+                yield (
+                    batch,
+                    *self._run([variants[key] for key in batch], order[:start], until),
+                )
 
     def _run(
-        self, skipped: Sequence[nn.Module], variants: Sequence[Variant]
-    ) -> tuple[dict[str, Call], Tensor]:
+        self, variants: Sequence[Variant], skipped: Sequence[nn.Module], until: str
+    ) -> tuple[dict[str, Call], Tensor | None]:
         """One batch of variants, which begin behind the skipped blocks."""
         calls: dict[str, Call] = {}
         edits: dict[str, list[tuple[int, Edit]]] = defaultdict(list)
-        early = False
         for row, variant in enumerate(variants):
             for edit in variant:
                 edits[edit.site].append((row, edit))
-                # What a head makes of its queries, keys and values comes before the gates and norms of its site.
-                early = early or edit.at != "out"
+        # What a head makes of its queries, keys and values comes before the gates and norms of its site.
+        early = any(edit.at != "out" for variant in variants for edit in variant)
 
         def change(site: Site, call: Call) -> Tensor:
             # DiffLlama lays its maps over several values.
@@ -503,14 +509,22 @@ class Reading:
                     f"{site.name} of {type(call.layer).__name__} attends twice in a pass; pass at='out'"
                 )
             calls[site.name] = call
+            if site.name == until:
+                raise _ReachedError
             return edited(call, edits[site.name])
 
         n = len(variants)
         outputs = {block: _repeated(self.outputs[block], n) for block in skipped}
-        with attach([self.layers[name].site for name in edits], change, early):
+        sites, rows = [self.layers[name].site for name in edits], self.ids.expand(n, -1)
+        with suppress(_ReachedError), attach(sites, change, early):
             model = _begun(self.model, outputs)
             stands_for(model, self.model)
-            return calls, answer_logits(model, self.ids.expand(n, -1), self.position)
+            return calls, answer_logits(model, rows, self.position)
+        return calls, None
+
+
+class _ReachedError(Exception):
+    """A pass has come to the last site that is asked about."""
 
 
 def _begun(module: nn.Module, outputs: Mapping[nn.Module, Any]) -> nn.Module:
@@ -606,7 +620,7 @@ class Study:
                     frozen = self.text.calls[site].out[0]
                     variants[sender].append(Edit(site, "out", ALL, frozen))
         received: dict[tuple[Receiver, str], list[Edit]] = defaultdict(list)
-        for senders, calls, _ in self.text.batches(variants):
+        for senders, calls, _ in self.text.batches(variants, order[last]):
             for receiver, of_receiver in places.items():
                 for (row, sender), (site, n) in itertools.product(
                     enumerate(senders), of_receiver

@@ -91,7 +91,7 @@ def why(
         _check_twin(question, twin)
     notes: list[str] = []
     with evaluating(model):
-        layers, position = layers_of(model), question.position
+        position, layers = question.position, layers_of(model)
         with recorded(model, layers) as rows:
             text = Reading(model, layers, torch.tensor(question.ids), position)
         corrupted = None
