@@ -169,14 +169,13 @@ def added(text: Reading, rows: States, target: Compared, position: int) -> Attri
     ran = {layer.block: layer for layer in layers}
     names = _stacked(model, layers)
     chain = _chain(kind, rows, names, ran, len(direction))
-    normed = last = rows[
-        chain[-1]
-    ].gave  # (C,) the residual stream behind the last layer
+    # (C,) the residual stream behind the last layer, and what the output matrix reads
+    normed = last = rows[chain[-1]].gave
     # The norm is the last module that read it; W_U reads it, too, and gives other numbers. A model may have none.
     reading = [module for module, row in rows.items() if row.read.equal(last)]
     norms = [module for module in reading if rows[module].gave.shape == last.shape]
     if norms:
-        normed = rows[norms[-1]].gave  # what the output matrix reads
+        normed = rows[norms[-1]].gave
     scale = _logit_scale(model, normed, text.answer.cpu().double(), close)
     direction, bias = scale * direction, scale * offset
     logit = float(direction @ normed) + bias
@@ -196,25 +195,15 @@ def added(text: Reading, rows: States, target: Compared, position: int) -> Attri
             mixers[names[block]] = float(direction @ change)
             continue
         layer = ran[block]
-        w_o = layer.projection
-        writer, factor = _writer_of(kind, layer, rows, close)  # W_O, or a norm after it
-        at_w_o = factor * direction  # (C,) what the logit reads of W_O's output
-        rounded.append(at_w_o * rows[writer].gave)
-        if writer is not w_o:
-            at_w_o, constant = _back(writer, rows[writer], at_w_o)
-            bias += constant
-            rounded.append(at_w_o * rows[w_o].gave)
-        of_w_o = getattr(w_o, "bias", None)
-        if of_w_o is not None:  # it belongs to no head
-            bias += float(at_w_o @ of_w_o.cpu().double())
-        parts = _heads_of(text.calls[layer.site.name], w_o, rows, at_w_o)
+        at_w_o, wrote, constant = _way_of(kind, layer, rows, close, direction, rounded)
+        bias += constant
+        parts = _heads_of(text.calls[layer.site.name], layer, rows, at_w_o)
         for name, share, by_token, looks in zip(layer.site.heads, *parts, strict=True):
             heads[name] = float(share)
             tokens[name], weights[name] = by_token.numpy(), looks.numpy()
         # The feed-forward gets what is left of the layer, whatever that is. So the sum cannot be wrong by it: the test
         # below says whether heads, norms and biases are right, and nothing of the feed-forwards.
-        rest = change - factor * rows[writer].gave
-        feed_forwards[layer.site.name] = float(direction @ rest)
+        feed_forwards[layer.site.name] = float(direction @ (change - wrote))
     # of the token and of its position
     embedding = float(direction @ rows[chain[0]].read)
     of_kinds = heads, feed_forwards, mixers
@@ -299,54 +288,69 @@ def _logit_scale(
     )
 
 
-def _writer_of(
-    kind: str, layer: Layer, rows: States, close: float
-) -> tuple[nn.Module, float]:
-    """The module whose output the layer adds to the residual stream, and the factor with which it does.
+def _way_of(
+    kind: str,
+    layer: Layer,
+    rows: States,
+    close: float,
+    direction: Tensor,
+    rounded: list[Tensor],
+) -> tuple[Tensor, Tensor, float]:
+    """How what W_O of a layer gives comes into the residual stream: as it is, or through a norm after it.
 
-    That is a norm which reads the output of W_O, or else W_O. Raises HeadwiseError where the rest of the layer does not
-    go on with the stream that this makes.
+    What the logit reads of W_O's output (C,), of which it reads `direction` in the stream; what the attention adds to
+    the stream (C,); the constant on the way. Products that the model has rounded are added to `rounded`. Raises
+    HeadwiseError where the rest of the layer does not go on with the stream that this makes.
     """
     children = [child for child in layer.block.children() if child in rows]
-    stream, of_w_o = rows[layer.block], rows[layer.projection].gave
+    w_o = layer.projection
     # Granite has a factor, and no norm after W_O.
-    writer, factor = layer.projection, getattr(layer.block, "residual_multiplier", 1.0)
+    writer, factor = w_o, getattr(layer.block, "residual_multiplier", 1.0)
     for child in children:
+        read, gave = rows[child]
         # What reads W_O's output and gives it back as it is, a dropout for instance, is no norm.
-        if rows[child].read.equal(of_w_o) and not rows[child].gave.equal(of_w_o):
+        if read.equal(rows[w_o].gave) and not read.equal(gave):
             writer, factor = child, 1.0
-    state = stream.read + factor * rows[writer].gave
+    wrote = factor * rows[writer].gave
+    state = rows[layer.block].read + wrote
     # Either a child reads the stream, as the norm of a feed-forward does; or what a child gives is added to it and
     # makes the layer's output, as of a feed-forward that runs beside the attention.
     # Without a feed-forward the state is the layer's output. Of a mixer beside the attention (Falcon H1) the same.
-    known = [stream.gave, *(rows[child].read for child in children)]
-    states = [
-        state,
-        *(
-            state + x
-            for child in children
-            if (x := rows[child].gave).shape == state.shape
-        ),
-    ]
-    for x, y in itertools.product(known, states):
-        if x.shape == y.shape and _apart(x, y) <= close:
-            return writer, factor
-    raise HeadwiseError(
-        f"{kind}: it is not known how the attention of {layer.site.name} enters the residual stream; patch the heads"
-    )
+    known, states = [rows[layer.block].gave], [state]
+    for child in children:
+        known.append(rows[child].read)
+        if rows[child].gave.shape == state.shape:
+            states.append(state + rows[child].gave)
+    pairs = itertools.product(known, states)
+    if not any(x.shape == y.shape and _apart(x, y) <= close for x, y in pairs):
+        raise HeadwiseError(
+            f"{kind}: it is not known how the attention of {layer.site.name} enters the residual stream; patch the "
+            f"heads"
+        )
+    at_w_o, constant = factor * direction, 0.0
+    rounded.append(direction * wrote)
+    if writer is not w_o:
+        at_w_o, constant = _back(writer, rows[writer], at_w_o)
+        rounded.append(at_w_o * rows[w_o].gave)
+    bias = getattr(w_o, "bias", None)
+    if bias is not None:  # it belongs to no head
+        constant += float(at_w_o @ bias.cpu().double())
+    return at_w_o, wrote, constant
 
 
 def _heads_of(
-    call: Call, projection: nn.Module, rows: States, at_w_o: Tensor
+    call: Call, layer: Layer, rows: States, at_w_o: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What each head adds, (H,); what it adds for each token that it looks at, and its weight there, (H,S) each.
 
-    `at_w_o` (C,) is what the logit reads of the output of W_O, `projection`; all of it at the last position.
+    `at_w_o` (C,) is what the logit reads of the output of W_O; all of it at the last position.
     """
     H, T = call.q.shape[1:3]
-    entered = rows[projection].read.reshape(H, -1)  # (H,E) what W_O reads of each head
+    entered = rows[layer.projection].read.reshape(
+        H, -1
+    )  # (H,E) what W_O reads of each head
     # (H,E) what the logit reads of each head
-    back = (as_rows(projection).cpu().double().T @ at_w_o).reshape(H, -1)
+    back = (as_rows(layer.projection).cpu().double().T @ at_w_o).reshape(H, -1)
     weights = row_weights(call, 0, [T - 1])[:, 0].cpu().double()  # (H,S)
     # of each head its key/value head
     index = resolve_kv_index(H, call.k.shape[1], call.options.kv_index)
@@ -395,10 +399,10 @@ def heard(
 
     def keep(module: nn.Module, args: Any, keywords: dict[str, Any], gave: Any) -> None:
         # transformers names it where it passes it by name, models of one's own call it x
-        given = (*args, keywords.get("hidden_states"), *keywords.values())
-        read = next(filter(is_state, given), None)
+        inputs = (*args, keywords.get("hidden_states"), *keywords.values())
+        read: Any = next(filter(is_state, inputs), None)
         # a tuple begins with the hidden states
-        out = next(iter(gave), None) if isinstance(gave, tuple) else gave
+        out: Any = next(iter(gave), None) if isinstance(gave, tuple) else gave
         if read is not None and is_state(out):
             states[module] = State(part(read), part(out))
 

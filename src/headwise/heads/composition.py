@@ -106,15 +106,15 @@ def _matrices(
     # Layers of ours may share key/value heads in any way.
     kv_index = getattr(getattr(site.module, "spec", None), "kv_index", None)
     index = list(resolve_kv_index(H, G, kv_index))
-    one = torch.ones(1, 1)
+    ones = torch.ones(1, 1)
     parts = {}
     for at, w, kinds in (("q", w_q, range(H)), ("k", w_k, index), ("v", w_v, index)):
         heads = w.cpu().double().reshape(H if at == "q" else G, -1, w.shape[1])
         if at in factors:
             heads = heads * factors[at].reshape(-1, heads.shape[1], 1)
-        parts[at] = heads[list(kinds)] * factors.get("reads", one)
+        parts[at] = heads[list(kinds)] * factors.get("reads", ones)
     o = w_o.cpu().double().reshape(-1, H, E).transpose(0, 1)
-    o = o * factors.get("writes", one).mT
+    o = o * factors.get("writes", ones).mT
     q, k, v = parts.values()
     # in matrices as small as these two threads wait for each other more than they work
     with one_thread():

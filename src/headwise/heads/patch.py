@@ -198,14 +198,10 @@ def patch(
             effects[name] = share
         else:
             by_position.setdefault(name, []).append(share.mean)
-    return Patching(
-        at,
-        effects,
-        *(interval_of(values) for values in ends.T.tolist()),
-        ends,
-        {name: np.array(of_head) for name, of_head in by_position.items()},
-        {name: np.array(by_pair[name, None]) for name in effects},
-    )
+    good, bad = map(interval_of, ends.T.tolist())
+    of_positions = {name: np.array(means) for name, means in by_position.items()}
+    of_pairs = {name: np.array(by_pair[name, None]) for name in effects}
+    return Patching(at, effects, good, bad, ends, of_positions, of_pairs)
 
 
 @torch.no_grad()

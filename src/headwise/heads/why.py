@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from headwise.corpus.tokens import TextTokens
 from headwise.errors import HeadwiseError
 from headwise.heads.ablate import READ, Edit
-from headwise.heads.attribute import Attribution, added, recorded
+from headwise.heads.attribute import Attribution, States, added, recorded
 from headwise.heads.blocks import row_weights
 from headwise.heads.patch import (
     Compared,
@@ -32,7 +32,7 @@ from headwise.heads.patch import (
 from headwise.heads.table import Story, StoryHead, StoryKeys, StoryPath
 from headwise.models.ask import answering, evaluating
 from headwise.models.open import folder_of, row_of, tokens_of
-from headwise.models.sites import layers_of
+from headwise.models.sites import Layer, layers_of
 from headwise.records import head_name
 from headwise.words import Note
 
@@ -91,32 +91,23 @@ def why(
         _check_twin(question, twin)
     notes: list[str] = []
     with evaluating(model):
-        position, layers = question.position, layers_of(model)
+        layers = layers_of(model)
         with recorded(model, layers) as rows:
-            text = Reading(model, layers, torch.tensor(question.ids), position)
-        corrupted = None
-        if twin is not None:
-            corrupted = Reading(model, layers, torch.tensor(twin.ids), position)
-        token, second = _compared(question, (answer, other), text, corrupted, notes)
-        best = text.answer.topk(2).indices.tolist()
-        # the likeliest other token
-        rival = next(i for i in best if i != token) if second is None else second
+            text = question.read(model, layers)
+        corrupted = None if twin is None else twin.read(model, layers)
+        words = answer, other
+        token, second, rival = _compared(question, words, text, corrupted, notes)
         study = parts = None
         if corrupted is not None:
             metric = Compared((token,), () if second is None else (second,))
             study = Study(text, corrupted, metric)
         try:
-            if way in UNKNOWN:
-                raise HeadwiseError(UNKNOWN[way].format(type(model).__name__))
-            target = Compared((token,), (rival,))
-            parts = added(text, rows, target, len(question.ids) - 1)
+            parts = question.added(text, rows, Compared((token,), (rival,)))
         except HeadwiseError as error:
             notes.append(Note.of("why.no_parts", reason=str(error)))
         asked = _Asked(question, text, study, parts, progress)
         heads = asked.heads(token)
-        keys, paths = [], []
-        if study is not None:
-            keys, paths = asked.read_by(study, heads, notes)
+        keys, paths = asked.read_by(heads, notes)
     row = text.answer.cpu().double()  # some devices have no float64
     chances, shown, predicted = row.softmax(-1), question.shown, int(row.argmax())
     difference = float(row[token] - row[rival])
@@ -202,6 +193,15 @@ class _Question:
         # % makes of -1 the last token's position
         return None if self.way == "first" else self.position % len(self.ids)
 
+    def read(self, model: nn.Module, layers: Iterable[Layer]) -> Reading:
+        return Reading(model, layers, torch.tensor(self.ids), self.position)
+
+    def added(self, text: Reading, rows: States, target: Compared) -> Attribution:
+        """What each part adds to the logit. Raises HeadwiseError where it is not known."""
+        if self.way in UNKNOWN:
+            raise HeadwiseError(UNKNOWN[self.way].format(type(text.model).__name__))
+        return added(text, rows, target, len(self.ids) - 1)
+
     def is_word(self, t: int) -> bool:
         """Is a token none of the special ones, on which attention rests?"""
         return self.tokens is None or self.ids[t] not in self.tokens.specials
@@ -238,25 +238,27 @@ def _check_twin(question: _Question, twin: _Question) -> None:
 
 def _compared(
     question: _Question,
-    words: tuple[str | int | None, str | int | None],
+    words: Iterable[str | int | None],
     text: Reading,
     corrupted: Reading | None,
     notes: list[str],
-) -> tuple[int, int | None]:
-    """The token that is explained, and what it is compared with: None where both texts are answered with it."""
-    token, second = (
-        None if word is None else _token(question, word, text.answer, notes)
-        for word in words
-    )
+) -> tuple[int, int | None, int]:
+    """The token that is explained; what it is compared with, None where both texts are answered with it; its rival."""
+    token, second = (_token(question, word, text.answer, notes) for word in words)
+    best = text.answer.topk(2).indices.tolist()
     if token is None:
-        token = int(text.answer.argmax())
+        token = int(best[0])
     Compared((token,), () if second is None else (second,)).check(len(text.answer))
     if second is None and corrupted is not None:
         second = int(corrupted.answer.argmax())
-    return token, None if second == token else second
+    if second in (None, token):  # then the likeliest other token
+        return token, None, next(i for i in best if i != token)
+    return token, second, second
 
 
-def _token(question: _Question, word: str | int, row: Tensor, notes: list[str]) -> int:
+def _token(
+    question: _Question, word: str | int | None, row: Tensor, notes: list[str]
+) -> int | None:
     """The id of an answer, which is an id or a word; of the tokens that a word can be the likeliest by logits (V,)."""
     if not isinstance(word, str):
         return word
@@ -374,9 +376,12 @@ class _Asked:
         return at, tuple((t, float(looks[t])) for t in words[:3])
 
     def read_by(
-        self, study: Study, heads: Sequence[StoryHead], notes: list[str]
+        self, heads: Sequence[StoryHead], notes: list[str]
     ) -> tuple[list[StoryKeys], list[StoryPath]]:
         """What the keys and values of heads carry, and the clear paths to them, the strongest first."""
+        study = self.study
+        if study is None:
+            return [], []
         # The queries, keys and values of heads that carry something -> the strongest of the heads that use them. A key
         # or a value belongs to all heads of its group: ("k", "L3.KV1") -> "L3.H5".
         readers: dict[Receiver, str] = {}
