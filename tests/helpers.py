@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ import headwise as hw
 from headwise.backends import torch_
 from headwise.heads.watch import Seen
 from headwise.masks import BroadcastGrid
+from headwise.spec import Sizes
 
 RECORDS = tuple(f.name for f in fields(hw.Trace))
 PATHS = ("plain", "array", "fused", "explicit")  # the last two are the torch backend: attend, and trace
@@ -42,16 +43,6 @@ def as_tensor(array: np.ndarray) -> Any:
 
 
 NATIVE: dict[str, Wrap] = {"plain": as_list, "array": as_numpy, "fused": as_tensor, "explicit": as_tensor}
-
-
-class Sizes(NamedTuple):
-    B: int
-    H: int
-    G: int
-    T: int
-    S: int
-    D: int
-    E: int
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`headwise why`: the heads of the verb model, bad requests, and the page."""
+"""`headwise why`: the heads of the verb model, bad requests, and the page; `headwise trace` without a run."""
 
 import json
 import math
@@ -85,3 +85,14 @@ def test_the_page(run: Path, invoke: Invoke, open_page: Opener, tmp_path: Path) 
     assert page.locator("h1").inner_text() == f"¿Por qué {story['answer']}?"
     assert "mira" in buttons.first.inner_text().lower()
     assert faults(page) == []
+
+
+def test_a_trace_without_a_run(invoke: Invoke, tmp_path: Path) -> None:
+    page = tmp_path / "emma.html"
+    outcome = invoke("trace", "--text", "emma", "--head", "L0.H2", "--at", 3, "--html", page)
+    assert outcome.code == 0
+    assert "L0.H2 at position 3" in outcome.out
+    assert "a small model, trained on names just now" in outcome.err
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+    document = json.loads(invoke("trace", "--text", "emma", "--head", "L0.H2", "--at", 3, "--json").out)
+    assert sum(key["weight"] for key in document["keys"]) == pytest.approx(1)

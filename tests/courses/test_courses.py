@@ -1,6 +1,8 @@
-"""The courses' layers: the right function, the exact maps between their forms, what they refuse."""
+"""The courses' layers: the right function, the exact maps between their forms, what they refuse; the ladder."""
 
+import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 from cases import refuses, refuses_table
+from invoking import Invoke
 from small_models import course_classes
 from torch import nn
 
 import headwise as hw
+from headwise.courses import ladder as study
 from headwise.courses import numpy_layer
 from headwise.courses.from_scratch import (
     CausalAttention,
@@ -20,6 +24,7 @@ from headwise.courses.from_scratch import (
     class_from_wrapper,
     wrapper_from_class,
 )
+from headwise.courses.ladder import run_ladder
 
 B, T, D_IN, D, H, CONTEXT = 2, 5, 7, 3, 11, 13  # different primes; d_out = H * D = 33
 CLOSE = 1e-13
@@ -237,3 +242,50 @@ def test_the_causal_mask_is_additive_and_safe(tokens: int) -> None:
 
 def test_what_the_numpy_layer_refuses() -> None:
     refuses_table("numpy_layer", globals(), exact=True)
+
+
+TOKENS = 11
+
+
+def test_eight_ways_agree_within_rounding() -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    found = run_ladder(WIDTH, HEADS, TOKENS, seed=3, rounds=1)
+    assert torch.equal(torch.rand(3), expected)  # nobody's random state has moved
+    assert found.agrees and len(found.ways) == 8 and found.ways[0].difference == 0
+    assert all(way.ms > 0 and way.difference <= found.tolerance for way in found.ways)  # type: ignore[operator]
+    assert found.ways[1].difference < 1e-13  # type: ignore[operator]  # in float64, as the loops
+    assert all(way.difference > 0 for way in found.ways[1:])  # type: ignore[operator]  # each computes by itself
+    assert run_ladder(WIDTH, 1, 1, rounds=1).agrees
+
+
+def scaled(factor: float) -> Callable[[Any], Any]:
+    return lambda call: lambda: call() * factor
+
+
+SPOILED: dict[str, Callable[[Any], Any]] = {
+    "scaled": scaled(1.01),
+    "rounded to bfloat16": lambda call: lambda: call().bfloat16().float(),
+    "not a number": scaled(float("nan")),
+}
+
+
+@pytest.mark.parametrize("how", SPOILED)
+def test_a_wrong_way_is_found_out(how: str, monkeypatch: pytest.MonkeyPatch, invoke: Invoke) -> None:
+    honest = study.ways
+
+    def spoiled(*given: Any) -> dict[str, Callable[[], Any]]:
+        calls = honest(*given)
+        return calls | {"course class": SPOILED[how](calls["course class"])}
+
+    monkeypatch.setattr(study, "ways", spoiled)
+    outcome = invoke("ladder", "--width", WIDTH, "--heads", HEADS, "--json")
+    record = json.loads(outcome.out)
+    assert outcome.code == 1 and record["agrees"] is False
+    wrong = [way["name"] for way in record["ways"] if not (way["difference"] or 1.0) <= record["tolerance"]]
+    assert wrong[-1] == "course class"
+
+
+def test_sizes_that_do_not_fit_are_refused() -> None:
+    refuses_table("ladder", {"run_ladder": run_ladder}, exact=True)

@@ -1,24 +1,35 @@
-"""Training: the schedule, the optimizers, the losses, and a run that is stopped and goes on."""
+"""Training: the schedule, the optimizers, the losses, a run that is stopped and goes on, its film, two processes."""
 
+import json
 import math
 import os
 import pickle
 import signal
+from base64 import b64decode
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from cases import refuses
+from processes import together
 from small_models import prose, quiet, text_stream, tiny, tiny_config
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
+import headwise as hw
 from headwise import HeadwiseError
 from headwise.corpus.tokens import Tokens
 from headwise.corpus.training import Stream
 from headwise.gpt.gpt import GPT
 from headwise.gpt.presets import PRESETS, Recipe
-from headwise.gpt.train import STATE, AdamW, Muon, Progress, Stopped, evaluate, make_optimizers, train
+from headwise.gpt.run import Settings, film_of, read_film, run_training
+from headwise.gpt.train import FRAMES, STATE, AdamW, Muon, Progress, Stopped, evaluate, make_optimizers, train
 
 RECIPE = Recipe(steps=31, batch=5, lr=3e-3, muon_lr=0.02, warmup=7)
 ADAMW = Recipe(steps=31, batch=5, lr=1e-2, warmup=7)
@@ -197,3 +208,92 @@ def test_a_state_of_another_model_or_a_damaged_one_is_refused(tmp_path: Path, da
         (tmp_path / STATE).write_bytes(whole[:cut])
         with pytest.raises(HeadwiseError, match=rf"state.safetensors is damaged or cut short \({cut} bytes\)"):
             train(tmp_path, config, RECIPE, data, 0, quiet)
+
+
+SHAPE = {"n_layers": 2, "d_model": 12, "n_heads": 3, "context": 16}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [1, 7, 100, 5000])
+def test_its_maps_are_those_that_a_watcher_sees_at_few_steps(steps: int, tmp_path: Path) -> None:
+    corpus, config, recipe = Settings(steps=steps, shape=SHAPE).resolve()
+    film = film_of(tmp_path, corpus, config, recipe)
+    model = GPT(config).train()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    for step in range(steps + 1):
+        film.see(model, step)
+    read: Any = read_film(tmp_path)
+    seen_at = [frame["step"] for frame in read["frames"]]
+    assert {0, 1, steps} <= set(seen_at) and len(seen_at) <= FRAMES and seen_at == sorted(set(seen_at))
+    assert read["steps"] == steps == seen_at[-1] and model.training
+    with torch.no_grad(), hw.watch(model.eval(), maps=True) as seen:
+        model(torch.tensor([film.ids]))
+    maps = np.frombuffer(b64decode(read["frames"][-1]["maps"]), np.uint8).reshape(6, len(film.ids), len(film.ids))
+    assert read["heads"] == list(seen)
+    for name, weights in zip(seen, maps / 255, strict=True):
+        assert np.abs(weights - seen[name].map).max() < 0.51 / 255
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_has_all_frames(tmp_path: Path) -> None:
+    settings = Settings(preset="course", steps=23, shape={"n_layers": 1, "d_model": 12, "n_heads": 3})
+    run_training(tmp_path / "whole", settings)
+    with pytest.raises(Stopped):
+        run_training(tmp_path / "run", settings, lambda progress: signal.raise_signal(signal.SIGINT))
+    assert (tmp_path / "run" / STATE).exists()
+    run_training(tmp_path / "run", settings, resume=True)
+    assert read_film(tmp_path / "run") == read_film(tmp_path / "whole")
+    assert read_film(tmp_path) is None
+
+
+STEPS = 5
+
+
+def made() -> Any:
+    torch.manual_seed(5)
+    return hw.GPT(
+        hw.GPTConfig(vocab_size=19, context=13, n_layers=2, n_heads=6, n_kv_heads=2, d_model=24, qk_norm=True)
+    )
+
+
+def learned(model: Any, rows: slice) -> tuple[list[float], dict[str, float]]:
+    """The losses of some steps on rows of the same 4 texts, and the entropy of each head afterwards on one text."""
+    ids = torch.randint(19, (4, 12), generator=torch.Generator().manual_seed(1))
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.5), []
+    for _ in range(STEPS):
+        loss = F.cross_entropy(model(ids[rows, :-1]).flatten(0, 1), ids[rows, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    with torch.no_grad(), hw.watch(model) as seen:
+        model(ids[:1, :-1])
+    return losses, {name: seen[name].entropy for name in seen}
+
+
+def both(folder: Path) -> None:
+    """A target of `together`: what each of two processes sees, in a file."""
+    dist.init_process_group("gloo")
+    rank, told = dist.get_rank(), {}
+    shared = slice(2 * rank, 2 * rank + 2)  # of a mean over all texts the mean of both halves
+    told["ddp"] = learned(DistributedDataParallel(made()), shared)
+    model = made()
+    for block in [*model.blocks, model]:
+        fully_shard(block, mesh=init_device_mesh("cpu", (2,)))
+    told["fsdp"] = learned(model, shared)
+    (folder / f"{rank}.json").write_text(json.dumps(told))
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes_learn_and_are_watched_as_one(tmp_path: Path) -> None:
+    ended = together(tmp_path, 2, both, tmp_path)
+    assert [each.code for each in ended] == [0, 0], ended[0].err + ended[1].err
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    losses, entropies = learned(made(), slice(4))
+    for way in ("ddp", "fsdp"):
+        (a, seen), (b, also) = first[way], second[way]
+        assert [(x + y) / 2 for x, y in zip(a, b, strict=True)] == pytest.approx(losses, abs=1e-5)
+        assert len(seen) == 12
+        assert seen == pytest.approx(entropies, abs=1e-4) and also == pytest.approx(seen, abs=1e-6)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -444,3 +445,20 @@ def test_watching_checks_each_save(invoke: Invoke, in_process: None, tmp_path: P
     assert outcome.out.count("is not finished") == 2 and outcome.out.count("Exercise 1 is right") == 1
     assert "Hint" not in outcome.out
     assert f"Next, Exercise 2 of {len(ALL)}" in outcome.out
+
+
+ROOT = Path(__file__).resolve().parents[2]
+FIGURES = {exercise.figure_file(language) for exercise in exercises() if exercise.figure for language in ("en", "es")}
+
+
+@every("name", sorted(FIGURES))
+def test_a_figure_is_readable_and_the_same_on_a_page(name: str) -> None:
+    picture, twin = (ROOT / "src" / "headwise" / "learn" / name).read_text(encoding="utf-8"), ROOT / "docs" / name
+    assert not twin.exists() or twin.read_text(encoding="utf-8") == picture
+    root = ElementTree.fromstring(picture)
+    texts = {child.tag.rpartition("}")[2]: child.text or "" for child in root}
+    assert root.get("role") == "img" and len(texts["title"]) > 5 and len(texts["desc"]) > 40
+    assert "prefers-color-scheme: dark" in picture and not re.search(r"href|url\(|<script", picture)
+    width = float(root.get("width", 0))
+    for text in root.iter("{http://www.w3.org/2000/svg}text"):
+        assert 0 <= float(text.get("x", -1)) <= width

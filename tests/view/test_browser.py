@@ -1,13 +1,14 @@
 """The report in a real Chromium: it runs from a file, alone, by mouse and by keys, on a phone and in the dark."""
 
+import base64
 from pathlib import Path
 
 import numpy as np
 import pytest
-from browser_types import Browser
-from browsing import Opener
-from report_browsing import classes, drawn, open_head, picture, pixel, plain, press, ramp, readout, title
-from surveys import SUMMARY, survey_of_maps
+from browser_types import Browser, Page
+from browsing import Opener, faults, width_beyond
+from report_browsing import classes, drawn, open_head, picture, pixel, plain, press, ramp, readout, rgba, title
+from surveys import SUMMARY, survey_of, survey_of_maps
 
 from headwise.records import HeadMap, HeadMaps
 from headwise.view.report import write_report
@@ -199,3 +200,58 @@ def test_one_token_and_no_scripts(open_report: Opener, tmp_path: Path, browser: 
     assert page.locator("noscript p, .notice").first.inner_text().startswith("Scripts are switched off")
     assert not page.locator("#look").is_visible()
     context.close()
+
+
+STEPS = [0, 1, 2, 4]
+IMAGE = "</script><img/src=x/onerror=alert(1)>"
+LINE = ["I", IMAGE, "=", "yo", "trabajo"]
+NAMES = [f"L{layer}.H{head}" for layer in range(2) for head in range(3)]
+
+
+@pytest.fixture
+def film(tmp_path: Path) -> Path:
+    random = np.random.default_rng(7)
+    maps = [random.integers(1, 256, size=(len(NAMES), len(LINE), len(LINE)), dtype=np.uint8) for _ in STEPS]
+    frames = [
+        {"step": step, "maps": base64.b64encode(levels.tobytes()).decode()}
+        for step, levels in zip(STEPS, maps, strict=True)
+    ]
+    frames_of = {"heads": NAMES, "tokens": LINE, "steps": 25, "frames": frames}
+    write_report(tmp_path / "film.html", survey_of(1, 2), film=frames_of)
+    return tmp_path / "film.html"
+
+
+def at(opened: Page) -> int:
+    return int(opened.locator("#film-at").input_value())
+
+
+def test_the_slider_moves_the_pictures(open_page: Opener, film: Path) -> None:
+    opened = open_page(film)
+    slider, now, first = (
+        opened.locator("#film-at"),
+        opened.locator("#film-now"),
+        opened.locator("#film-heads canvas").first,
+    )
+    assert at(opened) == 3 and now.inner_text() == "step 4 of 25"
+    slider.focus()
+    seen = []
+    for key, index in (("Home", 0), ("ArrowRight", 1), ("ArrowRight", 2), ("End", 3)):
+        opened.keyboard.press(key)
+        assert at(opened) == index and now.inner_text() == f"step {STEPS[index]} of 25"
+        assert slider.get_attribute("aria-valuetext") == f"step {STEPS[index]} of 25"
+        assert rgba(first, 0, 1)[3] == 0  # what a token may not see is empty
+        seen.append(rgba(first, 3, 1))
+        assert seen[-1][3] == 255
+    assert len({tuple(colour) for colour in seen}) > 1
+    assert opened.locator("#film-heads figcaption").all_inner_texts() == NAMES
+    opened.locator("#languages button[lang=es]").click()
+    assert now.inner_text() == "paso 4 de 25"
+
+
+def test_it_reads_well_everywhere(open_page: Opener, film: Path) -> None:
+    for size, scheme in (((1280, 900), "light"), ((390, 844), "dark")):
+        opened = open_page(film, *size, color_scheme=scheme)
+        assert faults(opened) == [] and width_beyond(opened) == 0
+        assert opened.locator("img").count() == 0 and IMAGE in opened.locator("#film-line").inner_text()
+        opened.locator("#film-heads canvas").first.hover()
+        assert "L0.H0: " in opened.locator("#film-said").inner_text()
