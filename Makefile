@@ -17,8 +17,9 @@ test: $(VENV)/.tests
 	@command -v chromium chromium-browser google-chrome >/dev/null || sh tests/install_chromium.sh
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -rsR -n auto --dist loadfile --no-loadscope-reorder
+	$(BIN)/mypy & types=$$!; \
+	$(BIN)/python -m pytest -q -rsR -n auto --dist loadfile --no-loadscope-reorder; tests=$$?; \
+	wait $$types && exit $$tests
 
 # For work in between: no browser, nothing slow, and two cases of each test that has more.
 quick: $(VENV)/.tests

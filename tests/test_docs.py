@@ -98,10 +98,10 @@ class Shell:
 
     def headwise(self, words: list[str]) -> None:
         self.runs_are_made(words)
-        command = shlex.join(words)
-        if words[0] == "why" and "--corrupt" in words:  # needs a model that has learned
+        command = shlex.join(word for word in words if word not in COMMON)  # printed in another way it is the same
+        if command in self.done or (words[0] == "why" and "--corrupt" in words):  # which needs a model that has learned
             parse(words)
-        elif command not in self.done:
+        else:
             self.done.add(command)
             outcome = self.invoke(*words, *shorter(words))
             assert outcome.code == 0, f"headwise {command}: {outcome.err}"
