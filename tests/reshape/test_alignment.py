@@ -63,8 +63,8 @@ def test_moments_are_those_of_what_the_attention_reads() -> None:
     x = torch.cat([x.flatten(0, 1) for x in seen])
     weights = read_layers(model)[1].widened()
     k, v = (x @ w.flatten(0, 1).T + b.flatten() for w, b in ((weights.wk, weights.bk), (weights.wv, weights.bv)))  # type: ignore[union-attr]
-    by_moments = activations(weights.wk, weights.bk, roots[1]).flatten(0, 1)
-    others = activations(weights.wv, weights.bv, roots[1]).flatten(0, 1)
+    by_moments = activations(weights, "k", roots[1]).flatten(0, 1)
+    others = activations(weights, "v", roots[1]).flatten(0, 1)
     torch.testing.assert_close(by_moments @ others.T, k.T @ v / len(x))
 
 

@@ -4,6 +4,7 @@ import copy
 import inspect
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from headwise.gpt.run import Settings, run_training
 from headwise.models.open import open_folder
 from headwise.models.weights import head_counts
 from headwise.reshape import job
-from headwise.reshape.job import Listener, Options
+from headwise.reshape.job import Options, Reshaped
 from headwise.reshape.prune import prune
 from headwise.reshape.share import share
 
@@ -76,11 +77,11 @@ def test_a_text_is_a_file_a_string_or_ids(run: Path) -> None:
 def test_an_opened_model_is_written_with_its_run(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "verify", lambda *arguments: "not verified")
     opened = open_folder(run).model
-    lines: list[str] = []
-    child = share(opened, 2, out=tmp_path / "child", listener=Listener(say=lines.append))
+    heard: list[Any] = []
+    child = share(opened, 2, out=tmp_path / "child", listener=heard.append)
     assert child.verified == "not verified"
-    assert lines[0].startswith("making the change by ")
-    assert lines[-1] == "reading it back"
+    assert heard[0].startswith("making the change by ") and heard[-1] == "reading it back"
+    assert any(isinstance(event, Reshaped) and event.damage == child.damage for event in heard)
     assert json.loads((tmp_path / "child" / "headwise.json").read_text()) == child.document()
     assert child.run is not None and (tmp_path / "child" / child.run).resolve() == run
     assert child.document()["damage"] == share(run, 2).document()["damage"]

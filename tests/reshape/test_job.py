@@ -13,7 +13,7 @@ from torch import nn
 from headwise.corpus.tokens import Tokens
 from headwise.heads.ablate import ablation
 from headwise.models.open import Folder, remember
-from headwise.reshape import job, prune, share
+from headwise.reshape import prune, share
 from headwise.reshape.job import Calibration, calibrate, read_user_text, reshape
 from headwise.reshape.prune import head_scores
 
@@ -35,10 +35,9 @@ def opened(model: nn.Module, path: Path = Path("source")) -> Folder:
 
 def test_a_line_says_how_long_it_takes() -> None:
     ids = torch.randint(31, (61, 13), generator=torch.Generator().manual_seed(0))
-    lines: list[str] = []
-    listener = job.Listener(say=lines.append)
-    reshaped = prune.prune(build("llama", dtype=torch.float32), keep=0.5, text=ids, listener=listener)
-    assert lines[0] == "making the change by 702 tokens, and measuring it on 52"
+    heard: list[Any] = []
+    reshaped = prune.prune(build("llama", dtype=torch.float32), keep=0.5, text=ids, listener=heard.append)
+    assert heard[0] == "making the change by 702 tokens, and measuring it on 52"
     assert "ranked by importance on 702 tokens" in reshaped.notes[0]
     assert any("nothing is faster" in note for note in reshaped.notes)
 
@@ -62,7 +61,7 @@ def calibration() -> Calibration:
 
 def test_scores_by_ablation_are_the_loss_without(calibration: Calibration) -> None:
     folder = opened(build("rope", dtype=torch.float32))
-    found = head_scores("ablation", folder, calibration)
+    found = head_scores("ablation", folder.model, calibration.statistics)
     wanted = ablation(folder.model, calibration.statistics)
     assert found == {name: change.mean for name, change in wanted.items()} and len(set(found.values())) > 6
 

@@ -106,34 +106,34 @@ def prune(
 
 def _reshape(model: Any, change: Change, **options: Any) -> None:
     """Make the change; show the damage as soon as it is known, then the rest. The options are those of `reshape`."""
-    from headwise.reshape.job import Listener, reshape
+    from headwise.reshape.heal import HealPoint
+    from headwise.reshape.job import reshape
 
     if options["heal"] is not None and options["out"] is None:
         raise HeadwiseError(
             "heal= makes a model to keep; pass out=, the folder to write it to"
         )
 
-    def point(evaluation: HealPoint, steps: int) -> None:  # of so many steps of healing
-        line = f"distance {evaluation.distance:.4f}"
-        if evaluation.held_out_loss is not None:
-            line = f"held-out {evaluation.held_out_loss:.3f}  {line}"
-        progress("step", evaluation.step, steps, line, milestone=True)
-
-    def damage(what: str, notes: tuple[str, ...], first: Damage) -> None:
-        if not wants_json():
-            for line in (what, *notes):
+    def hear(event: str | HealPoint | Reshaped) -> None:
+        if isinstance(event, str):
+            line = in_options(event)
+            err.print(line)
+            if not err.is_terminal:
+                # plain lines that follow repeat it, without a count (0 of 0), with the seconds
+                progress(line, 0, 0)
+        elif isinstance(event, HealPoint):
+            line = f"distance {event.distance:.4f}"
+            if event.held_out_loss is not None:
+                line = f"held-out {event.held_out_loss:.3f}  {line}"
+            progress("step", event.step, options["heal"], line, milestone=True)
+        elif not wants_json():
+            for line in (event.what, *event.notes):
                 screen.say(line)
-            print_damage(screen, "Before any training, on held-out text", first)
-
-    def note(line: str) -> None:
-        text = in_options(line)
-        err.print(text)
-        if not err.is_terminal:
-            # plain lines that follow repeat it, without a count (0 of 0), with the seconds
-            progress(text, 0, 0)
+            title = "Before any training, on held-out text"
+            print_damage(screen, title, event.damage)
 
     with Progress("reading the model") as progress:
-        reshaped = reshape(model, change, Listener(note, point, damage), **options)
+        reshaped = reshape(model, change, hear, **options)
     if wants_json():
         print_json("reshaped", reshaped.document())
         return

@@ -21,9 +21,8 @@ towards it, and it becomes the mean of the turned heads.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -78,34 +77,22 @@ def moments(model: nn.Module, batches: Sequence[Tensor]) -> Iterator[Tensor]:
         yield (vectors * values.clamp(min=0).sqrt()) @ vectors.T
 
 
-def activations(w: Tensor, bias: Tensor | None, root: Tensor) -> Tensor:
-    """Heads w (G,D,C), bias (G,D) and `root` (C+1,X) give (G,D,X): inner products of rows are means over the text.
+def activations(weights: AttentionWeights, part: str, root: Tensor) -> Tensor:
+    """Heads "q", "k" (both before RoPE) or "v" of a layer as (n,D,X): inner products of rows are means over the text.
 
-    Computed in the format of the root, and returned in that of w.
+    A qk-norm divides by the norm of each vector: here, of the mean one. Computed in the format of `root` (X,X).
     """
+    w, bias = getattr(weights, f"w{part}"), getattr(weights, f"b{part}")
     bias = w.new_zeros(w.shape[:2]) if bias is None else bias
-    return (torch.cat([w, bias[..., None]], 2).to(root) @ root).to(w)
-
-
-def keys(weights: AttentionWeights, root: Tensor) -> Tensor:
-    """Key activations (G,D,X), before RoPE. A qk-norm divides by the norm of each vector: here, of the mean one."""
-    heads = activations(weights.wk, weights.bk, root)
-    return heads if weights.k_gain is None else _normed(heads, weights.k_gain)
-
-
-def queries(weights: AttentionWeights, root: Tensor) -> Tensor:
-    heads = activations(weights.wq, weights.bq, root)
-    return heads if weights.q_gain is None else _normed(heads, weights.q_gain)
-
-
-def _normed(heads: Tensor, gain: Tensor) -> Tensor:
-    return heads / mean_norm(heads)[:, None, None] * gain[:, None]
+    heads = (torch.cat([w, bias[..., None]], 2).to(root) @ root).to(w)
+    gain = getattr(weights, f"{part}_gain", None)
+    return heads if gain is None else heads / mean_norm(heads) * gain[:, None]
 
 
 def mean_norm(heads: Tensor) -> Tensor:
-    """(n,): the root mean square of the D features of activations (n,D,X), over the text; 1 where it is 0."""
-    size = heads.square().sum(-1).mean(-1).sqrt()
-    return torch.where(size > 0, size, torch.ones_like(size))
+    """(n,1,1): the root mean square of the D features of activations (n,D,X), over the text; 1 where it is 0."""
+    size = heads.square().sum(-1, keepdim=True).mean(1, keepdim=True).sqrt()
+    return torch.where(size > 0, size, 1.0)
 
 
 # Alignment
@@ -161,40 +148,27 @@ def unrotated(weights: AttentionWeights) -> tuple[int, ...]:
     return tuple(d for d in range(weights.wk.shape[1]) if d not in rotated)
 
 
-def fold(
-    weights: AttentionWeights,
-    k_maps: Tensor,
-    v_maps: Tensor,
-    q_scale: Tensor | float = 1.0,
-    o_scale: Tensor | float = 1.0,
-) -> AttentionWeights:
-    """The layer with k_maps (G,D,D), which keep to its `key_rule`, and invertible v_maps (G,E,E) folded in.
-
-    q_scale (G,D,1) and o_scale (G,1,E) change the function: what queries, and W_O, are multiplied with besides.
-    """
+def fold(weights: AttentionWeights, k_maps: Tensor, v_maps: Tensor) -> AttentionWeights:
+    """The layer with k_maps (G,D,D), which keep to its `key_rule`, and invertible v_maps (G,E,E) folded in."""
     # q.k = (M^-T q).(M k) and W_O v = (W_O M^-1)(M v): what reads a head, r query heads, gets the inverse.
     r = weights.group_size
-    q_maps = (torch.linalg.inv(k_maps).mT * q_scale).repeat_interleave(r, 0)
-    o_maps = (torch.linalg.inv(v_maps) * o_scale).repeat_interleave(r, 0)
-    aligned = mapped(
-        mapped(weights, "k", lambda rows: k_maps @ rows),
-        "q",
-        lambda rows: q_maps @ rows,
-    )
-    wo = torch.einsum("che,hef->chf", weights.wo, o_maps)
-    return dataclasses.replace(mapped(aligned, "v", lambda rows: v_maps @ rows), wo=wo)
+    q_maps = torch.linalg.inv(k_maps).mT.repeat_interleave(r, 0)
+    o_maps = torch.linalg.inv(v_maps).repeat_interleave(r, 0)
+    folded = mapped(weights, q=q_maps.matmul, k=k_maps.matmul, v=v_maps.matmul)
+    return replace(folded, wo=torch.einsum("che,hef->chf", weights.wo, o_maps))
 
 
 def mapped(
-    weights: AttentionWeights, part: str, change: Callable[[Tensor], Tensor]
+    weights: AttentionWeights, **parts: Callable[[Tensor], Tensor]
 ) -> AttentionWeights:
-    """The layer with its "q", "k" or "v" changed: `change` is a linear map of W (n,D,C), and of the bias as (n,D,1)."""
-    w, bias = getattr(weights, f"w{part}"), getattr(weights, f"b{part}")
-    changed: dict[str, Any] = {
-        f"w{part}": change(w),
-        f"b{part}": None if bias is None else change(bias[..., None])[..., 0],
-    }
-    return dataclasses.replace(weights, **changed)
+    """The layer with its q, k or v changed, each by a linear map of W (n,D,C), and of the bias as (n,D,1)."""
+    changed: dict[str, Any] = {}
+    for part, change in parts.items():
+        changed[f"w{part}"] = change(getattr(weights, f"w{part}"))
+        bias = getattr(weights, f"b{part}")
+        if bias is not None:
+            changed[f"b{part}"] = change(bias[..., None])[..., 0]
+    return replace(weights, **changed)
 
 
 def key_maps(heads: Tensor, rule: KeyRule) -> Tensor:
@@ -202,77 +176,45 @@ def key_maps(heads: Tensor, rule: KeyRule) -> Tensor:
     # Each part of the rule fills its own rows and columns.
     maps = torch.eye(heads.shape[1], dtype=heads.dtype).repeat(len(heads), 1, 1)
     if rule.planes:
-        write_planes(maps, turns(as_complex(heads, rule.planes)), rule.planes)
+        # a + ib is the block [[a, -b], [b, a]] on the two features of its plane
+        first, second = torch.tensor(rule.planes).T
+        numbers = closest(as_complex(heads, rule.planes)[:, :, None])[..., 0, 0]
+        maps[:, first, first] = maps[:, second, second] = numbers.real
+        maps[:, second, first], maps[:, first, second] = numbers.imag, -numbers.imag
     # A set changes sign as a whole: its features lie behind one another. Real numbers of modulus 1 are signs.
-    for features in rule.signs:
-        signs = turns(heads[:, None, list(features)].flatten(2))
-        maps[:, list(features), list(features)] = signs
+    for features in map(list, rule.signs):
+        signs = closest(heads[:, None, None, features].flatten(3))
+        maps[:, features, features] = signs[:, 0, 0]
     if rule.free:
-        free = list(rule.free)
-        # A column of numbers and a list together index the rows `free` and in each of them the columns `free`.
-        maps[:, torch.tensor(free)[:, None], free] = orthogonal_maps(heads[:, free])
+        free = torch.tensor(rule.free)
+        maps[:, free[:, None], free] = closest(heads[:, None, free])[:, 0]
     return maps
 
 
-def orthogonal_maps(heads: Tensor) -> Tensor:
-    """Of activations (n,E,X) the orthogonal matrices (n,E,E) that bring them closest to the mean (Schönemann 1966)."""
-    n, E = heads.shape[:2]
-    rows = heads.flatten(0, 1)
-    # (n,n,E,E): head_i head_j' for all pairs. The rounds below need nothing else of the heads.
-    gram = (rows @ rows.T).view(n, E, n, E).transpose(1, 2)
+def closest(heads: Tensor) -> Tensor:
+    """The orthogonal matrices (n,P,F,F) that bring n heads closest to their mean (Schönemann 1966).
+
+    heads  activations (n,P,F,X), whose F features are mixed in each of P places; of a complex one a turn comes of it
+    """
+    n, P, F = heads.shape[:3]
+    rows = heads.transpose(0, 1).flatten(1, 2)
+    # (n,n,P,F,F): head_i head_j' for all pairs. The rounds below need nothing else of the heads.
+    gram = (rows @ rows.mH).view(P, n, F, n, F).permute(1, 3, 0, 2, 4)
     # two wait for each other more than they work in matrices as small as these
     with one_thread():
-        # (n,E,E): target times head_i'. Its singular values sum up to how alike the two are, aligned. At first the
-        # target is one head, then the sum of the aligned heads, which points where their mean does.
-        products = gram[medoid(torch.linalg.svdvals(gram).sum(-1))]
-        for _ in range(_rounds(n)):
+        # Singular values sum up to how alike two heads are, aligned. At first the target is the head that resembles
+        # the others most, then the sum of the aligned heads, which points where their mean does.
+        likeness = torch.linalg.svdvals(gram).sum((1, 2, 3))
+        products = gram[likeness.argmax()]  # target times head_i'
+        # Two need one round: the target is one of them, and turning the other onto it is optimal.
+        for _ in range(ROUNDS if n > 2 else 1):
             left, _, right = torch.linalg.svd(products)
             maps = left @ right  # the orthogonal matrices closest to these products
             # (sum of maps_j head_j) head_i', for each head i
-            products = torch.einsum("jab,jibc->iac", maps, gram)
+            products = torch.einsum("jpab,jipbc->ipac", maps, gram)
     return maps
 
 
-def turns(heads: Tensor) -> Tensor:
-    """For activations (n,P,X), of planes complex, the numbers (n,P) of modulus 1 that bring them closest to the mean.
-
-    As `orthogonal_maps`, with numbers in place of matrices; a plane of zeros is left as it is.
-    """
-    by_plane = heads.transpose(0, 1)
-    gram = (by_plane @ by_plane.mH).permute(1, 2, 0)  # (n,n,P)
-    products = gram[medoid(gram.abs().sum(-1))]
-    for _ in range(_rounds(len(heads))):
-        units = torch.where(
-            products.abs() > 0, products / products.abs(), torch.ones_like(products)
-        )
-        # (sum of units_j head_j) conj(head_i), plane by plane
-        products = (units[:, None] * gram).sum(0)
-    return units
-
-
-def _rounds(n: int) -> int:
-    """Rounds for n heads. Two need only one: the target is one of them, and turning the other onto it is optimal."""
-    return ROUNDS if n > 2 else 1
-
-
 def as_complex(heads: Tensor, planes: tuple[tuple[int, ...], ...]) -> Tensor:
-    """(n,D,X) -> (n,P,X): the two features of a plane as one complex number."""
-    # indexed: (n,P,2,X)
-    return torch.complex(*heads[:, torch.tensor(planes)].unbind(2))
-
-
-def write_planes(
-    maps: Tensor, numbers: Tensor, planes: tuple[tuple[int, ...], ...]
-) -> None:
-    """Write complex numbers (n,P) into maps (n,D,D) as what multiplies the planes by them.
-
-    Of a + ib that is the block [[a, -b], [b, a]] on the two features of its plane.
-    """
-    first, second = torch.tensor(planes).T
-    maps[:, first, first] = maps[:, second, second] = numbers.real
-    maps[:, first, second], maps[:, second, first] = -numbers.imag, numbers.imag
-
-
-def medoid(similarity: Tensor) -> int:
-    """The head that resembles the others most, by similarities (n,n): the first target."""
-    return int(similarity.sum(1).argmax())
+    """(...,D,X) -> (...,P,X): the two features of a plane as one complex number."""
+    return torch.complex(*heads[..., torch.tensor(planes), :].unbind(-2))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -22,14 +22,7 @@ from headwise.errors import HeadwiseError
 from headwise.gpt.presets import check_seed, warm_cosine
 from headwise.gpt.train import AdamW, DivergedError, Muon, interrupts, take_step
 from headwise.models.ask import answers, config_fields, hidden_states, predicts
-from headwise.models.weights import (
-    AttentionWeights,
-    attentions,
-    layers_in_turn,
-    own_layers,
-    sites,
-    write_layer,
-)
+from headwise.models.weights import attentions, cast, layers_in_turn, own_layers
 
 # For each layer the numbers of the heads that go.
 Gone = tuple[tuple[int, ...], ...]
@@ -70,16 +63,15 @@ class Damage:
     @property
     def rows(self) -> list[tuple[str, str, str, str]]:
         """Name, before, after and change of each number, as text; what was not measured is no row."""
-        rows = []
+        rows = [
+            ("KL to the parent, nats per token", "", f"{self.kl:.4f}", ""),
+            ("cache, bytes per token", *self.cache_bytes.counts),
+            ("parameters", *self.parameters.counts),
+        ]
         if self.loss is not None:
             before, after = self.loss.before, self.loss.after
-            change = f"{after - before:+.4f}"
-            rows.append(
-                ("loss, nats per token", f"{before:.4f}", f"{after:.4f}", change)
-            )
-        rows.append(("KL to the parent, nats per token", "", f"{self.kl:.4f}", ""))
-        rows.append(("cache, bytes per token", *self.cache_bytes.counts))
-        rows.append(("parameters", *self.parameters.counts))
+            figures = f"{before:.4f}", f"{after:.4f}", f"{after - before:+.4f}"
+            rows.insert(0, ("loss, nats per token", *figures))
         return rows
 
 
@@ -107,30 +99,28 @@ def relative_error(parent: Tensor, child: Tensor) -> Tensor:
 @torch.no_grad()
 def compared(
     parent: nn.Module, child: nn.Module, batches: Sequence[Tensor]
-) -> tuple[float | None, float | None, float]:
-    """The loss of the parent and of the child on batches (B,T), and how far apart they answer; both in eval mode.
+) -> tuple[Pair | None, float]:
+    """The losses of parent and child on batches (B,T), and KL(parent || child); all in nats a token, both in eval mode.
 
-    Losses are in nats a token, None where no next token is predicted. The distance is the KL divergence in nats a
-    token.
+    Losses are None where no next token is predicted.
     """
     is_next = predicts(parent) == "next"
     distance, losses, n_tokens, n_predicted = 0.0, [0.0, 0.0], 0, 0
     for ids in batches:
-        # each (B,T,V)
-        both = answers(parent, ids), answers(child, ids)
+        both = answers(parent, ids), answers(child, ids)  # (B,T,V) each
         distance += divergence(*both).item() * ids.numel()
         n_tokens += ids.numel()
-        if not is_next:
-            continue
-        following = ids[:, 1:].flatten()
-        n_predicted += len(following)
-        for i, logits in enumerate(both):
-            predicted = logits[:, :-1].flatten(0, 1).float()
-            loss = F.cross_entropy(predicted, following.to(logits.device))
-            losses[i] += loss.item() * len(following)
+        if is_next:
+            following = ids[:, 1:].flatten()
+            n_predicted += len(following)
+            for i, logits in enumerate(both):
+                predicted = logits[:, :-1].flatten(0, 1).float()
+                loss = F.cross_entropy(predicted, following.to(logits.device))
+                losses[i] += loss.item() * len(following)
+    distance /= n_tokens
     if not is_next:
-        return None, None, distance / n_tokens
-    return losses[0] / n_predicted, losses[1] / n_predicted, distance / n_tokens
+        return None, distance
+    return Pair(*(loss / n_predicted for loss in losses)), distance
 
 
 def measure(
@@ -145,20 +135,16 @@ def measure(
     context  the longest text, for which the cache is counted
     dtype    in which the models are stored, which sizes their caches; None: in which they compute
     """
-    before, after, distance = compared(parent, child, held_out)
-    tokens = context or LENGTH
+    loss, kl = compared(parent, child, held_out)
+    both, tokens = (parent, child), context or LENGTH
     return Damage(
-        loss=None if before is None or after is None else Pair(before, after),
-        kl=distance,
-        cache_bytes=Pair(*(cache_bytes(m, tokens, dtype) for m in (parent, child))),
-        parameters=Pair(n_parameters(parent), n_parameters(child)),
+        loss=loss,
+        kl=kl,
+        cache_bytes=Pair(*(cache_bytes(model, tokens, dtype) for model in both)),
+        # a weight that two modules share counts once
+        parameters=Pair(*(sum(p.numel() for p in m.parameters()) for m in both)),
         context=tokens,
     )
-
-
-def n_parameters(model: nn.Module) -> int:
-    # a weight that two modules share counts once
-    return sum(p.numel() for p in model.parameters())
 
 
 def cache_bytes(
@@ -240,12 +226,13 @@ def heal_child(
     train: Sequence[Tensor],
     held_out: Sequence[Tensor],
     recipe: HealRecipe,
-    report: Callable[[HealPoint, int], None] = lambda point, steps: None,
+    report: Callable[[HealPoint], None] = lambda point: None,
     silent: Gone = (),
 ) -> Healing:
     """Train the child in place to answer as its parent; it ends with the weights of its best evaluation.
 
-    Ctrl-C ends it early. Raises HeadwiseError when the loss is no number.
+    It learns in float32, and goes back to the number format of its weights afterwards. Ctrl-C ends it early. Raises
+    HeadwiseError when the loss is no number.
 
     Args:
         parent: it is left alone
@@ -253,11 +240,12 @@ def heal_child(
         train: documents (T,), drawn without repetition as long as there are fresh ones
         held_out: batches (B,T) on which the child is evaluated and its best weights chosen
         recipe: steps, rates, seed
-        report: hears of every evaluation, and of the number of steps asked for
+        report: hears of every evaluation
         silent: heads that are zero, and are made so again after each step
     """
     parent.eval()
-    child.eval().requires_grad_(False)  # dropout is off
+    dtype = next(child.parameters()).dtype
+    cast(child, torch.float32).eval().requires_grad_(False)  # dropout is off
     for module in attentions(child):
         module.requires_grad_(True)
     weights = {name: p for name, p in child.named_parameters() if p.requires_grad}
@@ -273,10 +261,11 @@ def heal_child(
         for done, ids in enumerate(drawn(train, recipe)):
             # Before the first step, too: the child may then be at its best.
             if stopping or done % every == 0 or done == recipe.steps:
-                _, loss, distance = compared(parent, child, held_out)
+                pair, distance = compared(parent, child, held_out)
                 mean = sum(losses) / len(losses) if losses else None
+                loss = None if pair is None else pair.after
                 curve.append(HealPoint(done, tokens, mean, loss, distance))
-                report(curve[-1], recipe.steps)
+                report(curve[-1])
                 losses = []
                 if distance < curve[best].distance or not kept:
                     best = len(curve) - 1
@@ -305,6 +294,7 @@ def heal_child(
     with torch.no_grad():
         for name, parameter in weights.items():
             parameter.copy_(kept[name])
+    cast(child.requires_grad_(False), dtype)
     return Healing(tuple(curve), stopping)
 
 
@@ -326,22 +316,13 @@ def distillation_loss(
 @torch.no_grad()
 def silence(model: nn.Module, heads: Gone) -> None:
     """Make heads zero in place: their rows of W_Q, with the bias, and their columns of W_O."""
-    layers = zip(sites(model), layers_in_turn(model), heads, strict=False)
-    for site, weights, gone in layers:
-        write_layer(model, site, silenced(weights, gone))
-
-
-def silenced(weights: AttentionWeights, heads: Sequence[int]) -> AttentionWeights:
-    """A copy of a layer in which these heads are zero."""
     # Without its columns of W_O a head adds nothing; without its rows of W_Q it looks evenly, whatever it was. Keys and
     # values stay: other heads of the group read them.
-    wq, wo = weights.wq.clone(), weights.wo.clone()
-    bq = None if weights.bq is None else weights.bq.clone()
-    for head in heads:
-        wq[head], wo[:, head] = 0, 0
-        if bq is not None:
-            bq[head] = 0
-    return replace(weights, wq=wq, bq=bq, wo=wo)
+    for weights, gone in zip(layers_in_turn(model), map(list, heads), strict=False):
+        weights.wq[gone] = 0
+        weights.wo[:, gone] = 0
+        if weights.bq is not None:
+            weights.bq[gone] = 0
 
 
 def drawn(documents: Sequence[Tensor], recipe: HealRecipe) -> Iterator[Tensor]:
@@ -365,15 +346,12 @@ def make_optimizers(
     weights: Collection[nn.Parameter], recipe: HealRecipe
 ) -> list[torch.optim.Optimizer]:
     """Muon on matrices, AdamW on the rest; without decay, which pulls weights to 0 and so away from the parent's."""
-    matrices, others = (
-        [p for p in weights if p.ndim == 2],
-        [p for p in weights if p.ndim != 2],
-    )
+    matrices = [p for p in weights if p.ndim == 2]
     optimizers: list[torch.optim.Optimizer] = [
         Muon(matrices, lr=recipe.lr, weight_decay=0.0)
     ]
-    if others:  # betas as in training (`Recipe`)
-        optimizers.append(
-            AdamW(others, lr=recipe.vector_lr, betas=(0.9, 0.95), weight_decay=0.0)
-        )
+    if others := [p for p in weights if p.ndim != 2]:
+        # betas as in training (`Recipe`)
+        betas = (0.9, 0.95)
+        optimizers.append(AdamW(others, recipe.vector_lr, betas, weight_decay=0.0))
     return optimizers

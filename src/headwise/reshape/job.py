@@ -14,29 +14,28 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypedDict
+from typing import Any, Protocol, TypedDict
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headwise.corpus import verbs
-from headwise.corpus.documents import BATCH, cut, encoded
+from headwise.corpus.documents import BATCH, check_ids, cut, encoded
 from headwise.corpus.sources import Sources, exists
 from headwise.corpus.tokens import require_tokens, unknown_note
 from headwise.corpus.training import HELD_OUT_SHARE
-from headwise.cost.config import check_sizes, shape_by_formula
+from headwise.cost.config import USUAL, check_sizes
 from headwise.errors import HeadwiseError
 from headwise.families import (
+    OURS,
     RECORD,
     check_reshapable,
     read_config,
@@ -50,15 +49,14 @@ from headwise.gpt.run import read_run
 from headwise.models import computed_in, located
 from headwise.models.ask import (
     answers,
-    context_of,
     evaluating,
     predicts,
     stands_for,
-    vocabulary_of,
 )
 from headwise.models.open import (
     Folder,
     described,
+    folder_of,
     open_folder,
     write_folder,
 )
@@ -75,7 +73,6 @@ from headwise.records import plain_data
 from headwise.reshape.heal import (
     Damage,
     Gone,
-    Healing,
     HealPoint,
     HealRecipe,
     batches,
@@ -101,9 +98,6 @@ IN_MEMORY = Path("the model in memory")
 # beside weights, config and tokenizer: what a child must be handed on with
 BESIDE = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*")
 OF_RUN = "the text of the run"  # what errors call it
-
-# One stream (N,), documents (B,T), or documents one by one.
-Ids = Tensor | NDArray[Any] | Sequence[int] | Sequence[Sequence[int]] | Sequence[Tensor]
 
 
 class Options(TypedDict, total=False):
@@ -132,38 +126,20 @@ class Changed:
     silent: Gone = ()  # heads that are zero and must stay so while the child heals
 
 
-class Change(ABC):
+class Change(Protocol):
     """A way to reshape; its fields, with the text, determine the child."""
 
-    @abstractmethod
     def check_family(self, folder: Path) -> None:
         """Refuse the family of a model that lies in a folder, by its config alone."""
 
-    @abstractmethod
     def check_sizes(self, n_layers: int, n_heads: int, n_kv_heads: int) -> None:
         """Refuse what a model of these sizes cannot be asked, before its weights are read."""
 
-    @abstractmethod
     def check(self, model: nn.Module) -> None:
         """Refuse what cannot be done with this model, before it reads a text."""
 
-    @abstractmethod
     def apply(self, source: Folder, calibration: Calibration) -> Changed:
         """Make the child."""
-
-
-@dataclass(frozen=True)
-class Listener:
-    """Whom to tell: lines for a reader, points of the healing's curve with the steps asked for, and the first damage.
-
-    That comes with what was done and the notes, before a healing begins, which may take hours.
-    """
-
-    say: Callable[[str], None] = lambda line: None
-    point: Callable[[HealPoint, int], None] = lambda point, steps: None
-    damage: Callable[[str, tuple[str, ...], Damage], None] = (
-        lambda what, notes, damage: None
-    )
 
 
 @dataclass(frozen=True, repr=False)
@@ -192,8 +168,7 @@ class Reshaped:
     @property
     def won(self) -> str:
         """One line: cache and loss; each left out where there is nothing to tell."""
-        last = self.healed or self.damage
-        parts = []
+        last, parts = self.healed or self.damage, []
         if last.cache_bytes.before:
             before, after = map(amount, vars(last.cache_bytes).values())
             change = f"cache {before} -> {after}"
@@ -211,10 +186,14 @@ class Reshaped:
         return plain_data(fields)
 
 
+# hears a line for a reader, each evaluation of a healing, and, before that begins, which may take hours, the report
+Listener = Callable[[str | HealPoint | Reshaped], None]
+
+
 def reshape(
     model: nn.Module | str | Path,
     change: Change,
-    listener: Listener | None = None,
+    listener: Listener = lambda event: None,
     *,
     text: Any = None,
     out: str | Path | None = None,
@@ -225,27 +204,35 @@ def reshape(
     **healing: Any,
 ) -> Reshaped:
     """Change a model, or that of a folder, and do all that goes with it; `share` explains the options."""
-    listener = listener or Listener()
     recipe = _recipe(heal, healing)
-    # 1. What can be refused by names, files and config.json is refused before weights are read, which may take minutes.
-    path = _path_of(model)
     out = None if out is None else Path(out)
-    check_out(path, out, force)
-    if not isinstance(model, nn.Module):
+    # 1. What can be refused by names, files and config.json is refused before weights are read, which may take minutes.
+    source = None
+    if isinstance(model, nn.Module):
+        source = _in_memory(model, device)
+        path = source.path
+    else:
+        path = located(Path(model))
         check_config(path, change)
+    check_place(path, out, force)
     name, text = read_user_text(text, path)
-    source, stored = _opened(model, path, device)
-    written = getattr(torch, computed_in(dtype)) if dtype else stored
-    with _left_alone(source.model):
+    stored = None
+    if source is None:
+        source = open_folder(path, device=device)
+        # A processor without bfloat16 computes in float32; the config still says how the folder is stored.
+        stored = getattr(source.model.config, "dtype", None)
+    written = stored or next(source.model.parameters()).dtype
+    if dtype is not None:
+        written = getattr(torch, computed_in(dtype))
+    with evaluating(source.model):
         _check_model(source, writes=out is not None)
-        change.check_sizes(
-            len(attentions(source.model)), *head_counts(source.model)[:2]
-        )
+        n_layers, counts = len(attentions(source.model)), head_counts(source.model)
+        change.check_sizes(n_layers, *counts[:2])
         change.check(source.model)
         # 2. The text, the change, and what it costs.
         calibration = calibrate(name, text, source)
         held_out, n_read = calibration.evaluation, n_tokens(calibration.statistics)
-        listener.say(
+        listener(
             f"making the change by {n_read:,} tokens, and measuring it on {n_tokens(held_out):,}"
         )
         changed = change.apply(source, calibration)
@@ -253,100 +240,65 @@ def reshape(
         stands_for(child, source.model)
 
         def measured() -> Damage:
-            listener.say("measuring loss and divergence")
+            listener("measuring loss and divergence")
             return measure(source.model, child, held_out, source.context, written)
 
-        damage = measured()
-        notes = *changed.notes, *calibration.about
-        listener.damage(changed.what, notes, damage)
         report = Reshaped(
             model=child,
             source=str(source.path),
             out=None if out is None else str(out),
             what=changed.what,
-            notes=notes,
+            notes=(*changed.notes, *calibration.about),
             details={**vars(change), **changed.details},
             run=_run(source.path, out),
-            damage=damage,
+            damage=measured(),
         )
+        listener(report)
         # 3. Healing.
         if recipe is not None:
-            course = _healed(recipe, source.model, changed, calibration, listener)
+            listener(f"healing for {recipe.steps} steps")
+            course = heal_child(
+                source.model,
+                child,
+                calibration.train,
+                calibration.glance,
+                recipe,
+                listener,
+                changed.silent,
+            )
+            if course.stopped:
+                listener(
+                    f"healing stopped after step {course.curve[-1].step}; the best weights so far are kept"
+                )
             steps = {"steps_made": course.curve[-1].step, "best_step": course.best_step}
-            report.details["healing"] = asdict(recipe) | steps
+            report.details["healing"] = vars(recipe) | steps
             report = replace(report, curve=course.curve, healed=measured())
         cast(child, written).requires_grad_(True)
         # 4. The folder.
         if out is None:
             return report
-        verified = export(report, source, out, force, listener.say)
-        return replace(report, verified=verified)
-
-
-def _healed(
-    recipe: HealRecipe,
-    parent: nn.Module,
-    changed: Changed,
-    calibration: Calibration,
-    listener: Listener,
-) -> Healing:
-    """Heal in float32, whatever the number format of the weights, and go back to that format afterwards."""
-    listener.say(f"healing for {recipe.steps} steps")
-    child, dtype = changed.model, next(changed.model.parameters()).dtype
-    train, held_out = calibration.train, calibration.glance
-    cast(child, torch.float32)
-    healing = heal_child(
-        parent, child, train, held_out, recipe, listener.point, changed.silent
-    )
-    cast(child.requires_grad_(False), dtype)
-    if healing.stopped:
-        step = healing.curve[-1].step
-        listener.say(
-            f"healing stopped after step {step}; the best weights so far are kept"
-        )
-    return healing
+        return export(report, source, out, force, listener)
 
 
 def _recipe(steps: int | None, options: dict[str, Any]) -> HealRecipe | None:
     """How the child is healed; None where it is not. Refuses options of healing without it."""
-    recipe = HealRecipe(steps=1 if steps is None else steps, **options)
+    recipe = HealRecipe(steps=steps if steps is not None else 1, **options)
     if steps is not None:
         return recipe
-    for name in options:
-        # a default asks for nothing
-        if getattr(recipe, name) != getattr(HealRecipe, name):
-            raise HeadwiseError(f"{name}= is about healing; pass heal=STEPS with it")
+    if recipe != HealRecipe(steps=1):  # a default asks for nothing
+        names = ", ".join(f"{name}=" for name in options)
+        raise HeadwiseError(f"{names} is about healing; pass heal=STEPS with it")
     return None
 
 
-def _path_of(model: nn.Module | str | Path) -> Path:
-    """Where the model lies; IN_MEMORY for one that was made there."""
-    if isinstance(model, nn.Module):
-        # refuses a family without a record, before a text is asked for
-        family_of(model)
-        folder = described(model)
-        return IN_MEMORY if folder is None else folder.path
-    path = located(Path(model))
-    check_reshapable(path)
-    return path
-
-
-def _opened(
-    model: nn.Module | str | Path, path: Path, device: str
-) -> tuple[Folder, torch.dtype]:
-    """The model with its folder and tokenizer, read where it is not in memory; and the format to write weights in."""
-    if not isinstance(model, nn.Module):
-        folder = open_folder(path, device=device)
-        # A processor without bfloat16 computes in float32; the config still says how the folder is stored.
-        stored = getattr(folder.model.config, "dtype", None)
-    else:
-        if device != "cpu":
-            raise HeadwiseError(
-                "device= is where a folder is opened; a model in memory stays where it is"
-            )
-        sizes = context_of(model), family_of(model).name, vocabulary_of(model)
-        folder, stored = described(model) or Folder(path, model, None, *sizes), None
-    return folder, stored or next(folder.model.parameters()).dtype
+def _in_memory(model: nn.Module, device: str) -> Folder:
+    """A model that was not named by its folder, and what is known of that."""
+    family_of(model)  # refuses a family without a record, before a text is asked for
+    if device != "cpu":
+        raise HeadwiseError(
+            "device= is where a folder is opened; a model in memory stays where it is"
+        )
+    return described(model) or replace(folder_of(model), path=IN_MEMORY)
 
 
 def _check_model(source: Folder, writes: bool) -> None:
@@ -381,53 +333,32 @@ def _run(source: Path, out: Path | None) -> str | None:
     return os.path.relpath(run.resolve(), out.resolve())
 
 
-@contextmanager
-def _left_alone(model: nn.Module) -> Iterator[None]:
-    # Inside this block a model is in eval mode and takes no gradients; afterwards it is as it was.
-    learning = [
-        parameter for parameter in model.parameters() if parameter.requires_grad
-    ]
-    with evaluating(model):
-        model.requires_grad_(False)
-        try:
-            yield
-        finally:
-            for parameter in learning:
-                parameter.requires_grad_(True)
-
-
 # What is refused before weights are read
 
 
 def check_config(path: Path, change: Change) -> None:
     """Refuse the family and the sizes in a config.json that the change cannot have."""
+    check_reshapable(path)
     change.check_family(path)
     config = read_config(path)
-    try:
-        shape = shape_by_formula(config)
-    except HeadwiseError:  # not every size is told; these may be
-        check_sizes(config)
-        names = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-        sizes = [config[name] for name in names if isinstance(config.get(name), int)]
-        if len(sizes) == len(names):
-            change.check_sizes(*sizes)
-        return
-    # the first layer has as many heads as any other
-    attention = shape.layers[0].attention
-    assert attention is not None
-    change.check_sizes(len(shape.layers), attention.n_heads, attention.n_kv_heads)
+    check_sizes(config)
+    section = config.get(OURS)
+    fields = {**config, **(section if isinstance(section, dict) else {})}
+    sizes = {USUAL.get(name, name): size for name, size in fields.items()}
+    n_layers, n_heads = sizes.get("num_hidden_layers"), sizes.get("num_attention_heads")
+    if n_layers and n_heads:  # what is left to a class, the open model has
+        n_kv_heads = sizes.get("num_key_value_heads") or n_heads
+        change.check_sizes(n_layers, n_heads, n_kv_heads)
 
 
-def check_out(source: Path, out: Path | None, force: bool) -> None:
-    """Refuse a folder that may not be written, and `force` without one."""
-    if out is not None:
-        check_place(source, out, force)
-    elif force:
-        raise HeadwiseError("force=True is about the folder that is written; pass out=")
-
-
-def check_place(source: Path, out: Path, force: bool) -> None:
+def check_place(source: Path, out: Path | None, force: bool) -> None:
     """Raise HeadwiseError where no model may be written; a folder with a RECORD is one that `reshape` has written."""
+    if out is None:
+        if force:
+            raise HeadwiseError(
+                "force=True is about the folder that is written; pass out="
+            )
+        return
     here, there = source.resolve(), out.resolve()
     holds_files = out.is_dir() and any(out.iterdir())
     problem = ""
@@ -514,89 +445,71 @@ def calibrate(name: str, text: Any, folder: Folder) -> Calibration:
     """
     length = min(folder.context or LONGEST, LONGEST)
     facts = Counter[str]()  # `encoded` counts the characters, and those without a token
-    # documents as ids in two parts, the last tenth apart
-    parts: Sequence[Sequence[Any]]
-    if isinstance(text, verbs.VerbCorpus):
-        lines = text.train_lines, text.held_out_lines
-        parts = [_of_lines(folder, part, length, facts) for part in lines]
-    elif not isinstance(text, str):
-        parts = _id_parts(text, length, folder.context)
-    # a run of lines has a boundary before a text
-    elif folder.family == "headwise" and require_tokens(folder).frame[0]:
-        filled = [line.strip() for line in text.splitlines() if line.strip()]
-        parts = [_of_lines(folder, part, length, facts) for part in _split(filled)]
-    else:
+    is_corpus = isinstance(text, verbs.VerbCorpus)
+    before, after = list[int](), list[int]()
+    if is_corpus or isinstance(text, str):
         before, after = require_tokens(folder).frame
-        body, parts = length - len(before) - len(after), []
-        for part in _split(encoded(folder, text, facts)):
-            parts.append([[*before, *ids, *after] for ids in cut([part], body)])
-    # Documents of a single token are left out: it predicts nothing.
-    train, held_out = (
-        tuple(_whole(ids, 1) for ids in part if len(ids) > 1) for part in parts
-    )
+    # Lines, ids of one stream or documents, in two parts.
+    parts: Sequence[Sequence[Any]]
+    if is_corpus:
+        parts = text.train_lines, text.held_out_lines
+    elif not isinstance(text, str):
+        parts = _split(_ids(text))
+    # a run of lines has a boundary before a text
+    elif folder.family == OURS and before:
+        parts = _split([line.strip() for line in text.splitlines() if line.strip()])
+    else:
+        parts = _split(encoded(folder, text, facts))
+    documents: list[tuple[Tensor, ...]] = []
+    for part in parts:
+        rows: Iterable[Any] = part
+        if part and isinstance(part[0], str):
+            # between boundaries; a longer line loses its end, as in training
+            lines = [[*before, *encoded(folder, x, facts), *before] for x in part]
+            rows = [ids[:length] for ids in lines]
+        elif part and isinstance(part[0], int):
+            pieces = cut([part], length - len(before) - len(after))
+            rows = [[*before, *ids, *after] for ids in pieces]
+        # Documents of a single token are left out: it predicts nothing.
+        tensors = [torch.as_tensor(ids).long().cpu() for ids in rows if len(ids) > 1]
+        for ids in tensors:
+            check_ids(folder, name, ids.tolist())
+        documents.append(tuple(tensors))
+    train, held_out = documents
     if not train or not held_out:
         raise HeadwiseError(
             f"{name} is too short: of documents of 2 to {length} tokens it makes {len(train)} to calibrate on and "
             f"{len(held_out)} to measure on; each part needs one"
         )
-    # Ids may come from another tokenizer.
-    smallest, largest = map(int, torch.cat([*train, *held_out]).aminmax())
-    vocab_size = folder.vocab_size or largest + 1
-    if smallest < 0 or largest >= vocab_size:
-        raise HeadwiseError(
-            f"{name} has the token id {min(smallest, 0) or largest} and the model knows "
-            f"{folder.vocab_size or 'no negative'} tokens: they do not belong together"
-        )
     about = unknown_note(folder.tokens, facts)
-    if isinstance(text, verbs.VerbCorpus):
+    if is_corpus:
         about = verbs.WHOLE_LINES, *about
+    vocab_size = folder.vocab_size or int(torch.cat([*train, *held_out]).max()) + 1
     return Calibration(train, held_out, vocab_size, about, name)
 
 
-def _of_lines(
-    folder: Folder, lines: Sequence[str], length: int, facts: Counter[str]
-) -> list[list[int]]:
-    """A document a line, between boundaries; a longer one loses its end, as in training."""
-    before = require_tokens(folder).frame[0]
-    documents = []
-    for line in lines:
-        ids = [*before, *encoded(folder, line, facts), *before]
-        documents.append(ids[:length])
-    return documents
-
-
 def _split(items: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Documents or ids, the last tenth apart."""
+    """Lines, documents or ids, the last tenth apart."""
     end = int(len(items) * (1 - HELD_OUT_SHARE))  # the same cut as in training
     return items[:end], items[end:]
 
 
-def _whole(ids: Any, axes: int) -> Tensor:
-    """Ids as int64 on the processor. HeadwiseError for what holds none, or has more axes."""
+def _ids(ids: Any) -> list[Any]:
+    """One stream of ids (N,), or documents (B,T) or one by one, as lists. HeadwiseError for what holds no ids."""
+    is_list = isinstance(ids, Sequence) and any(shape_of(x) for x in ids[:1])
+    rows, axes = (ids, 1) if is_list else ([ids], 2)
+    lists = []
     # torch raises each of them for what it cannot read
     with suppress(TypeError, ValueError, RuntimeError):
-        read = torch.as_tensor(ids)
-        if 1 <= read.ndim <= axes and not read.is_floating_point():
-            return read.long().cpu()
+        for read in map(torch.as_tensor, rows):
+            if 1 <= read.ndim <= axes and not read.is_floating_point():
+                lists.append(read.tolist())
+    if len(lists) == len(rows):
+        return lists if is_list else lists[0]
     shown = " ".join(repr(ids).split())  # an array's has several lines
     raise HeadwiseError(
         f"{shown:.60} is neither a text nor its ids, whole numbers (N,), or documents of them"
     )
-
-
-def _id_parts(ids: Ids, length: int, context: int | None) -> Sequence[Sequence[Any]]:
-    """One stream of ids (N,) is cut into documents; documents (B,T), or one by one, stay what they are."""
-    # an array, or a list of ids
-    if not isinstance(ids, Sequence) or (ids and shape_of(ids[0]) == ()):
-        ids = _whole(ids, 2)
-        if ids.ndim == 1:
-            return [torch.split(part, length) for part in _split(ids)]  # type: ignore[arg-type]
-    longest = max(map(len, ids), default=0)
-    if longest > (context or longest):
-        raise HeadwiseError(
-            f"a document of {longest} ids exceeds the {context} that the model takes at a time"
-        )
-    return _split(ids)  # type: ignore[arg-type]
 
 
 def spread(documents: Sequence[Tensor], limit: int) -> list[Tensor]:
@@ -615,57 +528,49 @@ def n_tokens(batches: Iterable[Tensor]) -> int:
 
 
 def export(
-    report: Reshaped, source: Folder, out: Path, force: bool, say: Callable[[str], None]
-) -> str:
-    """Write the child to `out` with the tokenizer of `source`, and the report as headwise.json; returns the proof.
+    report: Reshaped, source: Folder, out: Path, force: bool, say: Listener
+) -> Reshaped:
+    """Write the child to `out` with what belongs to `source`, and the report as headwise.json, with the proof in it.
 
     Raises HeadwiseError where what the folder answers differs, or where `out` may not be replaced; nothing is written
     then.
     """
+    # in files as large as those of the parent
+    shards = [path.stat().st_size for path in source.path.glob("*.safetensors")]
+    sizes = {"max_shard_size": max(shards)} if len(shards) > 1 else {}
     with replaced(source.path, out, force) as fresh:
         say(f"writing {out}")
-        _write_child(fresh, report, source)
+        write_folder(fresh, report.model, source, **sizes)
+        for pattern in BESIDE:
+            for path in filter(Path.is_file, source.path.glob(pattern)):
+                shutil.copyfile(path, fresh / path.name)
         say("reading it back")
-        verified = verify(report.model, fresh, source.context)
-        report = replace(report, verified=verified)
+        proof = verify(report.model, fresh, source.context)
+        report = replace(report, verified=proof)
         document = json.dumps(report.document(), indent=2, ensure_ascii=False)
         write_whole(fresh / RECORD, document + "\n")
         write_whole(fresh / "README.md", model_card(report))
-    return verified
-
-
-def _write_child(fresh: Path, report: Reshaped, source: Folder) -> None:
-    """The weights, in files as large as those of the parent, and what belongs to the model besides: its licence."""
-    shards = [path.stat().st_size for path in source.path.glob("*.safetensors")]
-    sizes = {"max_shard_size": max(shards)} if len(shards) > 1 else {}
-    write_folder(fresh, report.model, source, **sizes)
-    for pattern in BESIDE:
-        for path in source.path.glob(pattern):
-            if path.is_file():
-                shutil.copyfile(path, fresh / path.name)
+    return report
 
 
 def model_card(report: Reshaped) -> str:
     """What the folder holds, what was done and what that cost, as the README.md that a hub shows."""
     last = report.healed or report.damage
     name = Path(report.source).resolve().name
-    steps = (
-        f"healed for {report.curve[-1].step:,} steps" if report.curve else "no training"
-    )
+    steps = "no training"
+    if report.curve:
+        steps = f"healed for {report.curve[-1].step:,} steps"
     # what has read the folder back
     library = str(report.verified).split()[0].strip(",")
+    rows = "".join(f"\n| {' | '.join(row)} |" for row in last.rows)
     lines = [
         f"---\nbase_model: {name}\nlibrary_name: {library}\ntags: [headwise]\n---",
         f"# {Path(report.out or name).name}",
         f"Made of {name} by headwise: {report.what}; {steps}. {report.won}.",
-        "| on held-out text | before | after | change |\n| --- | --- | --- | --- |",
+        f"| on held-out text | before | after | change |\n| --- | --- | --- | --- |{rows}",
+        *(f"- {note}" for note in report.notes),
+        f"Read back and compared with the model in memory: {report.verified}. All figures: {RECORD}.",
     ]
-    for row in last.rows:
-        lines[-1] += f"\n| {' | '.join(row)} |"
-    lines += [f"- {note}" for note in report.notes]
-    lines.append(
-        f"Read back and compared with the model in memory: {report.verified}. All figures: {RECORD}."
-    )
     return "\n\n".join(lines) + "\n"
 
 
@@ -703,9 +608,13 @@ def verify(model: nn.Module, folder: Path, context: int | None) -> str:
     # Ids from all over the vocabulary. A prime as stride repeats none before all have been, unless it divides the
     # size of the vocabulary. The 1 keeps id 0, often that of padding, from being the first.
     ids = (torch.arange(count)[None] * 7919 + 1) % int(config.vocab_size)
-    dtype = next(model.parameters()).dtype
-    wanted = answers(cast(model.eval(), torch.float32), ids).double().cpu()
-    cast(model, dtype)
+
+    def in_float32(model: nn.Module) -> Tensor:
+        dtype = next(model.parameters()).dtype
+        logits = answers(cast(model.eval(), torch.float32), ids).double().cpu()
+        cast(model, dtype)
+        return logits
+
     if reads_as_stock(model) and find_spec("transformers") is not None:
         from headwise.models.hf import load_folder  # imports transformers
 
@@ -713,8 +622,7 @@ def verify(model: nn.Module, folder: Path, context: int | None) -> str:
         read = load_folder(folder)
     else:
         reader, read = "headwise", load_model(folder)[0]
-    answered = answers(cast(read, torch.float32), ids).double().cpu()
-    difference = (answered - wanted).abs().max().item()
+    difference = (in_float32(read) - in_float32(model)).abs().max().item()
     if not difference <= TOLERANCE:  # true of NaN, too
         raise HeadwiseError(
             f"the exported model, read by {reader}, differs from the one in memory by {difference:.2g} in a logit, "

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from functools import partial
+from itertools import chain, product
 from pathlib import Path
 from typing import Unpack
 
-from torch import nn
+from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.families import check_next
@@ -23,7 +24,6 @@ from headwise.heads.ablate import ablation, importance
 from headwise.models.ask import predicts
 from headwise.models.open import Folder
 from headwise.models.weights import (
-    AttentionWeights,
     attentions,
     cannot_carry,
     head_counts,
@@ -31,7 +31,7 @@ from headwise.models.weights import (
     with_layers,
 )
 from headwise.records import head_name, parse_head
-from headwise.reshape.heal import Gone, cache_bytes, silenced
+from headwise.reshape.heal import Gone, cache_bytes, silence
 from headwise.reshape.job import (
     OF_RUN,
     Calibration,
@@ -55,7 +55,7 @@ def prune(
     keep: float | None = None,
     by: str | None = None,
     uniform: bool = False,
-    listener: Listener | None = None,
+    listener: Listener = lambda event: None,
     **options: Unpack[Options],
 ) -> Reshaped:
     """Remove query heads from a model, which is left alone: those in `heads`, or else those that `keep` leaves over.
@@ -124,12 +124,15 @@ class Pruning(Change):
 
     def apply(self, source: Folder, calibration: Calibration) -> Changed:
         model = source.model
-        scores = {} if self.by is None else head_scores(self.by, source, calibration)
+        scores: dict[str, float] = {}
+        if self.by is not None:
+            scores = head_scores(self.by, model, calibration.statistics)
         gone = self._gone(model, scores)
-        columns = [
-            w.wo[:, list(h)] for w, h in zip(layers_in_turn(model), gone, strict=True)
-        ]
-        if not any(x.any() for x in columns):  # zeroed by an earlier pruning, say
+        # those of an earlier pruning may be zero
+        changes = False
+        for weights, heads in zip(layers_in_turn(model), gone, strict=True):
+            changes |= bool(weights.wo[:, list(heads)].any())
+        if not changes:
             raise HeadwiseError(
                 f"{', '.join(_names(gone))}: these heads give nothing already, so nothing changes and nothing is "
                 f"written; name others with heads="
@@ -137,24 +140,21 @@ class Pruning(Change):
         changed = prune_heads(model, gone, self.uniform)
         if self.by is None:
             return changed
-        part = (
-            "what the run held out" if calibration.name == OF_RUN else "the whole text"
-        )
-        tokens = n_tokens(calibration.statistics)
+        measured_on = "the whole text"
+        if calibration.name == OF_RUN:
+            measured_on = "what the run held out"
         ranked = (
-            f"ranked by {self.by} on {tokens:,} tokens of the part that is not held "
-            f"out; `headwise heads` measures on {part}, so its order may differ"
+            f"ranked by {self.by} on {n_tokens(calibration.statistics):,} tokens of the part that is not held "
+            f"out; `headwise heads` measures on {measured_on}, so its order may differ"
         )
         details = changed.details | {"scores": scores}
         return replace(changed, details=details, notes=(ranked, *changed.notes))
 
     def _gone(self, model: nn.Module, scores: Mapping[str, float]) -> Gone:
-        if self.heads is not None:
-            return chosen_heads(
-                self.heads, len(attentions(model)), head_counts(model)[0]
-            )
-        assert self.keep is not None  # one of the two is given
-        return weakest(model, scores, self.keep, self.uniform)
+        if self.heads is None:
+            assert self.keep is not None  # one of the two is given
+            return weakest(model, scores, self.keep, self.uniform)
+        return chosen_heads(self.heads, len(attentions(model)), head_counts(model)[0])
 
 
 def chosen_heads(names: str | Sequence[str], n_layers: int, n_heads: int) -> Gone:
@@ -184,17 +184,17 @@ def chosen_heads(names: str | Sequence[str], n_layers: int, n_heads: int) -> Gon
     return tuple(tuple(sorted(gone)) for gone in chosen)
 
 
-def head_scores(by: str, source: Folder, calibration: Calibration) -> dict[str, float]:
-    """A score for each head, larger for those to keep.
+def head_scores(
+    by: str, model: nn.Module, batches: Sequence[Tensor]
+) -> dict[str, float]:
+    """A score for each head on ids (B,T), larger for those to keep.
 
     importance   by the gradient, relative to the layer (Michel et al. 2019, arXiv 1905.10650)
     ablation     the change in loss when the head alone is silenced
     """
-    batches = calibration.statistics
     if by == "importance":
-        return importance(source.model, batches)
-    changes = ablation(source.model, batches)
-    return {name: change.mean for name, change in changes.items()}
+        return importance(model, batches)
+    return {name: change.mean for name, change in ablation(model, batches).items()}
 
 
 def weakest(
@@ -202,38 +202,48 @@ def weakest(
 ) -> Gone:
     """The heads with the lowest scores, so that a fraction `keep` of all remains, and a head of every layer.
 
-    uniform  the same number from each layer: whole groups by their mean score, else evenly from each group
+    uniform  the same number from each layer: whole groups by their mean score if `keep` takes one at least, else
+             evenly from each group
 
     Raises HeadwiseError for a fraction that leaves too few heads, or that removes none.
     """
-    n_layers, (n_heads, n_kv_heads, _) = len(attentions(model)), head_counts(model)
-    wanted = _n_gone(n_layers * n_heads, keep)
-    if wanted > n_layers * (n_heads - 1):
-        stay = n_layers * n_heads - wanted
+    n_layers, (H, G, _) = len(attentions(model)), head_counts(model)
+    wanted = _n_gone(n_layers * H, keep)
+    if wanted > n_layers * (H - 1):
+        stay = n_layers * H - wanted
         raise HeadwiseError(
             f"keep={keep} leaves {stay} heads, and each of the {n_layers} layers needs one; pass "
-            f"{1 / n_heads:.3g} or more"
+            f"{1 / H:.3g} or more"
         )
-    chosen: list[list[int]] = []  # of each layer
-    ranked: list[tuple[float, int, int]] = []
-    for layer in range(n_layers):
-        row = [scores[head_name(layer, head)] for head in range(n_heads)]
-        ranked += [(score, layer, head) for head, score in enumerate(row)]
-        chosen.append(_weakest_evenly(row, n_kv_heads, keep) if uniform else [])
-    if uniform and not all(chosen):  # `keep` is so near to 1 that no layer loses a head
-        fractions = ", ".join(
-            f"{fraction:.3g}" for fraction in uniform_fractions(model)
-        )
+    r = H // G
+    groups = [range(g * r, g * r + r) for g in range(G)]
+    # `n` of each pool go: groups of a layer, or else heads of a group; one stays in any case.
+    n, pools = min(_n_gone(G, keep), G - 1), [groups]
+    if not n:
+        n = min(_n_gone(r, keep), r - 1)
+        pools = [[range(h, h + 1) for h in group] for group in groups]
+    if uniform and not n:
+        fractions = ", ".join(f"{x:.3g}" for x in uniform_fractions(model))
         raise HeadwiseError(
             f"keep={keep} with uniform=True removes no head of a layer; what would: {fractions or '-'}"
         )
-    if not uniform and wanted == 0:
+    if not uniform and not wanted:
         raise HeadwiseError(
-            f"keep={keep} of {n_layers * n_heads} heads removes none; pass a smaller one"
+            f"keep={keep} of {n_layers * H} heads removes none; pass a smaller one"
         )
-    for _, layer, head in sorted(ranked) if not uniform else ():
+
+    def score(layer: int, heads: Iterable[int]) -> float:
+        return sum(scores[head_name(layer, head)] for head in heads)
+
+    chosen: list[list[int]] = [[] for _ in range(n_layers)]
+    if uniform:
+        for layer, pool in product(range(n_layers), pools):
+            chosen[layer] += chain(*sorted(pool, key=partial(score, layer))[:n])
+        return tuple(tuple(sorted(heads)) for heads in chosen)
+    every = product(range(n_layers), range(H))
+    for _, layer, head in sorted((score(x, [h]), x, h) for x, h in every):
         # a layer keeps one
-        if sum(map(len, chosen)) < wanted and len(chosen[layer]) < n_heads - 1:
+        if sum(map(len, chosen)) < wanted and len(chosen[layer]) < H - 1:
             chosen[layer].append(head)
     return tuple(tuple(sorted(heads)) for heads in chosen)
 
@@ -246,45 +256,26 @@ def _n_gone(n: int, keep: float) -> int:
     return math.ceil((1 - keep) * n - 0.5 - 1e-9)
 
 
-def _weakest_evenly(scores: Sequence[float], n_kv_heads: int, keep: float) -> list[int]:
-    """Of a layer the heads that go: whole groups if `keep` takes one at least, or as many heads from each group."""
-    r = len(scores) // n_kv_heads
-    groups = [range(g * r, (g + 1) * r) for g in range(n_kv_heads)]
-    # How many groups of the layer go, or else how many heads of each group; one stays in any case.
-    n_groups, n_each = (min(_n_gone(n, keep), n - 1) for n in (n_kv_heads, r))
-    if n_groups:
-        return list(
-            chain(
-                *sorted(groups, key=lambda group: sum(scores[h] for h in group))[
-                    :n_groups
-                ]
-            )
-        )
-    return list(
-        chain(*(sorted(group, key=scores.__getitem__)[:n_each] for group in groups))
-    )
-
-
 def prune_heads(model: nn.Module, heads: Gone, uniform: bool = False) -> Changed:
     """The model without those heads, as with a gate of 0 on them; HeadwiseError where `uniform` cannot be had."""
     # `reason`: why the heads cannot leave the weights and become 0; None where they leave.
     reason, names = obstacle(model, heads, uniform), _names(heads)
-    kept, kv_kept = _remaining(model, heads)
-    n_heads, notes = head_counts(model)[0], [f"gone: {', '.join(names)}"]
-    silent: Gone = ()
-    if reason is None:
-        chosen = map(AttentionWeights.selected, layers_in_turn(model), kept, kv_kept)
-        # all layers keep as many: `_reason`
-        child = with_layers(model, chosen, len(kept[0]), len(kv_kept[0]))
-        done = "out of the weights"
-    else:
-        child = with_layers(model, map(silenced, layers_in_turn(model), heads))
-        notes.insert(0, f"zeroed, not removed: {reason}")
-        done, silent = "zeroed", heads
-    notes.append(_cache_note(model, child, zeroed=reason is not None))
-    what = f"heads {done}: {len(names)} of {len(heads) * n_heads}"
+    notes = [f"gone: {', '.join(names)}", _cache_note(model, heads, reason)]
     details = {"heads": names, "zeroed": reason is not None}
-    return Changed(child, what, details, tuple(notes), silent)
+    what = f"{len(names)} of {len(heads) * head_counts(model)[0]}"
+    if reason is None:
+        kept, readers = _kept(model, heads)
+        layers = zip(layers_in_turn(model), kept, readers, strict=True)
+        chosen = (weights.selected(row, [*counts]) for weights, row, counts in layers)
+        # all layers keep as many: `_reason`
+        child = with_layers(model, chosen, len(kept[0]), len(readers[0]))
+        return Changed(
+            child, f"heads out of the weights: {what}", details, tuple(notes)
+        )
+    child = with_layers(model, layers_in_turn(model))
+    silence(child, heads)
+    notes.insert(0, f"zeroed, not removed: {reason}")
+    return Changed(child, f"heads zeroed: {what}", details, tuple(notes), heads)
 
 
 def _names(heads: Gone) -> list[str]:
@@ -308,21 +299,21 @@ def obstacle(model: nn.Module, heads: Gone, uniform: bool = False) -> str | None
 
 def _reason(model: nn.Module, heads: Gone) -> str | None:
     # A config has one number of heads for all layers, and equal groups; and it must be able to say the new numbers.
-    r = head_counts(model)[0] // head_counts(model)[1]
-    kept, kv_kept = _remaining(model, heads)
-    lost, sizes = set(map(len, heads)), set(map(len, kv_kept))
+    kept, readers = _kept(model, heads)
+    lost, sizes = set(map(len, heads)), set(map(len, readers))
     if len(lost) > 1:
         return f"the layers would lose {min(lost)} to {max(lost)} heads and the config has one number of heads for all"
-    for layer, row in enumerate(kept):
-        readers = Counter(h // r for h in row).values()  # of each key/value head
-        if len(set(readers)) > 1:
+    for layer, counts in enumerate(readers):
+        least, most = min(counts.values()), max(counts.values())
+        if least < most:
+            n_heads, n_kv_heads, _ = head_counts(model)
             return (
-                f"in layer {layer} some key/value heads would be read by {min(readers)} query heads and some "
-                f"by {max(readers)}; the config has one number, so whole groups of {r} go, or as many from each"
+                f"in layer {layer} some key/value heads would be read by {least} query heads and some by {most}; the "
+                f"config has one number, so whole groups of {n_heads // n_kv_heads} go, or as many from each"
             )
     if len(sizes) > 1:
         return f"the layers would have {min(sizes)} to {max(sizes)} key/value heads; the config has one number for all"
-    return cannot_carry(model, len(kept[0]), len(kv_kept[0]))
+    return cannot_carry(model, len(kept[0]), len(readers[0]))
 
 
 def uniform_fractions(model: nn.Module) -> list[float]:
@@ -338,20 +329,21 @@ def uniform_fractions(model: nn.Module) -> list[float]:
     return sorted(carried, reverse=True)
 
 
-def _remaining(
+def _kept(
     model: nn.Module, heads: Gone
-) -> tuple[list[list[int]], list[list[int]]]:
-    """For each layer the query heads, and the key/value heads, that are still read."""
+) -> tuple[list[list[int]], list[dict[int, int]]]:
+    """For each layer the query heads that stay, and each key/value head that they read: by how many it is read."""
     n_heads, n_kv_heads, _ = head_counts(model)
     kept = [[h for h in range(n_heads) if h not in gone] for gone in heads]
-    return kept, [sorted({h // (n_heads // n_kv_heads) for h in row}) for row in kept]
+    return kept, [Counter(h * n_kv_heads // n_heads for h in row) for row in kept]
 
 
-def _cache_note(model: nn.Module, child: nn.Module, zeroed: bool) -> str:
+def _cache_note(model: nn.Module, heads: Gone, reason: str | None) -> str:
     """What becomes of the cache; where it stays as it is and `share` could make it smaller, that too."""
-    (n_heads, n_kv_heads, _), now = head_counts(model), head_counts(child)[1]
-    if now < n_kv_heads:
-        return f"the cache shrinks from {n_kv_heads} to {now} key/value heads a layer"
+    n_heads, n_kv_heads, _ = head_counts(model)
+    left = len(_kept(model, heads)[1][0])
+    if reason is None and left < n_kv_heads:
+        return f"the cache shrinks from {n_kv_heads} to {left} key/value heads a layer"
     if not cache_bytes(model):
         return "the model keeps no cache"
     size = n_heads // n_kv_heads
@@ -359,7 +351,7 @@ def _cache_note(model: nn.Module, child: nn.Module, zeroed: bool) -> str:
         f"the cache does not shrink: each key/value head is read by {size} query heads, "
         f"and all {size} must go"
     )
-    if zeroed:
+    if reason is not None:
         note = "nothing is faster and the cache does not shrink: zeroed heads keep their keys and values"
     # tried with one key/value head
     if n_kv_heads > 1 and cannot_carry(model, n_heads, 1) is None:

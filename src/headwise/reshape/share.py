@@ -44,15 +44,13 @@ from headwise.models.weights import (
 from headwise.reshape.align import (
     activations,
     as_complex,
+    closest,
     fold,
     key_maps,
     key_rule,
-    keys,
     mapped,
     mean_norm,
     moments,
-    orthogonal_maps,
-    queries,
     unrotated,
 )
 from headwise.reshape.job import (
@@ -67,8 +65,6 @@ from headwise.reshape.job import (
 from headwise.words import unknown
 
 Groups = tuple[tuple[int, ...], ...]
-# what is multiplied, such as queries and keys, one of each for every query head
-Pair = tuple[Tensor, Tensor]
 # So many possible groups, at most, are priced one by one; of more, each is taken to cost what its pairs cost
 # together. A round choice: to price one takes about 7 ms in a layer 256 wide, and 60 ms in one of 1,024 (one core).
 EXACT = 200
@@ -81,7 +77,7 @@ def share(
     n_kv_heads: int,
     *,
     groups: str = "adjacent",
-    listener: Listener | None = None,
+    listener: Listener = lambda event: None,
     **options: Unpack[Options],
 ) -> Reshaped:
     """Let query heads share key/value heads: a smaller cache.
@@ -96,7 +92,8 @@ def share(
             alone
         n_kv_heads: of the child, in each layer: a divisor of today's, and smaller
         groups: adjacent: neighbours share; best: heads whose sharing should cost least (`best`)
-        listener: hears what is being done, the first damage, and each evaluation of the healing
+        listener: hears what is being done (a line), the first damage (`Reshaped`), and each evaluation of the
+            healing (`HealPoint`)
         **options: those that follow, which are also those of `prune`
 
     Keyword Args:
@@ -232,33 +229,29 @@ def cheapest(
     Two heads of different groups are exchanged as long as that helps, once from neighbours and once from heads dealt
     out like cards; the better end wins.
     """
+
+    def cost(*groups: Iterable[int]) -> float:
+        return sum(price(tuple(sorted(group))) for group in groups)
+
     # Head h in group h % n_groups.
-    dealt = tuple(tuple(range(n, n_heads, n_groups)) for n in range(n_groups))
-    ends = [_exchanged(start, price) for start in (adjacent(n_heads, n_groups), dealt)]
-    cheaper = min(ends, key=lambda groups: sum(price(group) for group in groups))
-    return tuple(sorted(cheaper))
-
-
-def _exchanged(start: Groups, price: Callable[[tuple[int, ...]], float]) -> Groups:
-    # Rounds over all pairs of heads in different groups, until a round exchanges none.
-    groups = list(start)
-    improved = True
-    while improved:
-        improved = False
-        for a, b in itertools.combinations(range(len(groups)), 2):
-            for i, j in itertools.product(groups[a], groups[b]):
-                if i not in groups[a] or j not in groups[b]:
-                    continue  # an earlier exchange of this round has moved one of them
-                # Sorted, so that a group has one key in the cache of prices.
-                first = tuple(sorted({*groups[a], j} - {i}))
-                second = tuple(sorted({*groups[b], i} - {j}))
-                before = price(groups[a]) + price(groups[b])
-                after = price(first) + price(second)
-                # 1e-5 is more than rounding, also in float32; by rounding alone heads could be exchanged for
-                # ever.
-                if after < before * (1 - 1e-5):
-                    groups[a], groups[b], improved = first, second, True
-    return tuple(groups)
+    dealt = [range(n, n_heads, n_groups) for n in range(n_groups)]
+    ends = []
+    for start in (adjacent(n_heads, n_groups), dealt):
+        groups, improved = [*map(frozenset, start)], True
+        # rounds over all pairs of heads in different groups, until a round exchanges none
+        while improved:
+            improved = False
+            for a, b in itertools.combinations(range(n_groups), 2):
+                for i, j in itertools.product(sorted(groups[a]), sorted(groups[b])):
+                    if i not in groups[a] or j not in groups[b]:
+                        continue  # an earlier exchange has moved one of them
+                    first, second = groups[a] ^ {i, j}, groups[b] ^ {i, j}
+                    # 1e-5 is more than rounding, also in float32; by rounding alone heads could be exchanged for ever.
+                    if cost(first, second) < cost(groups[a], groups[b]) * (1 - 1e-5):
+                        groups[a], groups[b], improved = first, second, True
+        ends.append(groups)
+    cheaper = min(ends, key=lambda groups: cost(*groups))
+    return tuple(sorted(tuple(sorted(group)) for group in cheaper))
 
 
 def pooling_error(
@@ -266,74 +259,37 @@ def pooling_error(
 ) -> float:
     """The squared error that one key/value head made of this group is expected to make in the layer's output."""
     before = weights.permuted(group)  # the heads of this group alone
-    after = pooled(before, root, 1)
-    added, error = output_errors(before, after, root)
-    # The scores' error says what fraction of `added`, what a head adds, is lost: all of it from 1 on.
-    return float((score_errors(before, after, root).clamp(max=1) * added + error).sum())
+    layers = before, pooled(before, root, 1)
 
+    def each(part: str) -> Tensor:
+        """(H,2,D,X): what each query head has, or reads, before and after."""
+        heads = [activations(layer, part, root) for layer in layers]
+        return torch.stack([_for_queries(x, before.n_heads) for x in heads], 1)
 
-def output_errors(
-    before: AttentionWeights, after: AttentionWeights, root: Tensor
-) -> tuple[Tensor, Tensor]:
-    """(H,) each: E|W_O v|^2, and E|W_O v - W_O' v'|^2, of every query head."""
-    # Each is a `Pair` for `_products`: (H,E,C) of W_O, and the values (H,E,X), repeated for the heads that read them.
-    pairs = []
-    for x in (before, after):
-        values = activations(x.wv, x.bv, root)
-        pairs.append((x.wo.permute(1, 2, 0), _for_queries(values, before.n_heads)))
-    old, new = pairs
-    return _products(old, old), _squared_difference(_products, old, new)
-
-
-def score_errors(
-    before: AttentionWeights, after: AttentionWeights, root: Tensor
-) -> Tensor:
-    """(H,): E(q.k - q'.k')^2 / D of every query head: of scores, which are q.k / sqrt(D).
-
-    Over all distances RoPE rotates its part of a key through all angles. In the mean over the angles nothing is left of
-    products of two planes, and of each plane half of |q|^2 |k|^2.
-    """
-    read = []
-    for x in (before, after):
-        read.append((queries(x, root), _for_queries(keys(x, root), before.n_heads)))
-    error = torch.zeros(before.n_heads, dtype=root.dtype)
+    q, k, v = map(each, "qkv")
+    wo = torch.stack([layer.wo.permute(1, 2, 0) for layer in layers], 1)  # (H,2,E,C)
+    # what one factor has with a minus is subtracted in a sum of products
+    q[:, 1] *= -1
+    wo[:, 1] *= -1
+    added = _mean_square(wo[:, 0], v[:, 0])
+    error = _mean_square(wo.flatten(1, 2), v.flatten(1, 2))
+    # Of scores, which are q.k / sqrt(D). Over all distances RoPE rotates its part of a key through all angles. In the
+    # mean over the angles nothing is left of products of two planes, and of each plane half of |q|^2 |k|^2.
+    rest = list(unrotated(before))
+    score_error = _mean_square(q[:, :, rest].flatten(1, 2), k[:, :, rest].flatten(1, 2))
     if before.pairs:
-        planes = []
-        for q, k in read:
-            planes.append((as_complex(q, before.pairs), as_complex(k, before.pairs)))
-        error += _squared_difference(_rotated_products, *planes)
-    if rest := list(unrotated(before)):
-        others = [(q[:, rest], k[:, rest]) for q, k in read]
-        error += _squared_difference(_products, *others)
-    return error / before.wk.shape[1]
+        planes = [as_complex(x, before.pairs).transpose(1, 2) for x in (q, k)]
+        score_error += _mean_square(*planes) / 2
+    # The scores' error says what fraction of `added`, what a head adds, is lost: all of it from 1 on.
+    lost = (score_error / q.shape[2]).clamp(max=1)
+    return float((lost * added + error).sum())
 
 
-def _products(first: Pair, second: Pair) -> Tensor:
-    """(H,): E[(q.k)(q'.k')] of queries and keys (H,D,X), all of whose features meet.
-
-    And E[(W v).(W' v')] of transposed output matrices (H,E,C) and values (H,E,X).
-    """
-    # Queries and keys are taken as independent: the sum over features i and j of E[q_i q'_j] E[k_i k'_j].
-    (q, k), (q_other, k_other) = first, second
-    return ((q @ q_other.mT) * (k @ k_other.mT)).sum((1, 2))
-
-
-def _rotated_products(first: Pair, second: Pair) -> Tensor:
-    """(H,): the same, of complex queries and keys (H,P,X), where every plane is rotated through all angles."""
-    # A score of one plane is Re(conj(q) k z) with |z| = 1. The product of two such scores is, in the mean over z,
-    # Re(conj(q) q' k conj(k')) / 2.
-    (q, k), (q_other, k_other) = first, second
-    queries_meet, keys_meet = (q * q_other.conj()).sum(-1), (k * k_other.conj()).sum(-1)
-    return (queries_meet.conj() * keys_meet).real.sum(1) / 2
-
-
-def _squared_difference(
-    products: Callable[[Pair, Pair], Tensor], old: Pair, new: Pair
-) -> Tensor:
-    """E|x - y|^2 = E x.x - 2 E x.y + E y.y, from such means; what rounding made negative is 0."""
-    return (products(old, old) - 2 * products(old, new) + products(new, new)).clamp(
-        min=0
-    )
+def _mean_square(first: Tensor, second: Tensor) -> Tensor:
+    """(H,): E|x.y|^2 of independent (H,...,F,X) and (H,...,F,Y), whose F features meet, summed over what is between."""
+    # the sum over features i and j of E[x_i x_j'] E[y_i y_j']
+    means = (first @ first.mH).conj() * (second @ second.mH)
+    return means.real.flatten(1).sum(1)
 
 
 # (G,...) -> (H,...): what each query head reads
@@ -351,47 +307,47 @@ def aligned(
 
     And the activations (G,D,X) of its keys and (G,E,X) of its values.
     """
-    rule, k = key_rule(weights), keys(weights, root)
-    v = activations(weights.wv, weights.bv, root)
+    rule = key_rule(weights)
+    k, v = (activations(weights, part, root) for part in "kv")
     k_maps = torch.cat([key_maps(group, rule) for group in k.chunk(n_groups)])
-    v_maps = torch.cat([orthogonal_maps(group) for group in v.chunk(n_groups)])
+    v_maps = torch.cat([closest(x[:, None])[:, 0] for x in v.chunk(n_groups)])
     return fold(weights, k_maps, v_maps), k_maps @ k, v_maps @ v
 
 
 def pooled(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
     """One key/value head made of each group: the mean of the aligned heads, with the norms that it lacks."""
     rule, (heads, k, v) = key_rule(weights), aligned(weights, root, n_groups)
+    r = heads.group_size
     counts: Tensor | float = 1.0  # how much each head counts in the mean of the keys
     if heads.k_gain is None:
-        # (H,D,1): rows of W_Q
-        scale = _shrinkage(k, n_groups, [*rule.planes, rule.free], heads.n_heads)
-        heads = mapped(heads, "q", lambda rows: rows * scale[..., None])
+        lost = _shrinkage(k, n_groups, [*rule.planes, rule.free])
+        scale = lost.repeat_interleave(r, 0)[..., None]  # (H,D,1): rows of W_Q
+        heads = mapped(heads, q=scale.mul)
     else:
         # A qk-norm gives the mean its norm. It divides the size of each head's keys out, so that size must not weigh:
         # each head counts by 1 / norm, scaled to a mean of 1.
-        norms = mean_norm(activations(heads.wk, heads.bk, root))
-        inverse = grouped(1 / norms, n_groups)
-        counts = (inverse / inverse.mean(1, keepdim=True)).view(-1, 1, 1)
+        keys = activations(replace(heads, k_gain=None), "k", root)
+        inverse = grouped(1 / mean_norm(keys), n_groups)
+        counts = (inverse / inverse.mean(1, keepdim=True)).flatten(0, 1)
     # (H,E): columns of W_O
-    scale = _shrinkage(v, n_groups, [range(v.shape[1])], heads.n_heads)
+    scale = _shrinkage(v, n_groups, [range(v.shape[1])]).repeat_interleave(r, 0)
     heads = replace(heads, wo=heads.wo * scale)
-    heads = mapped(heads, "k", lambda rows: grouped(rows * counts, n_groups).mean(1))
-    return mapped(heads, "v", lambda rows: grouped(rows, n_groups).mean(1))
+    return mapped(
+        heads,
+        k=lambda rows: grouped(rows * counts, n_groups).mean(1),
+        v=lambda rows: grouped(rows, n_groups).mean(1),
+    )
 
 
-def _shrinkage(
-    heads: Tensor, n_groups: int, parts: Iterable[Sequence[int]], n_heads: int
-) -> Tensor:
-    """The norm of heads (G,D,X) over that of their group's mean, one factor for all features of a part.
+def _shrinkage(heads: Tensor, n_groups: int, parts: Iterable[Sequence[int]]) -> Tensor:
+    """(G,D): the norm of heads (G,D,X) over that of their group's mean, one factor for all features of a part.
 
-    (H,D), what reads each head; 1 where the mean is 0: nothing brings it back.
+    1 where the mean is 0: nothing brings it back.
     """
-    before, means = heads.square().sum(-1), grouped(heads, n_groups).mean(1)
-    after = _for_queries(means.square().sum(-1), len(heads))
-    factor = torch.ones_like(before)
+    sizes = grouped(heads.square().sum(-1), n_groups)
+    means = grouped(heads, n_groups).mean(1, keepdim=True).square().sum(-1)
+    factor = torch.ones_like(sizes)
     for part in map(list, parts):  # lists: a tuple would index one axis after the other
-        size = before[:, part].sum(1, keepdim=True)
-        pooled_size = after[:, part].sum(1, keepdim=True)
-        ratio = (size / pooled_size).sqrt()
-        factor[:, part] = torch.where(pooled_size > 0, ratio, torch.ones_like(size))
-    return _for_queries(factor, n_heads)
+        ratio = sizes[..., part].sum(-1) / means[..., part].sum(-1)
+        factor[..., part] = torch.where(ratio.isfinite(), ratio.sqrt(), 1.0)[..., None]
+    return factor.flatten(0, 1)
