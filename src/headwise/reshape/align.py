@@ -21,6 +21,7 @@ towards it, and it becomes the mean of the turned heads.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,7 +30,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.errors import HeadwiseError
 from headwise.gpt.train import one_thread
 from headwise.models.ask import run_body
 from headwise.models.hook import hooked
@@ -47,22 +47,18 @@ ROUNDS = 12
 def moments(model: nn.Module, batches: Sequence[Tensor]) -> Iterator[Tensor]:
     """For each layer the root L (X,X) of E[x x'], over ids (B,T) of equal length in each batch.
 
-    x is what the layer's attention reads of a token, (C,), with a 1 appended. Raises HeadwiseError without a text.
+    x is what the layer's attention reads of a token, (C,), with a 1 appended.
     """
-    sums: dict[int, Tensor] = {}
+    sums: dict[int, Any] = defaultdict(float)
 
     def add(layer: int, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        x = inputs[0].detach().flatten(0, -2)  # (B,T,C) -> (B*T,C)
+        x = inputs[0].flatten(0, -2)  # (B,T,C) -> (B*T,C)
         # Inputs in half precision have 8 (bfloat16) or 11 (float16) significant bits: float32, on the device, sums
         # their products as well as they are known. Others are summed in float64 on the processor.
         x = x.float() if x.dtype.itemsize <= 2 else x.cpu().double()
         x = torch.cat([x, x.new_ones(len(x), 1)], 1)
-        product = (x.T @ x).cpu().double()
-        sums[layer] = sums[layer] + product if layer in sums else product
+        sums[layer] += (x.T @ x).cpu().double()
 
-    count = sum(ids.numel() for ids in batches)
-    if count == 0:
-        raise HeadwiseError("there is no calibration text to read; pass one as text=")
     hooks = []
     for layer in range(len(attentions(model))):
         projection = input_projection(model, layer)
@@ -70,6 +66,7 @@ def moments(model: nn.Module, batches: Sequence[Tensor]) -> Iterator[Tensor]:
     with hooked(hooks):
         for ids in batches:
             run_body(model, ids)
+    count = sum(ids.numel() for ids in batches)
     for layer in sorted(sums):
         # The symmetric root: unlike Cholesky's it exists where inputs lie in fewer dimensions than X.
         values, vectors = torch.linalg.eigh(sums.pop(layer) / count)
@@ -125,14 +122,11 @@ class KeyRule:
 
 def key_rule(weights: AttentionWeights) -> KeyRule:
     """The rule of a layer, by its RoPE and its qk-norm, as the table at the top of this file has it."""
-    q_gain, k_gain = weights.q_gain, weights.k_gain
+    gains = [x for x in (weights.q_gain, weights.k_gain) if x is not None]
 
     def alike(features: tuple[int, ...]) -> bool:
         """Does no gain tell these features apart, so that they may be mixed?"""
-        if q_gain is None or k_gain is None:
-            return True
-        gains = torch.stack([q_gain, k_gain]).detach()[:, list(features)]
-        return bool((gains == gains[:, :1]).all())
+        return all(len(set(gain[list(features)].tolist())) < 2 for gain in gains)
 
     signs: list[tuple[int, ...]] = [pair for pair in weights.pairs if not alike(pair)]
     rest = unrotated(weights)

@@ -80,7 +80,7 @@ from headwise.reshape.heal import (
     heal_child,
     measure,
 )
-from headwise.shapes import shape_of
+from headwise.shapes import kind_of, shape_of
 from headwise.table import amount
 
 # tokens of a document, at most: a round choice, more take more memory
@@ -471,10 +471,10 @@ def calibrate(name: str, text: Any, folder: Folder) -> Calibration:
             pieces = cut([part], length - len(before) - len(after))
             rows = [[*before, *ids, *after] for ids in pieces]
         # Documents of a single token are left out: it predicts nothing.
-        tensors = [torch.as_tensor(ids).long().cpu() for ids in rows if len(ids) > 1]
-        for ids in tensors:
-            check_ids(folder, name, ids.tolist())
-        documents.append(tuple(tensors))
+        kept = [ids for ids in rows if len(ids) > 1]
+        for ids in kept:
+            check_ids(folder, name, ids)
+        documents.append(tuple(map(torch.tensor, kept)))
     train, held_out = documents
     if not train or not held_out:
         raise HeadwiseError(
@@ -497,15 +497,12 @@ def _split(items: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
 def _ids(ids: Any) -> list[Any]:
     """One stream of ids (N,), or documents (B,T) or one by one, as lists. HeadwiseError for what holds no ids."""
     is_list = isinstance(ids, Sequence) and any(shape_of(x) for x in ids[:1])
-    rows, axes = (ids, 1) if is_list else ([ids], 2)
-    lists = []
     # torch raises each of them for what it cannot read
     with suppress(TypeError, ValueError, RuntimeError):
-        for read in map(torch.as_tensor, rows):
-            if 1 <= read.ndim <= axes and not read.is_floating_point():
-                lists.append(read.tolist())
-    if len(lists) == len(rows):
-        return lists if is_list else lists[0]
+        rows = [torch.as_tensor(x).tolist() for x in (ids if is_list else [ids])]
+        read = rows if is_list else rows[0]
+        if len(shape_of(read)) in (1, 2) and kind_of(read) == "int":
+            return read
     shown = " ".join(repr(ids).split())  # an array's has several lines
     raise HeadwiseError(
         f"{shown:.60} is neither a text nor its ids, whole numbers (N,), or documents of them"
