@@ -74,14 +74,14 @@ class BroadcastGrid:
         self._known = known
         self.B, self.H, self.T, self.S = lengths
         self._array = array
-        self._part = {"b": documents, "h": slice(None), "t": queries, "s": keys}
+        self._parts = documents, slice(None), queries, keys
         self.i = arange(self.T).reshape(self.T, 1)[queries]
         self.j = arange(self.S)[keys]
 
     def of_keys(self, keys: slice) -> BroadcastGrid:
         """The same grid over some of the keys alone."""
         part = copy(self)
-        part._part, part.j = {**self._part, "s": keys}, self.j[keys]
+        part._parts, part.j = (*self._parts[:3], keys), self.j[keys]
         return part
 
     def read(self, values: Any) -> Iterable[Any]:
@@ -89,21 +89,20 @@ class BroadcastGrid:
 
     def pick(self, values: Any, axes: str) -> Any:
         array = self._array(values)
-        # a single number has nothing to cut, and axes[-0:] would be all four
-        if array.ndim:
-            lengths = {"b": self.B, "h": self.H, "t": self.T, "s": self.S}
-            # What broadcasts has length 1; the whole of an axis, 1 included, is cut to the part at hand.
-            cuts = []
-            # Leading axes may be left out: values of two axes have the last two letters.
-            for axis, n in zip(axes[-array.ndim :], array.shape, strict=True):
-                cuts.append(self._part[axis] if n == lengths[axis] else slice(None))
-            array = array[tuple(cuts)]
+        # Leading axes may be left out: values of two axes have the last two letters.
+        letters = axes[len(axes) - array.ndim :]
+        full = dict(zip("bhts", (self.B, self.H, self.T, self.S), strict=True))
+        parts = dict(zip("bhts", self._parts, strict=True))
+        # What broadcasts has length 1; the whole of an axis, 1 included, is cut to the part at hand.
+        cuts = []
+        for axis, n in zip(letters, array.shape, strict=True):
+            cuts.append(parts[axis] if n == full[axis] else slice(None))
+        array = array[tuple(cuts)]
         if axes == "bhts":
             return array
         # An axis that the values have not gets length 1: (B,S) of "bs" -> (B,1,1,S).
-        return array.reshape(
-            [array.shape[axes.index(axis)] if axis in axes else 1 for axis in "bhts"]
-        )
+        lengths = dict(zip(letters, array.shape, strict=True))
+        return array.reshape([lengths.get(axis, 1) for axis in "bhts"])
 
 
 Band = tuple[int | None, int | None]  # low <= j - i <= high; None: open on that side
@@ -356,21 +355,23 @@ class Part(_Derived):
     def bias(self, grid: Grid) -> Any:
         return self.mask.bias(_WholeGrid(grid, self))
 
-    @property
-    def first_query(self) -> int:
-        """The number in the larger call of this call's first query."""
-        return self.numbers[0] if self.axis == "t" and len(self.numbers) else 0
-
     def band(self, T: int, S: int) -> Band | None:
-        band = self.mask.band(self.length if self.axis == "t" else T, S)
+        if self.axis == "h":
+            return self.mask.band(T, S)
+        band, first = self.mask.band(self.length, S), self.first
         # Of queries with gaps between them the distances are not those of their places.
-        if band is None or (self.axis == "t" and not _neighbours(self.numbers)):
+        if band is None or first is None:
             return None
-        # Query i of this call is query i + first_query of the larger one, so here j - i is larger by first_query.
-        low, high = (
-            None if bound is None else bound + self.first_query for bound in band
-        )
+        # Query i of this call is query i + first of the larger one, so here j - i is larger by first.
+        low, high = (None if bound is None else bound + first for bound in band)
         return low, high
+
+    @property
+    def first(self) -> int | None:
+        """The first of the numbers, where each follows on the one before."""
+        numbers = list(self.numbers)
+        first = numbers[0] if numbers else 0
+        return first if numbers == list(range(first, first + len(numbers))) else None
 
 
 class _WholeGrid:
@@ -385,23 +386,20 @@ class _WholeGrid:
 
     def __init__(self, grid: Grid, part: Part) -> None:
         self._grid, self._axis, self._length = grid, part.axis, part.length
-        numbers = list(part.numbers)
-        neighbours = _neighbours(numbers)
+        numbers, first = list(part.numbers), part.first
         # A slice of an array is a view; picking by a list would copy.
         self._numbers: slice | list[int] = numbers
-        if numbers and neighbours:
-            self._numbers = slice(numbers[0], numbers[0] + len(numbers))
+        if first is not None:
+            self._numbers = slice(first, first + len(numbers))
         self.B, self.H, self.T, self.S = grid.B, grid.H, grid.T, grid.S
         self.i, self.j, self.read = grid.i, grid.j, grid.read
         if part.axis == "h":
             self.H = part.length
-        else:
-            self.T = part.length
-            # Neighbours need only an addition to the numbers 0, 1, ... that this call's queries have; for any others
-            # `pick` lays their numbers along the axis of queries.
-            self.i = grid.i + part.first_query
-            if not neighbours:
-                self.i = grid.pick(numbers, "t")
+            return
+        self.T = part.length
+        # Neighbours need only an addition to the numbers 0, 1, ... that this call's queries have; for any others
+        # `pick` lays their numbers along the axis of queries.
+        self.i = grid.pick(numbers, "t") if first is None else grid.i + first
 
     def pick(self, values: Any, axes: str) -> Any:
         shape = shape_of(values)
@@ -411,13 +409,6 @@ class _WholeGrid:
         if place >= 0 and shape[place] == self._length:
             values = _taken(values, place, self._numbers)
         return self._grid.pick(values, axes)
-
-
-def _neighbours(numbers: Sequence[int]) -> bool:
-    """Does each number follow on the one before?"""
-    return not len(numbers) or list(numbers) == list(
-        range(numbers[0], numbers[0] + len(numbers))
-    )
 
 
 def _taken(values: Any, axis: int, numbers: slice | list[int]) -> Any:

@@ -84,12 +84,9 @@ def attend(
         HeadwiseError: with both numbers when shapes, dtypes or devices do not fit.
     """
     options = Options(mask, scale, softcap, sink, dropout, gate, kv_index)
-    backend = _backend(q, k, v, mask)
-    if _is_one_head(q, k, v):
-        one_head: AnyArray = backend.attend(*map(_in_batch, (q, k, v)), options)[0][0]
-        return one_head
-    out: AnyArray = backend.attend(q, k, v, options)
-    return out
+    backend, is_one_head, *heads = _prepared(q, k, v, mask)
+    out: AnyArray = backend.attend(*heads, options)
+    return out[0][0] if is_one_head else out
 
 
 @refuses_foreign(ELSEWHERE)
@@ -112,21 +109,20 @@ def trace(
         scores, capped, masked and weights (B,H,T,S), lse (B,H,T) and out (B,H,T,E), in q's kind and dtype.
     """
     options = Options(mask, scale, softcap, sink, dropout, gate, kv_index)
-    backend = _backend(q, k, v, mask)
-    if _is_one_head(q, k, v):
-        steps: Trace[Any] = backend.trace(*map(_in_batch, (q, k, v)), options)
+    backend, is_one_head, *heads = _prepared(q, k, v, mask)
+    steps: Trace[Any] = backend.trace(*heads, options)
+    if is_one_head:
         return Trace(*(step[0][0] for step in vars(steps).values()))
-    of_batch: Trace[AnyArray] = backend.trace(q, k, v, options)
-    return of_batch
+    return steps
 
 
-def _is_one_head(q: Any, k: Any, v: Any) -> bool:
-    return all(len(shape_of(x)) == 2 for x in (q, k, v))
-
-
-def _in_batch(x: Any) -> Any:
-    """(T,D) as (1,1,T,D)."""
-    return [[x]] if isinstance(x, list | tuple) else x[None, None]
+def _prepared(q: Any, k: Any, v: Any, mask: Any) -> tuple[Any, ...]:
+    """The backend; are these one head of one document? And q, k and v with four axes then: (T,D) as (1,1,T,D)."""
+    backend, heads = _backend(q, k, v, mask), (q, k, v)
+    if any(len(shape_of(x)) != 2 for x in heads):
+        return backend, False, q, k, v
+    is_list = isinstance(q, list | tuple)
+    return backend, True, *([[x]] if is_list else x[None, None] for x in heads)
 
 
 def _backend(q: Any, k: Any, v: Any, mask: Any) -> Any:

@@ -55,8 +55,6 @@ class Value:
         return self * -1.0
 
     def __sub__(self, other: Scalar) -> Value:
-        if isinstance(other, Value):
-            return Value(self.data - other.data, (self, other), (1.0, -1.0))
         return self + -other
 
     # A quotient is a product with a power, a difference a sum with the negative: so their slopes come by themselves.
@@ -111,20 +109,16 @@ def number(x: Scalar) -> float:
 
 def exp(x: Scalar) -> Scalar:
     y = math.exp(number(x))
-    return (
-        Value(y, (x,), (y,)) if isinstance(x, Value) else y
-    )  # the slope of exp is exp itself
+    return _node(y, (x,), [y])  # the slope of exp is exp itself
 
 
 def log(x: Scalar) -> Scalar:
-    y = math.log(number(x))
-    return Value(y, (x,), (1.0 / x.data,)) if isinstance(x, Value) else y
+    return _node(math.log(number(x)), (x,), [1.0 / number(x)])
 
 
 def tanh(x: Scalar) -> Scalar:
     y = math.tanh(number(x))
-    # the slope of tanh is 1 - tanh^2
-    return Value(y, (x,), (1.0 - y * y,)) if isinstance(x, Value) else y
+    return _node(y, (x,), [1.0 - y * y])  # the slope of tanh is 1 - tanh^2
 
 
 def dot(xs: Sequence[Scalar], ys: Sequence[Scalar]) -> Scalar:

@@ -5,22 +5,13 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from headwise.errors import HeadwiseError
 from headwise.spec import require_size
-
-
-class Offer(NamedTuple):
-    """What a cache will hold once `take` counts its new tokens: rows `begin` to `end` of its buffers."""
-
-    buffers: tuple[Tensor, ...]  # of keys and of values
-    begin: int
-    end: int
-    n_new: int  # tokens that `take` adds to its length
 
 
 class KVCache:
@@ -61,7 +52,8 @@ class KVCache:
         self._buffers: tuple[Tensor, ...] = ()
         # the rows that are held: tokens before them are dropped, room is behind
         self._begin = self._end = 0
-        self._offered: Offer | None = None  # until the next `take`
+        # what it will hold once `take` counts the new tokens: buffers, their rows from and to, and how many are new
+        self._offered: tuple[tuple[Tensor, ...], int, int, int] | None = None
         self._layer: int | None = None  # number of the layer that filled it
         self.holds_context = False  # has it the keys of a cross attention's context?
         # What those keys and values were made of, mostly one tensor. Weak: to recognise it needs no hold on its memory.
@@ -85,19 +77,11 @@ class KVCache:
     def _views(self) -> tuple[Tensor, ...]:
         """The keys and the values held; nothing before the first."""
         # code that torch.compile traces cannot ask for the mode
-        is_compiled = torch.compiler.is_compiling()
-        if (
-            not is_compiled
-            and not torch.is_inference_mode_enabled()
-            and any(x.is_inference() for x in self._buffers)
-        ):
+        is_plain = torch.compiler.is_compiling() or torch.is_inference_mode_enabled()
+        if not is_plain and any(x.is_inference() for x in self._buffers):
             # Buffers made in inference mode may not be written outside of it: copies may.
             self._buffers = tuple(buffer.clone() for buffer in self._buffers)
         return tuple(buffer[:, :, self._begin : self._end] for buffer in self._buffers)
-
-    def _held(self, k: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        """The keys and values held; before the first token, views of `k` and `v` without rows."""
-        return self._views() or (k[:, :, :0], v[:, :, :0])
 
     def check_layer(self, layer: int) -> None:
         """A cache serves the layer, known by a number of its own, that first filled it; another one is an error.
@@ -134,14 +118,9 @@ class KVCache:
         self.holds_context = bool(state["holds_context"])
         return self
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> tuple[Any, ...]:
         held = {name: x.detach() for name, x in self.state_dict().items()}
-        kind = {"max_length": self.max_length, "window": self.window}
-        return {**kind, "held": held}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(state["max_length"], state["window"])  # type: ignore[misc]
-        self.load_state_dict(state["held"])
+        return _filled, (self.max_length, self.window, held)
 
     @property
     def batch(self) -> int | None:
@@ -163,35 +142,25 @@ class KVCache:
             _check_fit("keys", self._buffers[0], k)
             _check_fit("values", self._buffers[1], v)
         self.check_room(k.shape[2])
-        # `held` is empty before the first token
-        held, n_new = (self._views(), k.shape[2])
+        n_new = k.shape[2]
+        # before the first token, views of `k` and `v` without rows
+        held = self._views() or (k[:, :, :0], v[:, :, :0])
         if torch.is_grad_enabled() or any(view.requires_grad for view in held):
             # Backward may need what it was given, so nothing is written in place.
-            joined = (
-                (torch.cat([held[0], k], 2), torch.cat([held[1], v], 2))
-                if held
-                else (k, v)
-            )
-            self._offered = Offer(joined, 0, self.kept + n_new, n_new)
-            return joined
-        if not held or self._end + n_new > self._buffers[0].shape[2]:
-            self._move(self._held(k, v), self._room(self.kept + n_new))
+            keys, values = torch.cat([held[0], k], 2), torch.cat([held[1], v], 2)
+            self._offered = (keys, values), 0, self.kept + n_new, n_new
+            return keys, values
+        if not self._buffers or self._end + n_new > self._buffers[0].shape[2]:
+            # doubled, so that n appends move O(n) rows in all; of a rolling cache full after `window` more tokens, and
+            # only then the kept ones move; of a static one taken once
+            most = 2 * (self.window or self.kept)
+            self._move(held, self.max_length or max(self.kept + n_new, most))
         end = self._end + n_new
         for buffer, new in zip(self._buffers, (k, v), strict=True):
             buffer[:, :, self._end : end] = new
-        self._offered = Offer(self._buffers, self._begin, end, n_new)
+        self._offered = self._buffers, self._begin, end, n_new
         keys, values = (buffer[:, :, self._begin : end] for buffer in self._buffers)
         return keys, values
-
-    def _room(self, total: int) -> int:
-        """Rows of new buffers that must hold `total` tokens, with room for more."""
-        if self.max_length is not None:
-            return self.max_length  # taken once
-        if self.window is not None:
-            # full after `window` more tokens, and only then the kept ones move
-            return max(total, 2 * self.window)
-        # doubled, so that n appends move O(n) rows in all
-        return max(total, 2 * self.kept)
 
     def _move(self, held: tuple[Tensor, ...], room: int) -> None:
         """New buffers of `room` rows, with what is held at their beginning."""
@@ -292,6 +261,12 @@ class KVCache:
         if self._buffers and self.max_length is not None and not has_gradients:
             # a static cache has its room from the first token on
             self._move(self._buffers, self.max_length)
+
+
+def _filled(
+    max_length: int | None, window: int | None, held: dict[str, Tensor]
+) -> KVCache:
+    return KVCache(max_length, window).load_state_dict(held)
 
 
 def _check_fit(name: str, buffer: Tensor, new: Tensor) -> None:

@@ -66,33 +66,21 @@ def trace(
         heads = []
         for h in range(H):
             g = kv_index[h]
-            rows = []  # of who may attend, of all heads that read this key/value head
+            # A key that no query of the heads of its key/value head may attend is not read: it stands as zeros. The
+            # other backends have one K for all these heads, so this backend asks them all, too: its trace has the same
+            # scores as theirs.
+            rows = []  # of who may attend
             for n in range(H):
                 if kv_index[n] == g:
                     rows += masks[n][0]
-            # A key that no query of these heads may attend is not read: it stands as zeros. The other backends have one
-            # K for all these heads, so this backend asks them all, too: its trace has the same scores as theirs.
-            keys = [
-                k[b][g][j] if any(row[j] for row in rows) else [0.0] * D
-                for j in range(S)
-            ]
-            # Either may be an array: `list` is there for the types alone.
-            head_sink, head_gate = (
-                None if x is None else list(x)[h] for x in (sink, gate)
-            )
+            keys = []
+            for j, key in enumerate(k[b][g]):
+                keys.append(key if any(row[j] for row in rows) else [0.0] * D)
             # Values need no zeros: `_row_out` reads only those that its query may attend.
-            heads.append(
-                _head(
-                    q[b][h],
-                    keys,
-                    v[b][g],
-                    *masks[h],
-                    scale,
-                    softcap,
-                    head_sink,
-                    head_gate,
-                )
-            )
+            inputs = q[b][h], keys, v[b][g], *masks[h]
+            # Either may be an array: `list` is there for the types alone.
+            extras = [None if x is None else list(x)[h] for x in (sink, gate)]
+            heads.append(_head(*inputs, scale, softcap, *extras))
         documents.append(heads)
     # Traces of heads become one Trace, each of whose fields has the axes of documents and heads in front.
     steps = {}

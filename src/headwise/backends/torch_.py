@@ -49,17 +49,17 @@ WITHOUT_FLOAT64 = {"mps"}  # kinds of devices, by torch's names: Apple's
 
 def attend(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
     """Multi-head attention of torch tensors, differentiable; see `headwise.attend`."""
-    _check_nested(q, k, v)
-    sizes = check_shapes(q.shape, k.shape, v.shape)
-    if paths.why_explicit(sizes, options):
-        return trace(q, k, v, options).out
-    call = _Call(q, k, v, sizes, options)
-    grid = checked_grid(options.mask, sizes, q.device)
+    call = _Call(q, k, v, options)
+    if paths.why_explicit(call.sizes, options):
+        return _explicit(call, q, k, v).out
     # Documents apart would make a graph for their lengths alone, and blocks an exported program for long texts alone.
-    readable = None if torch.compiler.is_compiling() else grid
-    path = paths.choose(sizes, options, readable, not torch.compiler.is_exporting())
-    way = _apart if path.name == paths.APART else _together
-    out = way(call, path, grid, q, k, v)
+    readable = None if torch.compiler.is_compiling() else call.grid
+    blocks = not torch.compiler.is_exporting()
+    path = paths.choose(call.sizes, options, readable, blocks)
+    if path.name == paths.APART:
+        out = _apart(call, path, q, k, v)
+    else:
+        out = _together(call, path, call.grid, q, k, v)
     return out if call.gate_h11 is None else out * call.gate_h11.to(out.dtype)
 
 
@@ -89,14 +89,7 @@ def _together(
     return out if seen.rows is None else torch.where(seen.rows, out, 0)
 
 
-def _apart(
-    call: _Call,
-    path: paths.Path,
-    _: BroadcastGrid | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-) -> Tensor:
+def _apart(call: _Call, path: paths.Path, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Each document over its own keys, cut out by `split`: the gradient of a slice would be as long as the whole."""
     outs = []
     counts = [group.n for group in path.documents]
@@ -169,14 +162,14 @@ def _joined(outs: list[Tensor], axis: int) -> Tensor:
 
 def trace(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Trace[Tensor]:
     """As `attend`, with every step kept, in float32 or wider (`out` in the input's dtype). Always the explicit path."""
-    _check_nested(q, k, v)
-    sizes = check_shapes(q.shape, k.shape, v.shape)
-    call = _Call(q, k, v, sizes, options)
-    mask, softcap, dropout = options.mask, options.softcap, options.dropout
+    return _explicit(_Call(q, k, v, options), q, k, v)
+
+
+def _explicit(call: _Call, q: Tensor, k: Tensor, v: Tensor) -> Trace[Tensor]:
+    mask, softcap, dropout = call.options.mask, call.options.softcap, call.dropout
     # All keys and no band: every mask speaks for itself, as nothing is cut away.
     masks = () if mask is None else mask.parts()
-    grid = checked_grid(mask, sizes, q.device)
-    seen = _dense(grid, None, masks, call, slice(None))
+    seen = _dense(call.grid, None, masks, call, slice(None))
     k, v = call.pick(*seen.protect(k, v))
     scores = by_group(q.to(call.dtype) * call.scale, k.to(call.dtype).transpose(-1, -2))
     capped = scores if softcap is None else torch.tanh(scores / softcap) * softcap
@@ -185,9 +178,8 @@ def trace(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Trace[Tensor]:
         masked = masked.masked_fill(~seen.allowed, -math.inf)
     weights, lse = _softmax(masked, call.sink_h11)
     # The layer passes dropout=0 outside of training, so F.dropout is never told of a mode.
-    out = by_group(
-        F.dropout(weights, dropout) if dropout else weights, v.to(call.dtype)
-    )
+    kept = F.dropout(weights, dropout) if dropout else weights
+    out = by_group(kept, v.to(call.dtype))
     if call.gate_h11 is not None:
         out = out * call.gate_h11
     return Trace(scores, capped, masked, weights, lse, out.to(q.dtype))
@@ -196,9 +188,13 @@ def trace(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Trace[Tensor]:
 class _Call:
     """The checked arguments of a call, in the forms that both paths use."""
 
-    def __init__(
-        self, q: Tensor, k: Tensor, v: Tensor, sizes: Sizes, options: Options
-    ) -> None:
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, options: Options) -> None:
+        if any(x.is_nested for x in (q, k, v)):
+            raise HeadwiseError(
+                "a nested tensor has texts of several lengths; pad it (torch.nested.to_padded_tensor) and pass the "
+                "lengths as mask=Lengths(lengths)"
+            )
+        sizes = check_shapes(q.shape, k.shape, v.shape)
         check_scores(options.scale, options.softcap)
         check_dropout(options.dropout)
         check_floats(q, k, v, ".float()")
@@ -206,7 +202,7 @@ class _Call:
             raise HeadwiseError(
                 f"devices differ: q is on {q.device}, k on {k.device}, v on {v.device}; move them to one"
             )
-        self.sizes, self.dropout = sizes, options.dropout
+        self.sizes, self.options, self.dropout = sizes, options, options.dropout
         self.index = resolve_kv_index(sizes.H, sizes.G, options.kv_index)
         # of all steps: float32 or wider
         self.dtype = torch.promote_types(q.dtype, torch.float32)
@@ -219,14 +215,13 @@ class _Call:
         self._grouped = options.kv_index is None or is_adjacent(
             self.index, sizes.H, sizes.G
         )
+        self.grid = checked_grid(options.mask, sizes, q.device)
 
     def pick(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """K and V whose heads serve equal, adjacent groups of query heads: as they are, or picked by kv_index."""
-        return (
-            (k, v)
-            if self._grouped
-            else (k[:, list(self.index)], v[:, list(self.index)])
-        )
+        if self._grouped:
+            return k, v
+        return k[:, list(self.index)], v[:, list(self.index)]
 
     def kernel(
         self,
@@ -248,21 +243,21 @@ class _Call:
             )
         # fused kernels want head width and value width equal
         wider = max(q.shape[-1], v.shape[-1])
-        q, k, v = _widened(q, wider), _widened(k, wider), _widened(v, wider)
+        q, k, v = (
+            # zeros at the end change no product; those of values are cut off the output again
+            x if x.shape[-1] == wider else F.pad(x, (0, wider - x.shape[-1]))
+            for x in (q, k, v)
+        )
         mask = allowed
         if bias is not None:
             mask = bias if allowed is None else torch.where(allowed, bias, -math.inf)
             # The CPU kernel takes a mask of float32 beside narrower queries; kernels of other devices want one dtype.
             mask = mask if q.device.type == "cpu" else mask.to(q.dtype)
-        zero_or_nan = (
-            None  # added at the end, it brings back the NaN that FEW_KEYS speaks of
-        )
+        # added at the end, it brings back the NaN that FEW_KEYS speaks of
+        zero_or_nan = None
         # A compiler does not compare the length, or it would make two graphs.
-        if (
-            mask is None
-            and q.device.type == "cpu"
-            and (torch.compiler.is_compiling() or k.shape[2] < FEW_KEYS)
-        ):
+        is_short = torch.compiler.is_compiling() or k.shape[2] < FEW_KEYS
+        if mask is None and is_short and q.device.type == "cpu":
             zero_or_nan = _zero_or_nan(q, k, causal)
         # The heads of a group take the place of the queries: K and V are read once a group. A single query has no
         # causal flag: `paths.choose` gives it GROUPED, or a mask.
@@ -336,31 +331,23 @@ def _dense(
     # `resolve` looks for -inf in the dtype of all steps, and returns the bias as the masks gave it.
     allowed, bias = resolve(rest, grid, torch.where, lambda bias: bias.to(dtype))
     bias = None if bias is None else _four_axes(bias).to(dtype)
-    if allowed is None and band is None:
-        return _Seen(bias=bias)
-    # Without other masks some query sees each key at hand, for `paths` cut off the others; unless low > high, as where
-    # two windows exclude each other: then nobody sees anything.
-    every_key_is_read = every_row_sees = False
+    read_by_all, low, high = allowed is None, 1, 0
     if band is not None:
         low, high = band
         # of `j - i`, each pair would take eight bytes
         inside = (grid.j >= grid.i + low) & (grid.j <= grid.i + high)
-        if allowed is None:
-            allowed = inside
-            every_key_is_read = low <= high
-            every_row_sees = every_key_is_read and not paths.runs_off(
-                band, grid.T, grid.S
-            )
-        else:
-            allowed = allowed & inside
+        allowed = inside if allowed is None else allowed & inside
+    if allowed is None:
+        return _Seen(bias=bias)
     allowed = _four_axes(allowed)
-    rows = None if every_row_sees else allowed.any(-1, keepdim=True)
-    return _Seen(
-        allowed,
-        bias,
-        rows,
-        None if every_key_is_read else _alive(allowed, call.index, call.sizes),
-    )
+    # Without other masks some query sees each key at hand, for `paths` cut off the others; unless low > high, as where
+    # two windows exclude each other: then nobody sees anything.
+    rows = alive = None
+    if not read_by_all or low > high:
+        alive = _alive(allowed, call.index, call.sizes)
+    if alive is not None or paths.runs_off((low, high), grid.T, grid.S):
+        rows = allowed.any(-1, keepdim=True)
+    return _Seen(allowed, bias, rows, alive)
 
 
 def _alive(allowed_bhts: Tensor, index: Sequence[int], sizes: Sizes) -> Tensor:
@@ -385,11 +372,6 @@ def _zero_or_nan(q: Tensor, k: Tensor, causal: bool) -> Tensor:
     sees_nan = nan_keys.cumsum(-1) > 0 if causal else nan_keys.any(-1, keepdim=True)
     sees_nan = sees_nan.repeat_interleave(q.shape[1] // k.shape[1], 1)
     return of_queries.masked_fill(sees_nan[..., None], math.nan)
-
-
-def _widened(x: Tensor, width: int) -> Tensor:
-    # Zeros at the end change no product; those of values are cut off the output again.
-    return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
 
 
 def _sink_as_key(
@@ -474,14 +456,6 @@ def _softmax(masked_bhts: Tensor, sink_h11: Tensor | None) -> tuple[Tensor, Tens
     return powers / total, lse[..., 0]
 
 
-def _check_nested(*tensors: Tensor) -> None:
-    if any(x.is_nested for x in tensors):
-        raise HeadwiseError(
-            "a nested tensor has texts of several lengths; pad it (torch.nested.to_padded_tensor) and pass the lengths "
-            "as mask=Lengths(lengths)"
-        )
-
-
 def _per_head(
     name: str, values: Any, n_heads: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor | None:
@@ -539,61 +513,50 @@ class Rotation:
         self.dim = rope.dim or head_dim
         # YaRN multiplies cosines and sines by a factor
         self.frequencies, self.factor = rope.frequencies(head_dim)
-        # cosines and sines, by position
-        self._table = torch.empty(0, self.dim // 2), torch.empty(0, self.dim // 2)
+        # cosines and sines (2,n,dim/2), by position
+        self._table = torch.empty(2, 0, self.dim // 2)
 
     def __call__(
         self, x_bhtd: Tensor, start: int, positions: Tensor | None = None
     ) -> Tensor:
         """x (B,H,T,D) rotated; position of the first token `start`, or `positions` (T,) or (B,T) of all."""
-        # A table kept while torch traces would hold symbols, and its size would be a reason to compile again.
-        # A subclass of Tensor stands for such symbols.
-        may_keep = type(x_bhtd) is Tensor and not torch.compiler.is_compiling()
-        cos, sin = self._angles(
-            start, x_bhtd.shape[2], positions, x_bhtd.device, may_keep
-        )
+        cos, sin = self._angles(x_bhtd, start, positions)
         edge = -self.dim if self.last else self.dim
         first, second = x_bhtd.tensor_split([edge], -1)
         rotated, rest = (second, first) if self.last else (first, second)
         if self.rope.interleaved:
             a, b = rotated[..., 0::2], rotated[..., 1::2]
-            rotated = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(
-                -2
-            )
         else:
             a, b = rotated.chunk(2, -1)
-            rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+        turned = [a * cos - b * sin, b * cos + a * sin]
+        if self.rope.interleaved:
+            rotated = torch.stack(turned, -1).flatten(-2)
+        else:
+            rotated = torch.cat(turned, -1)
         rotated = rotated.to(x_bhtd.dtype)
         if not rest.shape[-1]:
             return rotated
         return torch.cat([rest, rotated] if self.last else [rotated, rest], -1)
 
-    def _angles(
-        self,
-        start: int,
-        length: int,
-        positions: Tensor | None,
-        device: torch.device,
-        may_keep: bool,
-    ) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, (T, dim/2) or (B, 1, T, dim/2)."""
+    def _angles(self, x_bhtd: Tensor, start: int, positions: Tensor | None) -> Tensor:
+        """Cosines and sines, (2, T, dim/2) or (2, B, 1, T, dim/2)."""
+        device, end = x_bhtd.device, start + x_bhtd.shape[2]
         if positions is not None:
-            cos, sin = self._cos_sin(positions.to(device))
-            return (cos[:, None], sin[:, None]) if positions.ndim == 2 else (cos, sin)
-        end = start + length
-        if not may_keep:
+            angles = self._cos_sin(positions.to(device))
+            return angles[:, :, None] if positions.ndim == 2 else angles
+        # A table kept while torch traces would hold symbols, and its size would be a reason to compile again.
+        # A subclass of Tensor stands for such symbols.
+        if type(x_bhtd) is not Tensor or torch.compiler.is_compiling():
             return self._cos_sin(torch.arange(start, end, device=device))
-        cos, sin = self._table
-        if len(cos) < end or cos.device != device:
+        table = self._table
+        if table.shape[1] < end or table.device != device:
             # Twice as long: a text that grows by a token makes few tables. One assignment: other threads read it, too.
-            cos, sin = self._cos_sin(
-                torch.arange(max(end, 2 * len(cos)), device=device)
-            )
-            self._table = cos, sin
-        return cos[start:end], sin[start:end]
+            length = max(end, 2 * table.shape[1])
+            table = self._table = self._cos_sin(torch.arange(length, device=device))
+        return table[:, start:end]
 
-    def _cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of these positions in float32, (..., dim/2), by way of float64.
+    def _cos_sin(self, positions: Tensor) -> Tensor:
+        """Cosines and sines of these positions in float32, (2, ..., dim/2), by way of float64.
 
         At position 100,000 an angle in float32 would be off by 0.004.
         """
@@ -601,15 +564,11 @@ class Rotation:
         with torch.inference_mode(False):
             device = positions.device
             # Without float64 on the device the CPU does it. A clone: a tensor of an inference block may not enter.
-            positions = (
-                positions.cpu()
-                if widest(device) != torch.float64
-                else positions.clone()
-            )
+            if widest(device) != torch.float64:
+                positions = positions.cpu()
             frequencies = torch.tensor(
                 self.frequencies, dtype=torch.float64, device=positions.device
             )
-            angles = positions[..., None].double() * frequencies
-            return (angles.cos() * self.factor).float().to(device), (
-                angles.sin() * self.factor
-            ).float().to(device)
+            angles = positions.clone()[..., None].double() * frequencies
+            both = torch.stack([angles.cos(), angles.sin()])
+            return (both * self.factor).float().to(device)

@@ -46,15 +46,12 @@ class Explanation:
         heads, groups = plural(H, "head"), plural(G, "head")
         return f"{self.path}: {queries} of {heads} read {self.keys} of {S} keys of {groups}, batch {B}"
 
-    def _costs(self) -> dict[str, str]:
-        return {
-            "flops": _parts(self.flops, 1000, DECIMAL),
-            "bytes": _parts(self.bytes, 1024, BINARY),
-        }
-
     def __str__(self) -> str:
-        lines = [self.summary]
-        lines += [f"  {name}  {numbers}" for name, numbers in self._costs().items()]
+        lines = [
+            self.summary,
+            f"  flops  {_parts(self.flops, 1000, DECIMAL)}",
+            f"  bytes  {_parts(self.bytes, 1024, BINARY)}",
+        ]
         lines += [f"  not {name}: {reason}" for name, reason in self.refused.items()]
         return "\n".join(lines)
 
@@ -84,8 +81,7 @@ def explain(
         )
     # as they were passed: a cache knows the very tensors that it was filled from
     sources = context, values
-    x, context, values = layer.batched(x, context, values)
-    layer.check(x, context, values, layer.mask_with(mask), cache, positions)
+    x, context, _, mask, _ = layer.prepared(x, context, values, mask, cache, positions)
     spec, (B, T, _) = layer.spec, x.shape
     held = 0 if cache is None else cache.kept
     source = x if context is None else context
@@ -94,8 +90,6 @@ def explain(
     sizes = Sizes(
         B, spec.n_heads, spec.n_kv_heads, T, held + n_new, spec.head_dim, spec.value_dim
     )
-    is_self = context is None and not (cache is not None and cache.holds_context)
-    mask = layer.mask_with(mask, cache if is_self else None, T)
     options = layer.options(mask, gate)
     # What follows, up to the path, raises what the call would raise.
     grid = checked_grid(mask, sizes, x.device)
@@ -107,11 +101,8 @@ def explain(
         cache.check_room(n_new)
     path = paths.choose(sizes, options, grid)
     # A multiplication and an addition for each weight that a token meets, and for each pair and feature: hence the 2.
-    flops = {
-        "projections": 2
-        * B
-        * (T * (spec.q_weights + spec.o_weights) + n_new * spec.kv_weights)
-    }
+    per_token = T * (spec.q_weights + spec.o_weights) + n_new * spec.kv_weights
+    flops = {"projections": 2 * B * per_token}
     flops["attention"] = 2 * sizes.H * path.pairs(B, T) * (sizes.D + sizes.E)
     return Explanation(
         path=path.name,

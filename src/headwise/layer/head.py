@@ -138,18 +138,14 @@ class Head:
         )
 
     def __getattr__(self, name: str) -> Any:
+        """The head's slice of one parameter; None where the layer has no such parameter."""
         if name not in PARTS:
             raise AttributeError(f"'Head' object has no attribute {name!r}")
-        return self._view(name)
-
-    def _view(self, name: str) -> Any:
-        """The head's slice of one parameter; None where the layer has no such parameter."""
         path, axis, size = PARTS[name]
         parameter = _parameter(self.layer, path)
         if parameter is None:
             return None
-        of_kv_head = path.startswith(KV_PARTS)
-        index = self.kv_index if of_kv_head else self.index
+        index = self.kv_index if path.startswith(KV_PARTS) else self.index
         # one entry for each head along that axis, not a block of rows or columns
         if size is None:
             return parameter.select(axis, index)
@@ -254,20 +250,15 @@ def _selected(layer: LayerT, heads: list[int]) -> LayerT:
         .from_spec(spec, device=like.device, dtype=like.dtype)
         .train(layer.training)
     )
-    # Of each parameter that lies by heads the axis, and how much of it is one head's.
-    parts = {
-        path: (axis, 1 if size is None else getattr(old, size))
-        for path, axis, size in PARTS.values()
-    }
-    for path, copy in new.named_parameters():
-        parameter = _parameter(layer, path)
-        if path in parts:  # gains and the bias of W_O are of no head
-            axis, width = parts[path]
-            kept = kv_heads if path.startswith(KV_PARTS) else heads
-            # one for each head
-            slices = [parameter.narrow(axis, head * width, width) for head in kept]
-            parameter = torch.cat(slices, axis)
-        copy.copy_(parameter)
+    for head, copied in zip(heads, Heads(new), strict=True):
+        for name in PARTS:
+            part = getattr(Head(layer, head), name)
+            if part is not None:
+                setattr(copied, name, part)
+    of_heads = {path for path, _, _ in PARTS.values()}
+    for path, parameter in new.named_parameters():
+        if path not in of_heads:  # gains, and the bias of W_O
+            parameter.copy_(_parameter(layer, path))
     return new
 
 

@@ -130,7 +130,10 @@ class MultiHeadLatentAttention(AttentionLayer):
             kept, _ = cache.offer(kept, kept[..., :0])
         options = self.options(self.mask_with(mask, cache, x.shape[1]), gate)
         options = options._replace(kv_index=None)
-        absorbs = _absorbs(self, q.shape[2], kept.shape[2])
+        ways = products(spec, q.shape[2], kept.shape[2])
+        # An adapter, such as LoRA's, adds to what `kv_up` gives, and its weight alone would not be all of the function.
+        is_plain = isinstance(self.kv_up, nn.Linear)
+        absorbs = is_plain and ways["absorbed"] < ways["expanded"]
         k, v = (kept, kept) if absorbs and not self.watchers else expanded(self, kept)
         out = absorbed(self, q, kept, options) if absorbs else attend(q, k, v, options)
         if cache is not None:
@@ -170,15 +173,6 @@ def products(spec: LatentSpec, T: int, S: int) -> dict[str, int]:
         "expanded": S * up + pairs * (spec.head_dim + spec.value_dim),
         "absorbed": T * up + pairs * 2 * spec.cache_values_per_token,
     }
-
-
-def _absorbs(layer: MultiHeadLatentAttention, T: int, S: int) -> bool:
-    """Is the absorbed way taken? Where it has fewer multiplications, and no adapter stands for `kv_up`.
-
-    An adapter, such as LoRA's, adds to what `kv_up` gives, and its weight alone would not be all of the function.
-    """
-    ways = products(layer.spec, T, S)
-    return isinstance(layer.kv_up, nn.Linear) and ways["absorbed"] < ways["expanded"]
 
 
 def expanded(

@@ -150,16 +150,12 @@ class MultiHeadAttention(AttentionLayer):
         """What `forward` gives, and the call of the attention inside."""
         # as they were passed: a cache knows its context by the tensors themselves
         sources = context, values
-        batch, context, values = self.batched(x, context, values)
-        # the first asks of the x that was passed, before it is replaced
-        is_one_document, x = x.ndim == 2, batch
-        of_call, mask = mask, self.mask_with(mask)
-        self.check(x, context, values, mask, cache, positions)
+        is_one_document = x.ndim == 2
+        x, context, values, mask, cross = self.prepared(
+            x, context, values, mask, cache, positions
+        )
         # position of the first new token in its text
         start = 0 if cache is None else cache.length
-        cross = context is not None or (cache is not None and cache.holds_context)
-        if not cross:
-            mask = self.mask_with(of_call, cache, x.shape[1])
         spec = self.spec
         n_kv_heads = spec.n_kv_heads
         q = self.ready(
@@ -186,6 +182,24 @@ class MultiHeadAttention(AttentionLayer):
         call = Call(self, q, k, v, options, out, cross, start)
         result = self.answer(call)
         return result[0] if is_one_document else result, call
+
+    def prepared(
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        values: Tensor | None,
+        mask: Mask | None,
+        cache: KVCache | None,
+        positions: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Mask | None, bool]:
+        """The checked inputs of a call as `batched` has them, the mask of layer and call; is it cross attention?"""
+        x, context, values = self.batched(x, context, values)
+        whole = self.mask_with(mask)
+        self.check(x, context, values, whole, cache, positions)
+        if context is not None or (cache is not None and cache.holds_context):
+            return x, context, values, whole, True
+        of_rows = self.mask_with(mask, cache, x.shape[1])
+        return x, context, values, of_rows, False
 
     def batched(
         self, x: Tensor, context: Tensor | None, values: Tensor | None
@@ -238,8 +252,14 @@ class MultiHeadAttention(AttentionLayer):
             is_context = cache.holds_context or (
                 context is not None and cache.window is None
             )
-            if is_context and mask is not None:
-                _check_places(mask)
+            for part in () if mask is None or not is_context else mask.parts():
+                # in pieces: where their queries stand must not hang on how many there are
+                if part.aligned():
+                    raise HeadwiseError(
+                        f"{part!r} with a cache of a context: where its queries stand hangs on their number, and a "
+                        f"piece of them does not know how many came before; give it an offset= in each call, or leave "
+                        f"the cache out"
+                    )
         if context is not None:
             self._check_context(x, context, cache, values)
         elif values is not None:
@@ -296,15 +316,4 @@ class MultiHeadAttention(AttentionLayer):
         if cache is not None and cache.window is not None:
             raise HeadwiseError(
                 f"context= with a cache of window={cache.window}: a context stays whole; drop window="
-            )
-
-
-def _check_places(mask: Mask) -> None:
-    """Cross attention in pieces: where their queries stand must not hang on how many there are."""
-    for part in mask.parts():
-        if part.aligned():
-            raise HeadwiseError(
-                f"{part!r} with a cache of a context: where its queries stand hangs on their number, and a piece "
-                f"of them does not know how many came before; give it an offset= in each call, or leave the cache "
-                f"out"
             )

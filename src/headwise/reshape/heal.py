@@ -90,12 +90,6 @@ def divergence(parent: Tensor, child: Tensor) -> Tensor:
     return F.kl_div(log_q, log_p, log_target=True, reduction="batchmean")
 
 
-def relative_error(parent: Tensor, child: Tensor) -> Tensor:
-    """The mean square of the difference over that of the parent; 1e-30 keeps a parent of zeros from 0 / 0."""
-    size = parent.float().square().mean()
-    return (child - parent).float().square().mean() / size.clamp(min=1e-30)
-
-
 @torch.no_grad()
 def compared(
     parent: nn.Module, child: nn.Module, batches: Sequence[Tensor]
@@ -254,24 +248,25 @@ def heal_child(
     warmup = max(1, round(recipe.warmup * recipe.steps))
     curve: list[HealPoint] = []
     kept: dict[str, Tensor] = {}
-    best = tokens = 0  # the number of the best evaluation; tokens read so far
+    best, least = 0, math.inf  # the number of the best evaluation, and its distance
+    tokens = 0  # read so far
     losses: list[float] = []  # since the last evaluation
     stopping = False
     with interrupts() as interrupted:
         for done, ids in enumerate(drawn(train, recipe)):
+            stopping |= done == recipe.steps
             # Before the first step, too: the child may then be at its best.
-            if stopping or done % every == 0 or done == recipe.steps:
+            if stopping or done % every == 0:
                 pair, distance = compared(parent, child, held_out)
                 mean = sum(losses) / len(losses) if losses else None
                 loss = None if pair is None else pair.after
                 curve.append(HealPoint(done, tokens, mean, loss, distance))
                 report(curve[-1])
                 losses = []
-                if distance < curve[best].distance or not kept:
-                    best = len(curve) - 1
+                if not distance >= least:  # true of NaN, too
+                    best, least = len(curve) - 1, distance
                     kept = {name: p.detach().clone() for name, p in weights.items()}
-                is_stuck = len(curve) - 1 - best >= recipe.patience
-                if stopping or is_stuck or done == recipe.steps:
+                if stopping or len(curve) - 1 - best >= recipe.patience:
                     break
             loss_of_step = distillation_loss(parent, child, ids, recipe.hidden)
             rate = warm_cosine(done, recipe.steps, warmup, final=0.0)
@@ -295,7 +290,7 @@ def heal_child(
         for name, parameter in weights.items():
             parameter.copy_(kept[name])
     cast(child.requires_grad_(False), dtype)
-    return Healing(tuple(curve), stopping)
+    return Healing(tuple(curve), stopping and curve[-1].step < recipe.steps)
 
 
 def distillation_loss(
@@ -309,8 +304,12 @@ def distillation_loss(
         loss = divergence(wanted, answers(child, ids))
     if not hidden:
         return loss
-    pairs = zip(parent_states, child_states, strict=True)
-    return loss + hidden * torch.stack([relative_error(a, b) for a, b in pairs]).mean()
+    errors = []  # mean squares of the difference over those of the parent
+    for x, y in zip(parent_states, child_states, strict=True):
+        # 1e-30 keeps a parent of zeros from 0 / 0
+        size = x.float().square().mean().clamp(min=1e-30)
+        errors.append((y - x).float().square().mean() / size)
+    return loss + hidden * torch.stack(errors).mean()
 
 
 @torch.no_grad()

@@ -206,31 +206,12 @@ def reshape(
     """Change a model, or that of a folder, and do all that goes with it; `share` explains the options."""
     recipe = _recipe(heal, healing)
     out = None if out is None else Path(out)
-    # 1. What can be refused by names, files and config.json is refused before weights are read, which may take minutes.
-    source = None
-    if isinstance(model, nn.Module):
-        source = _in_memory(model, device)
-        path = source.path
-    else:
-        path = located(Path(model))
-        check_config(path, change)
-    check_place(path, out, force)
-    name, text = read_user_text(text, path)
-    stored = None
-    if source is None:
-        source = open_folder(path, device=device)
-        # A processor without bfloat16 computes in float32; the config still says how the folder is stored.
-        stored = getattr(source.model.config, "dtype", None)
-    written = stored or next(source.model.parameters()).dtype
+    # 1. The model and the text, once what can be refused is refused.
+    source, written, calibration = _opened(model, change, text, out, force, device)
     if dtype is not None:
         written = getattr(torch, computed_in(dtype))
     with evaluating(source.model):
-        _check_model(source, writes=out is not None)
-        n_layers, counts = len(attentions(source.model)), head_counts(source.model)
-        change.check_sizes(n_layers, *counts[:2])
-        change.check(source.model)
-        # 2. The text, the change, and what it costs.
-        calibration = calibrate(name, text, source)
+        # 2. The change, and what it costs.
         held_out, n_read = calibration.evaluation, n_tokens(calibration.statistics)
         listener(
             f"making the change by {n_read:,} tokens, and measuring it on {n_tokens(held_out):,}"
@@ -291,38 +272,64 @@ def _recipe(steps: int | None, options: dict[str, Any]) -> HealRecipe | None:
     return None
 
 
-def _in_memory(model: nn.Module, device: str) -> Folder:
-    """A model that was not named by its folder, and what is known of that."""
-    family_of(model)  # refuses a family without a record, before a text is asked for
-    if device != "cpu":
-        raise HeadwiseError(
-            "device= is where a folder is opened; a model in memory stays where it is"
-        )
-    return described(model) or replace(folder_of(model), path=IN_MEMORY)
+def _opened(
+    model: nn.Module | str | Path,
+    change: Change,
+    text: Any,
+    out: Path | None,
+    force: bool,
+    device: str,
+) -> tuple[Folder, torch.dtype, Calibration]:
+    """The model with its folder, the format that its weights are stored in, and the text as documents.
 
-
-def _check_model(source: Folder, writes: bool) -> None:
-    """Refuse a model that cannot be measured, or whose child could not be written."""
-    model, name = source.model, type(source.model).__name__
+    What can be refused by names, files and config.json is refused before weights are read, which may take minutes; then
+    a model that cannot be measured, or whose child could not be written.
+    """
+    source = None
+    if isinstance(model, nn.Module):
+        family_of(
+            model
+        )  # refuses a family without a record, before a text is asked for
+        if device != "cpu":
+            raise HeadwiseError(
+                "device= is where a folder is opened; a model in memory stays where it is"
+            )
+        source = described(model) or replace(folder_of(model), path=IN_MEMORY)
+        path = source.path
+    else:
+        path = located(Path(model))
+        check_config(path, change)
+    check_place(path, out, force)
+    name, content = read_user_text(text, path)
+    stored = None
+    if source is None:
+        source = open_folder(path, device=device)
+        # A processor without bfloat16 computes in float32; the config still says how the folder is stored.
+        stored = getattr(source.model.config, "dtype", None)
+    model, kind = source.model, type(source.model).__name__
     family_of(model)  # raises for a model whose family has no record
     require_held(model, "a change of heads")
     # one without logits, or with a head for something else, such as a classifier's
     if not predicts(model):
         raise HeadwiseError(
-            f"{name} answers with something other than tokens, and what sharing or pruning costs is measured on "
+            f"{kind} answers with something other than tokens, and what sharing or pruning costs is measured on "
             f"those; load the model with its language-model head"
         )
     cache_bytes(model)  # raises for a config without the sizes of the cache
-    if writes and own_layers(model):
+    if out is not None and own_layers(model):
         raise HeadwiseError(
-            f"{name} is a model of your own, for which there is no folder; leave out= away, and keep "
+            f"{kind} is a model of your own, for which there is no folder; leave out= away, and keep "
             f"result.model.state_dict()"
         )
-    if writes and source.tokens is None and source.family == "headwise":
+    if out is not None and source.tokens is None and source.family == OURS:
         raise HeadwiseError(
             "the model has no tokenizer, and a folder of headwise needs one; open the model from a folder "
             "with hw.open, or leave out= away and keep the model of the result"
         )
+    change.check_sizes(len(attentions(model)), *head_counts(model)[:2])
+    change.check(model)
+    dtype = stored or next(model.parameters()).dtype
+    return source, dtype, calibrate(name, content, source)
 
 
 def _run(source: Path, out: Path | None) -> str | None:

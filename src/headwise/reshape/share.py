@@ -263,8 +263,11 @@ def pooling_error(
 
     def each(part: str) -> Tensor:
         """(H,2,D,X): what each query head has, or reads, before and after."""
-        heads = [activations(layer, part, root) for layer in layers]
-        return torch.stack([_for_queries(x, before.n_heads) for x in heads], 1)
+        both = []
+        for layer in layers:
+            heads = activations(layer, part, root)
+            both.append(heads.repeat_interleave(before.n_heads // len(heads), 0))
+        return torch.stack(both, 1)
 
     q, k, v = map(each, "qkv")
     wo = torch.stack([layer.wo.permute(1, 2, 0) for layer in layers], 1)  # (H,2,E,C)
@@ -290,11 +293,6 @@ def _mean_square(first: Tensor, second: Tensor) -> Tensor:
     # the sum over features i and j of E[x_i x_j'] E[y_i y_j']
     means = (first @ first.mH).conj() * (second @ second.mH)
     return means.real.flatten(1).sum(1)
-
-
-# (G,...) -> (H,...): what each query head reads
-def _for_queries(heads: Tensor, n_heads: int) -> Tensor:
-    return heads.repeat_interleave(n_heads // len(heads), 0)
 
 
 # How one head is made of several
