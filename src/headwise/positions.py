@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any
 
 from headwise.errors import HeadwiseError
 
@@ -12,20 +11,8 @@ from headwise.errors import HeadwiseError
 _OF_YARN = ("original_context", "beta_fast", "beta_slow", "attention_factor")
 
 
-class _Brief:
-    """A dataclass whose repr leaves out what is as usual."""
-
-    def __repr__(self: Any) -> str:  # Any, as this class itself is no dataclass
-        chosen = []
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value != field.default:
-                chosen.append(f"{field.name}={value!r}")
-        return f"{type(self).__name__}({', '.join(chosen)})"
-
-
 @dataclass(frozen=True, repr=False)
-class RoPE(_Brief):
+class RoPE:
     """Rotary position embedding (Su et al. 2021, arXiv 2104.09864, section 3.2), and ways to stretch it.
 
     Attributes:
@@ -119,6 +106,15 @@ class RoPE(_Brief):
             raise HeadwiseError(
                 f"rope theta={self.theta} with scaling='yarn' must exceed 1; 10000 is usual"
             )
+
+    def __repr__(self) -> str:
+        """Without what is as usual."""
+        chosen = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                chosen.append(f"{field.name}={value!r}")
+        return f"RoPE({', '.join(chosen)})"
 
     def pairs(self, head_dim: int) -> tuple[tuple[int, int], ...]:
         """The features of a head that are rotated together: (m, m + dim/2) for each m, or (2m, 2m + 1)."""

@@ -173,39 +173,32 @@ def check_outputs(
     """
     taken = [Path(name) for name in inputs if name and exists(Path(name))]
     for name, value in paths.items():
-        several = value if isinstance(value, list) else [value]
-        for path in filter(None, several):
-            _check_writable(f"--{name} {path}", path)
+        for path in filter(None, value if isinstance(value, list) else [value]):
+            words = f"--{name} {path}"
+            if path.is_dir():
+                raise HeadwiseError(
+                    f"{words} is a folder that is there already; pass another name"
+                )
+            if not path.parent.is_dir():
+                raise HeadwiseError(
+                    f"{words}: the folder {path.parent} does not exist; make it, or pass another name"
+                )
             # a pipe or a device: what is written there replaces nothing
             if is_stream(path):
                 continue
+            suffix, parent = path.suffix.lower(), Path(os.path.realpath(path)).parent
+            if suffix not in WRITTEN:
+                raise HeadwiseError(f"{words}: end the name in {', '.join(WRITTEN)}")
+            holds_model = exists(parent / "config.json") or exists(parent / RUN)
+            if holds_model and suffix == ".json":
+                raise HeadwiseError(
+                    f"{words} lies among the files of {parent}; pass a file elsewhere"
+                )
             if any(_is_same(path, other) for other in taken):
                 raise HeadwiseError(
-                    f"--{name} {path} is read, or written, by another option, too; pass another name"
+                    f"{words} is read, or written, by another option, too; pass another name"
                 )
             taken.append(path)
-
-
-def _check_writable(words: str, path: Path) -> None:
-    if path.is_dir():
-        raise HeadwiseError(
-            f"{words} is a folder that is there already; pass another name"
-        )
-    if not path.parent.is_dir():
-        raise HeadwiseError(
-            f"{words}: the folder {path.parent} does not exist; make it, or pass another name"
-        )
-    if is_stream(path):
-        return
-    suffix = path.suffix.lower()
-    if suffix not in WRITTEN:
-        raise HeadwiseError(f"{words}: end the name in {', '.join(WRITTEN)}")
-    parent = Path(os.path.realpath(path)).parent
-    holds_model = exists(parent / "config.json") or exists(parent / RUN)
-    if holds_model and suffix == ".json":
-        raise HeadwiseError(
-            f"{words} lies among the files of {parent}; pass a file elsewhere"
-        )
 
 
 def _is_same(path: Path, other: Path) -> bool:

@@ -149,11 +149,9 @@ def trace(
     )
     if html is not None:
         # The page links to the report of the run, if there is one.
-        report = (
-            None
-            if run is None or not (run / REPORT).exists()
-            else os.path.relpath(run / REPORT, html.parent)
-        )
+        report = None
+        if run is not None and (run / REPORT).exists():
+            report = os.path.relpath(run / REPORT, html.parent)
         packed = pack_model(model, tokens)
         page = walk_html(
             packed,
@@ -220,12 +218,8 @@ def align(
         texts, others = halves(texts)  # half to choose heads by, half to judge them on
     # Heads that a model's makers chose, to compare with: Whisper's generation config has them, as pairs of a layer
     # and a head of cross attention. Most models have none.
-    published = (
-        getattr(
-            getattr(folder.model, "generation_config", None), "alignment_heads", None
-        )
-        or []
-    )
+    generation = getattr(folder.model, "generation_config", None)
+    published = getattr(generation, "alignment_heads", None) or []
     named = [f"cross.L{layer}.H{head}" for layer, head in published]
     with Progress("reading the texts") as progress:
         step = partial(progress, "reading the texts")
@@ -318,7 +312,16 @@ def _report_of(run: Path) -> Path:
 def _live(model: Path, text: str | None, port: int, browser: bool, device: str) -> None:
     """Serve the page of a model, and answer it until Ctrl-C. `text` is what it opens with."""
     check_model(model)
-    _check_reads(model)
+    check_reads_tokens(model)
+    # models of images have one of the two
+    if {"vision_config", "patch_size"} & read_config(model).keys():
+        raise HeadwiseError(
+            f"{model} reads images; hw.watch(hw.open('{model}'), maps=True) has the maps of your own"
+        )
+    if not has_tokenizer(model):
+        raise HeadwiseError(
+            f"{model} has no tokenizer, so it reads no text; put its tokenizer.json beside the weights"
+        )
     with needs_torch():
         from headwise.gpt.run import example_of
         from headwise.heads.look import Desk
@@ -345,20 +348,6 @@ def _live(model: Path, text: str | None, port: int, browser: bool, device: str) 
         err.say("the page is closed")
     finally:
         served.close()
-
-
-def _check_reads(model: Path) -> None:
-    """Refuse by its files a model that reads no text."""
-    check_reads_tokens(model)
-    # models of images have one of the two
-    if {"vision_config", "patch_size"} & read_config(model).keys():
-        raise HeadwiseError(
-            f"{model} reads images; hw.watch(hw.open('{model}'), maps=True) has the maps of your own"
-        )
-    if not has_tokenizer(model):
-        raise HeadwiseError(
-            f"{model} has no tokenizer, so it reads no text; put its tokenizer.json beside the weights"
-        )
 
 
 def _opened(address: str, browser: bool) -> bool:

@@ -168,13 +168,8 @@ def print_reshaped(screen: Screen, reshaped: Reshaped) -> None:
     if reshaped.curve:
         print_curve(screen, reshaped.curve)
     if reshaped.healed is not None:
-        print_damage(screen, _kept(reshaped.curve), reshaped.healed)
+        # step 0 is before the first one
+        best = min(reshaped.curve, key=lambda point: point.distance)
+        title = f"After healing: the weights of step {best.step:,} were the best, and are kept"
+        print_damage(screen, title, reshaped.healed)
     screen.say(f"in all: {reshaped.won}")
-
-
-def _kept(curve: tuple[HealPoint, ...]) -> str:
-    """The title of the damage after healing; step 0 is before the first one."""
-    best = min(curve, key=lambda point: point.distance)
-    return (
-        f"After healing: the weights of step {best.step:,} were the best, and are kept"
-    )

@@ -233,19 +233,16 @@ def _usage(error: Any) -> str:
     name = getattr(error, "option_name", None)
     if not name and hasattr(error, "param"):
         name = error.param.get_error_hint()
-    return f"Invalid value for {name}: {_value_message(error)}"
-
-
-def _value_message(error: Any) -> str:
-    """What is wrong with a value: typer checks values with pydantic, whose error is then the cause of typer's."""
-    if error.__cause__ is None:  # our own parser raised BadParameter, as `named_path`
-        return str(error.message)
-    first = error.__cause__.errors()[0]
-    inner = first.get("ctx", {}).get("error")
-    # our own parser called the library, as `model_path`
-    if isinstance(inner, HeadwiseError):
-        return str(inner.args[0])
-    return str(first["msg"].removeprefix("Value error, "))
+    message = error.message  # of our own parser, such as `named_path`
+    # typer checks values with pydantic, whose error is then the cause of typer's
+    if error.__cause__ is not None:
+        first = error.__cause__.errors()[0]
+        message = first["msg"].removeprefix("Value error, ")
+        inner = first.get("ctx", {}).get("error")
+        # our own parser called the library, as `model_path`
+        if isinstance(inner, HeadwiseError):
+            message = inner.args[0]
+    return f"Invalid value for {name}: {message}"
 
 
 def _drop_output() -> None:

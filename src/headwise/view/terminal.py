@@ -22,6 +22,7 @@ LARGEST_SIDE = 40  # cells in a row or column of a map; a longer text is drawn i
 LABEL_WIDTH = 13  # columns for the tokens at the left of the pictures
 GAP = 3  # columns between two pictures
 
+UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp", "Zs"}  # categories of Unicode
 JOINER = "\u200d"  # of two emoji, into one
 SIGNS = {" ": "␣", "\n": "⏎", "\r": "␍", "\t": "⇥"}
 
@@ -33,18 +34,13 @@ SHADES = " ░▒▓█"
 
 def visible(token: str) -> str:
     """The token with each space, line break, tab and unseen character shown by a sign or by its code point."""
-    return "".join(map(_visible_character, token)) or "∅"
-
-
-def _visible_character(character: str) -> str:
-    if character in SIGNS:
-        return SIGNS[character]
-    # The joiner (of Cf) and the variation selectors (Mn) hold an emoji together; the rest of Cf turns or hides text.
-    is_unseen = (
-        unicodedata.category(character) in {"Cc", "Cf", "Cs", "Zl", "Zp", "Zs"}
-        and character != JOINER
-    )
-    return f"<U+{ord(character):04X}>" if is_unseen else character
+    text = ""
+    for character in token:
+        # The joiner (of Cf) and the variation selectors (Mn) hold emoji together; the rest of Cf turns or hides text.
+        is_unseen = unicodedata.category(character) in UNSEEN and character != JOINER
+        code = f"<U+{ord(character):04X}>" if is_unseen else character
+        text += SIGNS.get(character, code)
+    return text or "∅"
 
 
 def block_maximum(weights: NDArray[np.float32], size: int) -> NDArray[np.float32]:
