@@ -173,14 +173,6 @@ class AttentionSpec:
         check_scores(self.scale, self.softcap)
         check_dropout(self.dropout)
 
-    def _chosen(self) -> dict[str, Any]:
-        """The fields without a default, and those that are not as they would be if they were left out."""
-        return {
-            name: value
-            for name, value in vars(self).items()
-            if not self._is_usual(name, value)
-        }
-
     def _is_usual(self, name: str, value: Any) -> bool:
         """Is this value of a field the one that it has when it is left out?"""
         if name not in SIZES:
@@ -191,7 +183,12 @@ class AttentionSpec:
             return False
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self._chosen().items())})"
+        """The fields without a default, and those that are not as they would be if they were left out."""
+        chosen = []
+        for name, value in vars(self).items():
+            if not self._is_usual(name, value):
+                chosen.append(f"{name}={value!r}")
+        return f"{type(self).__name__}({', '.join(chosen)})"
 
     @property
     def q_dim(self) -> int:
@@ -321,11 +318,10 @@ class LatentSpec(AttentionSpec):
     latent_norm: bool = True
 
     def _check_options(self) -> None:
-        for name in (
-            "latent_dim",
-            *(["q_latent_dim"] if self.q_latent_dim is not None else []),
-        ):
-            vars(self)[name] = require_size(name, getattr(self, name))
+        for name in ("latent_dim", "q_latent_dim"):
+            size = getattr(self, name)
+            if size is not None or name == "latent_dim":
+                vars(self)[name] = require_size(name, size)
         if self.rope_dim % 2 or not 0 <= self.rope_dim < self.head_dim:
             raise HeadwiseError(
                 f"rope_dim={self.rope_dim} of head_dim={self.head_dim} must be even, 0 or more, and leave features for "
@@ -516,6 +512,21 @@ def check_floats(q: Any, k: Any, v: Any, cast: str) -> None:
         raise HeadwiseError(
             f"q, k, v are {q.dtype}; attention needs floats: pass {cast}"
         )
+
+
+def living_keys(
+    allowed_bhts: Any, index: Sequence[int], sizes: Sizes, stack: Any
+) -> Any:
+    """Keys (B|1, G|1, S|1, 1) that some query may attend, over the heads that read them; `stack` is the library's.
+
+    Where others hold NaN it would leak, as 0 * NaN is NaN: they are to be read as zeros.
+    """
+    by_head = allowed_bhts.any(2)
+    if sizes.H > 1 and by_head.shape[1] == sizes.H:  # the mask differs between heads
+        readers = [[h for h in range(sizes.H) if index[h] == g] for g in range(sizes.G)]
+        # Of no readers `any` is False: a key/value head that nobody reads has no living keys.
+        by_head = stack([by_head[:, heads].any(1) for heads in readers], 1)
+    return by_head[..., None]
 
 
 def by_group(x_bhtm: Any, y_bgmn: Any) -> Any:

@@ -179,11 +179,7 @@ class Table:
         from rich.text import Text
 
         cells = [[shown(cell) for cell in row] for row in self.rows]
-        lefts = set(left)
-        columns = [
-            [heading, *(row[place] for row in cells)]
-            for place, heading in enumerate(self.columns)
-        ]
+        columns, lefts = list(zip(self.columns, *cells, strict=True)), set(left)
         # `cell_len` is a text's width on a console, where a Chinese character takes two places.
         widths, gap = [max(map(cell_len, column)) for column in columns], 2
         if sum(widths) + 2 * len(widths) > console.width:
@@ -191,21 +187,19 @@ class Table:
             # words and headings are broken, numbers never
             for place, (heading, *column) in enumerate(columns):
                 longest = max(map(cell_len, column), default=0)
-                word = max(map(cell_len, heading.split()), default=0)
-                widths[place] = max(
-                    word,
-                    min(longest, console.width // 3) if place in lefts else longest,
-                )
+                if place in lefts:
+                    longest = min(longest, console.width // 3)
+                widths[place] = max(longest, *map(cell_len, heading.split() or [""]))
         # for the gaps and the other columns of a band
         free = console.width - widths[0] - 2
-        start = 1  # the first column of a band, behind the names of the rows
-        while start < len(columns):
-            end = start + 1
-            while (
-                end < len(columns)
-                and sum(widths[start : end + 1]) + gap * (end + 1 - start) <= free
-            ):
-                end += 1
+        bands, used = list[list[int]](), free
+        for place in range(1, len(columns)):
+            used += gap + widths[place]
+            if used > free:
+                bands.append([])
+                used = gap + widths[place]
+            bands[-1].append(place)
+        for number, places in enumerate(bands):
             # The box itself sets one place between columns, and the padding adds the rest of the gap.
             grid = Grid(
                 box=box.SIMPLE_HEAD,
@@ -214,11 +208,9 @@ class Table:
                 show_header=any(self.columns),
             )
             if self.title:
-                grid.title = Text(
-                    self.title if start == 1 else f"{self.title}, continued"
-                )
+                grid.title = Text(self.title + (", continued" if number else ""))
                 grid.title_justify = "left"
-            for place in (0, *range(start, end)):
+            for place in (0, *places):
                 side: Literal["left", "right"] = "left" if place in lefts else "right"
                 # A column of empty cells is 0 wide, and keeps one place.
                 grid.add_column(
@@ -227,12 +219,11 @@ class Table:
                     width=max(1, widths[place]),
                     overflow="fold",
                 )
-            for number, row in enumerate(cells):
-                if last and number == len(cells) - last:
+            for n, row in enumerate(cells):
+                if last and n == len(cells) - last:
                     grid.add_section()
-                grid.add_row(*(Text(row[place]) for place in (0, *range(start, end))))
+                grid.add_row(*(Text(row[place]) for place in (0, *places)))
             console.print(grid)
-            start = end
         if self.note:
             say(console, self.note)
 

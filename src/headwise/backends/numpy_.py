@@ -20,6 +20,7 @@ from headwise.spec import (
     check_scores,
     check_shapes,
     is_adjacent,
+    living_keys,
     resolve_kv_index,
 )
 
@@ -53,7 +54,13 @@ def _steps(q: Array, k: Array, v: Array, options: Options, keep: bool) -> Trace[
     allowed, bias = _masks(options.mask, sizes, dtype)
 
     # before k and v are repeated for query heads
-    k, v = _alive_only(k, v, allowed, index)
+    if allowed is not None:
+        axes = (1,) * (4 - allowed.ndim)
+        alive = living_keys(
+            allowed.reshape(*axes, *allowed.shape), index, sizes, np.stack
+        )
+        if not alive.all():
+            k, v = np.where(alive, k, 0), np.where(alive, v, 0)
     k, v = k.astype(dtype, copy=False), v.astype(dtype, copy=False)
     # `by_group` takes equal groups of adjacent heads; in any other order each query head gets its own copy of k and v.
     if not is_adjacent(index, sizes.H, sizes.G):
@@ -126,25 +133,6 @@ def _masks(
     if bias is not None:
         bias = narrowed(bias)
     return allowed, bias
-
-
-def _alive_only(
-    k: Array, v: Array, allowed: Array | None, index: tuple[int, ...]
-) -> tuple[Array, Array]:
-    """K and V with zeros where no query that reads them may attend: a NaN there would leak, as 0 * NaN is NaN."""
-    if allowed is None:
-        return k, v
-    B, G, S, _ = k.shape
-    # 1 where all queries may attend the same
-    n_rows = allowed.shape[-2] if allowed.ndim > 1 else 1
-    # (B,H,S): may any query of the head attend the key? Then the same of the key/value heads.
-    by_head = np.any(np.broadcast_to(allowed, (B, len(index), n_rows, S)), -2)
-    alive = np.zeros((B, G, S), bool)
-    for h, g in enumerate(index):
-        alive[:, g] |= by_head[:, h]
-    if alive.all():
-        return k, v
-    return np.where(alive[..., None], k, 0), np.where(alive[..., None], v, 0)
 
 
 def _per_head(

@@ -38,6 +38,7 @@ from headwise.spec import (
     check_scores,
     check_shapes,
     is_adjacent,
+    living_keys,
     resolve_kv_index,
 )
 
@@ -50,12 +51,12 @@ WITHOUT_FLOAT64 = {"mps"}  # kinds of devices, by torch's names: Apple's
 def attend(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Tensor:
     """Multi-head attention of torch tensors, differentiable; see `headwise.attend`."""
     call = _Call(q, k, v, options)
-    if paths.why_explicit(call.sizes, options):
-        return _explicit(call, q, k, v).out
     # Documents apart would make a graph for their lengths alone, and blocks an exported program for long texts alone.
     readable = None if torch.compiler.is_compiling() else call.grid
     blocks = not torch.compiler.is_exporting()
     path = paths.choose(call.sizes, options, readable, blocks)
+    if path.name == paths.EXPLICIT:
+        return _explicit(call, q, k, v).out
     if path.name == paths.APART:
         out = _apart(call, path, q, k, v)
     else:
@@ -344,21 +345,10 @@ def _dense(
     # two windows exclude each other: then nobody sees anything.
     rows = alive = None
     if not read_by_all or low > high:
-        alive = _alive(allowed, call.index, call.sizes)
+        alive = living_keys(allowed, call.index, call.sizes, torch.stack)
     if alive is not None or paths.runs_off((low, high), grid.T, grid.S):
         rows = allowed.any(-1, keepdim=True)
     return _Seen(allowed, bias, rows, alive)
-
-
-def _alive(allowed_bhts: Tensor, index: Sequence[int], sizes: Sizes) -> Tensor:
-    """Keys (B|1, G|1, S|1, 1) that some query may attend, over the heads that read them."""
-    by_head = allowed_bhts.any(2)
-    if sizes.H > 1 and by_head.shape[1] == sizes.H:  # the mask differs between heads
-        readers = [[h for h in range(sizes.H) if index[h] == g] for g in range(sizes.G)]
-        # Of no readers `any` is False: a key/value head that nobody reads has no living keys.
-        # by key/value head
-        by_head = torch.stack([by_head[:, heads].any(1) for heads in readers], 1)
-    return by_head[..., None]
 
 
 def _zero_or_nan(q: Tensor, k: Tensor, causal: bool) -> Tensor:
@@ -513,8 +503,8 @@ class Rotation:
         self.dim = rope.dim or head_dim
         # YaRN multiplies cosines and sines by a factor
         self.frequencies, self.factor = rope.frequencies(head_dim)
-        # cosines and sines (2,n,dim/2), by position
-        self._table = torch.empty(2, 0, self.dim // 2)
+        # cosines and sines, by position
+        self._table = torch.empty(0, self.dim // 2), torch.empty(0, self.dim // 2)
 
     def __call__(
         self, x_bhtd: Tensor, start: int, positions: Tensor | None = None
@@ -538,25 +528,27 @@ class Rotation:
             return rotated
         return torch.cat([rest, rotated] if self.last else [rotated, rest], -1)
 
-    def _angles(self, x_bhtd: Tensor, start: int, positions: Tensor | None) -> Tensor:
-        """Cosines and sines, (2, T, dim/2) or (2, B, 1, T, dim/2)."""
+    def _angles(
+        self, x_bhtd: Tensor, start: int, positions: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Cosines and sines, (T, dim/2) or (B, 1, T, dim/2)."""
         device, end = x_bhtd.device, start + x_bhtd.shape[2]
         if positions is not None:
-            angles = self._cos_sin(positions.to(device))
-            return angles[:, :, None] if positions.ndim == 2 else angles
+            cos, sin = self._cos_sin(positions.to(device))
+            return (cos[:, None], sin[:, None]) if positions.ndim == 2 else (cos, sin)
         # A table kept while torch traces would hold symbols, and its size would be a reason to compile again.
         # A subclass of Tensor stands for such symbols.
         if type(x_bhtd) is not Tensor or torch.compiler.is_compiling():
             return self._cos_sin(torch.arange(start, end, device=device))
-        table = self._table
-        if table.shape[1] < end or table.device != device:
+        cos, sin = self._table
+        if len(cos) < end or cos.device != device:
             # Twice as long: a text that grows by a token makes few tables. One assignment: other threads read it, too.
-            length = max(end, 2 * table.shape[1])
-            table = self._table = self._cos_sin(torch.arange(length, device=device))
-        return table[:, start:end]
+            length = max(end, 2 * len(cos))
+            cos, sin = self._table = self._cos_sin(torch.arange(length, device=device))
+        return cos[start:end], sin[start:end]
 
-    def _cos_sin(self, positions: Tensor) -> Tensor:
-        """Cosines and sines of these positions in float32, (2, ..., dim/2), by way of float64.
+    def _cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of these positions in float32, (..., dim/2), by way of float64.
 
         At position 100,000 an angle in float32 would be off by 0.004.
         """
@@ -570,5 +562,6 @@ class Rotation:
                 self.frequencies, dtype=torch.float64, device=positions.device
             )
             angles = positions.clone()[..., None].double() * frequencies
-            both = torch.stack([angles.cos(), angles.sin()])
-            return (both * self.factor).float().to(device)
+            both = torch.stack([angles.cos(), angles.sin()]) * self.factor
+            cos, sin = both.float().to(device).unbind()
+            return cos, sin
