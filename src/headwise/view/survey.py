@@ -270,11 +270,9 @@ def _print_heads(screen: Screen, survey: Survey) -> None:
     for profile in survey.profiles:
         # `previous` for `previous token`
         roles = ", ".join(role.removesuffix(" token") for role in profile.roles)
-        numbers = []
-        for column in columns:
-            value = value_of(profile, column.key)
-            mean = None if value is None else value.mean
-            numbers.append(number(mean, column.decimals, column.signed))
+        numbers = [
+            _shown_number(value_of(profile, column.key), column) for column in columns
+        ]
         rows.append([profile.name, roles, *numbers])
     headings = [HEADINGS.get(column.key, column.label) for column in columns]
     meanings = [
@@ -283,6 +281,15 @@ def _print_heads(screen: Screen, survey: Survey) -> None:
     ]
     table = Table(["head", "roles", *headings], rows, note="\n".join(meanings))
     table.print(screen, (0, 1))  # names and roles stand at the left
+
+
+def _shown_number(value: Interval | None, column: Column) -> str:
+    """A number with the decimals of its column, and its sign where the column has signs. No zero has one."""
+    if value is None or not math.isfinite(value.mean):
+        return "-"
+    rounded = round(value.mean, column.decimals) or 0.0  # -0.0 becomes 0.0
+    sign = "+" if column.signed and rounded else ""
+    return f"{rounded:{sign}.{column.decimals}f}"
 
 
 BEST = 2  # heads of a relation that are shown: a round choice
