@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import math
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -88,8 +87,8 @@ ABLATIONS = ("auto", "zero", "mean", "none")
 Texts = str | Path | Sequence[str | Path] | Sequence[Sequence[int]]
 # the loss; by head its importance, and what silencing it changes
 Effects = tuple[float | None, Mapping[str, float], Mapping[str, Interval]]
-# of a document: statistic -> its mean over the rows, (H,)
-Means = dict[str, NDArray[np.float64]]
+Array = NDArray[np.float64]
+NAMES = tuple(all_statistics())  # rows of a tally, in this order
 
 
 def survey(
@@ -227,7 +226,7 @@ class Running:
         # it is one 0, which broadcasts to any shape.
         self.n = self.mean = self.squares = np.zeros(())
 
-    def add(self, values: NDArray[np.float64]) -> None:
+    def add(self, values: Array) -> None:
         is_number = ~np.isnan(values)
         self.n = self.n + is_number
         off_old_mean = np.where(is_number, values - self.mean, 0.0)
@@ -242,96 +241,24 @@ class Running:
         )
 
 
-class Tally:
-    """What is summed up of the documents of a corpus, head by head, and what is kept of the first one.
+class OfSite:
+    """What is summed up of the heads of one attention.
 
-    second_half  of random tokens that are repeated: the row from which on each has a copy before it
-    is_control   of an untrained model: it has no examples and pictures, and even attention is that of the model itself
+    means     (statistics, H+1) of each document; the last column is even attention, the control
+    offsets   (H, 2 REACH + 1) of each document, as `_offset_fractions` gives them; none in cross attention
+    peaks     (H,) the largest scores of all documents
+    examples  for each head -weight, document, row and key of the best ones: so they sort
+    pictures  of the first document, (H,...)
     """
 
-    def __init__(self, model: nn.Module, second_half: int, is_control: bool) -> None:
-        self.model, self.second_half, self.is_control = model, second_half, is_control
-        self.sites: dict[str, Site] = {}
-        # (kind, site) -> statistic -> its values so far. Kinds: "scores" (H,), "uniform" (1,) of even attention, and
-        # "offsets" (H, 2 REACH + 1): its only statistic "all" is what `_offset_fractions` gives.
-        self.running: dict[tuple[str, str], dict[str, Running]] = defaultdict(
-            partial(defaultdict, Running)
-        )
-        # Head -> -weight, document, row and key of its best examples: so they sort.
-        self.examples: dict[str, list[tuple[float, int, int, int]]] = defaultdict(list)
-        # site -> pictures of the first document, (H,...)
-        self.first: dict[str, dict[str, NDArray[Any]]] = {}
-        # what calls say of their numbers, each once: a set that keeps its order
-        self.notes: dict[str, None] = {}
-        # site -> (H,) the largest scores of all documents
-        self.peaks: dict[str, NDArray[Any]] = {}
-        self.followed: Scores = {}  # relations
-        self.factors = Factors()
-        self.evens: dict[object, Means] = {}  # what `_even` has measured
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.means, self.offsets = Running(), Running()
+        self.peaks = np.full(site.n_heads, -math.inf)
+        self.examples = [list[tuple[float, int, int, int]]() for _ in site.heads]
+        self.pictures: dict[str, NDArray[Any]] = {}
 
-    def take(
-        self, number: int, site: Site, call: Call, b: int, document: Document
-    ) -> None:
-        """Tally document `number`, which is document b of a call."""
-        self.sites.setdefault(site.name, site)
-        if call.note:
-            self.notes.setdefault(call.note)
-        measured = measure(call, b, document, w_o=self.factors.of(site, call))
-        self._add("scores", site, _means(measured))
-        if "score_max" in measured.rows:
-            scores = measured.rows["score_max"].cpu().numpy()
-            largest: NDArray[Any] = np.fmax.reduce(scores, 1, initial=-math.inf)
-            before = self.peaks.get(site.name, largest)
-            self.peaks[site.name] = np.maximum(before, largest)
-        if document.start is not None:
-            fractions = _offset_fractions(measured, document.start, call.n_keys)
-            self._add("offsets", site, {"all": fractions.numpy()})
-        if self.is_control:
-            return
-        if document.start is not None and len(measured.places):
-            self._add_examples(number, site, measured, document.start)
-        if number < CONTROLS:
-            self._add("uniform", site, self._even(number, site, call, b, document))
-        if number == 0:
-            keys, weights = top_keys(call, b, range(min(PASSAGE, call.n_queries)), TOP)
-            # cut to as many keys as `keys` has queries
-            received = measured.received[:, : keys.shape[1]]
-            pictures = {
-                "thumbnail": measured.thumbnail,
-                "first_key": measured.first_key,
-                "received": received / max(1, len(measured.places)),
-                "top_weights": weights,
-            }
-            self.first[site.name] = {
-                name: picture.float().cpu().numpy()
-                for name, picture in pictures.items()
-            } | {"top_keys": keys.cpu().numpy()}
-
-    def take_repeated(
-        self, number: int, site: Site, call: Call, b: int, document: Document
-    ) -> None:
-        """Tally a text of random tokens that are repeated, where only the repetition can be used.
-
-        What is measured here goes by another name, since texts have it, too: "after_same" is "induction" of a survey.
-        """
-        document = replace(
-            document, real_rows=torch.arange(call.n_queries) >= self.second_half
-        )
-        self._add_repeated(
-            "scores", site, _means(measure(call, b, document, top=False))
-        )
-        if not self.is_control:
-            even = self._even(f"repeated {number}", site, call, b, document)
-            self._add_repeated("uniform", site, even)
-
-    def _add_repeated(self, kind: str, site: Site, means: Means) -> None:
-        for key, item in all_statistics().items():
-            if item.repeated in means:
-                self.running[kind, site.name][key].add(means[item.repeated])
-
-    def _add_examples(
-        self, number: int, site: Site, measured: Measured, start: int
-    ) -> None:
+    def add_examples(self, number: int, measured: Measured, start: int) -> None:
         """Of each head the row with the largest weight on another token than the first and itself."""
         rows, argmax = (measured.places + start).cpu(), measured.argmax.cpu()
         is_trivial = (argmax == 0) | (argmax == rows)  # there most heads rest
@@ -339,92 +266,180 @@ class Tally:
         weights, at = weights.masked_fill(is_trivial, -1).max(1)
         keys = argmax.gather(1, at[:, None])[:, 0]
         of_heads = zip(weights.tolist(), rows[at].tolist(), keys.tolist(), strict=True)
-        for head, (weight, row, key) in zip(site.heads, of_heads, strict=True):
+        for head, (weight, row, key) in enumerate(of_heads):
             if weight >= 0:
                 best = [*self.examples[head], (-weight, number, row, key)]
                 self.examples[head] = sorted(best)[:EXAMPLES]
 
+    def scores(self, vocabulary: Tensor | None) -> list[dict[str, Interval]]:
+        """Of each head every score with its interval over documents."""
+        of_heads = []
+        copied = copying(self.site, vocabulary)
+        is_measured = self.means.n[:, :-1].any(1)
+        for h, peak in enumerate(self.peaks.tolist()):
+            # One number, without an interval: from the weights alone, and of all documents.
+            single = {"score_peak": peak} if peak > -math.inf else {}
+            if copied is not None:
+                single["copying"] = copied[h]
+            scores = {}
+            for n, name in enumerate(NAMES):
+                if is_measured[n]:
+                    scores[name] = self.means.interval(n, h)
+                elif name in single:
+                    scores[name] = Interval(single[name], single[name], single[name], 1)
+                elif name == "positional" and self.offsets.n.any():
+                    fractions = self.offsets.mean[h].copy()
+                    # offsets -1, 0 and 1 have statistics of their own
+                    fractions[REACH - 1 : REACH + 2] = 0
+                    scores[name] = self.offsets.interval(h, int(fractions.argmax()))
+            of_heads.append(scores)
+        return of_heads
+
+    def even(self) -> dict[str, float]:
+        """The control: the same statistics of attention that is spread evenly."""
+        n, mean = self.means.n[:, -1], self.means.mean[:, -1]
+        values = {NAMES[i]: float(mean[i]) for i in n.nonzero()[0]}
+        for name, item in all_statistics().items():
+            if item.even in values:
+                values[name] = values[item.even]
+        return values
+
+
+class Tally:
+    """What is summed up of the documents of a corpus, attention by attention.
+
+    second_half  of random tokens that are repeated: the row from which on each has a copy before it
+    is_control   of an untrained model: it has no examples and pictures, and even attention is that of the model itself
+    """
+
+    def __init__(self, model: nn.Module, second_half: int, is_control: bool) -> None:
+        self.model, self.second_half, self.is_control = model, second_half, is_control
+        self.sites: dict[str, OfSite] = {}
+        # what calls say of their numbers, each once: a set that keeps its order
+        self.notes: dict[str, None] = {}
+        self.followed: Scores = {}  # relations
+        self.factors = Factors()
+        self.evens: dict[object, Array] = {}  # what `_even` has measured
+
+    def run(self, text: Text, probes: Sequence[Ids], progress: Progress) -> Tally:
+        """Read everything of the model: documents, repeated tokens, and how heads follow relations."""
+        documents = text.documents
+        stages = ["running the model", "repeated tokens", "relations"]
+        if self.is_control:
+            documents, stages = documents[:CONTROLS], 3 * ["untrained control"]
+        first, second, third = (partial(progress, stage) for stage in stages)
+        run_documents(self.model, documents, self.take, text.marks, first)
+        repeated = partial(self.take, repeated=True)
+        run_documents(self.model, probes, repeated, None, second)
+        if text.relations is not None:
+            self.followed = follow(self.model, text.relations, text.shown, third)
+        return self
+
+    def take(
+        self,
+        number: int,
+        site: Site,
+        call: Call,
+        b: int,
+        document: Document,
+        repeated: bool = False,
+    ) -> None:
+        """Tally document `number`, which is document b of a call.
+
+        repeated  it has random tokens twice, so that only the repetition can be used. What is measured there goes by
+                  another name, since texts have it, too: "after_same" is "induction" of a survey
+        """
+        of_site = self.sites.setdefault(site.name, OfSite(site))
+        if call.note:
+            self.notes.setdefault(call.note)
+        if repeated:
+            is_second = torch.arange(call.n_queries) >= self.second_half
+            document = replace(document, real_rows=is_second)
+        w_o = None if repeated else self.factors.of(site, call)
+        measured = measure(call, b, document, w_o, top=not repeated)
+        even = np.full((len(NAMES), 1), math.nan)
+        if not self.is_control and number < CONTROLS:
+            even = self._even(number, site, call, b, document, repeated)
+        of_site.means.add(np.hstack([_means(measured, repeated), even]))
+        if repeated:
+            return
+        if "score_max" in measured.rows:
+            scores = measured.rows["score_max"].cpu().numpy()
+            np.fmax(of_site.peaks, np.fmax.reduce(scores, 1), out=of_site.peaks)
+        start = document.start
+        if start is not None:
+            of_site.offsets.add(_offset_fractions(measured, start, call.n_keys))
+        if self.is_control:
+            return
+        if start is not None and len(measured.places):
+            of_site.add_examples(number, measured, start)
+        if number == 0:
+            of_site.pictures = _pictures(call, b, measured)
+
     def _even(
-        self, text: int | str, site: Site, call: Call, b: int, document: Document
-    ) -> Means:
-        """The statistics of even attention on a document, (1,) each.
+        self,
+        number: int,
+        site: Site,
+        call: Call,
+        b: int,
+        document: Document,
+        repeated: bool,
+    ) -> Array:
+        """The statistics of even attention on a document, (statistics, 1).
 
         They hang on the mask and the document alone. So they are measured once for all layers whose masks are the same
         band, which is the least and the largest distance from query to key, None without such a bound.
         """
         T, S = call.n_queries, call.n_keys
-        mask = call.options.mask
+        mask, key = call.options.mask, None
         # A mask that is no band answers None.
         band = (None, None) if mask is None else mask.band(T, S)
-        # what another layer may attend is not known to be the same
-        if band is None or call.weights is not None:
-            return _means(measure(uniform(call), b, document))
-        key = text, parse_head(site.head(0))[0], T, S, band, document.start
-        if key not in self.evens:
-            self.evens[key] = _means(measure(uniform(call), b, document))
+        # what another layer may attend is not known to be the same where the model makes its weights itself
+        if band is not None and call.weights is None:
+            stack, _, _ = parse_head(site.head(0))
+            key = number, repeated, stack, T, S, band, document.start
+        if key is None or key not in self.evens:
+            self.evens[key] = _means(measure(uniform(call), b, document), repeated)
         return self.evens[key]
-
-    def _add(self, kind: str, site: Site, means: Means) -> None:
-        for key, values in means.items():
-            self.running[kind, site.name][key].add(values)
-
-    def scores(
-        self, site: Site, vocabulary: Tensor | None
-    ) -> list[dict[str, Interval]]:
-        """Of each head every score with its interval over documents."""
-        of_heads = []
-        copied = copying(site, vocabulary)
-        for h in range(site.n_heads):
-            scores = {
-                key: running.interval(h)
-                for key, running in self.running["scores", site.name].items()
-            }
-            # none in cross attention, else those of "all"
-            for offsets in self.running["offsets", site.name].values():
-                fractions = offsets.mean[h].copy()
-                # offsets -1, 0 and 1 have statistics of their own
-                fractions[REACH - 1 : REACH + 2] = 0
-                scores["positional"] = offsets.interval(h, int(fractions.argmax()))
-            # One number, without an interval: from the weights alone, and of all documents.
-            if copied is not None:
-                scores["copying"] = Interval(copied[h], copied[h], copied[h], 1)
-            if site.name in self.peaks:
-                peak = float(self.peaks[site.name][h])
-                scores["score_peak"] = Interval(peak, peak, peak, 1)
-            of_heads.append(
-                {key: scores[key] for key in all_statistics() if key in scores}
-            )
-        return of_heads
 
     def largest(self, vocabulary: Tensor | None) -> dict[str, float]:
         """Statistic, or relation -> the largest score of any head."""
         largest: dict[str, float] = {}
-        for site in self.sites.values():
-            for scores in self.scores(site, vocabulary):
+        for of_site in self.sites.values():
+            for scores in of_site.scores(vocabulary):
                 for key, score in scores.items():
                     largest[key] = max(score.mean, largest.get(key, -math.inf))
         for relation, by_head in self.followed.items():
             largest[relation] = max(score.mass.mean for score in by_head.values())
         return largest
 
-    def even(self, site: Site) -> dict[str, float]:
-        """The control: the same statistics of attention that is spread evenly."""
-        running = self.running["uniform", site.name]
-        values = {key: float(of_key.mean[0]) for key, of_key in running.items()}
-        for key, item in all_statistics().items():
-            if item.even in values:
-                values[key] = values[item.even]
-        return values
+
+def _means(measured: Measured, repeated: bool) -> Array:
+    """The mean of each statistic over the rows, (statistics, H); NaN: not measured."""
+    means = np.full((len(NAMES), len(measured.received)), math.nan)
+    for n, (name, item) in enumerate(all_statistics().items()):
+        rows = measured.rows.get(item.repeated if repeated else name)
+        if rows is not None:
+            means[n] = rows.cpu().double().nanmean(1).numpy()
+    return means
 
 
-def _means(measured: Measured) -> Means:
-    return {
-        key: rows.cpu().double().nanmean(1).numpy()
-        for key, rows in measured.rows.items()
+def _pictures(call: Call, b: int, measured: Measured) -> dict[str, NDArray[Any]]:
+    """What is drawn of the heads in one document, by the fields of `HeadProfile`."""
+    keys, weights = top_keys(call, b, range(min(PASSAGE, call.n_queries)), TOP)
+    # cut to as many keys as `keys` has queries
+    received = measured.received[:, : keys.shape[1]]
+    pictures = {
+        "thumbnail": measured.thumbnail.float(),
+        "first_key": measured.first_key.float(),
+        "received": (received / max(1, len(measured.places))).float(),
+        "top_weights": weights.float(),
+        "top_keys": keys,
     }
+    return {name: picture.cpu().numpy() for name, picture in pictures.items()}
 
 
-def _offset_fractions(measured: Measured, start: int, n_keys: int) -> Tensor:
+def _offset_fractions(measured: Measured, start: int, n_keys: int) -> Array:
     """For each offset the fraction, of the rows that have a key there, that look hardest at it: (H, 2 REACH + 1).
 
     An offset that less than half of the rows have says too little, and counts as none. Column REACH + 3 is offset 3:
@@ -439,26 +454,7 @@ def _offset_fractions(measured: Measured, start: int, n_keys: int) -> Tensor:
     counts = torch.zeros(len(bins), 2 * REACH + 3, dtype=torch.float64)
     counts.scatter_add_(1, bins, counts.new_ones(bins.shape))
     within = counts[:, 1:-1]
-    return torch.where(2 * able >= len(at), within / able.clamp(min=1), 0)
-
-
-def tallied(
-    tally: Tally,
-    text: Text,
-    probes: Sequence[Ids],
-    progress: Progress,
-) -> Tally:
-    """Everything that a survey reads of a model: documents, repeated tokens, and how heads follow relations."""
-    model, documents = tally.model, text.documents
-    stages = ["running the model", "repeated tokens", "relations"]
-    if tally.is_control:
-        documents, stages = documents[:CONTROLS], 3 * ["untrained control"]
-    first, second, third = (partial(progress, stage) for stage in stages)
-    run_documents(model, documents, tally.take, text.marks, first)
-    run_documents(model, probes, tally.take_repeated, None, second)
-    if text.relations is not None:
-        tally.followed = follow(model, text.relations, text.shown, third)
-    return tally
+    return torch.where(2 * able >= len(at), within / able.clamp(min=1), 0).numpy()
 
 
 # What is made of it.
@@ -488,7 +484,7 @@ def _survey(
         progress(stage, 0, 1)
 
     # 1. The model; and the same with fresh weights: statistic -> the largest score of any head.
-    tally = tallied(Tally(model, second_half, False), text, probes, progress)
+    tally = Tally(model, second_half, False).run(text, probes, progress)
     vocabulary = vocabulary_product(model)
     notes = _notes(folder, text, tally)
     untrained: dict[str, float] | None = None
@@ -498,20 +494,30 @@ def _survey(
             notes.append(Note.of("note.sampled", layers=SAMPLE, most=f"{WHOLE:,}"))
         else:
             product = vocabulary_product(fresh)
-        control = tallied(Tally(fresh, second_half, True), text, probes, progress)
+        control = Tally(fresh, second_half, True).run(text, probes, progress)
         untrained = control.largest(product)
 
     # 2. What changes without a head, and a profile of each, with the roles that it earns.
     effects = _effects(folder, text, how, progress, notes)
     loss, _, _ = effects
     profiles = _profiles(tally, vocabulary, text, untrained or {}, roles, effects)
-    notes += _silent(profiles)
+    # such as those whose part of W_O `headwise prune` has set to 0
+    silent = [profile.name for profile in profiles if profile.means.get("norm") == 0]
+    if silent:
+        notes.append(Note.of("note.silent", heads=", ".join(silent)))
     if text.note and loss is not None:  # it is about the loss on this text
         notes.append(text.note)
     meanings = {key: item.meaning for key, item in all_statistics().items()}
     for relation in relations:
         meanings[relation.name] = f"mass on the right tokens: {relation.meaning}"
-    present = {key for profile in profiles for key in profile.scores}
+    # Even attention has 0 where a mask hides all keys of a role from all heads: nobody looked for that role. A
+    # statistic without a control counts as 1.
+    measured, possible = set(), set()
+    for profile in profiles:
+        for key in profile.scores:
+            measured.add(key)
+            if profile.uniform.get(key, 1.0) > 0:
+                possible.add(key)
     return Survey(
         model=folder.name,
         family=folder.family,
@@ -520,9 +526,9 @@ def _survey(
         n_tokens=sum(map(len, documents)),
         longest=max(map(len, documents)),
         statistics={
-            key: meaning for key, meaning in meanings.items() if key in present
+            key: meaning for key, meaning in meanings.items() if key in measured
         },
-        roles=tuple(role for role in roles if _is_possible(role, profiles)),
+        roles=tuple(role for role in roles if role.score in possible),
         untrained=untrained,
         loss=loss,
         ablated=None if loss is None else how,
@@ -534,22 +540,6 @@ def _survey(
     )
 
 
-def _silent(profiles: Sequence[HeadProfile]) -> list[str]:
-    """A note on heads that add nothing, such as those whose part of W_O `headwise prune` has set to 0."""
-    silent = [profile.name for profile in profiles if profile.means.get("norm") == 0]
-    return [Note.of("note.silent", heads=", ".join(silent))] if silent else []
-
-
-def _is_possible(role: Role, profiles: Sequence[HeadProfile]) -> bool:
-    """Can any head have it? A mask may hide all keys of a role from all heads: even attention has 0 there.
-
-    Then the role is left out of those that were looked for, and no reader takes it for missing.
-    """
-    scored = any(role.score in profile.scores for profile in profiles)
-    # a statistic without a control counts as 1
-    return scored and any(p.uniform.get(role.score, 1.0) > 0 for p in profiles)
-
-
 def _notes(folder: Folder, text: Text, tally: Tally) -> list[str]:
     """What a reader of the numbers must know."""
     notes = [
@@ -558,7 +548,7 @@ def _notes(folder: Folder, text: Text, tally: Tally) -> list[str]:
     ]
     # MLA: values come out of a latent, so no matrix of the head's own tells what it copies. Without W_O, as where heads
     # are spread over processes, or without embeddings no head has it, and there is nothing to say.
-    sites = tally.sites.values()
+    sites = [of_site.site for of_site in tally.sites.values()]
     latent = [site.name for site in sites if site.w_v is None and site.w_o is not None]
     if latent and ask.embeddings(folder.model) is not None:
         notes.append(Note.of("note.compressed", sites=", ".join(latent)))
@@ -580,35 +570,29 @@ def _profiles(
     """Of each head its numbers, what they are held against, and the roles that it earns by that."""
     profiles = []
     _, importances, changes = effects
-    for site in tally.sites.values():
-        for name, scores in zip(
-            site.heads, tally.scores(site, vocabulary), strict=True
-        ):
+    for of_site in tally.sites.values():
+        of_heads = of_site.scores(vocabulary)
+        for name, scores in zip(of_site.site.heads, of_heads, strict=True):
             part, layer, head = parse_head(name)
-            even, elsewhere, relations = tally.even(site), {}, {}
+            even, elsewhere, relations = of_site.even(), {}, {}
             for relation, by_head in tally.followed.items():
                 if name not in by_head:  # cross attention follows none
                     continue
-                score = replace(
-                    by_head[name], untrained=untrained.get(relation, math.nan)
-                )
+                largest = untrained.get(relation, math.nan)
+                score = replace(by_head[name], untrained=largest)
                 relations[relation] = score
                 scores[relation], even[relation] = score.mass, score.even
                 # Where no other token has a key at these distances there is no third control.
                 if math.isfinite(score.elsewhere):
                     elsewhere[relation] = score.elsewhere
-            earned = [
-                role.name
-                for role in roles
-                if role.earned(scores, even, untrained, elsewhere)
-            ]
+            controls = even, untrained, elsewhere
+            earned = [role.name for role in roles if role.earned(scores, *controls)]
             examples = []
-            for minus, document, row, key in tally.examples[name]:
+            for minus, document, row, key in of_site.examples[head]:
                 looks, at = text.shown(
                     [text.documents[document][place] for place in (row, key)]
                 )
                 examples.append(Example(document, row, key, looks, at, -minus))
-            pictures = tally.first[site.name].items()
             profile = HeadProfile(
                 name=name,
                 part=part,
@@ -621,7 +605,7 @@ def _profiles(
                 ablation=changes.get(name),
                 relations=relations,
                 examples=tuple(examples),
-                **{key: of_heads[head] for key, of_heads in pictures},
+                **{key: drawn[head] for key, drawn in of_site.pictures.items()},
             )
             profiles.append(profile)
     return profiles
