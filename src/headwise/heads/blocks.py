@@ -34,7 +34,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -43,7 +42,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headwise.backends.torch_ import as_tensor, trace
-from headwise.heads.documents import Document, part_of
+from headwise.heads.documents import Document, part_of, resolved
 from headwise.heads.statistics import (
     GATE,
     IDS,
@@ -54,7 +53,7 @@ from headwise.heads.statistics import (
     W_O,
     formulas,
 )
-from headwise.masks import Allowed, BroadcastGrid, resolve
+from headwise.masks import Allowed
 from headwise.models.sites import Site, loaded
 from headwise.records import Call
 from headwise.spec import Options, resolve_kv_index
@@ -97,7 +96,6 @@ class Strip(NamedTuple):
 
     rows: slice  # which of all rows
     keys: slice  # those that they may see, among S
-    width: int  # s in whole runs; the last ones may be no keys, and have no weight
     # every query may see all keys before this one: there nothing is looked up
     masked_from: int
     # (H,t,s - masked_from) whole numbers as wide as scores, -1 or all bits where a key of those from there on may not
@@ -170,12 +168,15 @@ class Pass:
             most = torch.finfo(self.dtype).max / 2
             sink = as_tensor(options.sink, self.device).to(self.dtype)
             self.sink = sink.clamp(max=most) * LOG2E
-        # the key/value head of each head
-        self.index = resolve_kv_index(self.H, call.k.shape[1], options.kv_index)
         self.masks = () if options.mask is None else options.mask.parts()
         # (G,S,D), each head's keys one after another, since every block reads them: a projection leaves the heads of a
-        # token side by side.
+        # token side by side. Where heads do not share them evenly, neighbour by neighbour, each head has its own.
         keys = call.k[self.b].to(self.dtype)
+        G = len(keys)
+        index = resolve_kv_index(self.H, G, options.kv_index)
+        if self.H % G or index != tuple(h * G // self.H for h in range(self.H)):
+            keys = keys[list(index)]
+        self.group = self.H // len(keys)  # heads that read the same keys
         self.keys = keys.mT.contiguous().mT if self.S > LONG else keys.contiguous()
 
     def _place(self, document: Document) -> None:
@@ -210,25 +211,21 @@ class Pass:
             GATE: call.before_gate is not None or call.options.gate is not None,
         }
         known = [fact for fact, is_known in facts.items() if is_known]
-        self.formulas = formulas(known, self.marks)
-        if only:
-            asked = [name for name in only if name in self.formulas]
-            self.formulas = {name: self.formulas[name] for name in asked}
+        self.formulas = formulas(known, self.marks, only)
         self.is_whole = not only or not self.formulas.keys() <= OF_ROWS
         self.names = ["largest", "total", "share"]
         if only and self.formulas.keys() <= LARGEST:
             self.names = ["largest"]
         elif self.is_whole:
             # Marked sets come first: `_measure` writes them into the first rows, in one product.
-            self.names = [f"on {name}" for name in self.marks] + self.names
-            self.names.append("shifted")
-            if document.start is not None:
-                self.names += ["places", "squares", *(["reach"] if self.top else [])]
-        # (k,RUN) 1, the distance of a key from the middle of its run, and its square: times e and summed over a run
+            marks = [f"on {name}" for name in self.marks]
+            self.names = [*marks, *self.names, "shifted", "places", "squares"]
+            if TOP in known and POSITIONS in known:
+                self.names.append("reach")
+        # (3,RUN) 1, the distance of a key from the middle of its run, and its square: times e and summed over a run
         # they give its weight and its first two moments.
         steps = torch.arange(RUN, dtype=self.dtype, device=self.device)
-        exponents = (0, 1, 2) if "places" in self.names else (0,)
-        self.powers = torch.stack([(steps - (RUN - 1) / 2) ** k for k in exponents])
+        self.powers = torch.stack([(steps - (RUN - 1) / 2) ** k for k in (0, 1, 2)])
         # (S+1,) the token right before each key, and the last one
         self.before = None
         if "same_token" in self.formulas and document.k_ids is not None:
@@ -293,11 +290,14 @@ class Pass:
         """
         keys, masked_from = self._keys(rows)
         t, width = rows.stop - rows.start, _whole_runs(keys.stop - keys.start)
-        block, q = len(buffers[1]), self._q(rows)
-        n_heads = max(1, min(self.H, block // (t * width)))
-        # whole groups of heads that read the same keys, where such a group fits
-        group = self.index.count(self.index[0])
-        n_heads = n_heads // group * group or n_heads
+        block = len(buffers[1])
+        # (H,t,D), scaled, so that scores are in bits
+        q = self.call.q[self.b, :, self.picked[rows]].to(self.dtype)
+        q = (q * (self.scale * LOG2E)).contiguous()
+        fit = max(1, min(self.H, block // (t * width)))
+        # whole groups of heads that read the same keys, or parts that divide one
+        parts = [n for n in range(1, fit + 1) if self.group % n == 0]
+        n_heads = fit - fit % self.group or parts[-1]
         step, strips = max(1, block // width), []
         for first in range(rows.start, rows.stop, step):
             some = slice(first, min(first + step, rows.stop))
@@ -383,7 +383,7 @@ class Pass:
             tiny = torch.finfo(e.dtype).tiny
             torch.div(scores, largest[:, None].clamp(min=tiny), out=e)
             torch.log2(torch.clamp(e, min=tiny, out=scores), out=scores)
-        # (k,n,runs), the weight of each run and its moments: see `powers`. Their few rows come first in the product:
+        # (3,n,runs), the weight of each run and its moments: see `powers`. Their few rows come first in the product:
         # with e first it takes three to five times as long.
         powers = torch.mm(self.powers, e.view(-1, RUN).mT).view(-1, *runs.shape[:2])
         total = torch.sum(powers[0], -1, out=into["total"])
@@ -408,8 +408,7 @@ class Pass:
         # of each row, among all runs
         first_runs = torch.arange(len(top_run), device=self.device) * runs.shape[1]
         peak = e.view(-1, RUN).index_select(0, first_runs + top_run)
-        if "places" in into:
-            self._moments(powers, top_run, peak, into)
+        self._moments(powers, top_run, peak, into)
         if "reach" in into:
             into["reach"].copy_(self._reach(strip, e, total))
         return top_run, peak
@@ -441,7 +440,7 @@ class Pass:
         t = len(strip.at)
         first = (len(self.at) - 1 - strip.rows.start) % EVERY
         rows = torch.arange(min(first, t), t, EVERY, device=self.device)
-        others = e.view(-1, t, strip.width)[:, rows]
+        others = e.view(-1, t, e.shape[-1])[:, rows]
         others[:, torch.arange(len(rows), device=self.device), strip.near[rows, 0]] *= (
             1 - strip.has_near[rows, 0]
         )
@@ -454,22 +453,12 @@ class Pass:
     def _strip(self, rows: slice, keys: slice, masked_from: int) -> Strip:
         """What the heads share in a block of queries, which may see these keys; `masked_from` is of all S."""
         queries = self.picked[rows]
-        grid = BroadcastGrid(
-            (self.call.q.shape[0], self.H, self.T, self.S),
-            array=partial(as_tensor, device=self.device),
-            arange=partial(torch.arange, device=self.device),
-            keys=slice(masked_from, keys.stop),
-            queries=queries,  # type: ignore[arg-type]
-            documents=slice(self.b, self.b + 1),
-        )
-        allowed, bias = resolve(
-            self.masks, grid, torch.where, lambda x: x.to(self.dtype)
-        )
+        masked = slice(masked_from, keys.stop)
+        allowed, bias = resolved(self.call, self.b, queries, masked)
         if allowed is not None:
-            allowed = self._by_head(-(~allowed).to(self.whole))
+            allowed = -(~allowed).to(self.whole).expand(self.H, -1, -1)
         if bias is not None:
-            bias = (bias.to(self.dtype) * LOG2E).clamp_(min=LOWEST)
-            bias = self._by_head(bias)
+            bias = (bias * LOG2E).clamp_(min=LOWEST).expand(self.H, -1, -1)
         at = queries + (self.document.start or 0) - keys.start
         n_keys = keys.stop - keys.start
         width = _whole_runs(n_keys)
@@ -483,7 +472,6 @@ class Pass:
         return Strip(
             rows=rows,
             keys=keys,
-            width=width,
             masked_from=masked_from - keys.start,
             forbidden=allowed,
             bias=bias,
@@ -523,16 +511,6 @@ class Pass:
         keys = slice(low, high) if low < high else slice(0, 1)
         return keys, min(max(keys.start, masked_from), keys.stop)
 
-    def _by_head(self, x: Tensor) -> Tensor:
-        """What broadcasts to (1,H,t,s) as (H,t,s); a mask of all heads alike is not copied."""
-        with_batch = x[(None,) * (4 - x.ndim)]  # axes in front until there are four
-        return with_batch[0].expand(self.H, -1, -1)
-
-    def _q(self, rows: slice) -> Tensor:
-        """Queries (H,t,D), scaled, so that scores are in bits."""
-        q = self.call.q[self.b, :, self.picked[rows]].to(self.dtype)
-        return (q * (self.scale * LOG2E)).contiguous()
-
     def _scores(
         self, heads: slice, rows: slice, keys: slice, q: Tensor, buffer: Tensor
     ) -> Tensor:
@@ -546,19 +524,12 @@ class Pass:
             scores.copy_(self.call.weights[self.b, heads, self.picked[rows], keys])
             buffer[..., n_keys:] = 0
             return buffer.nan_to_num_(0)
-        h, _, D = q[heads].shape
-        read = list(self.index[heads])  # the key/value head of each head
-        groups = sorted(set(read))
-        if read != [g for g in groups for _ in range(h // len(groups))]:
-            groups = read  # no equal, adjacent groups: each head brings its own keys
-        if groups == list(range(groups[0], groups[-1] + 1)):  # a span makes no copy
-            k = self.keys[groups[0] : groups[-1] + 1, keys]
-        else:
-            k = self.keys[groups, keys]
+        groups = slice(heads.start // self.group, 1 + (heads.stop - 1) // self.group)
+        k = self.keys[groups, keys]
         buffer[..., n_keys:] = FORBIDDEN
         # The queries of a group follow one another in one product, which reads the keys of the group once.
-        by_group = buffer.view(len(groups), -1, buffer.shape[-1])[..., :n_keys]
-        torch.bmm(q[heads].view(len(groups), -1, D), k.mT, out=by_group)
+        by_group = buffer.view(len(k), -1, buffer.shape[-1])[..., :n_keys]
+        torch.bmm(q[heads].view(len(k), -1, q.shape[-1]), k.mT, out=by_group)
         if self.call.options.softcap is not None:
             cap = self.call.options.softcap * LOG2E
             scores.div_(cap).tanh_().mul_(cap)

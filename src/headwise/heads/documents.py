@@ -23,7 +23,7 @@ from headwise.backends.cache import KVCache
 from headwise.backends.torch_ import as_tensor
 from headwise.corpus.documents import batches
 from headwise.corpus.tokens import Ids
-from headwise.masks import Allowed, Bias, BroadcastGrid, Mask, Part, all_of, resolve
+from headwise.masks import Allowed, Bias, BroadcastGrid, all_of, resolve
 from headwise.models.ask import adapter_of, cache_in, evaluating, run_body
 from headwise.models.hook import Hook, attach, hooked
 from headwise.models.sites import Site, sites_of
@@ -93,23 +93,19 @@ class Document:
 
 def part_of(call: Call, b: int, rows: Sequence[int], keys: slice = slice(None)) -> Call:
     """The call of document b alone, with these of its queries and keys."""
-    mask, document, queries = call.options.mask, slice(b, b + 1), list(rows)
-    if mask is not None:
-        some = Part(mask, "t", rows, call.n_queries)
-        parts = []
-        resolved = _resolved(call, some, b, len(rows))
-        for kind, x in zip((Allowed, Bias), resolved, strict=True):
-            if x is not None:
-                of_keys = x.expand(*x.shape[:3], call.n_keys)[..., keys]
-                parts.append(kind(of_keys))
-        mask = all_of(parts)
+    document, queries = slice(b, b + 1), list(rows)
+    allowed, bias = resolved(call, b, queries, keys)
+    masks = [
+        None if allowed is None else Allowed(allowed),
+        None if bias is None else Bias(bias),
+    ]
     before, weights = call.before_gate, call.weights
     return call._replace(
         q=call.q[document, :, queries],
         k=call.k[document, :, keys],
         v=call.v[document, :, keys],
         out=call.out[document, :, queries],
-        options=call.options._replace(mask=mask),
+        options=call.options._replace(mask=all_of(masks)),
         weights=None if weights is None else weights[document, :, queries][..., keys],
         before_gate=None if before is None else before[document, :, queries],
     )
@@ -591,30 +587,32 @@ def _seen(call: Call, b: int, rows: Sequence[int]) -> Tensor | None:
     """What these rows of document b may attend, (1 or H, 1 or rows, 1 or S) bool; None: everything."""
     if call.weights is not None:
         return call.weights[b][:, list(rows)] > 0
-    if call.options.mask is None:
-        return None
-    some = Part(call.options.mask, "t", rows, call.n_queries)
-    allowed, _ = _resolved(call, some, b, len(rows))
-    return None if allowed is None else allowed[0]
+    return resolved(call, b, list(rows))[0]
 
 
-def _resolved(
-    call: Call, mask: Mask, b: int, T: int
+def resolved(
+    call: Call, b: int, queries: Any, keys: slice = slice(None)
 ) -> tuple[Tensor | None, Tensor | None]:
-    """What a mask of T queries allows, and adds, in document b of a call, (1, 1 or H, 1 or T, 1 or S) each or None."""
+    """What the mask of a call allows some queries of document b, and adds; (1 or H, 1 or t, 1 or s) each or None."""
+    if call.options.mask is None:
+        return None, None
     grid = BroadcastGrid(
-        (*call.q.shape[:2], T, call.n_keys),
+        (*call.q.shape[:3], call.n_keys),
         array=partial(as_tensor, device=call.q.device),
         arange=partial(torch.arange, device=call.q.device),
+        keys=keys,
+        queries=queries,
         documents=slice(b, b + 1),
     )
-    # A bias is read as it is: no backend computes with it here.
-    allowed, bias = resolve(mask.parts(), grid, torch.where, lambda bias: bias)
-    return _four_axes(allowed), _four_axes(bias)
-
-
-def _four_axes(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x[(None,) * (4 - x.ndim)]  # new ones in front
+    dtype = torch.promote_types(call.q.dtype, torch.float32)
+    masks = call.options.mask.parts()
+    allowed, bias = resolve(masks, grid, torch.where, lambda x: x.to(dtype))
+    # with axes in front until there are four
+    if allowed is not None:
+        allowed = allowed[(None,) * (4 - allowed.ndim)][0]
+    if bias is not None:
+        bias = bias.to(dtype)[(None,) * (4 - bias.ndim)][0]
+    return allowed, bias
 
 
 def _row(values: Tensor | None, b: int) -> Tensor | None:

@@ -187,21 +187,23 @@ def all_statistics() -> dict[str, Statistic]:
     }
 
 
-def formulas(known: Collection[str], marks: Iterable[str]) -> dict[str, Formula]:
+def formulas(
+    known: Iterable[str], marks: Iterable[str], only: Collection[str] = ()
+) -> dict[str, Formula]:
     """The formulas of what can be measured, by name.
 
     known  of POSITIONS to GATE what is known
     marks  names of the marked sets of keys: "delimiter" and "rare" are statistics, any other is measured by its name
+    only   names of what is asked for; of none it is everything
     """
-    known, table = {*known, *marks}, all_statistics()
+    known = {*known, *marks}
     measured: dict[str, Formula] = {}
-    for name, item in table.items():
+    for name, item in all_statistics().items():
         if item.formula and known.issuperset(item.needs):
             measured[name] = item.formula
     for name in marks:
-        if name not in table:
-            measured[name] = methodcaller("total", f"on {name}")
-    return measured
+        measured.setdefault(name, methodcaller("total", f"on {name}"))
+    return {name: measured[name] for name in measured if not only or name in only}
 
 
 def unknown_statistic(name: str, known: Iterable[str]) -> MissingError:
