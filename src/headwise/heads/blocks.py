@@ -16,8 +16,8 @@ is taken from it before the next one is made: there the passes over a block cost
                                  OF_ROWS statistics asked for that is all. shifted = sum e (score - largest);
                                  places = sum e (place of the key); squares = sum e (its distance from the mean
                                  place)^2; "on" a marked set; reach, which is no sum: see `_reach`
-       ->  near    (H,n,1+k)     e of the first key, and of the keys that stand at chosen distances
-       ->  copies  (2,H,n)       sum e over earlier copies of the query's token, and over the keys right after those
+       ->  chosen  (kinds,H,n)   sum e over a few keys of each query: the first one, those that stand at the OFFSETS,
+                                 earlier copies of the query's token, and the keys right after those
        ->  argmax  (H,n)         the key with the largest weight
        ->  totals  (H,b,S)       sum p over each of the b blocks of queries of a thumbnail
 
@@ -80,8 +80,8 @@ LOWEST = -(2.0**126)
 # Statistics that need less than all of a block: the largest score of each row, or also the sum of its weights.
 LARGEST = frozenset({"score_max", "gate", "norm"})
 OF_ROWS = LARGEST | {"lse", "sink", "confidence"}
-# the distances of the keys that "next", "self" and "previous" tell of
-OFFSETS = (-1, 0, 1)
+# the distances of the keys that these tell of
+OFFSETS = {"next": -1, "self": 0, "previous": 1}
 # of the weight lies farther back than the reach of a head
 FAR = 0.01
 # the reach is taken of each so manieth row, the last one among them: of all it takes a sixth of the time
@@ -103,13 +103,10 @@ class Strip(NamedTuple):
     forbidden: Tensor | None
     bias: Tensor | None  # (H,t,s) what the mask adds to scores, in bits
     at: Tensor  # (t,) the keys at which the queries stand
-    # (t,1+k) the first key and those at the OFFSETS before the query; any key where there is none ...
-    near: Tensor
-    has_near: Tensor  # (t,1+k) ... and 1 where there is one, else 0
-    # Pairs of a query and a key: earlier keys with the query's token, and the keys right after those.
-    # (n,) query * width + key, a place in the block of a head
+    first: int  # the place of the first key; it may lie outside
+    # (n,) the chosen keys, query * width + key, a place in the block of a head; and where each counts, kind * t + query
     pairs: Tensor
-    pair_rows: Tensor  # (n,) the query; plus t where the key is one right after
+    counted: Tensor
     marks: Tensor  # (m,width) 1 where a key is in a marked set
     blocks: slice  # those of the thumbnail in which a query lies, b of them
 
@@ -153,8 +150,7 @@ class Pass:
         # What the blocks fill in.
         self.at = self.zeros(n)
         self.sums = self.zeros(len(self.names), self.H, n)
-        self.near = self.zeros(self.H, n, 1 + len(self.offsets))
-        self.copies = self.zeros(2, self.H, n)
+        self.chosen = self.zeros(len(self.kinds), self.H, n)
         self.argmax = torch.zeros(self.H, n, dtype=torch.long, device=self.device)
 
     def _read_options(self, call: Call) -> None:
@@ -181,7 +177,6 @@ class Pass:
 
     def _place(self, document: Document) -> None:
         """Where the queries and the keys stand in their text, and what is known of them."""
-        self.offsets = OFFSETS if document.start is not None else ()
         # What is not real, padding, is never read: NaN may stand there.
         # (n,) the queries that are measured
         self.picked = _places(document.real_rows, self.T, self.device)
@@ -226,11 +221,15 @@ class Pass:
         # they give its weight and its first two moments.
         steps = torch.arange(RUN, dtype=self.dtype, device=self.device)
         self.powers = torch.stack([(steps - (RUN - 1) / 2) ** k for k in (0, 1, 2)])
+        self.kinds = ["first"]
+        if POSITIONS in known:
+            self.kinds += OFFSETS
         # (S+1,) the token right before each key, and the last one
         self.before = None
         if "same_token" in self.formulas and document.k_ids is not None:
             k_ids = document.k_ids.to(self.device, torch.int32)
             self.before = F.pad(k_ids, (1, 0), value=document.before)
+            self.kinds += ["same", "after"]
 
     def empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
@@ -338,13 +337,11 @@ class Pass:
         top_run, peak = self._sum(strip, heads, scores.view(-1, width), flat, into)
         if self.is_whole:
             torch.mm(strip.marks, flat.mT, out=sums[: len(strip.marks)])
-            near = e.gather(2, strip.near.expand(h, -1, -1))
-            self.near[heads, strip.rows] = near.mul_(strip.has_near)
-            if len(strip.pairs):
-                both = self.zeros(h, 2 * t)
-                copied = e.view(h, -1).index_select(1, strip.pairs)
-                both.index_add_(1, strip.pair_rows, copied)
-                self.copies[:, heads, strip.rows] = both.view(h, 2, t).transpose(0, 1)
+            chosen = self.zeros(h, len(self.kinds) * t)
+            picked = e.view(h, -1).index_select(1, strip.pairs)
+            chosen.scatter_add_(1, strip.counted.expand(h, -1), picked)
+            chosen = chosen.view(h, -1, t).transpose(0, 1)
+            self.chosen[:, heads, strip.rows] = chosen
             if self.top:
                 place = peak.max(-1).indices  # an argmax takes twice as long
                 place += top_run * RUN + strip.keys.start
@@ -441,9 +438,8 @@ class Pass:
         first = (len(self.at) - 1 - strip.rows.start) % EVERY
         rows = torch.arange(min(first, t), t, EVERY, device=self.device)
         others = e.view(-1, t, e.shape[-1])[:, rows]
-        others[:, torch.arange(len(rows), device=self.device), strip.near[rows, 0]] *= (
-            1 - strip.has_near[rows, 0]
-        )
+        if 0 <= strip.first < strip.n_keys:
+            others[..., strip.first] = 0
         # oldest first
         dropped = (others.cumsum(-1) <= FAR * total.view(-1, t)[:, rows, None]).sum(-1)
         reach = total.new_full((len(others), t), math.nan)
@@ -462,13 +458,10 @@ class Pass:
         at = queries + (self.document.start or 0) - keys.start
         n_keys = keys.stop - keys.start
         width = _whole_runs(n_keys)
-        # below 0: `has_near` says that it is not there
-        place = -1 if self.first is None else self.first - keys.start
-        first_key = at.new_full((len(at), 1), place)
-        near = torch.cat([first_key, at[:, None] - at.new_tensor(self.offsets)], 1)
-        has_near = (near >= 0) & (near < n_keys)
+        # below 0: it has left the keys
+        first = -1 if self.first is None else self.first - keys.start
         blocks = self.row_block[rows]
-        pairs, pair_rows = self._copies(queries, at, keys, width)
+        pairs, counted = self._pairs(queries, at, keys, width, first)
         return Strip(
             rows=rows,
             keys=keys,
@@ -476,10 +469,9 @@ class Pass:
             forbidden=allowed,
             bias=bias,
             at=at.to(self.dtype),
-            near=near.clamp(0, n_keys - 1),
-            has_near=has_near.to(self.dtype),
+            first=first,
             pairs=pairs,
-            pair_rows=pair_rows,
+            counted=counted,
             marks=F.pad(self.marked[:, keys], (0, width - n_keys)),
             blocks=slice(int(blocks[0]), int(blocks[-1]) + 1),
         )
@@ -535,38 +527,39 @@ class Pass:
             scores.div_(cap).tanh_().mul_(cap)
         return buffer
 
-    def _copies(
-        self, queries: Tensor, at: Tensor, keys: slice, width: int
+    def _pairs(
+        self, queries: Tensor, at: Tensor, keys: slice, width: int, first: int
     ) -> tuple[Tensor, Tensor]:
-        """`Strip.pairs` and `pair_rows`: where there are copies of the queries' tokens."""
+        """`Strip.pairs` and `counted`, in the order of `kinds`."""
+        t, n_keys = len(at), keys.stop - keys.start
+        row = torch.arange(t, device=self.device)
+        places, rows = [torch.full_like(at, first)], [row]
+        if "self" in self.kinds:
+            places += [at - offset for offset in OFFSETS.values()]
+            rows += [row] * len(OFFSETS)
         q_ids = self.document.q_ids
-        if self.before is None or q_ids is None:
-            nothing = at.new_empty(0)
-            return nothing, nothing
-        tokens = q_ids.to(self.device, torch.int32)[queries]
-        n_keys = keys.stop - keys.start
-        # A key is right after a copy where the token before it is the query's, and it is the query's own place or an
-        # earlier one. The place behind all keys counts as well: the copy is the last key.
-        places = torch.arange(n_keys + 1, dtype=torch.int32, device=self.device)
-        follows = tokens[:, None] == self.before[keys.start : keys.stop + 1]
-        follows &= places <= at.to(torch.int32)[:, None]
-        row, after = follows.nonzero(as_tuple=True)
-        # the copy, and the key right after
-        key = torch.stack([after - 1, after], 1)
-        inside = (key >= 0) & (key < n_keys)
-        kind = torch.stack([row, row + len(tokens)], 1)
-        return (row[:, None] * width + key)[inside], kind[inside]
+        if self.before is not None and q_ids is not None:
+            tokens = q_ids.to(self.device, torch.int32)[queries]
+            # A key is right after a copy where the token before it is the query's, and it is the query's own place or
+            # an earlier one. The place behind all keys counts as well: the copy is the last key.
+            behind = torch.arange(n_keys + 1, dtype=torch.int32, device=self.device)
+            follows = tokens[:, None] == self.before[keys.start : keys.stop + 1]
+            follows &= behind <= at.to(torch.int32)[:, None]
+            row, after = follows.nonzero(as_tuple=True)
+            places += [after - 1, after]
+            rows += [row, row]
+        counted = [kind * t + row for kind, row in enumerate(rows)]
+        place = torch.cat(places)
+        inside = (place >= 0) & (place < n_keys)
+        pairs = torch.cat(rows) * width + place
+        return pairs[inside], torch.cat(counted)[inside]
 
     # What the formulas read when all blocks are done, for all rows at once: (H,n) each.
 
     def finish(self) -> None:
         """Weights come of e by `share`: what is read of them all."""
-        self.by_name: dict[str, Tensor] = dict(zip(self.names, self.sums, strict=True))
-        self.by_name |= {
-            "same": self.copies[0],
-            "after": self.copies[1],
-            "first": self.near[..., 0],
-        }
+        self.by_name = dict(zip(self.names, self.sums, strict=True))
+        self.by_name |= zip(self.kinds, self.chosen, strict=True)
         # may the query attend anything? Of a call that has its weights these are its scores.
         lowest = FORBIDDEN if self.call.weights is None else 0
         self.seen = self.by_name["largest"] > lowest
@@ -642,9 +635,6 @@ class Pass:
     @property
     def reach(self) -> Tensor:
         return torch.where(self.mass > 0, self.by_name["reach"], 0)
-
-    def back(self, k: int) -> Tensor:
-        return self.near[..., 1 + self.offsets.index(k)] * self.share
 
     def top_in(self, name: str) -> Tensor:
         mark = self.marked[self.marks.index(name)]

@@ -118,15 +118,16 @@ class Statistics(ABC, Generic[V]):
         lambda b: b.reach,
         (POSITIONS, TOP),
     )
-    # `b.back(k)` is the weight of the key k before the query.
-    self = Statistic("mass on the token itself", lambda b: b.back(0), (POSITIONS,))
+    self = Statistic(
+        "mass on the token itself", lambda b: b.total("self"), (POSITIONS,)
+    )
     previous = Statistic(
         "mass on the token right before; the first row, which has none, counts as 0",
-        lambda b: b.back(1),
+        lambda b: b.total("previous"),
         (POSITIONS,),
     )
     next = Statistic(
-        "mass on the token right after", lambda b: b.back(-1), (POSITIONS,)
+        "mass on the token right after", lambda b: b.total("next"), (POSITIONS,)
     )
     first = Statistic("mass on the first token", lambda b: b.total("first"))
     same_token = Statistic(
