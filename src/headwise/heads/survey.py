@@ -275,7 +275,7 @@ class OfSite:
         """Of each head every score with its interval over documents."""
         of_heads = []
         copied = copying(self.site, vocabulary)
-        is_measured = self.means.n[:, :-1].any(1).tolist()
+        is_measured = self.means.n[:, :-1].sum(1)
         for h, peak in enumerate(self.peaks.tolist()):
             # One number, without an interval: from the weights alone, and of all documents.
             single = {"score_peak": peak} if peak > -math.inf else {}
