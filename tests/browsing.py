@@ -7,6 +7,7 @@ to it that the page asked for nothing else, raised no dialog and logged no error
 from __future__ import annotations
 
 import re
+import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,12 +16,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from a_browser import ARGUMENTS, CHROMIUM, NAMES
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
 Opener = Callable[..., "Page"]
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+CHROMIUM = next((path for name in NAMES if (path := shutil.which(name))), None)
+ARGUMENTS = [  # without a window, and without calls of its own
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
 
 
 def why_not() -> str:

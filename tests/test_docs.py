@@ -122,7 +122,7 @@ def shorter(words: list[str]) -> list[str]:
         return []
     if words[0] == "heads" and not {"--text", "--relations"} & set(words):
         return []
-    return SHORT.get(words[0], "").split()
+    return SHORT.get("relations" if "--relations" in words else words[0], "").split()
 
 
 def parse(words: list[str]) -> None:

@@ -13,13 +13,7 @@ import pytest
 from cases import every, refuses
 
 from headwise import HeadwiseError
-from headwise.files import (
-    read_bytes,
-    read_json,
-    read_text,
-    text_path,
-    write_whole,
-)
+from headwise.files import read_bytes, read_json, read_text, text_path, write_whole
 
 WRITER = """
 import sys

@@ -8,21 +8,9 @@ import pytest
 from measure import imports_of, package_sources
 
 ORDER = (
-    "base",
-    "backends",
-    "layer",
-    "corpus",
-    "gpt",
-    "courses",
-    "models",
-    "cost",
-    "heads",
-    "reshape",
-    "checker",
-    "learn",
-    "view",
-    "cli",
-)
+    "base", "backends", "layer", "corpus", "gpt", "courses", "models", "cost", "heads", "reshape", "checker", "learn",
+    "view", "cli",
+)  # fmt: skip
 BASE = {
     "spec", "masks", "positions", "shapes", "errors", "families", "files", "intervals",
     "records", "table", "words",

@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 import headwise
+import headwise as hw
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -163,3 +165,30 @@ def test_the_torture_starts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     with pytest.raises(SystemExit):
         runpy.run_path(str(ROOT / "studies" / "torture"), run_name="__main__")
     assert re.findall(r"^(\w+): 1 cases, 0 failed", capsys.readouterr().out, re.M) == ["calls", "files", "cycles"]
+
+
+def test_a_head_that_qk_clip_clips_has_the_bound_as_its_largest_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clip brings the largest score of each head to the bound, and touches no other head."""
+    monkeypatch.syspath_prepend(str(ROOT / "examples"))
+    import qk_clip
+
+    torch.manual_seed(0)
+    model = hw.GPT(hw.GPTConfig(vocab_size=qk_clip.VOCAB, context=53, n_layers=2, n_heads=3, d_model=24, init_std=0.7))
+    ids = torch.randint(qk_clip.VOCAB, (2, 47))
+
+    def peaks() -> dict[str, float]:
+        with hw.watch(model, only=["score_max"]) as seen:
+            model(ids).sum().backward()
+        return {name: head.score_peak for name, head in seen.items()}
+
+    with hw.watch(model, only=["score_max"]) as seen:
+        model(ids)
+    before = {name: head.score_peak for name, head in seen.items()}
+    first = sorted(peak for name, peak in before.items() if name.startswith("L0"))  # later layers read what it changes
+    bound = (first[0] + first[1]) / 2
+    qk_clip.clip(model, seen, bound)
+    after = peaks()
+    for head in range(3):
+        name = f"L0.H{head}"
+        assert after[name] == pytest.approx(min(bound, before[name]), rel=1e-5)
+    assert all(weights.grad is not None for weights in model.parameters())

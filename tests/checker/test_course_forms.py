@@ -1,12 +1,16 @@
-"""Right code in the forms of courses, and files that are more than their attention."""
+"""Right code in the forms of courses, files that are more than their attention, and the process they run in."""
 
 import json
 import re
+import sys
 from pathlib import Path
 
+import pytest
 from cases import every
+from invoking import contents
 
 import headwise as hw
+from headwise.learn.exercises import exercises, judge
 
 TEXT = Path(__file__).with_name("forms.txt").read_text(encoding="utf-8")
 FORMS = dict(part.split("\n", 1) for part in re.split(r"^=== ", TEXT, flags=re.M)[1:])
@@ -84,3 +88,41 @@ def test_a_function_of_a_few_lines_adapts_a_class(tmp_path: Path) -> None:
         assert hw.check(f"{path}:Odd").not_checked[0].endswith("layer = Odd(zork=...)\n    return layer(x=x)")
         verdict = hw.check(f"{path}:mine")
         assert verdict.bugs == bugs and verdict.right is not bool(bugs), verdict
+
+
+CLASS = "class Attention:\n    def __init__(self, d_model): exec(WORK)\n    def forward(self, x): return x\n"
+
+
+@pytest.mark.slow
+def test_a_file_stands_in_a_folder_of_its_own_that_goes_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "learner.py"
+    writes = "import os\nopen('left', 'w').write('x')\nprint('loud')\n"
+    writes += "raise ValueError(os.getcwd() + '|' + os.environ['TMPDIR'])\n"
+    path.write_text(f"WORK = {writes!r}\n{CLASS}")
+    before = contents(tmp_path)
+    reason, *_ = hw.check(path, seconds=300).not_checked
+    folder, temporary = reason.removeprefix("ValueError: ").split(" (line")[0].split("|")
+    assert folder == temporary and not Path(folder).exists()
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.slow
+def test_neither_a_thread_nor_a_child_holds_the_check_up(tmp_path: Path) -> None:
+    path = tmp_path / "learner.py"
+    waits = "import signal, subprocess, sys, threading\nthreading.Thread(target=signal.pause).start()\n"
+    child = "subprocess.Popen([sys.executable, '-c', 'import signal; signal.pause()'])\n"
+    work = f"{waits}{child}raise ValueError('done')\n"
+    path.write_text(f"WORK = {work!r}\n{CLASS}")
+    assert hw.check(path, seconds=300).not_checked[0].startswith("ValueError: done")
+
+
+def test_code_that_wants_torch_is_refused_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    path = tmp_path / "learner.py"
+    path.write_text(f"from torch import nn\n{CLASS}")
+    needs = r"needs torch: pip install 'headwise\[torch\]'"
+    with pytest.raises(hw.HeadwiseError, match=f"learner.py:Attention {needs}"):
+        hw.check(f"{path}:Attention")
+    exercise = next(each for each in exercises() if "import torch" in each.code())
+    with pytest.raises(hw.HeadwiseError, match=f"{exercise.file} {needs}"):
+        judge(exercise, exercise.code(), None, "en")

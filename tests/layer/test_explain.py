@@ -60,23 +60,10 @@ def assert_true(told: Any, calls: list[dict[str, Any]], call: Call) -> None:
 
 
 MASKS = (
-    None,
-    hw.Causal(),
-    hw.Window(2, 0),
-    hw.Window(3, 0),
-    hw.Window(1, 1),
-    hw.Window(0, 0),
-    hw.Window(None, None),
-    hw.Causal(offset=0),
-    hw.Causal(offset=-99),
-    hw.Causal(offset=[0, 1]),
-    hw.Window(0, 0, offset=99),
-    hw.Causal() & hw.Alibi(),
-    hw.Causal() & hw.Window(2, None),
-    hw.Alibi(),
-    hw.Allowed([[True]]),
-    hw.Bias([[0.5]]),
-)
+    None, hw.Causal(), hw.Window(2, 0), hw.Window(3, 0), hw.Window(1, 1), hw.Window(0, 0), hw.Window(None, None),
+    hw.Causal(offset=0), hw.Causal(offset=-99), hw.Causal(offset=[0, 1]), hw.Window(0, 0, offset=99), hw.Alibi(),
+    hw.Causal() & hw.Alibi(), hw.Causal() & hw.Window(2, None), hw.Allowed([[True]]), hw.Bias([[0.5]]),
+)  # fmt: skip
 layers = st.fixed_dictionaries(
     {
         "n_kv_heads": st.sampled_from([1, 2, 3, 6]),

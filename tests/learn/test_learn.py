@@ -375,10 +375,7 @@ def test_files_that_nobody_touched_change_their_language(tmp_path: Path) -> None
     refuses(lambda: open_course(tmp_path / "02_head.py", None), "is a file; pass a folder")
 
 
-@every(
-    "content,options,said",
-    [*rows("courses"), ({"progress.json": "[" * 100_000}, [], "is damaged")],
-)
+@every("content,options,said", [*rows("courses"), ({"progress.json": "[" * 100_000}, [], "is damaged")])
 def test_bad_input_is_one_clear_line(
     invoke: Invoke, in_process: None, tmp_path: Path, content: dict[str, str], options: list[Any], said: str
 ) -> None:

@@ -1,13 +1,17 @@
-"""The page of a model that answers: questions in turn, and a real Chromium that touches it; `hw.look` in Python."""
+"""The page of a model that answers: its server, questions in turn, a real Chromium that touches it, `hw.look`."""
 
 import base64
+import http.client
 import json
 import re
+import socket
 import threading
+import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +26,7 @@ from word_models import word_folder
 import headwise as hw
 from headwise.heads.look import Desk
 from headwise.models.open import open_folder
+from headwise.view import look as package
 from headwise.view.look import Served
 
 pytestmark = pytest.mark.clock
@@ -168,3 +173,105 @@ def test_a_word_is_hidden_and_filled_in(browser: Browser, tmp_path: Path) -> Non
         page.locator("#languages button[lang=es]").click()
         assert page.inner_text("#next-title") == "¿Qué llena la palabra oculta?"
     served.close()
+
+
+ABOUT = {"model": "x", "family": "x", "heads": [], "predicts": "next", "mask": None}
+
+
+@pytest.fixture
+def echoing() -> Iterator[Served]:
+    """A page whose answer is the question."""
+    desk: Any = SimpleNamespace(about=lambda: ABOUT, readings={}, answer=lambda asked: {"asked": asked})
+    page = Served(desk)
+    threading.Thread(target=page.work, daemon=True).start()
+    yield page
+    page.close()
+
+
+def ask(
+    echoing: Served, path: str = "/", method: str = "GET", content: bytes | None = None, **headers: str
+) -> tuple[int, str, http.client.HTTPResponse]:
+    connection = http.client.HTTPConnection("127.0.0.1", echoing.server_port, timeout=300)
+    connection.request(method, path, content, headers)
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text, answer
+
+
+def post_to(echoing: Served, path: str, content: bytes = b"{}", **headers: str) -> tuple[int, str]:
+    return ask(echoing, path, "POST", content, **headers)[:2]
+
+
+def raw(echoing: Served, data: bytes) -> bytes:
+    """What comes back for these bytes."""
+    with socket.create_connection(("127.0.0.1", echoing.server_port), timeout=300) as client:
+        client.sendall(data)
+        client.shutdown(socket.SHUT_WR)
+        answer = b""
+        while part := client.recv(65536):
+            answer += part
+    return answer
+
+
+def test_a_page_that_asks_has_a_secret(echoing: Served) -> None:
+    secret = echoing.base[1:]
+    assert echoing.server_address[0] == "127.0.0.1"
+    assert len(secret) >= 20 and echoing.address == f"http://127.0.0.1:{echoing.server_port}/{secret}/"
+    status, content, answer = ask(echoing, f"/{secret}/")
+    assert status == 200 and content == echoing.document == ask(echoing, f"/{secret}/?lang=es")[1]
+    assert answer.headers["Cache-Control"] == "no-store" and answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
+    assert answer.headers["Access-Control-Allow-Origin"] is None
+    assert post_to(echoing, f"/{secret}/ask", b'{"do": 1}') == (200, '{"asked": {"do": 1}}')
+    for path in ("/", "/ask", f"/{secret}", f"/{secret[:-1]}/ask", f"/{secret[:-1]}%C3%A9/", "//ask", "/../x"):
+        for status, text in (ask(echoing, path)[:2], post_to(echoing, path)):
+            assert status == 404 and secret not in text and "<title" not in text, path
+    # Else the name of another site, made to lead here, could read the page.
+    for host in ("evil.example", f"evil.example:{echoing.server_port}", "127.0.0.1", "127.0.0.1:1", "", "[::1]:80"):
+        for status, text in (ask(echoing, f"/{secret}/", Host=host)[:2], post_to(echoing, f"/{secret}/ask", Host=host)):
+            assert status == 403 and secret not in text and "<title" not in text, host
+    assert ask(echoing, f"/{secret}/", Host=f"localhost:{echoing.server_port}")[0] == 200
+    assert post_to(echoing, f"/{secret}/ask", Origin=f"http://127.0.0.1:{echoing.server_port}")[0] == 200
+    assert post_to(echoing, f"/{secret}/ask", Origin="http://evil.example")[0] == 403
+    odd = f"GET /{secret[:-1]}\u00e9/ HTTP/1.0\r\nHost: 127.0.0.1:{echoing.server_port}\r\n\r\n"
+    assert b"404" in raw(echoing, odd.encode())
+
+
+def test_what_is_no_question_is_refused(echoing: Served, capfd: pytest.CaptureFixture[str]) -> None:
+    refuses(
+        lambda: Served(echoing.desk, echoing.server_port), rf"^port={echoing.server_port} of 127.0.0.1 cannot be had \("
+    )
+    place = f"{echoing.base}/ask"
+    for method in ("PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE", "CONNECT"):
+        assert ask(echoing, place, method)[0] == 501, method
+    for content in (b"", b"[]", b"{", b"\xff", b"[" * 99_999):
+        with pytest.raises(http.client.HTTPException):
+            post_to(echoing, place, content)
+    assert post_to(echoing, place, **{"Content-Length": str(package.LONGEST + 1)})[0] == 413
+    assert post_to(echoing, place, **{"Content-Length": "-1"})[0] == 413
+    assert "not finite" in post_to(echoing, place, b'{"do": NaN}')[1]  # which the answer repeats
+    for data in (b"", b"\0" * 999, b"GET\r\n\r\n", b"x" * 70000, b"GET / HTTP/9.9\r\n\r\n", b"\x16\x03\x01" * 99):
+        assert echoing.base.encode() not in raw(echoing, data)
+    time.sleep(0.1)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.slow
+def test_a_full_pipe_holds_nobody_up(echoing: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that never read, never ask to the end, or go away: others are answered."""
+    monkeypatch.setattr(package._Handler, "timeout", 0.3)
+    echoing.document = "x" * 20_000_000
+    place = f"{echoing.base}/"
+    request = f"GET {place} HTTP/1.0\r\nHost: 127.0.0.1:{echoing.server_port}\r\n\r\n".encode()
+    clients = [socket.create_connection(("127.0.0.1", echoing.server_port)) for _ in range(9)]
+    for number, client in enumerate(clients):
+        client.sendall(request if number % 3 else request[:9])
+        if number % 3 == 2:
+            client.close()
+    status = 0
+    while status != 200:
+        with suppress(OSError, http.client.HTTPException):
+            status = post_to(echoing, f"{echoing.base}/ask")[0]
+    for client in clients:
+        client.close()

@@ -66,10 +66,7 @@ def opened_report(open_page: Opener, path: Path, *arguments: Any, **options: Any
 
 
 def test_the_comparison_is_said_as_it_is(page: Page) -> None:
-    for baseline, words in (
-        (2.5, "0.200 nats per token better"),
-        (2.0, "0.300 nats per token worse"),
-    ):
+    for baseline, words in ((2.5, "0.200 nats per token better"), (2.0, "0.300 nats per token worse")):
         told(page, replace(SUMMARY, baseline_loss=baseline))
         assert words in page.inner_text("#losses"), baseline
 

@@ -322,10 +322,7 @@ def change(mean: float, reach: float = 0.01) -> Interval:
     return Interval(mean, mean - reach, mean + reach, 36)
 
 
-@every(
-    "ablation, english, spanish",
-    [(Interval(*each) if each else None, *said) for each, *said in rows("ablations")],
-)
+@every("ablation, english, spanish", [(Interval(*each) if each else None, *said) for each, *said in rows("ablations")])
 def test_a_labelled_role_and_what_is_lost(ablation: Interval | None, english: str, spanish: str) -> None:
     survey = survey_of()
     scores = {"translation": followed(0.76), "person": followed(0.54, "=", "he", 0.7)}
