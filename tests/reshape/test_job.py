@@ -14,7 +14,7 @@ from headwise.corpus.tokens import Tokens
 from headwise.heads.ablate import ablation
 from headwise.models.open import Folder, remember
 from headwise.reshape import prune, share
-from headwise.reshape.job import Calibration, calibrate, read_user_text, reshape
+from headwise.reshape.job import calibrate, read_user_text, reshape
 from headwise.reshape.prune import head_scores
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz .,!\n"
@@ -53,16 +53,12 @@ def test_each_part_of_the_text_serves_for_one_thing(text: Path) -> None:
     assert documents[0] == {tuple(ids.tolist()) for ids in parts.train}
 
 
-@pytest.fixture
-def calibration() -> Calibration:
-    ids = torch.randint(31, (6, 13), generator=torch.Generator().manual_seed(1))
-    return Calibration(tuple(ids[:4]), tuple(ids[4:]), 31)
-
-
-def test_scores_by_ablation_are_the_loss_without(calibration: Calibration) -> None:
-    folder = opened(build("rope", dtype=torch.float32))
-    found = head_scores("ablation", folder.model, calibration.statistics)
-    wanted = ablation(folder.model, calibration.statistics)
+def test_scores_by_ablation_are_the_loss_without() -> None:
+    model, ids = (
+        build("rope", dtype=torch.float32),
+        torch.randint(31, (4, 13), generator=torch.Generator().manual_seed(1)),
+    )
+    found, wanted = head_scores("ablation", model, [ids]), ablation(model, [ids])
     assert found == {name: change.mean for name, change in wanted.items()} and len(set(found.values())) > 6
 
 

@@ -82,11 +82,14 @@ def _together(
     seen = _dense(grid, band, path.rest, call, path.keys)
     # in this order: `alive` is by key/value head, as K and V are before `pick`
     k, v = call.pick(*seen.protect(k, v))
-    allowed = seen.allowed
-    if allowed is not None and seen.rows is not None:
+    mask = seen.allowed
+    if mask is not None and seen.rows is not None:
         # the kernel makes NaN of an empty row: it is opened here, and zeroed below
-        allowed = allowed | ~seen.rows
-    out = call.kernel(q, k, v, allowed, seen.bias, causal)
+        mask = mask | ~seen.rows
+    if seen.bias is not None:
+        bias = seen.bias
+        mask = bias if mask is None else torch.where(mask, bias, -math.inf)
+    out = call.kernel(q, k, v, mask, causal)
     return out if seen.rows is None else torch.where(seen.rows, out, 0)
 
 
@@ -229,19 +232,16 @@ class _Call:
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        allowed: Tensor | None = None,
-        bias: Tensor | None = None,
+        mask: Tensor | None = None,
         causal: bool = False,
     ) -> Tensor:
-        """One call of torch's fused attention: (B,H,T,E). No row of `allowed` is empty."""
+        """One call of torch's fused attention: (B,H,T,E). The mask is bool or added; no row of it is empty."""
         B, H, T, _ = q.shape
         G, width = k.shape[1], v.shape[-1]
         if self.sink_h11 is not None:
             # blocks have the heads of all documents
             sink = self.sink_h11.flatten().repeat(H // self.sizes.H)
-            q, k, v, allowed, bias = _sink_as_key(
-                q, k, v, allowed, bias, sink, self.scale
-            )
+            q, k, v, mask = _sink_as_key(q, k, v, mask, sink, self.scale)
         # fused kernels want head width and value width equal
         wider = max(q.shape[-1], v.shape[-1])
         q, k, v = (
@@ -249,11 +249,9 @@ class _Call:
             x if x.shape[-1] == wider else F.pad(x, (0, wider - x.shape[-1]))
             for x in (q, k, v)
         )
-        mask = allowed
-        if bias is not None:
-            mask = bias if allowed is None else torch.where(allowed, bias, -math.inf)
-            # The CPU kernel takes a mask of float32 beside narrower queries; kernels of other devices want one dtype.
-            mask = mask if q.device.type == "cpu" else mask.to(q.dtype)
+        # The CPU kernel takes a mask of float32 beside narrower queries; kernels of other devices want one dtype.
+        if mask is not None and mask.dtype != torch.bool and q.device.type != "cpu":
+            mask = mask.to(q.dtype)
         # added at the end, it brings back the NaN that FEW_KEYS speaks of
         zero_or_nan = None
         # A compiler does not compare the length, or it would make two graphs.
@@ -368,11 +366,10 @@ def _sink_as_key(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    allowed: Tensor | None,
-    bias: Tensor | None,
+    mask: Tensor | None,
     sink_h: Tensor,
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """The sink as a last key: queries get features whose products with this key's numbers add up to sink / scale.
 
     With n features, D being the width before:
@@ -411,14 +408,11 @@ def _sink_as_key(
     q = torch.cat([q, features], -1)
     k = torch.cat([F.pad(k, (0, len(parts))), sink_key.expand(*k.shape[:2], 1, -1)], 2)
     v = F.pad(v, (0, 0, 0, 1))
-    if allowed is not None:
+    if mask is not None:
         # Expanded first: a mask of one column for all keys must not get a second one.
-        allowed = F.pad(
-            allowed.expand(*allowed.shape[:3], k.shape[2] - 1), (0, 1), value=True
-        )
-    if bias is not None:
-        bias = F.pad(bias.expand(*bias.shape[:3], k.shape[2] - 1), (0, 1))
-    return q, k, v, allowed, bias
+        mask = mask.expand(*mask.shape[:3], k.shape[2] - 1)
+        mask = F.pad(mask, (0, 1), value=mask.dtype == torch.bool)
+    return q, k, v, mask
 
 
 def _softmax(masked_bhts: Tensor, sink_h11: Tensor | None) -> tuple[Tensor, Tensor]:

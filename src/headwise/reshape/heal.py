@@ -103,18 +103,14 @@ def compared(
     for ids in batches:
         both = answers(parent, ids), answers(child, ids)  # (B,T,V) each
         distance += divergence(*both).item() * ids.numel()
-        n_tokens += ids.numel()
-        if is_next:
-            following = ids[:, 1:].flatten()
-            n_predicted += len(following)
-            for i, logits in enumerate(both):
-                predicted = logits[:, :-1].flatten(0, 1).float()
-                loss = F.cross_entropy(predicted, following.to(logits.device))
-                losses[i] += loss.item() * len(following)
-    distance /= n_tokens
-    if not is_next:
-        return None, distance
-    return Pair(*(loss / n_predicted for loss in losses)), distance
+        following = ids[:, 1:].flatten()
+        n_tokens, n_predicted = n_tokens + ids.numel(), n_predicted + len(following)
+        for i, logits in enumerate(both if is_next else ()):
+            predicted = logits[:, :-1].flatten(0, 1).float()
+            loss = F.cross_entropy(predicted, following.to(logits.device))
+            losses[i] += loss.item() * len(following)
+    before, after = (loss / n_predicted for loss in losses)
+    return Pair(before, after) if is_next else None, distance / n_tokens
 
 
 def measure(

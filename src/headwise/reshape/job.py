@@ -212,9 +212,12 @@ def reshape(
         written = getattr(torch, computed_in(dtype))
     with evaluating(source.model):
         # 2. The change, and what it costs.
-        held_out, n_read = calibration.evaluation, n_tokens(calibration.statistics)
+        held_out = calibration.evaluation
+        n_read, n_held_out = (
+            sum(map(torch.numel, some)) for some in (calibration.statistics, held_out)
+        )
         listener(
-            f"making the change by {n_read:,} tokens, and measuring it on {n_tokens(held_out):,}"
+            f"making the change by {n_read:,} tokens, and measuring it on {n_held_out:,}"
         )
         changed = change.apply(source, calibration)
         child = changed.model
@@ -388,37 +391,19 @@ def check_place(source: Path, out: Path | None, force: bool) -> None:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Documents as ids, each (T,), in the order of the text.
+    """Documents as ids, each (T,), in the order of the text, and what is read of them in batches (B,T).
 
     The child is made and healed on `train`; `held_out` follows the healing and measures.
     """
 
     train: tuple[Tensor, ...]
     held_out: tuple[Tensor, ...]
-    vocab_size: int
-    about: tuple[str, ...] = ()  # what a reader of any number on it must know
-    name: str = ""  # as `read_user_text` gives it
-
-    @property
-    def statistics(self) -> list[Tensor]:
-        """Batches (B,T) for alignment and importance."""
-        return self._batches(self.train, STATISTICS)
-
-    @property
-    def glance(self) -> list[Tensor]:
-        """Held-out batches that follow a healing: others than `evaluation`, for the best weights are chosen on them."""
-        # a single document has to serve both
-        return self._batches(self.held_out[1::2] or self.held_out, GLANCE)
-
-    @property
-    def evaluation(self) -> list[Tensor]:
-        """Held-out batches (B,T) to measure on."""
-        return self._batches(self.held_out[::2], EVALUATION)
-
-    def _batches(self, documents: Sequence[Tensor], limit: int) -> list[Tensor]:
-        # Each batch has logits over the whole vocabulary.
-        most = min(BATCH, LOGITS // self.vocab_size)
-        return batches(spread(documents, limit), most)
+    statistics: list[Tensor]  # of `train`, for alignment and importance
+    # Held out: these follow a healing, and the best weights are chosen on them,
+    glance: list[Tensor]
+    evaluation: list[Tensor]  # and on these others is measured.
+    about: tuple[str, ...]  # what a reader of any number on it must know
+    name: str  # as `read_user_text` gives it
 
 
 def read_user_text(text: Any, path: Path) -> tuple[str, Any]:
@@ -491,8 +476,14 @@ def calibrate(name: str, text: Any, folder: Folder) -> Calibration:
     about = unknown_note(folder.tokens, facts)
     if is_corpus:
         about = verbs.WHOLE_LINES, *about
+    # each batch has logits over the whole vocabulary
     vocab_size = folder.vocab_size or int(torch.cat([*train, *held_out]).max()) + 1
-    return Calibration(train, held_out, vocab_size, about, name)
+    most = min(BATCH, LOGITS // vocab_size)
+    statistics = batches(spread(train, STATISTICS), most)
+    # a single document has to serve both
+    glance = batches(spread(held_out[1::2] or held_out, GLANCE), most)
+    evaluation = batches(spread(held_out[::2], EVALUATION), most)
+    return Calibration(train, held_out, statistics, glance, evaluation, about, name)
 
 
 def _split(items: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
@@ -522,10 +513,6 @@ def spread(documents: Sequence[Tensor], limit: int) -> list[Tensor]:
     # as many of mean length as the limit holds
     wanted = n if total <= limit else max(1, n * limit // total)
     return [documents[i * n // wanted] for i in range(wanted)]
-
-
-def n_tokens(batches: Iterable[Tensor]) -> int:
-    return sum(ids.numel() for ids in batches)
 
 
 # The folder, and its proof

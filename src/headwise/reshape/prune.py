@@ -16,6 +16,7 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Unpack
 
+import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
@@ -40,7 +41,6 @@ from headwise.reshape.job import (
     Listener,
     Options,
     Reshaped,
-    n_tokens,
     reshape,
 )
 from headwise.words import unknown
@@ -143,8 +143,9 @@ class Pruning(Change):
         measured_on = "the whole text"
         if calibration.name == OF_RUN:
             measured_on = "what the run held out"
+        tokens = sum(map(torch.numel, calibration.statistics))
         ranked = (
-            f"ranked by {self.by} on {n_tokens(calibration.statistics):,} tokens of the part that is not held "
+            f"ranked by {self.by} on {tokens:,} tokens of the part that is not held "
             f"out; `headwise heads` measures on {measured_on}, so its order may differ"
         )
         details = changed.details | {"scores": scores}
