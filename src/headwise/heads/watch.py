@@ -7,7 +7,7 @@ keeps the whole map of each head on one short text.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -58,37 +58,33 @@ class Maps(Tensor):
 class _SeenSite:
     """What the heads of one attention did: numbers row by row, and pictures of the last document."""
 
-    def __init__(self, statistics: Iterable[str]) -> None:
+    def __init__(self, heads: Sequence[str]) -> None:
+        self.heads = heads
         # statistic that every document has -> its rows (H,n), document by document until they are asked for
-        self.parts: dict[str, list[Array]] = {name: [] for name in statistics}
-        self.documents: list[int] = []  # rows of each
+        self.parts: dict[str, list[Array]] = {}
+        self.documents: list[
+            int
+        ] = []  # rows of each; none of an attention that has not run
         # (B,H,T,S), or some rows, of the last call that had such rows
         self.maps: Tensor | None = None
         # (S,) bool, which keys of its last document are of an image
         self.image: Tensor | None = None
 
-    def add(self, measured: Measured) -> None:
-        # A statistic that this document lacks is dropped: its mean would be over some documents, and not say so.
-        self.parts = {
-            name: parts for name, parts in self.parts.items() if name in measured.rows
-        }
+    def add(self, measured: Measured) -> set[str]:
+        """Add the numbers of a document, and give the names of statistics that it or an earlier one lacks."""
+        if not self.documents:
+            self.parts = {name: [] for name in measured.rows}
+        # They are dropped: a mean would be over some documents, and not say so.
+        only_sometimes = self.parts.keys() ^ measured.rows.keys()
+        for name in only_sometimes & self.parts.keys():
+            del self.parts[name]
         for name, parts in self.parts.items():
             parts.append(as_numpy(measured.rows[name]))
         self.documents.append(len(measured.places))
         self.received = as_numpy(measured.received)  # (H,S)
         # (H,b,b), b blocks of queries and of keys
         self.thumbnail = as_numpy(measured.thumbnail)
-
-    def rows(self, name: str) -> Array:
-        """(H,N), N rows of all documents."""
-        parts = self.parts[name]
-        if len(parts) > 1:
-            parts[:] = [np.concatenate(parts, 1)]
-        return parts[0]
-
-    @property
-    def n_rows(self) -> int:
-        return sum(self.documents)
+        return only_sometimes
 
 
 class Rows(Statistics[Array]):
@@ -100,7 +96,10 @@ class Rows(Statistics[Array]):
     def __getitem__(self, name: str) -> Array:
         if name not in self._site.parts:
             raise unknown_statistic(name, self._site.parts)
-        return np.asarray(self._site.rows(name)[self._head])
+        parts = self._site.parts[name]  # (H,n) each
+        if len(parts) > 1:
+            parts[:] = [np.concatenate(parts, 1)]
+        return np.asarray(parts[0][self._head])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._site.parts)
@@ -137,7 +136,7 @@ class SeenHead(HeadRow[float]):
 
     @property
     def n_rows(self) -> int:
-        return self._site.n_rows
+        return sum(self.documents)
 
     @property
     def documents(self) -> Sequence[int]:
@@ -198,25 +197,17 @@ class Seen(HeadTable[SeenHead]):
     """
 
     def __init__(self, sites: Sequence[Site], notes: Sequence[str]) -> None:
-        # Site -> names of its heads. How many some have is known only once they have run: then `add` puts them here.
-        self._heads = {site.name: site.heads for site in sites}
+        # How many heads some have is known only once they have run: then `add` puts their names here.
+        self._sites = {site.name: _SeenSite(site.heads) for site in sites}
         # what has no map, and what a number does not say, in lines
         self.notes: list[str] = list(notes)
-        self._sites: dict[str, _SeenSite] = {}
-        self._seen: dict[str, SeenHead] = {}  # those that ran
 
     def add(self, site: Site, measured: Measured) -> None:
         """The numbers of one document of a call."""
-        if site.name not in self._sites:
-            of_site = self._sites[site.name] = _SeenSite(measured.rows)
-            self._heads[site.name] = site.heads
-            for h, name in enumerate(site.heads):
-                self._seen[name] = SeenHead(name, of_site, h)
-        # in one of the two sets, not in both
-        only_sometimes = {*self._sites[site.name].parts} ^ {*measured.rows}
-        if only_sometimes:
-            self.note(Note.of("note.left_out", names=", ".join(sorted(only_sometimes))))
-        self._sites[site.name].add(measured)
+        self._sites[site.name].heads = site.heads
+        left_out = self._sites[site.name].add(measured)
+        if left_out:
+            self.note(Note.of("note.left_out", names=", ".join(sorted(left_out))))
 
     def note(self, line: str) -> None:
         """Add a line to `notes`, once."""
@@ -231,26 +222,25 @@ class Seen(HeadTable[SeenHead]):
         of_site.maps = torch.stack([*weights]).as_subclass(Maps)
         of_site.image = document.marks.get("image")
 
-    @property
-    def _known(
-        self,
-    ) -> list[str]:  # all heads of the model, also those that have not run
-        return [head for heads in self._heads.values() for head in heads]
-
     def __getitem__(self, name: str) -> SeenHead:
-        if name in self._seen:
-            return self._seen[name]
-        if name in self._known:
+        known: list[str] = []
+        for site in self._sites.values():
+            if name in site.heads and site.documents:
+                return SeenHead(name, site, site.heads.index(name))
+            known += site.heads
+        if name in known:
             raise MissingError(
                 f"{name} did not run inside the block; run the model, or the part of it that has {name}"
             )
-        raise unknown_head(name, self._known)
+        raise unknown_head(name, known)
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in self._known if name in self._seen)
+        for site in self._sites.values():
+            if site.documents:
+                yield from site.heads
 
     def __len__(self) -> int:
-        return len(self._seen)
+        return sum(1 for _ in self)
 
     def records(self) -> list[Row]:
         return [
@@ -259,8 +249,9 @@ class Seen(HeadTable[SeenHead]):
         ]
 
     def __repr__(self) -> str:
-        rows = max((site.n_rows for site in self._sites.values()), default=0)
-        return f"Seen({len(self)} of {len(self._known)} heads, {rows} rows each)"
+        n_rows = max((sum(site.documents) for site in self._sites.values()), default=0)
+        known = sum(len(site.heads) for site in self._sites.values())
+        return f"Seen({len(self)} of {known} heads, {n_rows} rows each)"
 
     def measured(self) -> Sequence[str]:  # the statistics that any head has, each once
         return list(
@@ -322,7 +313,19 @@ def watch(
     def note(site: Site, call: Call, documents: Sequence[Document]) -> None:
         # "", which `seen` drops, where the call's numbers need no word
         seen.note(call.note)
-        kept = _kept_rows(maps, call.n_queries)
+        T, S = call.n_queries, call.n_keys
+        # of those that are listed the rows that the text has; -1 is the last one
+        kept = [
+            row % T
+            for row in (range(T) if maps is True else maps or ())
+            if -T <= row < T
+        ]
+        if len(kept) * S > MOST_WEIGHTS and documents:
+            raise HeadwiseError(
+                f"maps= keeps up to {MOST_WEIGHTS:,} weights a head, and here {len(kept):,} tokens look at {S:,}, "
+                f"{len(kept) * S:,} weights; watch a shorter text, list some rows (maps=[-1]), or leave maps out: the "
+                f"statistics are exact at any length"
+            )
         for b, document in enumerate(documents):
             for part, place, of_part in unpacked(call, b, document):
                 needs_w_o = not wanted or "norm" in wanted
@@ -331,7 +334,7 @@ def watch(
                 measured = measure(part, place, of_part, w_o, False, wanted)
                 seen.add(site, measured)
         if kept and documents:
-            weights = [_maps(call, b, kept) for b in range(len(documents))]
+            weights = [row_weights(call, b, kept) for b in range(len(documents))]
             seen.add_maps(site, weights, documents[-1])
 
     with listening(model, note, _marker(marks), sites):
@@ -354,25 +357,6 @@ def _marker(marks: Marks | None) -> Marker | None:
         }
 
     return mark
-
-
-def _kept_rows(maps: bool | Sequence[int], T: int) -> Sequence[int]:
-    """The rows whose maps are kept: all, those of the list that the text has (-1 is the last one), or none."""
-    if maps is True:
-        return range(T)
-    return [row % T for row in maps or () if -T <= row < T]
-
-
-def _maps(call: Call, b: int, rows: Sequence[int]) -> Tensor:
-    # The weights (H,rows,S) of some rows of document b; refused where they would be too many to keep.
-    S = call.n_keys
-    if len(rows) * S > MOST_WEIGHTS:
-        raise HeadwiseError(
-            f"maps= keeps up to {MOST_WEIGHTS:,} weights a head, and here {len(rows):,} tokens look at {S:,}, "
-            f"{len(rows) * S:,} weights; watch a shorter text, list some rows (maps=[-1]), or leave maps out: the "
-            f"statistics are exact at any length"
-        )
-    return row_weights(call, b, rows)
 
 
 def _check(marks: Marks, only: Sequence[str]) -> None:
