@@ -16,6 +16,7 @@ import transformers as tf
 from cases import refuses, refuses_table
 from families import TABLES, untrained
 from planted import induction_model
+from small_models import shaken
 from torch import Tensor, nn
 
 import headwise as hw
@@ -47,10 +48,7 @@ def gpt(**fields: Any) -> hw.GPT:
 
 def build(name: str) -> Any:
     torch.manual_seed(5)
-    model: nn.Module = FAMILIES[name]().eval()
-    for parameter in model.parameters():
-        parameter.data += 0.1 * torch.randn_like(parameter)
-    return model
+    return shaken(FAMILIES[name](), size=0.1)
 
 
 def ids(seed: int = 3) -> Tensor:
@@ -233,10 +231,7 @@ def test_gated_heads_are_patched_where_queries_keys_and_values_are_made(name: st
         name, vocab_size=V, hidden_size=36, intermediate_size=43, moe_intermediate_size=11, **sizes, **GATED[name]
     )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        model = tf.AutoModelForCausalLM.from_config(config).eval()
-        for parameter in model.parameters():
-            parameter.data += 0.1 * torch.randn_like(parameter)
+        model = shaken(tf.AutoModelForCausalLM.from_config(config), size=0.1)
     number = max(n for n in range(3) if hasattr(model.model.layers[n], "self_attn"))
     clean, corrupted, last = ids(3), ids(4), model.model.layers[number].self_attn
     parts = {f"{x}_proj": getattr(last, f"{x}_proj") for x in "qkv"}

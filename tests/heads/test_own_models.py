@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from cases import refuses, refuses_table
 from families import untrained
+from small_models import shaken
 from torch import Tensor, nn
 
 import headwise as hw
@@ -57,10 +58,11 @@ class NanoGPT(nn.Module):
 
     def states(self, idx: Tensor) -> Tensor:
         parts: Any = self.transformer
-        x = parts["wte"](idx) + parts["wpe"](torch.arange(idx.shape[1]))
+        turn = (1, 0, 2) if isinstance(self, TimeFirst) else (0, 1, 2)
+        x = (parts["wte"](idx) + parts["wpe"](torch.arange(idx.shape[1]))).permute(turn)
         for block in parts["h"]:
             x = block(x)
-        states: Tensor = parts["ln_f"](x)
+        states: Tensor = parts["ln_f"](x).permute(turn)
         return states
 
     def forward(self, idx: Tensor, targets: Tensor | None = None) -> Any:
@@ -86,6 +88,17 @@ class Capped(NanoGPT):
         return {"more": 5, "rows": 15 * torch.tanh(self.lm_head(self.states(idx)) / scale)}
 
 
+class TimeFirst(NanoGPT):
+    """Its blocks pass (T,B,C)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for block in self.transformer["h"]:  # type: ignore[union-attr]
+            turn = lambda module, args, *gave: (gave or args)[0].transpose(0, 1)  # noqa: E731
+            block.attn.register_forward_pre_hook(turn)
+            block.attn.register_forward_hook(turn)
+
+
 class Classifier(NanoGPT):
     def forward(self, idx: Tensor) -> Tensor:  # type: ignore[override]
         classes: Tensor = self.lm_head(self.states(idx)).mean(1)
@@ -106,10 +119,7 @@ class Characters:
 
 def made(kind: Any, **fields: Any) -> Any:
     torch.manual_seed(7)
-    model = kind(**fields).eval()
-    for parameter in model.parameters():
-        parameter.data += 0.2 * torch.randn_like(parameter)
-    return model
+    return shaken(kind(**fields), size=0.2)
 
 
 def capped(model: Any, ids: Tensor) -> Tensor:
@@ -121,6 +131,7 @@ MODELS: dict[str, Any] = {
     "nanoGPT": lambda: made(NanoGPT),
     "untied, no feed-forward": lambda: made(NanoGPT, tied=False, feed_forward=False),
     "tied by hand": lambda: made(Tied),
+    "(T,B,C)": lambda: made(TimeFirst),
     "capped": lambda: hw.open(made(Capped), logits=capped, unembed="lm_head"),
 }
 IDS, OTHER = (torch.randint(V, (T,), generator=torch.Generator().manual_seed(seed)) for seed in (3, 4))

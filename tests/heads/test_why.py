@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers as tf
 from cases import refuses, refuses_table
 from families import TABLES, untrained
 from planted import induction_model
@@ -20,7 +19,6 @@ pytestmark = pytest.mark.usefixtures("no_gradients")
 
 LETTERS = "abcdefghijklmnopq"
 V = 23
-IDS = {"bos_token_id": 1, "eos_token_id": 2}
 MODELS = TABLES["predicting"]
 
 
@@ -191,10 +189,7 @@ def test_a_story_is_shown_in_words_and_a_table() -> None:
 
 def test_attention_outside_the_interface_is_patched_alike() -> None:
     """GPT-Neo multiplies its weights with the values itself, so that no queries are known; what heads give is."""
-    torch.manual_seed(5)
-    sizes: dict[str, Any] = {"hidden_size": 36, "num_layers": 2, "num_heads": 3, "max_position_embeddings": 97}
-    config = tf.GPTNeoConfig(vocab_size=V, attention_types=[[["global"], 2]], **sizes, **IDS)
-    model = tf.GPTNeoForCausalLM(config).eval()
+    model = shaken(untrained("gpt_neo", "outside"), size=0.1)
     tokens: Any = Letters(framed=False)
     remember(model, Path("gpt_neo"), tokens, "gpt_neo")
     expected = own_patching("next", model, *(tokens.encode(text) for text in TEXTS["next"]), 12, 13)

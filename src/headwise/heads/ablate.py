@@ -34,7 +34,6 @@ from headwise.models.sites import Site, sites_of
 from headwise.records import Call
 from headwise.spec import resolve_kv_index
 
-HOWS = ("zero", "mean")  # of `ablation`
 # Logits held at once when several variants of a model run in one batch: a round choice, 256 MB in float32.
 LARGEST = 2**26
 # What becomes of what a head gives, (B,T,E), in a call of these documents.
@@ -63,9 +62,9 @@ def edited(call: Call, edits: Sequence[tuple[int | slice, Edit]]) -> Tensor:
     out, options, index = call.out.clone(), call.options, kv_index_of(call)
     parts = {"out": out}
     anew = [(row, edit) for row, edit in edits if edit.at != "out"]
-    if anew:
-        inner = {at: getattr(call, at) for at in (*READ, "weights")}
-        parts |= {at: x.clone() for at, x in inner.items() if x is not None}
+    for at in (*READ, "weights") if anew else ():
+        if getattr(call, at) is not None:
+            parts[at] = getattr(call, at).clone()
     for row, (_, at, n, value, tokens) in edits:
         if "weights" in parts and at in ("q", "k"):
             raise HeadwiseError(
@@ -84,11 +83,11 @@ def edited(call: Call, edits: Sequence[tuple[int | slice, Edit]]) -> Tensor:
     elif anew:
         made = attend(parts["q"], parts["k"], parts["v"], options).to(out)
     for row, (_, at, n, _, tokens) in anew:
-        heads = [h for h, g in enumerate(index) if (g if at in SHARED else h) == n]
         # other keys and values change every token that looks at them
         rows = ALL if at in SHARED else tokens
-        for h in heads:
-            out[row, h, rows] = made[row, h, rows]
+        for h, g in enumerate(index):
+            if n == (g if at in SHARED else h):
+                out[row, h, rows] = made[row, h, rows]
     return out
 
 
@@ -123,14 +122,13 @@ def ablate(
     """
     if isinstance(heads, str):
         raise HeadwiseError(f"heads={heads!r} must be a list of names: [{heads!r}]")
-    _check_how(how, (*HOWS, "resample"))
+    _check_how(how, (*WAYS, "resample"))
     if (texts is None) == (how == "resample"):
         raise HeadwiseError(
             f"how={how!r} with texts={texts!r:.60}: in how='resample' alone heads get what they give in texts"
         )
-    ways: dict[str, Change] = {"zero": _zeros, "mean": _row_mean}
-    if how in ways:
-        return _changing(model, dict.fromkeys(heads, ways[how]))
+    if how != "resample":
+        return _changing(model, dict.fromkeys(heads, WAYS[how]))
     others: dict[str, list[Tensor]] = {name: [] for name in heads}
     reading = {name: partial(_kept, gave) for name, gave in others.items()}
     for text in texts_of(model, texts):
@@ -139,10 +137,6 @@ def ablate(
     return _changing(
         model, {name: partial(_resampled, gave) for name, gave in others.items()}
     )
-
-
-def _zeros(out: Tensor, documents: Sequence[Document]) -> Tensor:
-    return torch.zeros_like(out)
 
 
 def _row_mean(out: Tensor, documents: Sequence[Document]) -> Tensor:
@@ -160,6 +154,12 @@ def _row_mean(out: Tensor, documents: Sequence[Document]) -> Tensor:
             row[:] = document.real_rows
     total = torch.einsum("bte,bt->e", out.detach(), weight)
     return (total / weight.sum().clamp(min=1)).expand_as(out)
+
+
+WAYS: dict[str, Change] = {
+    "zero": lambda out, documents: torch.zeros_like(out),
+    "mean": _row_mean,
+}
 
 
 def _kept(others: list[Tensor], out: Tensor, documents: Sequence[Document]) -> Tensor:
@@ -214,7 +214,7 @@ def _steered(
 ) -> Tensor:
     """What a head gives, (B,T,E), with the change that `steer` was given for it."""
     if callable(change):
-        made = torch.as_tensor(change(out))
+        made = torch.as_tensor(change(out.clone()))
         if made.shape != out.shape:
             raise HeadwiseError(
                 f"the function of {name} was given {(*out.shape,)} and gave {(*made.shape,)}; give as much"
@@ -323,7 +323,7 @@ def ablation(
     losses (B,) of the whole model on each batch where they are known.
     """
     require_next(model)
-    _check_how(how, HOWS)
+    _check_how(how, WAYS)
     changes: dict[str, list[float]] = defaultdict(list)
     with evaluating(model):
         sites = list(dict.fromkeys(calls_of(model, batches[0][:1])))

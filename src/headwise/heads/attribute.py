@@ -247,13 +247,13 @@ def _unembedding(model: nn.Module, target: Compared) -> tuple[Tensor, float]:
     """What a logit reads of the last hidden state, (C,), and its bias; of two the differences."""
     matrix, bias = output_matrix(model)
     target.check(len(matrix))
-    direction, offset = torch.zeros(matrix.shape[1], dtype=torch.float64), 0.0
-    for sign, tokens in ((1, target.answer), (-1, target.other)):
-        if tokens:
-            direction += sign * matrix[list(tokens)].cpu().double().mean(0)
-        if tokens and bias is not None:
-            offset += sign * float(bias[list(tokens)].cpu().double().mean())
-    return direction, offset
+    # of each token its part in the difference of two means
+    signs = [1 / len(target.answer)] * len(target.answer)
+    for _ in target.other:
+        signs.append(-1 / len(target.other))
+    weights, tokens = torch.tensor(signs, dtype=torch.float64), list(target.tokens)
+    offset = 0.0 if bias is None else float(weights @ bias[tokens].cpu().double())
+    return weights @ matrix[tokens].cpu().double(), offset
 
 
 def _logit_scale(

@@ -184,7 +184,9 @@ def patch(
 
     def tried(study: Study) -> dict[tuple[str, int | None], float]:
         names = _chosen(study.text.names(at), heads)
-        sets = {"together": names} if together else {name: [name] for name in names}
+        sets = dict(zip(names, names, strict=True))
+        if together:
+            sets = {"together": "+".join(names)}
         variants = {}
         for name, t in itertools.product(sets, moments):
             variants[name, t] = study.variant(at, sets[name], moments[t])
@@ -377,8 +379,8 @@ class Compared:
         scores = logits.cpu().double()
         if not self.other:
             return scores.log_softmax(-1)[..., list(self.answer)].mean(-1)
-        first, second = list(self.answer), list(self.other)
-        return scores[..., first].mean(-1) - scores[..., second].mean(-1)
+        difference = scores[..., list(self.answer)].mean(-1)
+        return difference - scores[..., list(self.other)].mean(-1)
 
     def check(self, n: int) -> None:
         """Refuse what a vocabulary of n tokens does not have, and a comparison of a token with itself."""
@@ -576,17 +578,14 @@ class Study:
         """How far answers (n,V) to variants of the corrupted text have come from there to the clean one, (n,)."""
         return (self.metric(logits) - self.corrupted) / (self.clean - self.corrupted)
 
-    def variant(
-        self, at: str, names: Iterable[str], tokens: Places = ALL
-    ) -> list[Edit]:
-        """The corrupted text in which heads have this part of the clean run at these tokens."""
+    def variant(self, at: str, names: str, tokens: Places = ALL) -> list[Edit]:
+        """The corrupted text in which a head, or "L0.H1+L0.H2", has this part of the clean run at these tokens."""
         edits = []
-        for name in names:
+        for name in names.split("+"):
             site, n = place_of(name)
-            clean = self.clean_text.calls[site]
-            value: Any = clean
-            if at != "weights" or clean.weights is not None:
-                value = getattr(clean, at)[0, n]
+            value: Any = self.clean_text.calls[site]
+            if at != "weights" or value.weights is not None:
+                value = getattr(value, at)[0, n]
             edits.append(Edit(site, at, n, value, tokens))
         return edits
 
@@ -604,27 +603,25 @@ class Study:
         kept. Then each receiver has it, from one sender after another.
         """
         order = list(self.text.calls)  # from the first layer up
-        # of each receiver the sites and numbers of its heads
-        places = {each: list(map(place_of, each[1].split("+"))) for each in receivers}
-        last = max(order.index(site) for each in places.values() for site, _ in each)
+        wanted = {each: self.variant(*each) for each in receivers}
+        last = max(order.index(edit.site) for each in wanted.values() for edit in each)
         first, variants = {}, {}
         for sender in [*self.text.names("out"), *groups]:
             first[sender] = order.index(place_of(sender)[0]) + 1  # that may receive
             if first[sender] <= last:
-                variants[sender] = self.variant("out", sender.split("+"))
+                variants[sender] = self.variant("out", sender)
                 for site in order[first[sender] : last + 1]:
                     frozen = self.text.calls[site].out[0]
                     variants[sender].append(Edit(site, "out", ALL, frozen))
         received: dict[tuple[Receiver, str], list[Edit]] = defaultdict(list)
         for senders, calls, _ in self.text.batches(variants, order[last]):
-            for receiver, of_receiver in places.items():
-                for (row, sender), (site, n) in itertools.product(
-                    enumerate(senders), of_receiver
-                ):
-                    if order.index(site) >= first[sender]:
-                        value = getattr(calls[site], receiver[0])[row, n]
-                        edit = Edit(site, receiver[0], n, value)
-                        received[receiver, sender].append(edit)
+            for receiver, (row, sender) in itertools.product(
+                receivers, enumerate(senders)
+            ):
+                for edit in wanted[receiver]:
+                    if order.index(edit.site) >= first[sender]:
+                        value = getattr(calls[edit.site], edit.at)[row, edit.n]
+                        received[receiver, sender].append(edit._replace(value=value))
         return self.text.ask(received, self.share, progress)
 
 

@@ -307,7 +307,7 @@ class _Asked:
         brings: dict[str, float] = {}
         adds = {} if self.parts is None else self.parts.heads
         if study is not None:
-            variants = {name: study.variant("out", [name]) for name in names}
+            variants = {name: study.variant("out", name) for name in names}
             brings = study.text.ask(
                 variants, study.share, partial(self.progress, "patching heads")
             )
@@ -349,7 +349,7 @@ class _Asked:
             distance = difference.float().norm(dim=-1)  # (T,)
             for t in distance.argsort(descending=True)[:PLACES].tolist():
                 if distance[t] > 0:
-                    variants[name, t] = study.variant("out", [name], [t])
+                    variants[name, t] = study.variant("out", name, [t])
         stage = partial(self.progress, "patching positions")
         for (name, t), effect in study.text.ask(variants, study.share, stage).items():
             places[name][t] = effect
@@ -394,9 +394,7 @@ class _Asked:
                 read = dict.fromkeys(study.text.read_by(name, at) for name in names)
                 if len(read) > 1 or len(names) == 1:
                     readers.setdefault((at, "+".join(read)), names[0])
-        variants = {
-            (at, name): study.variant(at, name.split("+")) for at, name in readers
-        }
+        variants = {receiver: study.variant(*receiver) for receiver in readers}
         try:
             effects = study.text.ask(
                 variants, study.share, partial(self.progress, "patching keys")
