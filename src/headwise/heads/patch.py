@@ -58,6 +58,7 @@ SEVERAL = (list, tuple, set, frozenset)  # of tokens that are compared as one
 
 # ("q", "L3.H5") or ("k", "L3.KV1+L4.KV0"): what of a head, or of one or several key/value heads, reads
 Receiver = tuple[str, str]
+Values = NDArray[np.float64]
 Metric = Callable[[Tensor], Tensor]  # logits (n,V) -> (n,)
 Variant = Sequence[Edit]  # a text in which some heads have something else
 Key = TypeVar("Key", bound=Hashable)
@@ -111,11 +112,11 @@ class Patching(HeadNumbers):
     effects: dict[str, Interval]
     clean: Interval  # what is compared, as the difference of two logits, of the clean texts
     corrupted: Interval  # the same of the corrupted ones
-    ends: NDArray[np.float64]  # (N,2) both of each pair
+    ends: Values  # (N,2) both of each pair
     # (T,), where positions="each"
-    by_position: dict[str, NDArray[np.float64]]
+    by_position: dict[str, Values]
     # (N,) share of each pair's own difference
-    by_pair: dict[str, NDArray[np.float64]]
+    by_pair: dict[str, Values]
 
     def to_frame(self, by: str = "head") -> DataFrame:
         """The effects as a pandas DataFrame.
@@ -194,16 +195,21 @@ def patch(
 
     shares, by_pair, ends = _of_pairs(model, pairs, target, tried)
     effects: dict[str, Interval] = {}
-    by_position: dict[str, Any] = {}
+    by_position: dict[str, Any] = defaultdict(list)
     for (name, t), share in shares.items():
         if t is None:
             effects[name] = share
         else:
-            by_position.setdefault(name, []).append(share.mean)
-    good, bad = map(interval_of, ends.T.tolist())
-    of_positions = {name: np.array(means) for name, means in by_position.items()}
-    of_pairs = {name: np.array(by_pair[name, None]) for name in effects}
-    return Patching(at, effects, good, bad, ends, of_positions, of_pairs)
+            by_position[name].append(share.mean)
+    return Patching(
+        at,
+        effects,
+        interval_of(ends[:, 0].tolist()),
+        interval_of(ends[:, 1].tolist()),
+        ends,
+        {name: np.array(means) for name, means in by_position.items()},
+        {name: by_pair[name, None] for name in effects},
+    )
 
 
 @torch.no_grad()
@@ -289,11 +295,10 @@ def _of_pairs(
     pairs: Sequence[tuple[Tensor, Tensor]],
     target: Any,
     tried: Callable[[Study], dict[Key, float]],
-) -> tuple[dict[Key, Interval], dict[Key, list[float]], NDArray[np.float64]]:
+) -> tuple[dict[Key, Interval], dict[Key, Values], Values]:
     """Shares of the means of what `tried` finds in each pair; these effects (N,); and both ends of each pair, (N,2)."""
     metrics = _metrics(model, target, len(pairs))
-    effects: dict[Key, list[float]] = defaultdict(list)
-    of_pairs = []
+    ends, effects = [], []
     with evaluating(model):
         layers = layers_of(model)
         for number, (pair, metric) in enumerate(zip(pairs, metrics, strict=True)):
@@ -302,22 +307,23 @@ def _of_pairs(
                 study = Study(good, bad, metric)
             except HeadwiseError as error:
                 raise HeadwiseError(f"pair {number}, counted from 0: {error}") from None
-            of_pairs.append((study.clean, study.corrupted))
-            for key, effect in tried(study).items():
-                effects[key].append(effect)
-    ends = np.array(of_pairs)
-    size = ends[:, 0] - ends[:, 1]  # (N,) what there is to bring back
+            ends.append((study.clean, study.corrupted))
+            effects.append(tried(study))
+    ends_n2, effects_nk = (
+        np.array(ends),
+        np.array([[*each.values()] for each in effects]),
+    )
+    size = ends_n2 @ [1, -1]  # (N,) what there is to bring back
     if size.mean() == 0:
         raise HeadwiseError(
             f"over the {len(ends)} pairs clean and corrupted texts differ by 0 on average"
         )
-    shares = {}
-    for key, of_key in effects.items():
-        share = float(size @ of_key / size.sum())
-        # A ratio of two means, to first order: its mean is the share, and its spread that of the ratio.
-        spread = (np.array(of_key) - share) * size / size.mean()
-        shares[key] = interval_of((share + spread).tolist())
-    return shares, effects, ends
+    shares_k = size @ effects_nk / size.sum()
+    # A ratio of two means, to first order: its mean is the share, and its spread that of the ratio.
+    spread_kn = (effects_nk - shares_k).T * size / size.mean()
+    intervals = map(interval_of, (shares_k[:, None] + spread_kn).tolist())
+    shares = dict(zip(effects[0], intervals, strict=True))
+    return shares, dict(zip(effects[0], effects_nk.T, strict=True)), ends_n2
 
 
 # What is compared
@@ -407,7 +413,7 @@ class Reading:
     """
 
     def __init__(
-        self, model: nn.Module, layers: Iterable[Layer], ids: Tensor, position: int = -1
+        self, model: nn.Module, layers: Sequence[Layer], ids: Tensor, position: int = -1
     ) -> None:
         self.model, self.position = model, position
         self.layers = {layer.site.name: layer for layer in layers}
@@ -430,11 +436,9 @@ class Reading:
         def record(block: nn.Module, args: Any, output: Any) -> None:
             self.outputs[block] = output
 
-        sites, blocks = [], {}
-        for layer in self.layers.values():
-            sites.append(layer.site)
-            blocks[layer.block] = layer.block.register_forward_hook, record
-        with attach(sites, keep), hooked(blocks.values()):
+        sites = [layer.site for layer in layers]
+        hooks = [(layer.block.register_forward_hook, record) for layer in layers]
+        with attach(sites, keep), hooked(hooks):
             # (V,) logits of the token that is answered
             self.answer = answer_logits(model, self.ids, position)[0]
 

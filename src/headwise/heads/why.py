@@ -193,7 +193,7 @@ class _Question:
         # % makes of -1 the last token's position
         return None if self.way == "first" else self.position % len(self.ids)
 
-    def read(self, model: nn.Module, layers: Iterable[Layer]) -> Reading:
+    def read(self, model: nn.Module, layers: Sequence[Layer]) -> Reading:
         return Reading(model, layers, torch.tensor(self.ids), self.position)
 
     def added(self, text: Reading, rows: States, target: Compared) -> Attribution:
