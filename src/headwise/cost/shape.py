@@ -180,38 +180,30 @@ class Layer:
         """The layer with a module more: so many parameters, and of them entries of a matrix that each token meets."""
         part = "feed_forward_parameters" if matrix else "norm_parameters"
         changes: dict[str, Any] = {part: getattr(self, part) + parameters}
-        return replace(self, **changes).with_weights(matrix)
-
-    def with_weights(self, more: int) -> Layer:
-        """The layer whose tokens meet so many entries of matrices more."""
-        reading, writing = self.reading.plus(more), self.writing.plus(more)
-        return replace(self, reading=reading, writing=writing)
+        for name in ("reading", "writing"):
+            changes[name] = getattr(self, name).plus(matrix)
+        return replace(self, **changes)
 
     def with_kv_heads(self, n: int, d_model: int) -> Layer:
-        """The layer with so many key/value heads, in the place of those it has, or of a latent."""
+        """What the layer has and keeps with so many key/value heads, in the place of its own, or of a latent.
+
+        FLOPs stay those of the layer as it is.
+        """
         heads = self.attention
         if heads is None or self.kind == "shared":
             return self
-        layer, width = self, heads.head_dim + heads.value_dim
-        more = n - heads.n_kv_heads
-        weights, parameters = more * d_model * width, more * heads.kv_head_parameters
+        width = heads.head_dim + heads.value_dim
+        parameters = heads.parameters
+        parameters += (n - heads.n_kv_heads) * heads.kv_head_parameters
         if heads.latent is not None:
-            plain = (heads.n_heads + n) * d_model * width
-            weights, parameters = plain - heads.weights, plain - heads.parameters
-            layer = replace(self, writing=self.reading)
-        kept = [
-            replace(part, values=n * width) if part.heads else part
-            for part in self.kept
-        ]
-        heads = replace(
-            heads,
-            n_kv_heads=n,
-            latent=None,
-            weights=heads.weights + weights,
-            parameters=heads.parameters + parameters,
-        )
-        layer = replace(layer, attention=heads, kept=tuple(kept))
-        return layer.with_weights(weights)
+            parameters = (heads.n_heads + n) * d_model * width
+        heads = replace(heads, n_kv_heads=n, latent=None, parameters=parameters)
+        kept = []
+        for part in self.kept:
+            if part.heads:
+                part = replace(part, values=n * width)
+            kept.append(part)
+        return replace(self, attention=heads, kept=tuple(kept))
 
 
 @dataclass(frozen=True, kw_only=True)
