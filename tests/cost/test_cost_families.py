@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
 from transformers import CONFIG_MAPPING
 
 from headwise.cost import Price, make_setting, price, shape_of, variants
@@ -61,9 +60,10 @@ def test_layers_of_every_kind() -> None:
     assert kinds["llama4_text"][:4] == ["chunked"] * 3 + ["full"]
 
 
-def test_both_ways_agree() -> None:
-    """What a formula says of a Llama with grouped heads, the model that is built says too."""
-    config = transformers.LlamaConfig(num_key_value_heads=8, num_hidden_layers=3).to_dict()
+@pytest.mark.parametrize("config", [{"model_type": "llama", "num_key_value_heads": 8}, {"model_type": "gpt2"}])
+def test_both_ways_agree(config: dict[str, Any]) -> None:
+    """Also of grouped heads, and of projections that are one matrix."""
+    config = CONFIG_MAPPING[config["model_type"]](**config, num_hidden_layers=3).to_dict()
     formula, built = shape_of(config)[1], shape_of_fields(config)
     assert (formula.way, built.way) == ("config", "built")
     assert built.parameters == formula.parameters and built.active_parameters == formula.active_parameters

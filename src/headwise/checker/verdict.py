@@ -35,7 +35,6 @@ from typing import Any
 import numpy as np
 
 from headwise.checker.bugs import (
-    Finding,
     Say,
     UncheckedError,
     Verdict,
@@ -67,6 +66,7 @@ from headwise.checker.source import (
     run_definitions,
 )
 from headwise.errors import HeadwiseError
+from headwise.records import record_of
 from headwise.table import listed
 from headwise.words import unknown
 
@@ -406,13 +406,6 @@ def _parts_of(targets: list[Target]) -> Iterator[Target]:
                 yield replace(target, name=name, kind=kind, lent=[])
 
 
-def _verdict_of(fields: dict[str, Any]) -> Verdict:
-    """A verdict of its JSON."""
-    parts = {name: tuple(fields[name]) for name in ("checked", "not_checked")}
-    findings = tuple(Finding(**finding) for finding in fields["findings"])
-    return Verdict(**{**fields, **parts, "findings": findings, "others": ()})
-
-
 def _check_apart(target: Target, seconds: float) -> Verdict:
     """The verdict on something of a file, from a process of its own."""
     say = target.say
@@ -423,7 +416,8 @@ def _check_apart(target: Target, seconds: float) -> Verdict:
         WAITING * seconds + STARTING,
     )
     if ended.answer:
-        verdict = _verdict_of(json.loads(ended.answer))
+        fields = {**json.loads(ended.answer), "others": ()}
+        verdict: Verdict = record_of(Verdict, fields)
         return replace(verdict, not_checked=(*target.lent, *verdict.not_checked))
     reason = f"{say('exits')} ({ended.code})"
     if ended.code is None or ended.trace:

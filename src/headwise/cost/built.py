@@ -24,7 +24,7 @@ from headwise.errors import HeadwiseError
 from headwise.models.ask import cache_name, context_of
 from headwise.models.hf import AnyCache, meta_model, quiet
 from headwise.models.hook import hooked
-from headwise.models.sites import Site, sites_of
+from headwise.models.sites import NUMBER, Site, sites_of
 
 # tokens that a linear attention works through at a time: where its config says it, and where it does not
 CHUNKS = ("chunk_size", "mamba_chunk_size")
@@ -64,9 +64,7 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
             out = func(*args, **kwargs)
             count = flop_registry.get(func._overloadpacket)
             flops = count(*args, **kwargs, out_val=out) if count else 0
-            # neither changes its arguments nor gives views of them
-            values = (*func._schema.returns, *func._schema.arguments)
-            is_pure = not any(value.alias_info for value in values)
+            is_pure = not (func.is_view or func._schema.is_mutable)
             if is_pure and isinstance(out, Tensor) and out.is_meta:
                 self.known[key] = _sizes(out), flops
         self.flops[self.inside[-1]] += flops
@@ -108,8 +106,8 @@ class Stack:
     def __init__(self, model: Any) -> None:
         lists: defaultdict[tuple[str, int], list[nn.ModuleList]] = defaultdict(list)
         for path, module in model.named_modules():
-            numbered = any(part.isdigit() for part in path.split("."))
-            if isinstance(module, nn.ModuleList) and len(module) and not numbered:
+            is_list = isinstance(module, nn.ModuleList) and len(module)
+            if is_list and not NUMBER.search(path):
                 lists[path.rpartition(".")[0], len(module)].append(module)
         if not lists:
             raise HeadwiseError(
@@ -350,19 +348,20 @@ class Part:
 
     def layer(self, counts: Counter[str], steps: Sequence[Run]) -> Layer:
         heads, experts = self.heads(counts["attention"]), self.experts()
-        # of two prompts: a T + b T^2, each over T. A chunk costs a little more behind another.
+        # Of two prompts, the second twice as long: a T + b T^2. A chunk costs a little more behind another.
         (x, t), (y, u) = ((run.of_layer(self.n), run.tokens) for run in self.runs)
-        pair = max(0, (y * t - x * u) // (t * u * (u - t))) if heads else 0
+        pair = max(0, (y - 2 * x) // (2 * t * t)) if heads else 0
         reading = writing = Flops((y - pair * u * u) // u, pair)
-        if steps:
-            (x, t), (y, u) = ((run.of_layer(self.n), run.seen) for run in steps)
-            if self.window is not None and self.window <= self.runs[1].tokens:
-                # it was full before the second step
-                token = x - pair * min(self.window, t)
-            else:
+        if steps and heads:
+            (x, t), (y, u) = (
+                (run.of_layer(self.n), heads.seen(run.seen)) for run in steps
+            )
+            # else a window was full before the second step
+            if u > t:
                 pair = max(0, (y - x) // (u - t))
-                token = x - pair * t
-            writing = Flops(token, pair if heads else 0)
+            writing = Flops(x - pair * t, pair)
+        elif steps:
+            writing = Flops(steps[0].of_layer(self.n), 0)
         if experts is not None and not self.runs[1].flops[f"L{self.n} experts"]:
             # a loop over experts, of which a run without data meets none
             more = experts.active * experts.matrices
@@ -406,17 +405,18 @@ class Part:
             head_dim = value_dim = len(query) // (n_heads or 1)
         key = 0  # parameters of a key/value head; a latent is of all heads
         if latent is None:
-            matrices = [
-                w.numel() for w in map(self.site.weights, "kv") if w is not None
-            ]
-            width = self.stack.table.weight.shape[-1]
-            # else W_Q, W_K and W_V are packed in one matrix
-            key = sum(matrices) // (n_kv_heads or 1)
-            key = key or width * (head_dim + value_dim)
+            parts = filter(None, map(self.site.parts.get, "kv"))
+            key = sum(map(_size, parts)) // (n_kv_heads or 1)
         inner = [each for each in _attention(self.site) if each not in tops]
-        linear = [each for each in inner if isinstance(each, nn.Linear)]
-        if key and any(each.bias is not None for each in linear):
-            key += head_dim + value_dim
+        if latent is None and not key:
+            # W_Q, W_K and W_V are one matrix
+            biases = [
+                getattr(each, "bias", None) for each in inner if not _is_norm(each)
+            ]
+            rows = self.stack.table.weight.shape[-1] + any(
+                x is not None for x in biases
+            )
+            key = rows * (head_dim + value_dim)
         types = getattr(config, "layer_types", None) or []
         weights = {p for each in inner for p in each.parameters()}
         return Heads(
@@ -517,6 +517,8 @@ def _parameters(stack: Stack) -> dict[int, Counter[str]]:
             part = "norms"
         weights = {*module.parameters(recurse=False)} - counted
         counts[n][part] += sum(p.numel() for p in weights)
+        if part == "embeddings":
+            counts[n]["row"] += sum(p.shape[-1] for p in weights)
         counted |= weights
     return counts
 
@@ -529,7 +531,7 @@ def _outside(stack: Stack, counts: Counter[str], runs: Sequence[Run]) -> Outside
     is_tied = getattr(head, "weight", None) is table
     return Outside(
         embeddings=counts["embeddings"],
-        row=table.shape[-1],
+        row=counts["row"],
         norms=counts["norms"],
         others=counts["others"],
         head=counts["head"] if head is not None or x else None,
