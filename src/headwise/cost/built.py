@@ -405,8 +405,10 @@ class Part:
             head_dim = value_dim = len(query) // (n_heads or 1)
         key = 0  # parameters of a key/value head; a latent is of all heads
         if latent is None:
-            parts = filter(None, map(self.site.parts.get, "kv"))
-            key = sum(map(_size, parts)) // (n_kv_heads or 1)
+            for matrix in filter(None, map(self.site.matrices.get, "kv")):
+                key += matrix.weight.numel()
+                key += 0 if matrix.bias is None else matrix.bias.numel()
+            key //= n_kv_heads or 1
         inner = [each for each in _attention(self.site) if each not in tops]
         if latent is None and not key:
             # W_Q, W_K and W_V are one matrix
