@@ -55,6 +55,7 @@ def test_gpt_oss_is_priced_in_the_format_of_its_config() -> None:
 
 
 def test_layers_of_every_kind() -> None:
+    assert default("llama4").notes[0] == "priced is the decoder of text alone"
     kinds = {family: [layer.kind for layer in default(family).layers] for family in ("gemma3n_text", "llama4_text")}
     assert kinds["gemma3n_text"][-15:] == ["shared"] * 15 and set(kinds["gemma3n_text"][:20]) == {"sliding", "full"}
     assert kinds["llama4_text"][:4] == ["chunked"] * 3 + ["full"]
@@ -69,7 +70,7 @@ def test_both_ways_agree(config: dict[str, Any]) -> None:
     assert built.parameters == formula.parameters and built.active_parameters == formula.active_parameters
     assert built.layers == formula.layers
     setting = make_setting(formula, memory="80GB")
-    assert variants(built, setting) == variants(formula, setting)
+    assert variants(dataclasses.replace(built, outside=formula.outside), setting) == variants(formula, setting)
 
 
 def test_variants_where_the_projections_are_one_matrix() -> None:

@@ -353,13 +353,11 @@ class Part:
         pair = max(0, (y - 2 * x) // (2 * t * t)) if heads else 0
         reading = writing = Flops((y - pair * u * u) // u, pair)
         if steps and heads:
-            (x, t), (y, u) = (
-                (run.of_layer(self.n), heads.seen(run.seen)) for run in steps
-            )
-            # else a window was full before the second step
-            if u > t:
+            (x, t), (y, u) = ((run.of_layer(self.n), run.seen) for run in steps)
+            # else a window is full before the second step
+            if heads.seen(u) == u:
                 pair = max(0, (y - x) // (u - t))
-            writing = Flops(x - pair * t, pair)
+            writing = Flops(x - pair * heads.seen(t), pair)
         elif steps:
             writing = Flops(steps[0].of_layer(self.n), 0)
         if experts is not None and not self.runs[1].flops[f"L{self.n} experts"]:
@@ -519,8 +517,6 @@ def _parameters(stack: Stack) -> dict[int, Counter[str]]:
             part = "norms"
         weights = {*module.parameters(recurse=False)} - counted
         counts[n][part] += sum(p.numel() for p in weights)
-        if part == "embeddings":
-            counts[n]["row"] += sum(p.shape[-1] for p in weights)
         counted |= weights
     return counts
 
@@ -533,7 +529,7 @@ def _outside(stack: Stack, counts: Counter[str], runs: Sequence[Run]) -> Outside
     is_tied = getattr(head, "weight", None) is table
     return Outside(
         embeddings=counts["embeddings"],
-        row=counts["row"],
+        row=table.shape[-1],
         norms=counts["norms"],
         others=counts["others"],
         head=counts["head"] if head is not None or x else None,

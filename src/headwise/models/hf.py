@@ -137,11 +137,13 @@ def meta_model(fields: Mapping[str, Any]) -> tuple[Any, str | None]:
         automatic = by_words if type(config) in causal else transformers.AutoModel
         model_class = getattr(transformers, str(named[0]), None)
         build = getattr(model_class, "_from_config", automatic.from_config)
+        part: str | None = "the decoder of text alone"
         try:
-            return _on_meta(build, config), None
+            model = _on_meta(build, config)
+            # a class with a head for words may take its own part of the config
+            return model, None if isinstance(model.config, type(config)) else part
         except Exception:
             text = config.get_text_config(decoder=True)
-            part: str | None = "the decoder of text alone"
             if text is config:
                 text, part = _filled(config), None
             elif type(text) in causal:
