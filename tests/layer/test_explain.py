@@ -88,7 +88,7 @@ def state(cache: hw.KVCache) -> tuple[Any, ...]:
 
 
 @pytest.mark.slow
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(layers, kv_indices, pasts, call_masks, st.sampled_from([1, 1, 2, 5]), st.booleans())
 def test_the_path_named_is_the_path_taken(
     options: dict[str, Any], kv_index: list[int] | None, past: Any, mask: hw.Mask | None, n: int, gated: bool
