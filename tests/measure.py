@@ -8,9 +8,8 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import headwise
@@ -19,20 +18,6 @@ SOURCE = Path(headwise.__file__).parent
 TESTS = Path(__file__).parent
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
-
-
-@dataclass
-class Size:
-    """What is counted in a package, or in all of them."""
-
-    files: int = 0
-    nodes: int = 0
-    circles: list[list[str]] = field(default_factory=list)  # modules that import one another, directly or not
-
-    def add(self, other: Size) -> None:
-        self.files += other.files
-        self.nodes += other.nodes
-        self.circles += other.circles
 
 
 @functools.cache  # several rules read each file
@@ -89,46 +74,26 @@ def package_name(module: str) -> str:
     return parts[1] if len(parts) > 1 and (SOURCE / parts[1]).is_dir() else "top"
 
 
-def sizes() -> dict[str, Size]:
-    """The size of each package."""
-    sources, packages = package_sources()
-    by_package: dict[str, Size] = defaultdict(Size)
-    for module, source in sources.items():
-        by_package[package_name(module)].add(Size(1, len(all_nodes(parsed(source)))))
-    for circle in circles(sources, packages):
-        by_package[package_name(circle[0])].circles.append(circle)
+def sizes() -> dict[str, Counter[str]]:
+    """The files and nodes of each package."""
+    by_package: dict[str, Counter[str]] = defaultdict(Counter)
+    for module, source in package_sources()[0].items():
+        by_package[package_name(module)].update(files=1, nodes=len(all_nodes(parsed(source))))
     return dict(by_package)
-
-
-def total(packages: Mapping[str, Size]) -> Size:
-    whole = Size()
-    for size in packages.values():
-        whole.add(size)
-    return whole
 
 
 def circles(sources: Mapping[str, str], packages: set[str]) -> list[list[str]]:
     """Groups of modules of one package that import one another, at the top of the file, in a function or for types."""
-    modules = set(sources)
-    targets: dict[str, set[str]] = {}
+    reached: dict[str, set[str]] = {}
     for module, source in sources.items():
-        inside = set(imports_of(module, source, module in packages, modules)) & modules - {module}
-        targets[module] = {target for target in inside if package_name(target) == package_name(module)}
-    reached = {module: _reachable(module, targets) for module in modules}
-    groups = {frozenset(other for other in reached[module] if module in reached[other]) for module in modules}
+        inside = set(imports_of(module, source, module in packages, set(sources))) & sources.keys() - {module}
+        reached[module] = {target for target in inside if package_name(target) == package_name(module)}
+    for through in sources:  # Warshall: what a module reaches, those reach that reach it
+        for targets in reached.values():
+            if through in targets:
+                targets |= reached[through]
+    groups = {frozenset(other for other in reached[module] if module in reached[other]) for module in sources}
     return sorted(sorted(group) for group in groups if len(group) > 1)
-
-
-def _reachable(start: str, targets: Mapping[str, set[str]]) -> set[str]:
-    """Every module that can be come to from `start`, itself only by a circle."""
-    seen: set[str] = set()
-    waiting = [*targets[start]]
-    while waiting:
-        module = waiting.pop()
-        if module not in seen:
-            seen.add(module)
-            waiting += targets[module]
-    return seen
 
 
 def option_messages() -> list[str]:
@@ -177,9 +142,9 @@ def lines_of_tests() -> int:
 def main() -> None:
     packages = sizes()
     print(f"{'package':<9}{'nodes':>9}{'files':>7}")
-    for package, size in {**dict(sorted(packages.items())), "all": total(packages)}.items():
-        print(f"{package:<9}{size.nodes:>9,}{size.files:>7}")
-    print(f"files of a package that import one another: {total(packages).circles}")
+    for package, size in {**dict(sorted(packages.items())), "all": sum(packages.values(), Counter())}.items():
+        print(f"{package:<9}{size['nodes']:>9,}{size['files']:>7}")
+    print(f"files of a package that import one another: {circles(*package_sources())}")
     print(f"messages of the library that name --options: {option_messages()}")
     print(f"options of all commands: {len(options())}")
     print(f"lines of tests: {lines_of_tests():,}")
