@@ -1,18 +1,23 @@
-"""Blocks of a window and documents apart: the answers of the explicit path, its gradients, and nothing that leaks."""
+"""Which way the torch backend goes, blocks and documents apart among them; what `attend` and `trace` take and show."""
 
 import math
+import re
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from cases import every
-from helpers import spied_kernel
+from cases import every, read_table, refuses
+from helpers import NATIVE, Problem, Sizes, draw, spied_kernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 import headwise as hw
 from headwise.backends import paths
+from headwise.backends.autograd import Value
+from headwise.records import PICTURED
 
 # 37 to 131 tokens: the narrowest blocks have 32 queries.
 LENGTHS = (37, 101, 131)
@@ -164,3 +169,134 @@ def test_lengths_may_be_mapped_over() -> None:
     lengths = torch.tensor([7, 3, 0])
     mapped = torch.func.vmap(lambda q, k, v, n: hw.attend(q[None], k[None], v[None], hw.Lengths(n[None]))[0])
     torch.testing.assert_close(mapped(q, k, v, lengths), hw.attend(q, k, v, hw.Lengths(lengths)))
+
+
+GQA = Sizes(B=2, H=6, G=3, T=5, S=7, D=11, E=11)
+SQUARE = GQA._replace(T=7)
+DECODE = GQA._replace(T=1)
+Calls = list[dict[str, Any]]
+
+
+@pytest.fixture
+def kernel_calls() -> Iterator[Calls]:
+    """What the kernel gets."""
+    with spied_kernel() as kernel_calls:
+        yield kernel_calls
+
+
+def attend(n: Sizes, mask: hw.Mask | None = None, **options: Any) -> dict[str, Any]:
+    """Run it; the arguments it was given."""
+    problem: Problem = draw(n, **options)
+    arguments = problem.arguments(NATIVE["fused"]) | {"mask": mask}
+    out = hw.attend(**arguments)
+    assert out.shape == (n.B, n.H, n.T, n.E)
+    return arguments
+
+
+TABLES = read_table("options")
+FLAG = {"is_causal": True, "attn_mask": None}
+NO_MASK = {"is_causal": False, "attn_mask": None}
+SPELLED = {"is_causal": False, "attn_mask": "some mask"}
+
+
+@every("n, mask, expected, q_shape, k_shape", TABLES["kernel"])
+def test_what_the_kernel_gets(
+    kernel_calls: Calls, n: str, mask: str, expected: str, q_shape: Any, k_shape: Any
+) -> None:
+    kernel_calls.clear()
+    wanted = eval(expected)  # our own table
+    arguments = attend(eval(n), eval(mask))
+    (call,) = kernel_calls
+    if call["attn_mask"] is not None:
+        call["attn_mask"] = "some mask"
+    assert {name: call[name] for name in wanted} == wanted
+    assert [*call["query"].shape] == q_shape and [*call["key"].shape] == [*call["value"].shape] == k_shape
+    if "Lengths" in mask:  # what stands in dead keys is cleared in a copy
+        return
+    for name, argument in (("query", "q"), ("key", "k"), ("value", "v")):  # the very same memory: nothing was copied
+        assert call[name].data_ptr() == arguments[argument].data_ptr()
+
+
+def test_options_of_the_kernel_and_what_it_is_not_asked(kernel_calls: Calls) -> None:
+    attend(GQA, softcap=2.0)
+    hw.trace(**draw(GQA).arguments(NATIVE["explicit"]))
+    assert not kernel_calls
+    attend(GQA, hw.Causal(), sink=True)  # one more key
+    attend(GQA, dropout=0.25)
+    with_sink, dropping = kernel_calls
+    assert with_sink["key"].shape[2] == GQA.S + 1 and not with_sink["value"][:, :, -1].any()
+    assert dropping["dropout_p"] == 0.25
+
+
+@pytest.mark.parametrize(("n", "mask", "first", "count", "masked"), TABLES["windows"])
+def test_windows_shorten_the_keys(n: str, mask: str, first: int, count: int, masked: bool, kernel_calls: Calls) -> None:
+    arguments = attend(eval(n), eval(mask))  # our own table
+    (call,) = kernel_calls
+    torch.testing.assert_close(call["key"], arguments["k"][:, :, first : first + count], rtol=0, atol=0)
+    assert call["key"].untyped_storage().data_ptr() == arguments["k"].untyped_storage().data_ptr()  # a view
+    assert (call["attn_mask"] is not None) == masked
+
+
+N = Sizes(B=2, H=3, G=1, T=5, S=7, D=11, E=13)
+BACKENDS = ("plain", "array", "explicit")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_trace_says_its_shapes_and_its_dtype(backend: str) -> None:
+    t = hw.trace(**draw(N, mask="causal").arguments(NATIVE[backend]))
+    dtype = {"plain": "nested lists", "array": "float64", "explicit": "torch.float64"}[backend]
+    assert repr(t) == f"Trace({dtype}: scores, capped, masked, weights (2, 3, 5, 7), lse (2, 3, 5), out (2, 3, 5, 13))"
+
+
+def shades(html: str) -> list[float]:
+    """The weight of each square, line by line."""
+    return [float(weight) for weight in re.findall(r'title="([\d.]+)"', html)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_trace_in_a_notebook_shows_the_weights_of_each_head(backend: str) -> None:
+    """One key has weight 1, all others 0; of two documents the first is shown."""
+    problem = draw(N, mask="window offset")
+    arguments = problem.arguments(NATIVE[backend]) | {"mask": hw.Window(0, 0)}
+    html = hw.trace(**arguments)._repr_html_()
+    assert html.count("<p>head ") == 3
+    assert shades(html) == [float(j == i + 2) for i in range(5) for j in range(7)] * 3
+
+
+@pytest.mark.slow
+def test_traces_at_the_edge_show_themselves() -> None:
+    q = [[[Value(1.0)], [Value(2.0)]]]
+    assert len(shades(hw.trace(q, q, q)._repr_html_())) == 4
+    x = torch.ones(1, 2, 3, 5, dtype=torch.bfloat16, requires_grad=True)
+    assert len(shades(hw.trace(x, x, x)._repr_html_())) == 2 * 3 * 3
+    x = torch.ones(5, 37, 101, 1)
+    assert len(shades(hw.trace(x, x, x)._repr_html_())) == PICTURED**3
+    x = torch.ones(1, 2, 0, 5)
+    assert hw.trace(x, x, x)._repr_html_() == repr(hw.trace(x, x, x))
+
+    class Odd:
+        shape, dtype = (0,), "<script>"
+
+    steps: Any = [Odd()] * 6
+    assert "&lt;script&gt;" in hw.Trace(*steps)._repr_html_()
+
+
+def test_one_head_goes_without_its_axes() -> None:
+    q, k, v = (torch.randn(n, width) for n, width in ((5, 11), (7, 11), (7, 13)))
+    expected = hw.trace(q[None, None], k[None, None], v[None, None], hw.Causal())
+    for wrap in (lambda x: x, lambda x: x.numpy(), lambda x: x.tolist()):
+        steps = hw.trace(wrap(q), wrap(k), wrap(v), hw.Causal())
+        torch.testing.assert_close(torch.as_tensor(steps.weights), expected.weights[0, 0])
+        out = torch.as_tensor(hw.attend(wrap(q), wrap(k), wrap(v), hw.Causal()))
+        torch.testing.assert_close(out, expected.out[0, 0])
+
+
+def test_arguments_of_torchs_function_are_named_as_they_are_here() -> None:
+    q = [[[[0.5]]]]
+    function: Any
+    for function in (hw.attend, hw.trace):
+        refuses(partial(function, q, q, q, is_causal=True, dropout_p=0.1), "is_causal= is here mask=hw.Causal")
+        for word, way in {"n_heads": "axis of q", "h": "axis of q", "d_k": "last axis", "block_size": "Causal"}.items():
+            refuses(partial(function, q, q, q, **{word: 4}), f"{word}= is here .*{way}")
+        with pytest.raises(TypeError, match="colour"):
+            function(q, q, q, colour=1)

@@ -1,4 +1,4 @@
-"""`share` and `prune` as functions: what they take, what they hand back, and that they leave the model alone."""
+"""`share` and `prune` as functions: what they take, what they hand back, and the model left alone; damage; half precision."""
 
 import copy
 import inspect
@@ -9,17 +9,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers as tf
 from cases import refuses, refuses_table
-from reshape_models import build
+from reshape_models import BUILD, ROTARY, build, plain_mean, texts
+from torch import nn
 
+from headwise import HeadwiseError, KVCache
 from headwise.cli import reshape as commands
+from headwise.gpt.gpt import GPT
 from headwise.gpt.run import Settings, run_training
+from headwise.models.ask import cache_in
+from headwise.models.hf import load_folder
 from headwise.models.open import open_folder
-from headwise.models.weights import head_counts
+from headwise.models.weights import cast, head_counts, read_layers
 from headwise.reshape import job
-from headwise.reshape.job import Options, Reshaped
-from headwise.reshape.prune import prune
-from headwise.reshape.share import share
+from headwise.reshape.align import moments
+from headwise.reshape.heal import cache_bytes, compared, measure
+from headwise.reshape.job import Options, Reshaped, verify
+from headwise.reshape.prune import prune, prune_heads
+from headwise.reshape.share import share, share_heads
 
 IDS = torch.randint(31, (20, 13), generator=torch.Generator().manual_seed(4))
 LETTERS = "the cat sat on the mat, and the dog ran to the barn.\n" * 29
@@ -104,3 +112,87 @@ def test_an_editor_knows_the_options() -> None:
         assert missing - {"dtype"} == {"batch", "lr", "hidden", "seed"}
     with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
         share(build("rope"), 1, colour=1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, torch.float32) for name in BUILD if name != "bert"] + [("rope", torch.bfloat16), ("llama", torch.bfloat16)],
+)
+def test_the_bytes_of_a_cache_are_those_of_a_cache(name: str, dtype: torch.dtype) -> None:
+    model = build(name, dtype=dtype)
+    models = [model]
+    if name != "gpt2":
+        models.append(share_heads(model, 2, moments(model, [texts()])).model)
+    ids = texts()[:, :5]
+    for model in models:
+        if isinstance(model, GPT):
+            caches = [KVCache() for _ in model.blocks]
+            model(ids, caches)
+            held = sum(cache.nbytes for cache in caches)
+        else:
+            cache = cache_in(model(input_ids=ids, use_cache=True))
+            held = sum(x.numel() * x.element_size() for layer in cache.layers for x in (layer.keys, layer.values))
+        assert held == cache_bytes(model) * ids.numel(), head_counts(model)
+
+
+def test_models_without_caches_or_heads() -> None:
+    parent = build("bert", dtype=torch.float32)
+    child = prune_heads(parent, ((1,), ())).model
+    damage = measure(parent, child, [texts()], 17)
+    assert damage.loss is None
+    assert damage.cache_bytes.before == damage.cache_bytes.after == 0
+    assert damage.kl > 0
+    assert damage.parameters.before == damage.parameters.after
+
+
+def test_parameters_are_counted_once() -> None:
+    model = build("llama, tied", dtype=torch.float32)
+    child = share_heads(model, 3, moments(model, [texts()])).model
+    damage = measure(model, child, [texts()], None)
+    gone = sum(w.wk[3:].numel() + w.wv[3:].numel() for w in read_layers(model))
+    assert damage.parameters.before - damage.parameters.after == gone
+    assert damage.parameters.before == sum(p.numel() for p in model.parameters())
+
+
+HALF = [torch.bfloat16, torch.float16]
+LONG = {**ROTARY, "max_position_embeddings": 512}
+
+
+def twins(dtype: torch.dtype) -> nn.Module:
+    """Pairs of equal key/value heads, and scores large enough that a rounded frequency of RoPE changes them."""
+    torch.manual_seed(0)
+    model = tf.LlamaForCausalLM(tf.LlamaConfig(**LONG)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(10 if parameter.ndim == 2 else 1)
+        for weights in read_layers(model):
+            for heads in (weights.wk, weights.wv):
+                heads[1::2] = heads[::2]
+    return cast(model, dtype)
+
+
+def ids(n: int = 499) -> torch.Tensor:
+    return torch.randint(31, (2, n), generator=torch.Generator().manual_seed(2))
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_twins_share_without_any_loss_at_far_positions(dtype: torch.dtype) -> None:
+    model = twins(dtype)
+    child = plain_mean(model, 3)
+    assert compared(model, child, [ids()])[1] == 0
+    assert {p.dtype for p in child.parameters()} == {dtype}
+    ours, theirs = dict(model.named_buffers()), dict(child.named_buffers())
+    assert ours and {x.dtype for x in theirs.values()} == {torch.float32}
+    assert all(torch.equal(x, theirs[name]) for name, x in ours.items())
+
+
+def test_a_written_folder_that_is_not_the_model_in_memory_is_refused(tmp_path: Path) -> None:
+    dtype = torch.bfloat16
+    model: Any = plain_mean(twins(dtype), 3)
+    model.save_pretrained(tmp_path / "model")
+    with torch.no_grad():
+        read_layers(model)[0].wo[:, 3] = 0  # one head of six
+    with pytest.raises(HeadwiseError, match=r"read by transformers [0-9.]+, differs from the one in memory by"):
+        verify(model, tmp_path / "model", 512)
+    assert {p.dtype for p in model.parameters()} == {dtype}
+    assert next(load_folder(tmp_path / "model").parameters()).dtype == dtype
