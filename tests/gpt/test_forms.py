@@ -1,19 +1,24 @@
-"""Hugging Face reads our folders: the same logits, the same ids, nothing missing and nothing left over."""
+"""Hugging Face reads our folders: the same logits and ids. What is wrong with a folder is said in one error."""
 
 import json
 import os
+import pickle
+import random
+import shutil
 import tomllib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cases import refuses
+from cases import every, refuses
+from safetensors.torch import load_file, save_file
 from small_models import tiny
 
+from headwise import HeadwiseError
 from headwise.corpus.tokens import Tokens
 from headwise.gpt.checkpoint import hf_form, load_model, save_model
 from headwise.gpt.generate import generate
@@ -140,3 +145,134 @@ def test_stock_generation_gives_our_text(hf: Any, tmp_path: Path, corpus: str) -
         ours = [*start, *generate(model, start, 29 - len(start), temperature=0, stops=[tokens.boundary])]
         assert ids.tolist()[: len(ours)] == ours and len(ids) - len(ours) == (len(ours) < 29)  # the end, said by one
         assert tokenizer.decode(ids, skip_special_tokens=True) == tokens.decode(ours)
+
+
+Damage = Callable[[Path], object]
+TOKENS = Tokens.characters("abcdefghijklmnopqrs", boundary=False)
+WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
+
+
+@pytest.fixture(params=["llama", "nanogpt", "microgpt"])
+def folder(request: Any, tmp_path: Path) -> Path:
+    """A sound model folder, one for each kind of names."""
+    save_model(tmp_path / "run", tiny(request.param), TOKENS)
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def sound(tmp_path: Path) -> Path:
+    save_model(tmp_path / "run", tiny("llama"), TOKENS)
+    return tmp_path / "run"
+
+
+def refusal(folder: Path) -> str:
+    with pytest.raises(HeadwiseError) as caught:
+        load_model(folder)
+    return str(caught.value)
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    config = json.loads((folder / CONFIG).read_text())
+    config["headwise"].update(changes)
+    (folder / CONFIG).write_text(json.dumps(config))
+
+
+class Trap:
+    """Opening this pickle creates a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+@pytest.fixture
+def sprung(tmp_path: Path) -> Path:
+    """The file that a trap creates. A trap that is opened does create it."""
+    path = tmp_path / "sprung"
+    pickle.loads(pickle.dumps(Trap(path)))
+    assert path.exists()
+    path.unlink()
+    return path
+
+
+def test_cut_short_at_any_point(folder: Path) -> None:
+    data = (folder / WEIGHTS).read_bytes()
+    header = 8 + int.from_bytes(data[:8], "little")
+    rng = random.Random(0)
+    cuts = {0, 1, 7, 8, 9, header - 1, header, header + 1, len(data) - 1, *rng.sample(range(len(data)), 30)}
+    for cut in cuts:
+        (folder / WEIGHTS).write_bytes(data[:cut])
+        message = refusal(folder)
+        assert f"{WEIGHTS} is damaged or cut short ({cut} bytes)" in message
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("name", [WEIGHTS, CONFIG, TOKENIZER])
+def test_no_file_of_the_folder_is_unpickled(sound: Path, sprung: Path, protocol: int, name: str) -> None:
+    (sound / name).write_bytes(pickle.dumps(Trap(sprung), protocol=protocol))
+    assert name in refusal(sound)
+    assert not sprung.exists()
+
+
+def test_a_pickle_is_refused_by_its_contents_and_by_its_name(sound: Path, sprung: Path) -> None:
+    for new_format in (True, False):
+        torch.save({"a": Trap(sprung)}, sound / WEIGHTS, _use_new_zipfile_serialization=new_format)
+        assert "is damaged or cut short" in refusal(sound)
+    (sound / WEIGHTS).unlink()
+    for name in ("pytorch_model.bin", "model.pt", "model.pth", "last.ckpt", "weights.pkl"):
+        path = sound / name
+        torch.save({"a": Trap(sprung)}, path)
+        assert f"{name} is a pickle, which can run code; convert it to model.safetensors" in refusal(sound)
+        path.unlink()
+    assert not sprung.exists()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_no_numbers(sound: Path, value: float) -> None:
+    tensors = load_file(sound / WEIGHTS)
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = value
+    save_file(tensors, sound / WEIGHTS)
+    assert "has NaN or inf in model.layers.1.mlp.up_proj.weight; the model is not usable" in refusal(sound)
+
+
+def holding(name: str, content: bytes) -> Damage:
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def configured(**changes: Any) -> Damage:
+    return lambda folder: change_config(folder, **changes)
+
+
+NO_FIT = "holds weights that do not fit its config.json"
+NOTHING_OF_OURS = (b"{}", b'{"model_type": "llama"}', b'{"headwise": 3}', b'{"headwise": {}}', b'{"headwise": null}')
+WRONG_FIELDS = [{"n_layers": n} for n in (1.5, "2", None, 0)] + [{"d_ff": -3}, {"d_ff": "wide"}, {"n_brains": 3}]
+WRONG_FIELDS += [{"vocab_size": 19.5}, {"d_model": 24.0}, {"n_kv_heads": "x"}, {"norm_eps": "small"}, {"dropout": 2}]
+WRONG_FIELDS += [{"rope_theta": None}, {"context": "long"}, {"activation": ["silu"]}]
+OTHER_SIZES = [{"d_ff": 29}, {"d_model": 12}, {"vocab_size": 23}, {"n_layers": 3}, {"n_kv_heads": 3}, {"qk_norm": True}]
+REFUSED: list[tuple[Damage, str]] = [
+    (lambda folder: (folder / WEIGHTS).unlink(), "has no model.safetensors: it is no model folder, or not finished"),
+    (lambda folder: (folder / CONFIG).unlink(), "has no config.json"),
+    (lambda folder: (folder / TOKENIZER).unlink(), "has no tokenizer.json"),
+    (lambda folder: (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes() + b"more"), "damaged or cut short"),
+    (lambda folder: save_file({}, folder / WEIGHTS), NO_FIT),
+    *((holding(CONFIG, content), f"{CONFIG} is no JSON") for content in (b"", b"{", b"no json", b"\xff\xfe{}")),
+    *((holding(CONFIG, content), f"{CONFIG} holds no fields") for content in (b"[]", b"3", b"null")),
+    *((holding(CONFIG, content), f"{CONFIG} does not describe a headwise model") for content in NOTHING_OF_OURS),
+    *((holding(TOKENIZER, content), f"{TOKENIZER} is no tokenizer file") for content in (b"{", b"{}")),
+    *((holding(TOKENIZER, text), words) for text, words in ((b"", "json is empty"), (b"\xff", "json is not UTF-8"))),
+    *((configured(**changes), next(iter(changes))) for changes in WRONG_FIELDS),
+    # Half a model is not a model: no tensor of the file is left out in silence.
+    *((configured(**changes), NO_FIT) for changes in [*OTHER_SIZES, {"n_layers": 1}, {"tied": True}]),
+]
+
+
+@every("damage, said", REFUSED, [str(n) for n in range(len(REFUSED))])
+def test_a_damaged_folder_is_refused_and_says_why(damage: Damage, said: str, sound: Path) -> None:
+    folder = sound.with_name("damaged")
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(sound, folder)
+    damage(folder)
+    assert said in refusal(folder)
+    assert "is no folder; pass a run folder" in refusal(sound / CONFIG)

@@ -1,4 +1,4 @@
-"""Roles: a model whose heads are built by hand to do one job each, all of which are found; a corpus in constant memory."""
+"""Roles: a model whose heads are built by hand to do one job each, and are found; a corpus in constant memory."""
 
 import math
 from functools import partial

@@ -1,4 +1,4 @@
-"""`share` and `prune` as functions: what they take, what they hand back, and the model left alone; damage; half precision."""
+"""`share` and `prune` as functions: what they take and hand back, the model left alone; damage; half precision."""
 
 import copy
 import inspect
