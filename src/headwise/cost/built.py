@@ -410,12 +410,9 @@ class Part:
         inner = [each for each in _attention(self.site) if each not in tops]
         if latent is None and not key:
             # W_Q, W_K and W_V are one matrix
-            biases = [
-                getattr(each, "bias", None) for each in inner if not _is_norm(each)
-            ]
-            rows = self.stack.table.weight.shape[-1] + any(
-                x is not None for x in biases
-            )
+            linear = [each for each in inner if isinstance(each, nn.Linear)]
+            has_bias = any(each.bias is not None for each in linear)
+            rows = self.stack.table.weight.shape[-1] + has_bias
             key = rows * (head_dim + value_dim)
         types = getattr(config, "layer_types", None) or []
         weights = {p for each in inner for p in each.parameters()}
