@@ -120,7 +120,7 @@ class KVCache:
 
     def __reduce__(self) -> tuple[Any, ...]:
         held = {name: x.detach() for name, x in self.state_dict().items()}
-        return _filled, (self.max_length, self.window, held)
+        return _filled, (type(self), self.max_length, self.window, held)
 
     @property
     def batch(self) -> int | None:
@@ -263,10 +263,9 @@ class KVCache:
             self._move(self._buffers, self.max_length)
 
 
-def _filled(
-    max_length: int | None, window: int | None, held: dict[str, Tensor]
-) -> KVCache:
-    return KVCache(max_length, window).load_state_dict(held)
+def _filled(kind: type[KVCache], *arguments: Any) -> KVCache:
+    *limits, held = arguments
+    return kind(*limits).load_state_dict(held)
 
 
 def _check_fit(name: str, buffer: Tensor, new: Tensor) -> None:
