@@ -62,6 +62,7 @@ from headwise.reshape.job import (
     Reshaped,
     reshape,
 )
+from headwise.table import plural
 from headwise.words import unknown
 
 Groups = tuple[tuple[int, ...], ...]
@@ -190,8 +191,8 @@ def share_heads(
         for layer, shared in enumerate(chosen):
             row = " | ".join(" ".join(map(str, group)) for group in shared)
             notes[f"layer {layer}, key/value heads that share: {row}"] = None
-    heads = "head" if n_kv_heads == 1 else "heads"
-    what = f"{n_kv_heads} key/value {heads} for {n_heads} query heads, {before} before"
+    heads = plural(n_kv_heads, "key/value head")
+    what = f"{heads} for {n_heads} query heads, {before} before"
     return Changed(child, what, {"shared": tuple(chosen)}, tuple(notes))
 
 
@@ -233,12 +234,9 @@ def cheapest(
     def cost(*groups: Iterable[int]) -> float:
         return sum(price(tuple(sorted(group))) for group in groups)
 
-    # Head h in group h % n_groups.
-    dealt = [range(n, n_heads, n_groups) for n in range(n_groups)]
-    ends = []
-    for start in (adjacent(n_heads, n_groups), dealt):
-        groups, improved = [*map(frozenset, start)], True
+    def exchanged(start: Iterable[Iterable[int]]) -> list[frozenset[int]]:
         # rounds over all pairs of heads in different groups, until a round exchanges none
+        groups, improved = [*map(frozenset, start)], True
         while improved:
             improved = False
             for a, b in itertools.combinations(range(n_groups), 2):
@@ -249,7 +247,11 @@ def cheapest(
                     # 1e-5 is more than rounding, also in float32; by rounding alone heads could be exchanged for ever.
                     if cost(first, second) < cost(groups[a], groups[b]) * (1 - 1e-5):
                         groups[a], groups[b], improved = first, second, True
-        ends.append(groups)
+        return groups
+
+    # Head h in group h % n_groups.
+    dealt = [range(n, n_heads, n_groups) for n in range(n_groups)]
+    ends = [exchanged(start) for start in (adjacent(n_heads, n_groups), dealt)]
     cheaper = min(ends, key=lambda groups: cost(*groups))
     return tuple(sorted(tuple(sorted(group)) for group in cheaper))
 
