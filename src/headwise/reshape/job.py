@@ -158,9 +158,8 @@ class Reshaped:
     damage: Damage  # before any training
     curve: tuple[HealPoint, ...] = ()  # of healing; empty without
     healed: Damage | None = None
-    verified: str | None = (
-        None  # how the folder was read back; None where nothing was written
-    )
+    # how the folder was read back; None where nothing was written
+    verified: str | None = None
 
     def __repr__(self) -> str:
         return f"Reshaped({self.what};\n         {self.won})"
@@ -290,9 +289,8 @@ def _opened(
     """
     source = None
     if isinstance(model, nn.Module):
-        family_of(
-            model
-        )  # refuses a family without a record, before a text is asked for
+        # refuses a family without a record, before a text is asked for
+        family_of(model)
         if device != "cpu":
             raise HeadwiseError(
                 "device= is where a folder is opened; a model in memory stays where it is"

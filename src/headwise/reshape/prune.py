@@ -7,6 +7,7 @@ cache shrinks only with whole groups.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -273,7 +274,7 @@ def prune_heads(model: nn.Module, heads: Gone, uniform: bool = False) -> Changed
         return Changed(
             child, f"heads out of the weights: {what}", details, tuple(notes)
         )
-    child = with_layers(model, layers_in_turn(model))
+    child = copy.deepcopy(model)
     silence(child, heads)
     notes.insert(0, f"zeroed, not removed: {reason}")
     return Changed(child, f"heads zeroed: {what}", details, tuple(notes), heads)
