@@ -329,6 +329,9 @@ class _Reader:
             self.n_tokens = sequence.shape[1]
             self.held = _held(arguments, self.n_tokens)
         self.padding = self._real(arguments.get("attention_mask"), around)
+        # that of a static cache is longer
+        if self.padding is not None and self.n_tokens is not None:
+            self.padding = _longer(self.padding, self.past + self.n_tokens)
         positions = arguments.get("position_ids")
         self.positions = None
         if isinstance(positions, Tensor) and positions.ndim == 2 and not self.past:
@@ -475,27 +478,19 @@ def _document(
     T, S = call.n_queries, call.n_keys
     padding = _row(reader.padding, b)
     ids = _row(reader.ids, b)
+    # Is what the model around was given, of no model or of other tokens than these queries? It may have added some, or
+    # have pooled them.
+    is_other = reader.n_tokens != T
     if cross:  # queries of one sequence, keys of another
         keys = _attended(call, b) if call.past is None else None
-        if padding is not None and not reader.past and len(padding) != T:
+        if padding is not None and is_other:
             # It may be that of the keys: the places of an image look at a text (BridgeTower). A mask of a layer of ours
             # may hide keys for other reasons.
             if keys is None and len(padding) == S:
                 keys = padding
             padding = None
-        if padding is not None:
-            padding = _longer(padding, reader.past + T)[-T:]
-        return Document(padding, keys, start=None)
+        return Document(padding if padding is None else padding[-T:], keys, start=None)
     past = reader.past if call.past is None else call.past
-    # Is the padding that of no model around, of another sequence than these queries, or of one that the model added
-    # to, or has pooled?
-    is_other = reader.model is None or reader.n_tokens not in (None, T)
-    if padding is not None:
-        # Longer padding may be that of a static cache, and is cut below. But a module that made its weights itself, of
-        # as many keys as queries, has no cache.
-        is_other |= len(padding) < T or (
-            call.weights is not None and T == S != len(padding)
-        )
     # Then what some query may attend tells what is real. With a past, shorter padding is that of the first tokens.
     if is_other and not past:
         padding = _attended(call, b) if T == S else None
@@ -506,7 +501,7 @@ def _document(
     # the number of the first real token among all so far; and see `Document`
     first, before = 0, -1
     if padding is not None:
-        real = _longer(padding, length)
+        real = _longer(padding[None], length)[0]
         rows, keys = real[-T:], _fit(real, S, False)
         first = int(real.int().argmax()) if real.any() else 0  # the first True
     # `Lengths` hides keys that are padding: these queries are it, too
@@ -546,23 +541,22 @@ def _document(
 
 def _starts(call: Call, b: int, reader: _Reader) -> tuple[int, ...]:
     """The first tokens of documents that are packed in row b: none of them sees what comes before it."""
-    T, row = call.n_queries, None
+    T, of_rows = call.n_queries, None
     if reader.positions is not None and reader.positions.shape[1] == T:
-        of_text = reader.positions[b if len(reader.positions) > 1 else 0]
-        row = of_text.cpu() - torch.arange(T)
+        of_rows = reader.positions.cpu() - torch.arange(T)
     for mask in () if call.options.mask is None else call.options.mask.parts():
         ids = mask.packed()
         if ids is not None:
-            row = torch.as_tensor(ids)[b if len(ids) > 1 else 0].cpu()
-    if row is None or not (changes := row.diff().nonzero()[:, 0]).numel():
+            of_rows = torch.as_tensor(ids).cpu()
+    if of_rows is None:
         return (0,)
-    starts = (0, *(int(t) + 1 for t in changes))
+    changes = of_rows[b if len(of_rows) > 1 else 0].diff().nonzero()[:, 0]
+    starts = (0, *(changes + 1).tolist())
     for start, end in itertools.pairwise((*starts, T)):
         seen = _seen(call, b, [start, end - 1])
-        if seen is None:
-            return (0,)
-        seen = seen.expand(-1, -1, T)
-        if seen[..., :start].any() or seen[..., end:].any():
+        others = torch.ones(T, dtype=torch.bool, device=call.q.device)
+        others[start:end] = False
+        if seen is None or (seen & others).any():
             return (0,)  # they are not kept apart
     return starts
 
@@ -621,8 +615,9 @@ def _row(values: Tensor | None, b: int) -> Tensor | None:
 
 
 def _longer(real: Tensor, length: int) -> Tensor:
-    """The padding of `length` tokens: those behind `real` are real. That of a static cache is longer, and is cut."""
-    return torch.cat([real, real.new_ones(max(0, length - len(real)))])[:length]
+    """The padding (B,length) of so many tokens: those behind `real` are real."""
+    more = real.new_ones(len(real), max(0, length - real.shape[1]))
+    return torch.cat([real, more], 1)[:, :length]
 
 
 def _fit(values: Tensor, length: int, filler: Any) -> Tensor:
