@@ -4,9 +4,9 @@ The weights are made a block of queries at a time. A block is small enough to st
 is taken from it before the next one is made: there the passes over a block cost little beside the dot products.
 
          keys 0 to S-1                   a block: up to ROWS queries, the keys that one of them may see (causal bounds
-        +-------------------------+      and windows cut off the rest), and as many heads as fit into BLOCK weights
-        |                         |      width: its keys in whole runs of RUN, FORBIDDEN where there is no key
-      t |  strip.keys  |          |      a strip: the queries of a block, or so many of them that one head fits
+        +-------------------------+      and windows cut off the rest), and as many heads as fit into BLOCK weights;
+        |                         |      of long rows fewer queries, so that one head fits
+      t |  block.keys  |          |      width: its keys in whole runs of RUN, FORBIDDEN where there is no key
         |              |          |
         +-------------------------+      buffers[0]  (h,t,width)  scores, in bits; less the largest of the row; times e
         queries                          buffers[1]  (h,t,width)  e = 2^(score - the largest of the row)
@@ -88,7 +88,7 @@ FAR = 0.01
 EVERY = 16
 
 
-class Strip(NamedTuple):
+class Block(NamedTuple):
     """A block of t queries and s keys: what its heads share. Keys are counted from the first that a query may see.
 
     A row is a query that is measured; m sets of keys are marked.
@@ -249,22 +249,21 @@ class Pass:
             torch.autocast(self.device.type, enabled=False),
         ):
             width = _whole_runs(self.S)
-            block = BLOCK * min(2, n_threads)  # weights of a block
+            most = BLOCK * min(2, n_threads)  # weights of a block
             # Half as many stay in the cache of a single core; but what ROWS queries of one head need, they get, up to
             # BLOCK.
             if n_threads == torch.get_num_threads() == 1:
-                block = max(BLOCK // 2, min(BLOCK, ROWS * width))
-            # The same buffers for every block: they stay in the cache, and no page is asked for anew. The first one
-            # holds the scores of a head's whole strip, also where e is made of fewer rows at a time.
-            whole = self.empty(max(block, min(n, ROWS) * width))
-            buffers = whole, self.empty(max(block, width))
+                most = max(BLOCK // 2, min(BLOCK, ROWS * width))
+            # The same buffers for every block: they stay in the cache, and no page is asked for anew.
+            buffers = self.empty(2, max(most, width))
             # what each key receives, (H,b,S), b as in the thumbnail
             totals = self.zeros(self.H, min(THUMBNAIL, n), self.S)
-            for i, start in enumerate(range(0, n, ROWS)):
+            step = max(1, min(ROWS, most // width))
+            for i, start in enumerate(range(0, n, step)):
                 # Dealt out there and back, 0 1 2 2 1 0: a causal block is longer than the one before it, and so each
                 # thread has as much to do.
                 if i % (2 * n_threads) in (thread, 2 * n_threads - 1 - thread):
-                    self._block(slice(start, min(start + ROWS, n)), buffers, totals)
+                    self._block(slice(start, min(start + step, n)), buffers, totals)
         return totals
 
     def thumbnail(self, sums: Tensor) -> tuple[Tensor, Tensor]:
@@ -280,82 +279,69 @@ class Pass:
             first_key = sums[..., self.first] / area[:, 0]
         return sums @ inside / area, first_key
 
-    def _block(
-        self, rows: slice, buffers: tuple[Tensor, Tensor], totals: Tensor
-    ) -> None:
-        """All heads of a block of queries, as many at a time as fit; where not one does, fewer queries at a time.
-
-        The product is made of all of these queries, whatever fits: of few it takes long.
-        """
-        keys, masked_from = self._keys(rows)
-        t, width = rows.stop - rows.start, _whole_runs(keys.stop - keys.start)
-        block = len(buffers[1])
+    def _block(self, rows: slice, buffers: Tensor, totals: Tensor) -> None:
+        """All heads of a block of queries, as many at a time as fit."""
+        block = self._shared(rows)
+        t, width = len(block.at), _whole_runs(block.n_keys)
+        self.at[rows] = block.at
         # (H,t,D), scaled, so that scores are in bits
         q = self.call.q[self.b, :, self.picked[rows]].to(self.dtype)
         q = (q * (self.scale * LOG2E)).contiguous()
-        fit = max(1, min(self.H, block // (t * width)))
+        fit = max(1, min(self.H, buffers.shape[1] // (t * width)))
         # whole groups of heads that read the same keys, or parts that divide one
         parts = [n for n in range(1, fit + 1) if self.group % n == 0]
         n_heads = fit - fit % self.group or parts[-1]
-        step, strips = max(1, block // width), []
-        for first in range(rows.start, rows.stop, step):
-            some = slice(first, min(first + step, rows.stop))
-            strips.append(self._strip(some, keys, masked_from))
-            self.at[some] = strips[-1].at
         for start in range(0, self.H, n_heads):
             heads = slice(start, min(start + n_heads, self.H))
             h = heads.stop - start
-            buffer = buffers[0][: h * t * width].view(h, t, width)
-            scores = self._scores(heads, rows, keys, q, buffer)
-            for strip in strips:
-                first = strip.rows.start - rows.start
-                of_strip = scores[:, first : first + len(strip.at)]
-                self._measure(strip, heads, of_strip, buffers[1], totals)
+            buffer = buffers[0, : h * t * width].view(h, t, width)
+            scores = self._scores(heads, rows, block.keys, q, buffer)
+            self._measure(block, heads, scores, buffers[1], totals)
 
     def _measure(
-        self, strip: Strip, heads: slice, scores: Tensor, buffer: Tensor, totals: Tensor
+        self, block: Block, heads: slice, scores: Tensor, buffer: Tensor, totals: Tensor
     ) -> None:
-        """Take every sum of some heads of a strip from their scores (h,t,width), which are used up.
+        """Take every sum of some heads of a block from their scores (h,t,width), which are used up.
 
         Between two large operations a small one takes as long as a tenth of them, so that what is done to the sums
         waits for all blocks: see `finish`.
         """
         h, t, width = scores.shape
-        if strip.bias is not None:
+        if block.bias is not None:
             # of all keys: a mask that adds something has no band
-            scores[..., : strip.n_keys].add_(strip.bias[heads])
-        if strip.forbidden is not None:
+            scores[..., : block.n_keys].add_(block.bias[heads])
+        if block.forbidden is not None:
             # FORBIDDEN, whatever stands there, NaN too: all bits, less those that it lacks. Torch's masked_fill_ takes
             # four times as long, three times as long as the exponents.
-            mask = strip.forbidden[heads]
-            hidden = scores[..., strip.masked_from : strip.n_keys].view(mask.dtype)
+            mask = block.forbidden[heads]
+            hidden = scores[..., block.masked_from : block.n_keys].view(mask.dtype)
             hidden.bitwise_or_(mask).add_(mask, alpha=self.lacking)
         e = buffer[: scores.numel()].view(scores.shape)
         sums = self.empty(len(self.names), h * t)
         into = dict(zip(self.names, sums.unbind(), strict=True))
         flat = e.view(-1, width)
-        top_run, peak = self._sum(strip, heads, scores.view(-1, width), flat, into)
+        top_run, peak = self._sum(block, heads, scores.view(-1, width), flat, into)
         if self.is_whole:
-            torch.mm(strip.marks, flat.mT, out=sums[: len(strip.marks)])
+            torch.mm(block.marks, flat.mT, out=sums[: len(block.marks)])
             chosen = self.zeros(h, len(self.kinds) * t)
-            picked = e.view(h, -1).index_select(1, strip.pairs)
-            chosen.scatter_add_(1, strip.counted.expand(h, -1), picked)
+            picked = e.view(h, -1).index_select(1, block.pairs)
+            chosen.scatter_add_(1, block.counted.expand(h, -1), picked)
             chosen = chosen.view(h, -1, t).transpose(0, 1)
-            self.chosen[:, heads, strip.rows] = chosen
+            self.chosen[:, heads, block.rows] = chosen
             if self.top:
                 place = peak.max(-1).indices  # an argmax takes twice as long
-                place += top_run * RUN + strip.keys.start
-                self.argmax[heads, strip.rows] = place.view(h, t)
+                place += top_run * RUN + block.keys.start
+                self.argmax[heads, block.rows] = place.view(h, t)
             # what each key receives from each block of the thumbnail's queries; weights are e * share
-            member = self.member[strip.blocks, strip.rows]
+            member = self.member[block.blocks, block.rows]
             received = member * into["share"].view(h, 1, t)
-            of_keys = torch.bmm(received, e[..., : strip.n_keys])
-            totals[heads, strip.blocks, strip.keys] += of_keys
-        self.sums[:, heads, strip.rows] = sums.view(-1, h, t)
+            of_keys = torch.bmm(received, e[..., : block.n_keys])
+            totals[heads, block.blocks, block.keys] += of_keys
+        self.sums[:, heads, block.rows] = sums.view(-1, h, t)
 
     def _sum(
         self,
-        strip: Strip,
+        block: Block,
         heads: slice,
         scores: Tensor,
         e: Tensor,
@@ -390,14 +376,14 @@ class Pass:
             torch.reciprocal(total, out=into["share"])
         # one more term of the denominator; both are lowered by the larger logit, so that none overflows
         else:
-            sink = self.sink[heads].repeat_interleave(len(strip.at))
+            sink = self.sink[heads].repeat_interleave(len(block.at))
             highest = torch.maximum(largest, sink)
             lowered = (largest - highest).exp2()
             whole = total * lowered + (sink - highest).exp2()
             torch.div(lowered, whole, out=into["share"])
         # A query may see no key at all: then all its scores are FORBIDDEN, and each e is 1. It cannot be where there
         # are keys that every query may see.
-        if strip.forbidden is not None and not strip.masked_from:
+        if block.forbidden is not None and not block.masked_from:
             into["share"].masked_fill_(largest <= FORBIDDEN, 0)
         if not self.is_whole:
             return top_run, largest
@@ -407,7 +393,7 @@ class Pass:
         peak = e.view(-1, RUN).index_select(0, first_runs + top_run)
         self._moments(powers, top_run, peak, into)
         if "reach" in into:
-            into["reach"].copy_(self._reach(strip, e, total))
+            into["reach"].copy_(self._reach(block, e, total))
         return top_run, peak
 
     def _moments(
@@ -432,23 +418,24 @@ class Pass:
         at_peak = key_off.square_().mul_(peak).sum(-1, keepdim=True)
         torch.sum(squares.scatter_(1, place, at_peak), -1, out=into["squares"])
 
-    def _reach(self, strip: Strip, e: Tensor, total: Tensor) -> Tensor:
+    def _reach(self, block: Block, e: Tensor, total: Tensor) -> Tensor:
         """How many of the latest keys hold all but FAR of a row's weight, beside the first key: (n,), else NaN."""
-        t = len(strip.at)
-        first = (len(self.at) - 1 - strip.rows.start) % EVERY
+        t = len(block.at)
+        first = (len(self.at) - 1 - block.rows.start) % EVERY
         rows = torch.arange(min(first, t), t, EVERY, device=self.device)
         others = e.view(-1, t, e.shape[-1])[:, rows]
-        if 0 <= strip.first < strip.n_keys:
-            others[..., strip.first] = 0
+        if 0 <= block.first < block.n_keys:
+            others[..., block.first] = 0
         # oldest first
         dropped = (others.cumsum(-1) <= FAR * total.view(-1, t)[:, rows, None]).sum(-1)
         reach = total.new_full((len(others), t), math.nan)
-        reach[:, rows] = (strip.at[rows] + 1 - dropped).clamp(min=0)
+        reach[:, rows] = (block.at[rows] + 1 - dropped).clamp(min=0)
         return reach.flatten()
 
-    def _strip(self, rows: slice, keys: slice, masked_from: int) -> Strip:
-        """What the heads share in a block of queries, which may see these keys; `masked_from` is of all S."""
+    def _shared(self, rows: slice) -> Block:
+        """What the heads share in a block of queries."""
         queries = self.picked[rows]
+        keys, masked_from = self._keys(queries)
         masked = slice(masked_from, keys.stop)
         allowed, bias = resolved(self.call, self.b, queries, masked)
         if allowed is not None:
@@ -462,7 +449,7 @@ class Pass:
         first = -1 if self.first is None else self.first - keys.start
         blocks = self.row_block[rows]
         pairs, counted = self._pairs(queries, at, keys, width, first)
-        return Strip(
+        return Block(
             rows=rows,
             keys=keys,
             masked_from=masked_from - keys.start,
@@ -476,9 +463,8 @@ class Pass:
             blocks=slice(int(blocks[0]), int(blocks[-1]) + 1),
         )
 
-    def _keys(self, rows: slice) -> tuple[slice, int]:
+    def _keys(self, queries: Tensor) -> tuple[slice, int]:
         """The keys that windows and causal bounds leave to some queries, and `masked_from`, among all S."""
-        queries = self.picked[rows]
         first, last = int(queries.min()), int(queries.max())
         low, high, masked_from = 0, self.S, self.S
         for mask in self.masks:
@@ -530,7 +516,7 @@ class Pass:
     def _pairs(
         self, queries: Tensor, at: Tensor, keys: slice, width: int, first: int
     ) -> tuple[Tensor, Tensor]:
-        """`Strip.pairs` and `counted`, in the order of `kinds`."""
+        """`Block.pairs` and `counted`, in the order of `kinds`."""
         t, n_keys = len(at), keys.stop - keys.start
         row = torch.arange(t, device=self.device)
         places, rows = [torch.full_like(at, first)], [row]
