@@ -248,7 +248,7 @@ class Pass:
             torch.no_grad(),
             torch.autocast(self.device.type, enabled=False),
         ):
-            width = _whole_runs(self.S)
+            width = _whole_runs(max(1, self.S))
             most = BLOCK * min(2, n_threads)  # weights of a block
             # Half as many stay in the cache of a single core; but what ROWS queries of one head need, they get, up to
             # BLOCK.
