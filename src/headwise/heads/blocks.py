@@ -250,10 +250,6 @@ class Pass:
         ):
             width = _whole_runs(max(1, self.S))
             most = BLOCK * min(2, n_threads)  # weights of a block
-            # Half as many stay in the cache of a single core; but what ROWS queries of one head need, they get, up to
-            # BLOCK.
-            if n_threads == torch.get_num_threads() == 1:
-                most = max(BLOCK // 2, min(BLOCK, ROWS * width))
             # The same buffers for every block: they stay in the cache, and no page is asked for anew.
             buffers = self.empty(2, max(most, width))
             # what each key receives, (H,b,S), b as in the thumbnail
