@@ -49,6 +49,7 @@ QUESTIONS = {
 class Reading:
     """What a model made of a text, with some heads scaled."""
 
+    text: str
     ids: list[int]
     at: int  # the position whose prediction is shown
     # What comes of the text with all heads as they are: the probabilities (V,) of the token predicted at `at`. Where
@@ -147,7 +148,7 @@ class Desk:
         # empty of what does not run
         maps = [np.zeros((0, 0), np.float32) for _ in self.heads]
         plain, now = self._run(ids, at, factors, maps)
-        reading = Reading(ids, at, plain, now, maps)
+        reading = Reading(text, ids, at, plain, now, maps)
         self.readings[slot] = reading
         answer = {"words": words, "at": at, **self._next(follow)}
         # What each head does in this text, and for each token the heads that look hardest from there.
