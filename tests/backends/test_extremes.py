@@ -103,6 +103,10 @@ def test_infinite_sinks_keep_narrow_gradients_finite(dtype: torch.dtype, scale: 
     assert out[:, 1::2].ne(0).all()
     out.float().square().sum().backward()
     assert all(x.grad.isfinite().all() for x in (q, k, v, sink))
+    sink = torch.tensor([127.0] * 6, requires_grad=True)  # exp of it is no float32, and the last query sees no key
+    seen = torch.arange(q.shape[2])[:, None].expand(-1, k.shape[2]) < q.shape[2] - 1
+    run(q, k, v, sink=sink, mask=hw.Allowed(seen)).float().sum().backward()
+    assert sink.grad is not None and sink.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("path", TORCH_PATHS)

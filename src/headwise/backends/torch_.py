@@ -429,7 +429,7 @@ def _softmax(masked_bhts: Tensor, sink_h11: Tensor | None) -> tuple[Tensor, Tens
         # inf - inf below would be NaN
         sink_h11 = sink_h11.clamp(max=torch.finfo(sink_h11.dtype).max)
         top = torch.maximum(top, sink_h11.detach())
-    top = torch.where(empty, 0, top)  # -inf - -inf would be NaN
+    top = torch.where(top == -math.inf, 0, top)  # -inf - -inf would be NaN
     powers = torch.exp(masked_bhts - top)
     total = powers.sum(-1, keepdim=True)
     if sink_h11 is not None:
