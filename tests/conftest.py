@@ -39,8 +39,8 @@ LEFT_OUT = {"slow", "browser", "gpu"}  # markers of what --quick leaves out
 LONG = 1.0  # seconds of such a test, roughly
 # Of these files other rules guess too little: what each took of a processor, in seconds.
 SECONDS = {"test_docs": 43, "test_cost_families": 35, "test_check": 30, "test_cli": 28, "test_works_with": 25}
-SECONDS |= {"test_learn": 22, "test_course_forms": 12, "test_cost_models": 10, "test_look_served": 10}
-SECONDS |= {"test_statistics": 10, "test_refusals": 9}
+SECONDS |= {"test_learn": 22, "test_course_forms": 18, "test_cost_models": 10, "test_look_served": 10}
+SECONDS |= {"test_statistics": 10, "test_device": 20, "test_kinds": 12, "test_project_files": 12, "test_gpt": 8}
 # Files that start processes or a browser, train to the end, or are alone in importing a library that is slow to import.
 WORK = "cli half_precision train_call ranks why heal workplace learn"
 WORK += r" own\.py run\.py leaks device offload onnx walk damage job functions \w*browser"
