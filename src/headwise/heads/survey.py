@@ -365,7 +365,8 @@ class Tally:
             return
         if "score_max" in measured.rows:
             scores = measured.rows["score_max"].cpu().numpy()
-            np.fmax(of_site.peaks, np.fmax.reduce(scores, 1), out=of_site.peaks)
+            largest = np.fmax.reduce(scores, 1, initial=-math.inf)
+            np.maximum(of_site.peaks, largest, out=of_site.peaks)
         start = document.start
         if start is not None:
             of_site.offsets.add(_offset_fractions(measured, start, call.n_keys))
