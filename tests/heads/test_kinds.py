@@ -38,7 +38,7 @@ def test_a_kind_of_attention(kind: str, families: Any) -> None:
         model = families.build(kind)
         names = [head for site in families.sites_of(model) for head in site.heads]
         assert len(set(names)) == len(names)
-        notes = families.missing(model)
+        notes = families.missing(model, families.sites_of(model))
         for padding in ("none", "left"):
             result = families.try_padding(model, padding, kind)
             assert result["same"] and result["compared"] > 0 and not result["unseen"]

@@ -543,9 +543,10 @@ def _survey(
 
 def _notes(folder: Folder, text: Text, tally: Tally) -> list[str]:
     """What a reader of the numbers must know."""
+    without = missing(folder.model, sites_of(folder.model))
     notes = [
         *text.about,
-        *(f"{line}." for line in [*missing(folder.model), *tally.notes]),
+        *(f"{line}." for line in [*without, *tally.notes]),
     ]
     # MLA: values come out of a latent, so no matrix of the head's own tells what it copies. Without W_O, as where heads
     # are spread over processes, or without embeddings no head has it, and there is nothing to say.

@@ -306,7 +306,7 @@ def watch(
     # a peak is the largest of the rows
     wanted = {"score_max" if name == "score_peak" else name for name in only}
     sites = sites_of(model)
-    seen = Seen(sites, missing(model))
+    seen = Seen(sites, missing(model, sites))
     # of each W_O, kept between calls, from which the length of what a head adds is computed
     factors = Factors()
 

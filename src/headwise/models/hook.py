@@ -300,7 +300,7 @@ class Tap:
         if not self.waiting:
             return None
         joined: Tensor = args[0]
-        rows = self.compared(joined) if self.site.free else self.stacked(joined)
+        rows = self.rows_in(joined)
         if rows is None:  # what W_O reads are not the heads of the calls that wait
             return self.end()
         calls, self.waiting = self.waiting, []
@@ -322,9 +322,9 @@ class Tap:
         if not changed:
             return None
         replaced = torch.cat(parts).reshape(rows.shape)
-        if rows is not joined:  # `compared` has transposed it
+        if rows is not joined:  # `rows_in` has transposed it
             replaced = replaced.transpose(0, 1)
-        # The next block's `at_w_o` gets `replaced`, and must still find the heads in it: see `compared`. Where an
+        # The next block's `at_w_o` gets `replaced`, and must still find the heads in it: see `rows_in`. Where an
         # earlier block has changed `joined` itself, what stood there first is handed on.
         _before[replaced] = _before.get(joined, joined)
         return (replaced, *args[1:])
@@ -334,26 +334,23 @@ class Tap:
         replaced = self.at_w_o(module, (out,)) if isinstance(out, Tensor) else None
         return None if replaced is None else replaced[0]
 
-    def stacked(self, joined: Tensor) -> Tensor | None:
-        """What W_O reads, where that is as many rows as the heads of the calls that wait have; else None.
+    def rows_in(self, joined: Tensor) -> Tensor | None:
+        """What W_O reads, documents first, where these are the heads of the calls that wait; else None.
 
-        Calls of one document each stand below one another, as chunks of a text; of several the order is not known.
-        """
-        most = max(len(call.out) for call in self.waiting)
-        if len(self.waiting) > 1 < most or joined.shape[:-1].numel() != sum(
-            map(_n_rows, self.waiting)
-        ):
-            return None
-        return joined
-
-    def compared(self, joined: Tensor) -> Tensor | None:
-        """What W_O reads, documents first, where that is what the heads gave; they may also lie as (T,B,C).
-
-        An earlier block may have changed it since: then what was there before is compared.
+        There are as many rows. Calls of one document each stand below one another, as chunks of a text; of several the
+        order is not known. In a free attention they are what the heads gave, and may also lie as (T,B,C). An earlier
+        block may have changed them since: then what was there before is compared.
         """
         before, out = _before.get(joined, joined), self.waiting[0].out
+        is_one_call = len(self.waiting) == 1
+        sizes = {len(call.out) for call in self.waiting}
+        n_rows = sum(map(_n_rows, self.waiting))
+        if joined.shape[:-1].numel() != n_rows or not (is_one_call or sizes == {1}):
+            return None
+        if not self.site.free:
+            return joined
         # Heads of several calls could be joined in many orders, and none of those is tried.
-        if self.waiting[1:] or before.numel() != out.numel():
+        if not is_one_call or before.numel() != out.numel():
             return None
         B, H, T, E = out.shape
         gave = out.detach().to(before.dtype)

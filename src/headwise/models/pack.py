@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -17,17 +18,12 @@ from headwise.models.sites import attention_layers
 MOST = 2_000_000
 
 # The kinds that `view/page/tokens.js` reads, as tokenizer.json calls them.
-PRE_TOKENIZERS = {"WhitespaceSplit", "Whitespace", "Split", "ByteLevel", "Sequence"}
-NORMALIZERS = {
-    "NFC",
-    "NFD",
-    "NFKC",
-    "NFKD",
-    "Lowercase",
-    "Prepend",
-    "Replace",
-    "Sequence",
+READABLE = {
+    "normalizer": "NFC NFD NFKC NFKD Lowercase Prepend Replace Sequence",
+    "pre_tokenizer": "WhitespaceSplit Whitespace Split ByteLevel Sequence",
 }
+# options of a tokenizer that it does not follow; others, such as ignore_merges of Llama 3, it does
+UNREAD = "dropout continuing_subword_prefix end_of_word_suffix byte_fallback fuse_unk"
 
 
 def pack_model(model: nn.Module, tokens: object) -> dict[str, Any]:
@@ -88,23 +84,13 @@ def unread_part(layout: dict[str, Any]) -> str | None:
     model = layout["model"]
     if model["type"] not in ("WordLevel", "BPE"):
         return f"model {model['type']}"
-    # Further options, such as ignore_merges of Llama 3, are followed in tokens.js.
-    for name in (
-        "dropout",
-        "continuing_subword_prefix",
-        "end_of_word_suffix",
-        "byte_fallback",
-        "fuse_unk",
-    ):
+    for name in UNREAD.split():
         if model.get(name):
             return f"{model['type']} with {name}"
     # Added tokens that are not special are looked for in the text before all else, which tokens.js does not do.
     if any(not token["special"] for token in layout["added_tokens"]):
         return "added tokens"
-    for key, readable in (
-        ("normalizer", NORMALIZERS),
-        ("pre_tokenizer", PRE_TOKENIZERS),
-    ):
+    for key, readable in READABLE.items():
         for step in _steps(layout[key]):
             kind = step["type"]
             # Replacing is followed where the pattern is a text, or that of `Tokens.words`; splitting, where what
@@ -118,14 +104,14 @@ def unread_part(layout: dict[str, Any]) -> str | None:
                 simple = (
                     step["behavior"] in ("Isolated", "Removed") and not step["invert"]
                 )
-            if kind not in readable or not simple:
+            if kind not in readable.split() or not simple:
                 return f"{key} {kind}"
     return None
 
 
-def _steps(rule: dict[str, Any] | None) -> list[dict[str, Any]]:
+def _steps(rule: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
     """A rule and those that it is made of, at any depth; none for None."""
-    if rule is None:
-        return []
-    inner = rule.get("pretokenizers") or rule.get("normalizers") or ()
-    return [rule, *(step for part in inner for step in _steps(part))]
+    if rule is not None:
+        yield rule
+        for part in rule.get("pretokenizers") or rule.get("normalizers") or ():
+            yield from _steps(part)

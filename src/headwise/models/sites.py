@@ -37,7 +37,7 @@ NUMBERED = re.compile(r"(.*\.)?\d+(?=\.|$)")
 PLAIN = re.compile(r"weight|bias|parametrizations[.]weight[.].*")
 # the path up to the number of a layer, and is it cross attention? See `_stack`
 Stack = tuple[str, bool]
-Modules = Mapping[str, nn.Module]  # by their paths
+Modules = Mapping[str, Any]  # by their paths
 Listed = dict[str, list[str]]  # paths that go together, by what they share
 # by name: models of ours need no transformers
 BASE = ("transformers.modeling_utils", "PreTrainedModel")
@@ -151,13 +151,21 @@ def sites_of(model: nn.Module) -> list[Site]:
     parts: set[nn.Module] = set()
     for module in modules.values():
         # a watchable module inside another one is a part of it
-        if module not in parts and is_watchable(module):
-            sites.append(_own_site(f"L{len(sites)}", module))
-            parts.update(module.modules())
+        if module in parts or not is_watchable(module):
+            continue
+        parts.update(module.modules())
+        matrices = {}
+        # modules of others may call W_O as torch does
+        for name in ("q_proj", "k_proj", "v_proj", "out_proj", "o_proj"):
+            if getattr(module, name, None) is not None:
+                matrices[name[0]] = Matrix(getattr(module, name))
+        is_layer = isinstance(module, MultiHeadAttention)
+        n_heads = module.spec.n_heads if is_layer else module.watched()[0]
+        sites.append(Site(f"L{len(sites)}", module, n_heads, matrices=matrices))
     paths = {module: path for path, module in modules.items()}
-    for others in (_foreign_sites(model, modules), _free_sites(model, modules, parts)):
+    for free in (False, True):
         taken = {site.name for site in sites}
-        for site in others:
+        for site in _other_sites(model, modules, parts, free):
             # A name that a site of another kind has gets the module's whole path before it.
             name = f"{paths[site.module]}.{site.name.rpartition('.')[2]}"
             sites.append(replace(site, name=name) if site.name in taken else site)
@@ -214,19 +222,6 @@ def is_hf(module: nn.Module) -> bool:
     )
 
 
-def _own_site(name: str, module: Any) -> Site:
-    """The site of a layer of ours, or of a module that answers `records.Watchable`."""
-    is_layer = isinstance(module, MultiHeadAttention)
-    n_heads = module.spec.n_heads if is_layer else module.watched()[0]
-    matrices = {}
-    # modules of others may call W_O as torch does
-    for attribute in ("q_proj", "k_proj", "v_proj", "out_proj", "o_proj"):
-        part = getattr(module, attribute, None)
-        if part is not None:
-            matrices[attribute[0]] = Matrix(part)
-    return Site(name, module, n_heads, matrices=matrices)
-
-
 def _config_around(modules: Modules, path: str) -> Any:
     """Of the innermost model of transformers around a module; its own, where a model of one's own has taken it over."""
     owner = path
@@ -234,26 +229,6 @@ def _config_around(modules: Modules, path: str) -> Any:
         owner = owner.rpartition(".")[0]
     around = modules[owner if is_hf(modules[owner]) else path]
     return getattr(around, "config", None)
-
-
-def _counts(modules: Modules) -> dict[str, int]:
-    """The path of each attention that goes through the interface, and its heads; 0 where it does not say how many."""
-    counts: dict[str, int] = {}
-    for path, module in modules.items():
-        if uses_interface(module):
-            counts[path] = _count(module, _config_around(modules, path))
-    return counts
-
-
-def _foreign_sites(model: nn.Module, modules: Modules) -> Iterator[Site]:
-    """The attentions of a transformers model that go through its attention interface, in the order of its modules."""
-    counts = _counts(modules)
-    for path, name in _names(model, modules, list(counts)).items():
-        if counts[path]:
-            kind = getattr(_config_around(modules, path), "model_type", None)
-            matrices = _matrices(modules, path, FAMILIES.get(str(kind)))
-            cross = _is_cross(modules, path)
-            yield Site(name, modules[path], counts[path], cross, matrices=matrices)
 
 
 # modules that were seen to attend, and their heads
@@ -265,21 +240,23 @@ def remember(module: nn.Module, n_heads: int) -> None:
     _ran[module] = n_heads
 
 
-def _free_sites(
-    model: nn.Module, modules: Modules, apart: set[nn.Module]
+def _other_sites(
+    model: nn.Module, modules: Modules, apart: set[nn.Module], free: bool
 ) -> Iterator[Site]:
-    """The attentions that call functions of torch themselves; `n_heads` is 0 where it is known after a run only.
+    """The attentions that go through the interface of transformers, or, `free`, call functions of torch themselves.
 
     apart  modules that belong to sites of ours
 
-    All whose code reads as an attention are named, whether they run or not, so that a run changes no name.
+    All whose code reads as a free one are named, whether they run or not, so that a run changes no name; `n_heads` is 0
+    where it is known after a run only.
     """
-    attending = [
-        path
-        for path, module in modules.items()
-        if module not in apart and attends(module) and not uses_interface(module)
-    ]
-    lists = _listed(modules, attending)
+    attending = []
+    for path, module in modules.items():
+        is_foreign = uses_interface(module)
+        is_free = not is_foreign and module not in apart and attends(module)
+        if is_free if free else is_foreign:
+            attending.append(path)
+    lists = _listed(modules, attending) if free else {}
     heads = set(itertools.chain(*lists.values()))
     paths = [path for path in modules if path in lists or path in attending]
     paths = [path for path in paths if path in lists or path not in heads]
@@ -294,9 +271,14 @@ def _free_sites(
         # "whole": the model itself, whose path is ""
         name, module = names.get(path, f"{path or 'whole'}.L0"), modules[path]
         members = tuple(modules[member] for member in lists.get(path, ()))
-        n_heads = len(members) or _ran.get(module) or _count(module)
-        matrices, cross = _matrices(modules, path, free=True), _is_cross(modules, path)
-        yield Site(name, module, n_heads, cross, True, matrices, members)
+        config = _config_around(modules, path)
+        told = _count(module, None if free else config)
+        n_heads = len(members) or _ran.get(module) or told
+        if n_heads or free:
+            family = FAMILIES.get(str(getattr(config, "model_type", None)))
+            matrices = _matrices(modules, path, family, free)
+            cross = _is_cross(modules, path)
+            yield Site(name, module, n_heads, cross, free, matrices, members)
 
 
 def _listed(modules: Modules, paths: Sequence[str]) -> Listed:
@@ -369,25 +351,31 @@ def block_path(path: str) -> str:
     return "" if found is None else found[0]
 
 
-def missing(model: nn.Module) -> list[str]:
+def missing(model: nn.Module, sites: Sequence[Site]) -> list[str]:
     """What of a model has no heads to be watched, in lines, "L0 and 2 more: Qwen3NextGatedDeltaNet, no map".
+
+    sites  its attentions
 
     Then where watching takes the model off torch's native fast path, so that its answers may be rounded differently.
     """
     modules = dict(model.named_modules())
     lines = []
     if any(map(is_hf, modules.values())):
-        counted = [path for path, n_heads in _counts(modules).items() if n_heads]
+        attentions = {site.module for site in sites if not site.free}
+        counted = [
+            path
+            for path, module in modules.items()
+            if module in attentions and not is_watchable(module)
+        ]
         covered = set(counted)  # the paths of modules of which something is said
-        for stack in dict.fromkeys(
-            (_stack(modules, path)[0], False) for path in counted
-        ):
-            prefix = _stack_names(model, [stack])[stack]
-            without = _layers_without(modules, stack[0], counted)
+        places = dict.fromkeys(_stack(modules, path)[0] for path in counted)
+        for place in filter(None, places):
+            prefix = _stack_names(model, [(place, False)])[place, False]
+            without = _layers_without(modules[place], attentions)
             for kind, (first, *others) in without.items():
                 more = f" and {len(others)} more" if others else ""
                 lines.append(f"{prefix}L{first}{more}: {kind}, no map")
-                covered.update(f"{stack[0]}.{number}" for number in (first, *others))
+                covered.update(f"{place}.{number}" for number in (first, *others))
         covered.update(path for path, module in modules.items() if attends(module))
         # Modules with weights whose class calls itself an attention, and of which nothing is read or told yet.
         told = set()
@@ -412,21 +400,21 @@ def missing(model: nn.Module) -> list[str]:
     return lines
 
 
-def _layers_without(modules: Modules, place: str, attentions: Sequence[str]) -> Listed:
-    """Numbers of the layers of a stack that have no heads, by the first kind of module that those with heads lack."""
+def _layers_without(layers: nn.Module, attentions: set[nn.Module]) -> Listed:
+    """Numbers of the layers of a list that have no heads, by the first kind of module that those with heads lack."""
     usual: set[type] = set()
     without: dict[str, nn.Module] = {}
-    for path, module in modules.items():
-        parent, _, number = path.rpartition(".")
-        if parent == place and number.isdigit() and place:
-            if any(_within(other, path) for other in attentions):
-                usual.update(map(type, module.modules()))
-            else:
-                without[number] = module
+    for number, layer in layers.named_children():
+        if not number.isdigit():  # an attention outside of any list
+            continue
+        if attentions.isdisjoint(layer.modules()):
+            without[number] = layer
+        else:
+            usual.update(map(type, layer.modules()))
     numbers: Listed = {}
-    for number, module in without.items():
+    for number, layer in without.items():
         # What stands in the place of the attention: not the layer itself, and no norm or feed-forward that all have.
-        _, *parts = map(type, module.modules())
+        _, *parts = map(type, layer.modules())
         unusual = (kind.__name__ for kind in parts if kind not in usual)
         numbers.setdefault(next(unusual, "no attention"), []).append(number)
     return numbers
@@ -504,7 +492,7 @@ def _told_count(*holders: Any) -> int | None:
     return None
 
 
-def _count(module: Any, around: Any = None) -> int:
+def _count(module: Any, around: Any) -> int:
     """Heads of a module: as it, its config or that of its model says, or W_Q (RF-DETR); else 0."""
     told = _told_count(module, getattr(module, "config", None), around)
     width, w_q = getattr(module, "head_dim", 0), getattr(module, "q_proj", None)
@@ -530,9 +518,14 @@ def _matrices(
         places = [inner, outer] if recorded or part == "o" else [inner]
         if free and part == "o":
             names = [*names, *OWN_OUTPUTS]
-        module = _first_matrix(places, names)
-        if module is not None:
-            found[part] = Matrix(module)
+        for place, name in itertools.product(places, names):
+            module = place
+            for attribute in name.split("."):
+                module = getattr(module, attribute, None)
+            weight = getattr(module, "weight", None)
+            if isinstance(module, nn.Module) and getattr(weight, "ndim", 0) == 2:
+                found[part] = Matrix(module)
+                break
     packed = found.pop("packed", None)
     # Where values have a matrix of their own, what has a packed name is something else. In which order the rows of one
     # that people wrote lie is not known here.
@@ -548,18 +541,6 @@ def _matrices(
         for name, start, end in zip("qkv", (0, *ends), ends, strict=False):
             found[name] = packed._replace(rows=slice(start, end))
     return found
-
-
-def _first_matrix(places: Sequence[nn.Module], names: Sequence[str]) -> Any:
-    """The first module with a matrix of these names in these places; None where there is none."""
-    for place, name in itertools.product(places, names):
-        module: Any = place
-        for part in name.split("."):
-            module = getattr(module, part, None)
-        weight = getattr(module, "weight", None)
-        if isinstance(module, nn.Module) and getattr(weight, "ndim", 0) == 2:
-            return module
-    return None
 
 
 def as_rows(module: nn.Module) -> Tensor:

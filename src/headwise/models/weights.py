@@ -163,22 +163,13 @@ def input_projection(model: nn.Module, layer: int) -> Any:
 
 
 def head_counts(model: nn.Module) -> tuple[int, int, int]:
-    """Query heads, key/value heads, head width: what the config says."""
+    """Query heads, key/value heads, head width: what the config says, or all layers of ours share.
+
+    Raises HeadwiseError where these differ, or weights are more than a record's.
+    """
     family_of(model)  # refuses a family whose config may say something else
-    if layers := our_layers(model):
-        return _own_counts(layers)
-    config: Any = model.config
-    # GPT-2 calls it n_head and answers to this name too
-    n_heads = int(config.num_attention_heads)
-    n_kv_heads = getattr(config, "num_key_value_heads", None) or n_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // n_heads
-    return n_heads, int(n_kv_heads), int(head_dim)
-
-
-def _own_counts(layers: Sequence[MultiHeadAttention]) -> tuple[int, int, int]:
-    """The counts that all layers share. Raises HeadwiseError where they differ, or weights are more than a record's."""
-    counts = []
-    for n, layer in enumerate(layers):
+    counts: list[tuple[int, int, int]] = []
+    for n, layer in enumerate(our_layers(model)):
         spec = layer.spec
         counts.append((spec.n_heads, spec.n_kv_heads, spec.head_dim))
         if layer.o_proj is None:
@@ -192,7 +183,14 @@ def _own_counts(layers: Sequence[MultiHeadAttention]) -> tuple[int, int, int]:
         raise HeadwiseError(
             f"{what}; change such layers one by one, as with layer.without([0])"
         )
-    return counts[0]
+    if counts:
+        return counts[0]
+    config: Any = model.config
+    # GPT-2 calls it n_head and answers to this name too
+    n_heads = int(config.num_attention_heads)
+    n_kv_heads = getattr(config, "num_key_value_heads", None) or n_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // n_heads
+    return n_heads, int(n_kv_heads), int(head_dim)
 
 
 def read_layers(model: nn.Module) -> list[AttentionWeights]:
