@@ -506,11 +506,10 @@ def test_dropout_is_no_part_of_a_map_and_gradients_pass() -> None:
     assert model[0].c_proj.weight.grad is not None and not model[0].c_proj.weight.grad[:, 8:16].any()
 
 
-def test_checkpoints_autocast_and_compiled_models_are_watched() -> None:
-    model = shaken(nn.Sequential(Attention()))
-    with hw.watch(model) as seen:
-        model(X)
-    plain = seen["L0.H1"].entropy
+@pytest.mark.parametrize("kind", [Attention, Einsum])
+def test_checkpoints_autocast_and_compiled_models_are_watched(kind: Any) -> None:
+    model = shaken(nn.Sequential(kind()))
+    plain = watch_call(model, X)["L0.H1"].entropy
 
     def halved() -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -181,7 +181,7 @@ def attach(
         yield
         # Not where the block raises: what waits then is half of a call.
         for tap in taps.values():
-            tap.end()
+            tap.close()
     if sites and not reached:
         names = [site.name for site in sites]
         refused.append(
@@ -217,6 +217,7 @@ class Tap:
         self.normed = False  # did a norm read what the heads of these calls gave?
         # is it known in which order the heads of the calls that wait lie?
         self.sure = True
+        self.ran = False
         self.heard = False  # did its functions give a call, or a reason against one?
 
     def hooks(self) -> list[Hook]:
@@ -231,7 +232,7 @@ class Tap:
             return [*hooks, (self.projection.register_forward_pre_hook, self.at_w_o)]
         if self.site.members:
             return [*hooks, (module.register_forward_hook, self.at_output)]
-        return []
+        return hooks
 
     def take(
         self, call: Call | str, sure: bool = True, w_o: Tensor | None = None
@@ -259,6 +260,7 @@ class Tap:
             return self.refuse(
                 f"{kind} has heads and texts in one axis, and its W_O is not known"
             )
+        call = call._replace(cross=call.cross or site.cross)
         self.site = replace(site, n_heads=n_heads)
         self.sure = self.sure and sure
         if w_o is not None or not (self.projection or site.members):
@@ -274,7 +276,7 @@ class Tap:
         self.normed = last is not None  # a second call is mixed with the first
         return None
 
-    def take_member(self, number: int, call: Call | str, *more: Any) -> None:
+    def take_member(self, number: int, call: Call | str, **more: Any) -> None:
         """The head of this number in a list has given its call: see `take`."""
         if isinstance(call, Call):
             if call.out.shape[1] == 1 and number == len(self.of_members):
@@ -369,7 +371,7 @@ class Tap:
         """
         site, kind = self.site, type(self.site.module).__name__
         calls, self.waiting, self.of_members = self.waiting, [], []
-        sure, self.sure = self.sure, True
+        sure, self.sure, self.ran = self.sure, True, self.ran or bool(args)
         note = "what enters W_O is not its heads side by side"
         for call in calls:
             if not sure:
@@ -382,6 +384,18 @@ class Tap:
                 raise HeadwiseError(
                     f"{site.name}: {note}, so they cannot be replaced there"
                 )
+
+    def close(self) -> None:
+        """The block ends. A free attention that ran, and of which nothing was heard, is refused."""
+        self.end()
+        module = self.site.module
+        # one around other attentions may leave it to those
+        inner = {*module.modules()} - {module, *self.site.members}
+        is_silent = self.site.free and self.ran and not self.heard
+        if is_silent and not any(map(is_attention, inner)):
+            self.refuse(
+                f"{type(module).__name__} ran, and no softmax over keys was seen that it multiplies with values"
+            )
 
     def hand(self, call: Call, note: str = "", **changes: Any) -> Tensor | None:
         """Give the handler a call with these fields changed, and a further note behind the one that it has."""
@@ -451,33 +465,24 @@ def _read(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
             takes[module] = tap.take, tap.site.n_heads
         for number, head in enumerate(tap.site.members):
             takes[head] = partial(tap.take_member, number), 1
-    # Attentions inside of one another, too: the block asks which is the innermost that runs. Dicts, for their order.
+    # Attentions inside of one another, too: which is the innermost that runs? Dicts, for their order.
     parts: dict[nn.Module, None] = {}
     for module in taps:
         for part in module.modules():
             if part in taps or is_attention(part):
                 parts[part] = None
-    block = softmax.Block(takes)
     with (
         hooked(
-            [(part.register_forward_pre_hook, block.enter) for part in parts],
+            [(part.register_forward_pre_hook, softmax.enter) for part in parts],
             with_kwargs=True,
         ),
         hooked(
-            [(part.register_forward_hook, block.leave) for part in parts],
+            [(part.register_forward_hook, softmax.leave) for part in parts],
             always_call=True,
         ),
-        softmax.opened(block),
+        softmax.opened(takes),
     ):
         yield
-    # One that ran, and of which nothing was heard, is refused; one around other attentions may leave it to those.
-    for module, tap in taps.items():
-        inner = {*module.modules()} - {module, *tap.site.members}
-        if module in block.ran and not tap.heard and not any(map(is_attention, inner)):
-            kind = type(module).__name__
-            tap.refuse(
-                f"{kind} ran, and no softmax over keys was seen that it multiplies with values"
-            )
 
 
 # The blocks that are open, in any thread: of each a function, is the caller inside of it? And its taps.
@@ -561,11 +566,7 @@ def _listened(function: Any, name: str) -> Any:
         # result[0] is (B,T,H,E); what follows it, as weights, stays as it is.
         gave = result[0].transpose(1, 2)
         call = read_call(Asked(*arguments, keywords, name, function, gave))
-        out: Tensor | None = None
-        for tap in tapped:
-            changed = tap.take(call._replace(cross=tap.site.cross))
-            if changed is not None:
-                out, call = changed, call._replace(out=changed)
+        out = softmax.handed(call, [tap.take for tap in tapped])
         if out is None:
             return result
         return (out.transpose(1, 2).contiguous(), *result[1:])

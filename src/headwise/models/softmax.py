@@ -21,7 +21,7 @@ import dis
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -241,12 +241,14 @@ def _product(
     query, feature = queries.pop(), features.pop()
     lead = weights.replace(key, "").replace(query, "")  # documents, heads, ...
     ours = f"{lead}{query}{feature}"
-    # v times a single 1 of as many axes as `lead`: so v gets those that it lacks, of length 1. An axis that v alone has
-    # is summed up.
-    single = v.new_ones([1] * len(lead))
+    # Views alone, of which a checkpoint keeps nothing; an axis that v alone has is summed up.
+    held = "".join(letter for letter in lead if letter in x)
+    v = torch.einsum(f"{values}->{held}{key}{feature}", v)
+    # v gets the axes that it lacks, of length 1
+    v = v[tuple(slice(None) if letter in x else None for letter in lead)]
     return Product(
         torch.einsum(f"{weights}->{lead}{query}{key}", p),
-        torch.einsum(f"{values},{lead}->{lead}{key}{feature}", v, single),
+        v,
         torch.einsum(f"{out}->{ours}", result),
         lambda gave: torch.einsum(f"{ours}->{out}", gave),
     )
@@ -259,23 +261,23 @@ class UnreadError(Exception):
     """What a module does is no attention that is read; the message says why."""
 
 
+# Of a block of the hook: who takes the calls of a module, as `hook.Tap.take`; how many heads that says it has, or 0.
+Takes = Mapping[nn.Module, tuple[Any, int]]
+
+
 @dataclass
 class Running:
-    """An attention that runs."""
+    """An attention that runs, or a part of one, which hands its calls on itself."""
 
     module: nn.Module
-    # Takes what was read of a call, or why it was not; whether the order of its heads is sure; and W_O if it is told.
-    # None: it is a part of an attention, which hands its calls on itself.
-    take: Callable[[Call | str, bool, Tensor | None], Tensor | None] | None
-    n_heads: int  # as the module says; 0 where it does not
+    n_heads: int = 0  # as the module says; 0 where it does not
     cross: bool = False  # is it given another sequence for its keys?
     # what it is given beside the sequence of its queries, and looks like one
     others: Sequence[Tensor] = ()
-    # lengths, of which one is the number of its documents: see `Block.enter`
+    # lengths, of which one is the number of its documents: see `enter`
     sizes: tuple[int, ...] = ()
-    gets_heads: bool = (
-        False  # is it handed queries and keys that another module has made?
-    )
+    # is it handed queries and keys that another module has made?
+    gets_heads: bool = False
     # the arguments of PACKED, while it runs
     packed: Mapping[str, Any] = field(default_factory=dict)
     refused: bool = False  # was a call of it refused? Then its others are not handed on
@@ -285,47 +287,36 @@ class Running:
         return type(self.module).__name__
 
 
-class Block:
-    """The attentions that one block of the hook listens to, and which of its modules runs."""
+def enter(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+    """A forward pre-hook of each attention: it is about to run."""
+    running = Running(module)
+    _thread.listener.running.append(running)
+    names = inspect.signature(module.forward).parameters
+    inputs = dict(zip(names, args, strict=False)) | keywords
+    first: Any = None  # by custom the sequence of the queries, or the queries
+    others: dict[str, Tensor] = {}
+    for name, x in inputs.items():
+        if isinstance(x, Tensor) and x.is_floating_point():
+            first = x if first is None else first
+            if x is not first:
+                others[name] = x
+    if first is None:
+        return
+    running.cross = not CONTEXT.isdisjoint(others)
+    # An argument called `key` alone tells it: DETR passes x + positions as query and key, and x as value, which is
+    # another tensor and no other sequence.
+    if "key" not in inputs:
+        running.others = [x for x in others.values() if x.ndim == first.ndim == 3]
+    # (B,T,C) or (T,B,C), or one document (T,C); with more axes they are heads, or height and width of an image.
+    running.sizes = (1, *first.shape[:2]) if first.ndim < 4 else tuple(first.shape[:1])
+    running.gets_heads = first.ndim > 3 and not {"k", "key"}.isdisjoint(others)
 
-    def __init__(self, takes: Mapping[nn.Module, tuple[Any, int]]) -> None:
-        self.takes = takes  # module -> who takes its calls, and how many heads it says it has, or 0
-        self.running: list[Running] = []  # the outermost first
-        self.ran: set[nn.Module] = set()
 
-    # A forward pre-hook of each attention: it is about to run.
-    def enter(
-        self, module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]
-    ) -> None:
-        running = Running(module, *self.takes.get(module, (None, 0)))
-        self.running.append(running)
-        self.ran.add(module)
-        names = inspect.signature(module.forward).parameters
-        inputs = dict(zip(names, args, strict=False)) | keywords
-        first: Any = None  # by custom the sequence of the queries, or the queries
-        others: dict[str, Tensor] = {}
-        for name, x in inputs.items():
-            if isinstance(x, Tensor) and x.is_floating_point():
-                first = x if first is None else first
-                if x is not first:
-                    others[name] = x
-        if first is None:
-            return
-        running.cross = not CONTEXT.isdisjoint(others)
-        # An argument called `key` alone tells it: DETR passes x + positions as query and key, and x as value, which is
-        # another tensor and no other sequence.
-        if "key" not in inputs:
-            running.others = [x for x in others.values() if x.ndim == first.ndim == 3]
-        # (B,T,C) or (T,B,C), or one document (T,C); with more axes they are heads, or height and width of an image.
-        running.sizes = (
-            (1, *first.shape[:2]) if first.ndim < 4 else tuple(first.shape[:1])
-        )
-        running.gets_heads = first.ndim > 3 and not {"k", "key"}.isdisjoint(others)
-
-    # A forward hook of each attention: it has run. What began inside of it and did not come here, ends with it.
-    def leave(self, module: nn.Module, *more: Any) -> None:
-        while self.running and self.running.pop().module is not module:
-            pass
+def leave(module: nn.Module, *more: Any) -> None:
+    """A forward hook of each attention: it has run. What began inside of it and did not come here, ends with it."""
+    running = _thread.listener.running
+    while running and running.pop().module is not module:
+        pass
 
 
 class Listener(TorchFunctionMode):
@@ -333,30 +324,26 @@ class Listener(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks: list[Block] = []
+        self.blocks: list[Takes] = []
+        self.running: list[Running] = []  # the outermost first; once for each block
         self.quiet = False  # while those who listen compute
-        self.packed: Mapping[str, Any] = {}  # the arguments of PACKED, while it runs
         self.trails: Any = WeakIdKeyDictionary()  # tensor -> its Trail
-
-    @property
-    def running(self) -> list[Running]:
-        """The innermost module that runs of each block in which one does."""
-        return [block.running[-1] for block in self.blocks if block.running]
 
     def __torch_function__(
         self, func: Any, kinds: Any, args: Any = (), keywords: Any = None
     ) -> Any:
         keywords = keywords or {}
-        if self.quiet or not any(block.running for block in self.blocks):
+        if self.quiet or not self.running:
             return func(*args, **keywords)
+        running = self.running[-1]
         if func is PACKED:
-            self.packed = SIGNATURE.bind(*args, **keywords).arguments
+            running.packed = SIGNATURE.bind(*args, **keywords).arguments
             try:
                 # torch turns a mode off while it handles a call, and what this one calls is to come here
                 with self:
                     return SPELLED_OUT(*args, **keywords)
             finally:
-                self.packed = {}
+                running.packed = {}
         result = func(*args, **keywords)
         if func is FUSED:
             return self._hand(partial(_fused, result, args, keywords), result)
@@ -364,9 +351,8 @@ class Listener(TorchFunctionMode):
         if name in PRODUCTS:
             return self._multiplied(name, inputs, result)
         if func is F.linear:
-            for running in self.running:
-                # Who multiplies another sequence makes keys of it.
-                running.cross |= any(x is y for y in inputs for x in running.others)
+            # Who multiplies another sequence makes keys of it.
+            running.cross |= any(x is y for y in inputs for x in running.others)
         if name not in MAKES_NEW:
             # chunk and split give several
             for part in result if isinstance(result, tuple | list) else [result]:
@@ -456,30 +442,29 @@ class Listener(TorchFunctionMode):
     def _hand(
         self, read: Any, result: Tensor, product: Product | None = None
     ) -> Tensor:
-        """Hand a call to every block whose attention runs, and give what the model goes on with.
+        """Hand a call to every block that takes those of the attention that runs; give what the model goes on with.
 
-        read     makes the call of one that runs, and says whether the order of its heads is sure; or raises UnreadError
+        read     makes the call of what runs, and says whether the order of its heads is sure; or raises UnreadError
         result   what torch has given
         product  how the heads lie in it; None: as they are
         """
-        gave: Tensor | None = (
-            None  # what the blocks so far have put in the place of the heads
-        )
+        running, w_o = self.running[-1], self.running[-1].packed.get("out_proj_weight")
+        takes = [
+            block[running.module] for block in self.blocks if running.module in block
+        ]
+        if not takes or running.refused:
+            return result
+        running.n_heads = max(n_heads for _, n_heads in takes)
         with self.silence():
-            for running in self.running:
-                if running.take is None or running.refused:
-                    continue
-                running.packed = self.packed
-                try:
-                    call, sure = read(running)
-                except UnreadError as why:
-                    running.refused = True
-                    running.take(str(why), True, None)
-                    continue
-                if gave is not None:
-                    call = call._replace(out=gave)
-                changed = running.take(call, sure, self.packed.get("out_proj_weight"))
-                gave = gave if changed is None else changed
+            call: Call | str
+            try:
+                call, sure = read(running)
+            except UnreadError as why:
+                running.refused = True
+                call, sure = str(why), True
+            gave = handed(
+                call, [partial(take, sure=sure, w_o=w_o) for take, _ in takes]
+            )
             if gave is None:
                 return result
             if product is None:
@@ -509,19 +494,29 @@ _thread = Thread()
 
 
 @contextmanager
-def opened(block: Block) -> Iterator[None]:
-    """Calls of this thread go to the block. One listener serves all blocks of a thread: they may end in any order."""
+def opened(takes: Takes) -> Iterator[None]:
+    """Calls of this thread go to a block. One listener serves all blocks of a thread: they may end in any order."""
     listener = _thread.listener
     if not listener.blocks:
         listener.__enter__()  # type: ignore[no-untyped-call]
-    listener.blocks.append(block)
+    listener.blocks.append(takes)
     try:
         yield
     finally:
-        listener.blocks.remove(block)
+        listener.blocks.remove(takes)
         if not listener.blocks:
             listener.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             listener.trails = WeakIdKeyDictionary()
+
+
+def handed(call: Any, takes: Iterable[Callable[[Any], Tensor | None]]) -> Tensor | None:
+    """What takes the place of `call.out` after all have had the call, each with what the last has made of it."""
+    out = None
+    for take in takes:
+        changed = take(call)
+        if changed is not None:
+            out, call = changed, call._replace(out=changed)
+    return out
 
 
 def unheard() -> AbstractContextManager[None]:
