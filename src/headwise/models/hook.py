@@ -388,11 +388,12 @@ class Tap:
     def close(self) -> None:
         """The block ends. A free attention that ran, and of which nothing was heard, is refused."""
         self.end()
+        if self.heard or not (self.ran and self.site.free):
+            return
         module = self.site.module
         # one around other attentions may leave it to those
         inner = {*module.modules()} - {module, *self.site.members}
-        is_silent = self.site.free and self.ran and not self.heard
-        if is_silent and not any(map(is_attention, inner)):
+        if not any(map(is_attention, inner)):
             self.refuse(
                 f"{type(module).__name__} ran, and no softmax over keys was seen that it multiplies with values"
             )

@@ -271,9 +271,8 @@ def _other_sites(
         # "whole": the model itself, whose path is ""
         name, module = names.get(path, f"{path or 'whole'}.L0"), modules[path]
         members = tuple(modules[member] for member in lists.get(path, ()))
-        config = _config_around(modules, path)
-        told = _count(module, None if free else config)
-        n_heads = len(members) or _ran.get(module) or told
+        config = None if free else _config_around(modules, path)
+        n_heads = len(members) or _ran.get(module) or _count(module, config)
         if n_heads or free:
             family = FAMILIES.get(str(getattr(config, "model_type", None)))
             matrices = _matrices(modules, path, family, free)
@@ -509,21 +508,18 @@ def _matrices(
 
     free  an attention that people wrote, which may call W_O as they do
     """
-    inner, outer = modules[path], modules[path.rpartition(".")[0]]
+    outer = path.rpartition(".")[0]
     found: dict[str, Matrix] = {}
     for part, usual in PROJECTIONS.items():
         recorded = getattr(family, part, None)
         names = [recorded, *usual] if recorded else usual
         # The record's attention may lie around the one that calls the interface, and W_O may stand beside it.
-        places = [inner, outer] if recorded or part == "o" else [inner]
+        places = [path, outer] if recorded or part == "o" else [path]
         if free and part == "o":
             names = [*names, *OWN_OUTPUTS]
         for place, name in itertools.product(places, names):
-            module = place
-            for attribute in name.split("."):
-                module = getattr(module, attribute, None)
-            weight = getattr(module, "weight", None)
-            if isinstance(module, nn.Module) and getattr(weight, "ndim", 0) == 2:
+            module = modules.get(f"{place}.{name}".lstrip("."))
+            if getattr(getattr(module, "weight", None), "ndim", 0) == 2:
                 found[part] = Matrix(module)
                 break
     packed = found.pop("packed", None)

@@ -241,17 +241,20 @@ def _product(
     query, feature = queries.pop(), features.pop()
     lead = weights.replace(key, "").replace(query, "")  # documents, heads, ...
     ours = f"{lead}{query}{feature}"
-    # Views alone, of which a checkpoint keeps nothing; an axis that v alone has is summed up.
+    # an axis that v alone has is summed up; it gets those that it lacks, of length 1
     held = "".join(letter for letter in lead if letter in x)
-    v = torch.einsum(f"{values}->{held}{key}{feature}", v)
-    # v gets the axes that it lacks, of length 1
-    v = v[tuple(slice(None) if letter in x else None for letter in lead)]
+    v = _turned(v, values, f"{held}{key}{feature}")
     return Product(
-        torch.einsum(f"{weights}->{lead}{query}{key}", p),
-        v,
-        torch.einsum(f"{out}->{ours}", result),
-        lambda gave: torch.einsum(f"{ours}->{out}", gave),
+        _turned(p, weights, f"{lead}{query}{key}"),
+        v[tuple(slice(None) if letter in x else None for letter in lead)],
+        _turned(result, out, ours),
+        lambda gave: _turned(gave, ours, out),
     )
+
+
+def _turned(x: Tensor, axes: str, wanted: str) -> Tensor:
+    """The tensor with its axes in another order: a view, of which a checkpoint keeps nothing."""
+    return x if axes == wanted else torch.einsum(f"{axes}->{wanted}", x)
 
 
 # The blocks of a thread
