@@ -133,11 +133,10 @@ class Patching(HeadNumbers):
             row = {"head": name, "share_of_means": effect.mean, "low": effect.low}
             row |= {"high": effect.high, "mean_of_shares": float(shares.mean())}
             heads.append(row)
-            for n, (share, (good, bad)) in enumerate(
-                zip(shares, self.ends, strict=True)
-            ):
-                row = {"head": name, "pair": n, "share": share}
-                pairs.append(row | {"clean": good, "corrupted": bad})
+            for n, share in enumerate(shares):
+                clean, corrupted = self.ends[n]
+                row = {"head": name, "pair": n, "share": share, "clean": clean}
+                pairs.append(row | {"corrupted": corrupted})
             for t, share in enumerate(self.by_position.get(name, ())):
                 tokens.append({"head": name, "position": t, "share": share})
         return frame_by(by, {"head": heads, "pair": pairs, "token": tokens})
@@ -309,10 +308,8 @@ def _of_pairs(
                 raise HeadwiseError(f"pair {number}, counted from 0: {error}") from None
             ends.append((study.clean, study.corrupted))
             effects.append(tried(study))
-    ends_n2, effects_nk = (
-        np.array(ends),
-        np.array([[*each.values()] for each in effects]),
-    )
+    ends_n2 = np.array(ends)
+    effects_nk = np.array([[*each.values()] for each in effects])
     size = ends_n2 @ [1, -1]  # (N,) what there is to bring back
     if size.mean() == 0:
         raise HeadwiseError(
@@ -487,10 +484,8 @@ class Reading:
         for start, keys in starts.items():
             for first in range(0, len(keys), most):
                 batch = keys[first : first + most]
-                yield (
-                    batch,
-                    *self._run([variants[key] for key in batch], order[:start], until),
-                )
+                rows = [variants[key] for key in batch]
+                yield batch, *self._run(rows, order[:start], until)
 
     def _run(
         self, variants: Sequence[Variant], skipped: Sequence[nn.Module], until: str

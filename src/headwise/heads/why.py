@@ -8,7 +8,7 @@ text (its effect when it is patched), and how the answer's log-probability chang
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -320,24 +320,25 @@ class _Asked:
             site, h = place_of(name)
             none = torch.zeros_like(text.calls[site].out[0, h])
             silent[name] = [Edit(site, "out", h, none)]
-        # log p of the token, in nats, without each of these heads, and with all
+        # The change of log p of the token, in nats, without each of these heads.
         chance, stage = Compared((token,)), partial(self.progress, "silencing heads")
-        without = text.ask(silent, chance, stage)
         before = float(chance(text.answer))
+        silenced = text.ask(silent, chance, stage).items()
+        without = {name: chance_without - before for name, chance_without in silenced}
         if not size:
-            ranked.sort(key=lambda name: -abs(without[name] - before))
+            ranked.sort(key=lambda name: -abs(without[name]))
         places, heads = self.places(first), []
         for name in ranked:
-            at, looks = self.looks(name, places[name])
-            change = without[name] - before if name in without else None
-            part = StoryHead(name, adds.get(name), at, looks, change, brings.get(name))
-            heads.append(part)
+            at = places.get(name, self.question.end)
+            effects = without.get(name), brings.get(name)
+            looks = self.looks(name, at)
+            heads.append(StoryHead(name, adds.get(name), at, looks, *effects))
         return heads
 
-    def places(self, names: Iterable[str]) -> dict[str, dict[int, float]]:
-        """What each head carries alone at those PLACES positions where what it gives differs most."""
+    def places(self, names: Iterable[str]) -> dict[str, int]:
+        """Where each head carries most alone, of those PLACES positions where what it gives differs most."""
         study, variants = self.study, {}
-        places: dict[str, dict[int, float]] = defaultdict(dict)
+        places: dict[str, int] = {}
         if study is None:
             return places
         for name in names:
@@ -351,29 +352,22 @@ class _Asked:
                 if distance[t] > 0:
                     variants[name, t] = study.variant("out", name, [t])
         stage = partial(self.progress, "patching positions")
-        for (name, t), effect in study.text.ask(variants, study.share, stage).items():
-            places[name][t] = effect
+        effects = study.text.ask(variants, study.share, stage)
+        for name, t in sorted(effects, key=lambda place: -abs(effects[place])):
+            places.setdefault(name, t)
         return places
 
-    def looks(
-        self, name: str, places: Mapping[int, float]
-    ) -> tuple[int | None, tuple[tuple[int, float], ...]]:
-        """Where a head acts, and the three places that it looks at most from there, with their weights.
-
-        It acts where it carries most alone, or else where the answer stands; None where that is in another text.
-        """
-        question = self.question
-        at = max(places, key=lambda t: abs(places[t]), default=question.end)
+    def looks(self, name: str, at: int | None) -> tuple[tuple[int, float], ...]:
+        """The three places that a head looks at most from where it acts, with their weights; None: in another text."""
         site, h = place_of(name)
         call = self.text.calls[site]
         # Without a place only a cross attention is shown: its last query looks at the text from the decoder.
         if at is None and not call.cross:
-            return None, ()
-        row = call.n_queries - 1 if at is None else at
-        looks = row_weights(call, 0, [row])[h, 0]
+            return ()
+        looks = row_weights(call, 0, [call.n_queries - 1 if at is None else at])[h, 0]
         order = looks.argsort(descending=True, stable=True).tolist()
-        words = [t for t in order if question.is_word(t)]
-        return at, tuple((t, float(looks[t])) for t in words[:3])
+        words = [t for t in order if self.question.is_word(t)]
+        return tuple((t, float(looks[t])) for t in words[:3])
 
     def read_by(
         self, heads: Sequence[StoryHead], notes: list[str]
