@@ -14,35 +14,20 @@ from torch import Tensor, nn
 import headwise as hw
 
 SIZES: dict[str, Any] = {"vocab_size": 131, "bos_token_id": 1, "eos_token_id": 2}
+SIZED = {"hidden_size": 42, "num_hidden_layers": 3, "num_attention_heads": 6, "intermediate_size": 37, **SIZES}
+GROUPED = {"num_key_value_heads": 2, "head_dim": 10, "pad_token_id": 0, **SIZED}
 MODELS: dict[str, Any] = {
     "ours": lambda: hw.GPT(
         hw.GPTConfig(vocab_size=131, context=31, n_layers=3, n_heads=6, n_kv_heads=2, d_model=42, head_dim=10)
     ),
     "packed": lambda: tf.GPT2LMHeadModel(tf.GPT2Config(n_embd=42, n_layer=3, n_head=6, **SIZES)),
-    "interleaved": lambda: tf.GPTNeoXForCausalLM(
-        tf.GPTNeoXConfig(
-            hidden_size=42, num_hidden_layers=3, num_attention_heads=6, intermediate_size=37, rotary_pct=0.6, **SIZES
-        )
-    ),
-    "normed": lambda: tf.PersimmonForCausalLM(
-        tf.PersimmonConfig(
-            hidden_size=42, num_hidden_layers=3, num_attention_heads=6, intermediate_size=37,
-            partial_rotary_factor=0.6, **SIZES,
-        )
-    ),
+    "interleaved": lambda: tf.GPTNeoXForCausalLM(tf.GPTNeoXConfig(rotary_pct=0.6, **SIZED)),
+    "normed": lambda: tf.PersimmonForCausalLM(tf.PersimmonConfig(partial_rotary_factor=0.6, **SIZED)),
     "gated": lambda: tf.Qwen3NextForCausalLM(
-        tf.Qwen3NextConfig(
-            hidden_size=42, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2, head_dim=10,
-            intermediate_size=37, num_experts=0, layer_types=["full_attention"] * 3, pad_token_id=0, **SIZES,
-        )
+        tf.Qwen3NextConfig(num_experts=0, layer_types=["full_attention"] * 3, **GROUPED)
     ),
-    "grouped": lambda: tf.LlamaForCausalLM(
-        tf.LlamaConfig(
-            hidden_size=42, num_hidden_layers=3, num_attention_heads=6, num_key_value_heads=2, head_dim=10,
-            intermediate_size=37, pad_token_id=0, **SIZES,
-        )
-    ),
-}  # fmt: skip
+    "grouped": lambda: tf.LlamaForCausalLM(tf.LlamaConfig(**GROUPED)),
+}
 
 
 def dense(model: nn.Module, name: str) -> tuple[Tensor, Tensor]:

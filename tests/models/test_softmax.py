@@ -296,6 +296,10 @@ def test_axes_of_another_order_and_folded_ones() -> None:
     watch_call(bare, X)
     with hw.ablate(bare, ["L0.H2"]):
         assert torch.equal(bare(X), expected.flatten(2))
+    wrong: Any = Einsum()
+    wrong.n_head = H + 1
+    with pytest.raises(hw.HeadwiseError, match=rf"{H + 1} heads, and its att"), hw.ablate(wrong, [f"L0.H{H}"]):
+        wrong(X)
     grouped = acting(by_group)
     grouped.n_head = H
     head = watch_call(grouped, X, maps=True)["L0.H2"]

@@ -247,7 +247,8 @@ def _changing(
 
     def changed(site: Site, call: Call, documents: Sequence[Document]) -> Tensor:
         edits = []
-        for h, name in enumerate(site.heads):
+        # A call that was not read has no documents: replaced nevertheless, it is refused with the reason.
+        for h, name in enumerate(site.heads if documents else ()):
             if name in changes:
                 value = changes[name](call.out[:, h], documents)
                 edits.append((ALL, Edit(site.name, "out", h, value)))
