@@ -195,14 +195,20 @@ class Config:
 
     defaults  an object with the learner's own fields, or None
     theirs    do the defaults come before everything else?
+    code      in which what follows a name, as in `config.MODEL.n_heads`, tells that it is a section
     """
 
     def __init__(
-        self, sizes: Settings, defaults: Any = None, theirs: bool = False
+        self,
+        sizes: Settings,
+        defaults: Any = None,
+        theirs: bool = False,
+        code: str = "",
     ) -> None:
         if isinstance(defaults, dict):
             defaults = types.SimpleNamespace(**{str(k): defaults[k] for k in defaults})
         self._sizes, self._defaults, self._theirs = sizes, defaults, theirs
+        self._sections = set(re.findall(r"(\w+)(?=\.[a-z]|'\]\[)", code))
 
     def get(self, name: str, default: Any = None) -> Any:
         kept = default
@@ -220,7 +226,7 @@ class Config:
         if name.startswith("__"):
             raise AttributeError(name)
         value = self.get(name, UNFILLED)
-        if value is UNFILLED and CALL["sections"].fullmatch(name):
+        if name.lower() in self._sections and not isinstance(value, Config):
             return self
         if value is UNFILLED:
             raise AskedError("asks_config", name=name)
@@ -250,7 +256,8 @@ def build(target: Target, sizes: Settings, theirs: bool = False) -> Any:
             and target.scope.says(rf"\b{plain}(\.[a-z_]\w*\b(?!\()|\[')")
         )
         if is_config and name not in sizes:
-            arguments[name] = Config(sizes, _defaults(parameter, target), theirs)
+            defaults = _defaults(parameter, target)
+            arguments[name] = Config(sizes, defaults, theirs, target.scope.code)
         elif re.fullmatch(NAMES["call"]["matrix"], plain):
             # a matrix that is handed in, or a module
             is_less = plain.strip("w_")[0] in "kv" and "KV_HEADS" in meanings

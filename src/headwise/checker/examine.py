@@ -82,6 +82,7 @@ from headwise.checker.source import (
     names_of,
     takes_all_three,
 )
+from headwise.table import listed
 
 # words of the learner's code, as patterns, and what they tell
 SAYS = size.NAMES["says"]
@@ -165,6 +166,7 @@ class Examiner:
         self.left = len(target.not_checked)
         self.until = time.process_time() + 1.5 * target.options.seconds
         self.names = set[str]()  # of the cases that came to an end
+        self.rests = False  # are matrices whose role nothing tells 0?
         # is nothing of what was called a guess?
         self.is_sure = not target.guesses
         self.read = set(names_of([self.scope.tree], ast.expr_context))
@@ -177,7 +179,11 @@ class Examiner:
         """Right under one way to build and to call it; else the bugs of the first; else what stopped every call."""
         doubtful: list[Verdict] = []
         for built in self.builds():
-            if trials := self.trials(built):
+            # what no name tells rests at 0 the second time, as a table of relative positions may
+            for self.rests in (False, True):
+                trials = self.trials(built)
+                if not trials or (self.rests and not trials[0].parts.unread):
+                    break
                 verdict = self.judged(trials)
                 if verdict.right is not None:
                     return verdict
@@ -212,9 +218,15 @@ class Examiner:
             yield Built(thing, call_of(thing), thing)
             return
         names = set(arguments_of(thing))
+        meanings = set(map(meaning_of, names))
         attempts = [(args, False), (args, True)]
-        if "HEADS" in map(meaning_of, names):  # `dim_K` may be the width of keys
+        if "HEADS" in meanings:  # `dim_K` may be the width of keys
             attempts.append(({"HEAD_DIM": size.WIDTH, **args}, False))
+        elif "HEAD_DIM" not in meanings and takes_all_three(
+            arguments_of(call_of(thing))
+        ):
+            # it is given heads, whose width is all that it knows
+            attempts.insert(0, ({"WIDTH": size.HEAD_DIM, **args}, False))
         if {"d_in", "d_out"} <= names:
             # Narrower than its input first, so that a scale by the wrong width shows, and a matrix on the wrong side.
             attempts.insert(0, ({"d_out": size.WIDTH // 2, **args}, False))
@@ -440,6 +452,8 @@ class Examiner:
         # as the learner drew the weights: `renew` overwrites them
         folded = scale_is_folded(parts)
         renew(arrays_of(built.holder), self.rng)
+        if self.rests:
+            renew(parts.unread, self.rng, 0.0)
         choices = readings(target, built.holder, folded)
         shape = (size.BATCH, size.TOKENS, width_of(parts, self.options.args))
         ways = list(adapters(target, built.call, module, layouts))
@@ -881,6 +895,9 @@ class Examiner:
         target.did(one_query or ("causal" if trial.causal else "not_causal"))
         if trial.is_stilled:
             target.left_out("norm")
+        if self.rests:
+            paths = [array.path.strip(".") for array in trial.parts.unread]
+            target.left_out("at_rest", names=listed(paths, 6))
         if trial.explanation.settings.get("residual"):
             target.did("residual")
         for fill in self.scope.numbers if self.scope.says("fill|mask|where") else ():

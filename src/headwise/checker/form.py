@@ -69,7 +69,7 @@ def compute(
         start = {"tokens": T, "-tokens": -T}.get(s["start"], s["start"])
         turned = {"part": s["rope_part"], "sign": s["rope_sign"]}
         ropes = {"q": s["rope"], "k": s["rope_k"] or s["rope"], "v": s["rope"]}
-        for place in "qkv" if s["rope_values"] else "qk":
+        for place in s["rotated"]:
             first = start if place == "q" else 0
             vectors[place] = rotate(vectors[place], ropes[place], first, **turned)
     n_heads = weights.n_heads
@@ -222,8 +222,8 @@ def attend(
 def _divisor(q: Any, s: Settings) -> float:
     """What scores are divided by, under the name of each scale.
 
-    "head" is the root of that width, "whole-head" the width itself, and so for the other widths. "times" and
-    "times-width" multiply by the root, or by the width, of a head: to divide by 1 / n is to multiply by n.
+    "head" is the root of that width, "whole-head" the width itself, and so for the other widths. "times-head" and
+    "times-whole-head" multiply by them: to divide by 1 / n is to multiply by n.
     """
     _, H, T, d = q.shape
     widths = {
@@ -233,9 +233,10 @@ def _divisor(q: Any, s: Settings) -> float:
         "heads": H,
         "tokens": T,
     }
-    sizes = {"none": 1, "times": d**-0.5, "times-width": 1 / d}
+    sizes: dict[Any, float] = {"none": 1}
     for name, width in widths.items():
         sizes |= {name: width**0.5, f"whole-{name}": width}
+        sizes |= {f"times-{name}": width**-0.5, f"times-whole-{name}": 1 / width}
     # a number is a factor that stands beside the usual scale
     return float(sizes.get(s["scale"]) or sizes["head"] / s["scale"])
 
@@ -342,8 +343,6 @@ def allowed_by(masks: Masks, s: Settings, B: int, H: int, T: int, S: int) -> Any
         # Where T differs from S the mask, as long as the keys, cannot lie on queries.
         on_queries = s["padding"] == "queries" and T == S
         allowed = allowed & (real[:, :, :, None] if on_queries else real[:, :, None, :])
-        if s["padding"] == "pairs" and T == S:
-            allowed = allowed & real[:, :, :, None]
     return ~allowed if s["see"] == "inverse" else allowed
 
 

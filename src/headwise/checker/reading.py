@@ -19,6 +19,7 @@ import numpy as np
 
 from headwise.checker.bugs import Settings, UncheckedError
 from headwise.checker.contract import (
+    BATCH,
     CALL,
     HEAD_DIM,
     HEADS,
@@ -89,9 +90,7 @@ class Parts:
     sink: Any = None  # (h,)
     # bias and matrix, (h*e,) and (C,h*e) or (h,) and (C,h); a bias of 0 where there is none
     gate: list[Any] = field(default_factory=lambda: [0.0, None])
-    unread: list[str] = field(
-        default_factory=list
-    )  # paths of matrices whose role nothing tells
+    unread: list[Array] = field(default_factory=list)  # of a role that nothing tells
 
 
 @dataclass(frozen=True)
@@ -126,9 +125,12 @@ def arrays_of(target: Any) -> list[Array]:
         ):  # a single number is a scale
             if linear:
                 numbers = numbers.reshape(numbers.shape[:2])
+            # what a call of a batch left behind is no weight
+            is_kept = numbers.ndim > 2 and numbers.shape[0] == BATCH
             if numbers.ndim > 3:  # (h,1,C,d) or (1,h,C,d)
                 numbers = numbers.squeeze()
-            arrays.append(Array(path, numbers, linear, value))
+            if not is_kept:
+                arrays.append(Array(path, numbers, linear, value))
 
     visit(target, "", False)
     # beside weights that are drawn an array of zeros waits for keys and values, and one of two numbers is a mask
@@ -137,8 +139,11 @@ def arrays_of(target: Any) -> list[Array]:
 
 
 def _waits(array: Array) -> bool:
-    is_numpy = isinstance(array.holder, np.ndarray)
-    return is_numpy and array.value.ndim > 1 and len(np.unique(array.value)) < 3
+    """Is it a mask, which has two numbers; or one of NumPy's that waits for keys and values?"""
+    if array.value.ndim < 2 or getattr(array.holder, "requires_grad", False):
+        return False
+    several = len(np.unique(array.value))
+    return several == 2 or (several == 1 and isinstance(array.holder, np.ndarray))
 
 
 def _numbers_of(value: Any) -> Any:
@@ -328,7 +333,7 @@ def _add_unnamed(parts: Parts, others: list[Array]) -> None:
         elif "o" not in weights and made & sizes:
             _give(parts, "o", matrices[0], left)
     known = {id(array) for arrays in weights.values() for array in arrays}
-    parts.unread.extend(x.path for x in matrices if id(x) not in known)
+    parts.unread.extend(x for x in matrices if id(x) not in known)
 
 
 def _give(parts: Parts, role: str, array: Array, others: list[Array]) -> None:
@@ -425,8 +430,9 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
             body = "\n".join(map(ast.unparse, node.body)).lower()
             optional |= re.search(ROTATES, body) is not None
     fractions = FRACTIONS if target.scope.says(ROTATES_PART) else (1,)
-    # what is normed may say that it needs none
+    # what is normed may say that it needs none, and T5 has none
     unscaled = parts.gains and target.scope.says(r"scal\w* ?= ?1(\.0)?\b")
+    unscaled = unscaled or target.scope.tells(r"\bt5|unscaled")
     scales: list[Settings] = [{}, {"scale": "none"}] if folded or unscaled else [{}]
     is_normed = target.scope.says(r"norm\(")
     if is_normed:  # what is normed has a length of its own, so its scale is a choice
@@ -750,15 +756,17 @@ def scale_is_folded(parts: Parts) -> bool:
     return bool(((ratios > 0.85) & (ratios < 1.18)).any())
 
 
-def renew(arrays: list[Array], rng: np.random.Generator) -> None:
-    """New numbers for all weights: biases that start at 0 would hide, and small weights make every row alike."""
+def renew(arrays: list[Array], rng: np.random.Generator, size: float = 1.2) -> None:
+    """New numbers for all weights: biases that start at 0 would hide, and small weights make every row alike.
+
+    size  of what comes out of a matrix, as a deviation: with 1.2 that of scores is 1.4, and maps are far from even
+    """
     for array in arrays:
         shape = array.value.shape
         spread = 0.4  # of biases, so that one that is missing shows; a round choice
         if len(shape) > 1:
             summed = shape[-1] if array.linear else shape[-2]
-            # What comes out has a deviation of 1.2, and scores one of 1.2**2 = 1.4: maps are far from even.
-            spread = 1.2 / max(summed, 1) ** 0.5
+            spread = size / max(summed, 1) ** 0.5
         # a gain lies around 1
         numbers = rng.normal(size=shape) * spread + bool(_NORM.search(array.path))
         # A matrix of lists keeps its numbers: it has no biases beside it, as `arrays_of` finds no flat lists.
