@@ -190,6 +190,11 @@ def meaning_of(name: str) -> Any:
     return meaning_of(rest) if len(rest) > 4 else None
 
 
+def is_config(name: str) -> bool:
+    """Is it that of a config among the arguments of a call, where `c` is most often a context?"""
+    return len(name) > 1 and CALL["config"].fullmatch(name) is not None
+
+
 class Config:
     """A config object of any course: attributes and items, by what their names mean, else as the defaults say.
 
@@ -837,8 +842,9 @@ def _bound(target: Target, call: Callable[..., Any], module: Any) -> Attention:
     gathers: tuple[str, ...] = ()
     if len(inputs) < 3:  # then one input of whatever name, and perhaps another text
         data = [
-            name for name in rest if name in required and not CALL["free"].search(name)
-        ]
+            name for name in rest
+            if name in required and not (CALL["free"].search(name) or is_config(name))
+        ]  # fmt: skip
         told = [name for name in data if any(p.match(name) for p in DATA[1:])]
         if len(told) == 2 and len(data) > 2:
             gathers = tuple(told)
@@ -880,7 +886,9 @@ def _bound(target: Target, call: Callable[..., Any], module: Any) -> Attention:
             fixed[name] = None if is_table else value_of(name, sizes)
             if meaning_of(name) == "WINDOW" and f"{name.lower()}[0]" in code:
                 fixed[name] = WINDOW, 0  # to the left and to the right
-            if fixed[name] is UNFILLED:
+            if fixed[name] is UNFILLED and is_config(name):
+                fixed[name] = Config(sizes, code=code)
+            elif fixed[name] is UNFILLED:
                 target.unnamed, fixed[name] = name, None
             if is_table or meaning_of(name) is None:
                 guessed.append(name)

@@ -44,6 +44,7 @@ from headwise.checker.contract import (
     arguments_of,
     build,
     call_of,
+    is_config,
     kind_of_arrays,
     layouts_of,
     meaning_of,
@@ -299,6 +300,8 @@ class Examiner:
                 if name in self.read and type(value) is int:
                     theirs[meaning_of(name)] = value
         named = self.read.intersection(fixed).difference(self.options.args)
+        for name in filter(is_config, fixed):  # and what is read of a config
+            named |= {*re.findall(rf"\b{name}(?:\.|\[')(\w+)", self.scope.code)}
         ours = set(map(meaning_of, named))
         if "HEADS" not in ours.union(theirs):
             return None
