@@ -402,7 +402,7 @@ def rotate(
     part   how much of the features is turned, 0 to 1: the first ones
     """
     if part != 1:
-        width = int(x.shape[-1] * part)
+        width = round(x.shape[-1] * part)
         return np.concatenate(
             [rotate(x[..., :width], rope, start, 1, sign), x[..., width:]], -1
         )

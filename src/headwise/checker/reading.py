@@ -87,6 +87,9 @@ class Parts:
         default_factory=dict
     )  # of norms on queries and keys: by q, k
     same_head: bool = False  # one module stands in the list of heads several times
+    rotated: float = (
+        0.0  # how much of a head's features, where matrices of their own make those
+    )
     sink: Any = None  # (h,)
     # bias and matrix, (h*e,) and (C,h*e) or (h,) and (C,h); a bias of 0 where there is none
     gate: list[Any] = field(default_factory=lambda: [0.0, None])
@@ -278,37 +281,67 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
     return parts
 
 
+# Names of the matrices of latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): down to what queries, or keys
+# and values, are made of; up to each of them; and the features that are rotated, of a key the same for all heads.
+LATENT = {
+    "dkv": "w?(d|down|to)?(kv)(a|d|down|compress|latent)?|w?downkv|w?kvlatent|down|compr\\w*|latent",
+    "dq": "w?(dq|q(a|d|down|compress|latent)|downq)",
+    "q": "w?(uq|q(b|u|up|c|uc)|upq)c?",
+    "k": "w?(u|up|expand\\w?)?k(up|u|b|c|uc)?|w?upk|w?ukc",
+    "v": "w?(u|up|expand\\w?)?v(up|u|b|c|uc)?|w?upv|w?uvc",
+    "qr": "w?(q|uq)(r|rope|rotary)",
+    "kr": "w?k(r|rope|rotary)",
+}
+
+
 def _without_latent(parts: Parts, others: list[Array]) -> list[Array]:
-    """What is left of unnamed matrices once keys and values made of a latent text have one matrix each."""
+    """What is left of unnamed matrices once queries, keys and values that are made of latents have one matrix each."""
     named: dict[str, list[Array]] = {}
-    told = [array for role in ("kv", "k", "v") for array in parts.weights.get(role, ())]
+    told = [
+        array for role in ("kv", "q", "k", "v") for array in parts.weights.get(role, ())
+    ]
     for array in (*others, *told):
         plain = re.sub("[^a-z]|weight|proj|linear", "", array.path.lower())
         for key, pattern in LATENT.items():
             if re.fullmatch(pattern, plain):
                 named.setdefault(key, []).append(array)
-    if set(named) != set(LATENT):
+    if not {"dkv", "k", "v"} <= set(named):
         return others
-    down = _in_out(named["down"][-1])
-    for role in "kv":  # one matrix, or one for each head
-        parts.weights[role] = [
-            replace(up, value=down @ _in_out(up), linear=False) for up in named[role]
-        ]
+    # Each as (C,h*d): one matrix, or one for each head beside another.
+    whole = {
+        key: np.concatenate([_in_out(x) for x in arrays], 1)
+        for key, arrays in named.items()
+    }
+    down = {
+        "q": whole.get("dq"),
+        "qr": whole.get("dq"),
+        "k": whole["dkv"],
+        "v": whole["dkv"],
+    }
+    for key, matrix in down.items():
+        if key in whole and matrix is not None:
+            whole[key] = matrix @ whole[key]
+    if {"q", "qr", "kr"} <= set(whole):
+        rotated = whole["kr"].shape[1]
+        heads = whole["qr"].shape[1] // rotated
+        for role in "qk":
+            content = whole[role].reshape(len(whole[role]), heads, -1)
+            turned = whole[f"{role}r"].reshape(len(content), -1, rotated)
+            turned = np.broadcast_to(turned, (len(content), heads, rotated))
+            # the form turns the first features of a head
+            whole[role] = np.concatenate([turned, content], -1).reshape(
+                len(content), -1
+            )
+            parts.rotated = rotated / (rotated + content.shape[-1])
     parts.weights.pop("kv", None)
+    for role in {*"qkv"} & set(whole):
+        parts.weights[role] = [replace(named[role][0], value=whole[role], linear=False)]
     known = {id(array) for arrays in named.values() for array in arrays}
     return [array for array in others if id(array) not in known]
 
 
 def _in_out(array: Array) -> Any:
     return array.value.T if array.linear else array.value
-
-
-# Names of the matrices of latent attention: down to what keys and values are made of, and up to each.
-LATENT = {
-    "down": "w?(d|down|to)?(kv)(a|down|compress|latent)?|w?kvlatent|down|compr\\w*|latent",
-    "k": "w?(u|up|expand\\w?)?k(up|u|b)?|w?upk",
-    "v": "w?(u|up|expand\\w?)?v(up|u|b)?|w?upv",
-}
 
 
 def _add_unnamed(parts: Parts, others: list[Array]) -> None:
@@ -430,6 +463,8 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
             body = "\n".join(map(ast.unparse, node.body)).lower()
             optional |= re.search(ROTATES, body) is not None
     fractions = FRACTIONS if target.scope.says(ROTATES_PART) else (1,)
+    if parts.rotated:
+        fractions = (parts.rotated,)
     # what is normed may say that it needs none, and T5 has none
     unscaled = parts.gains and target.scope.says(r"scal\w* ?= ?1(\.0)?\b")
     unscaled = unscaled or target.scope.tells(r"\bt5|unscaled")
