@@ -12,6 +12,7 @@ import contextlib
 import copy
 import functools
 import inspect
+import itertools
 import re
 import sys
 import time
@@ -179,17 +180,28 @@ class Examiner:
     def verdict(self) -> Verdict:
         """Right under one way to build and to call it; else the bugs of the first; else what stopped every call."""
         doubtful: list[Verdict] = []
-        for built in self.builds():
-            # what no name tells rests at 0 the second time, as a table of relative positions may
-            for self.rests in (False, True):
-                trials = self.trials(built)
-                if not trials or (self.rests and not trials[0].parts.unread):
-                    break
-                verdict = self.judged(trials)
-                if verdict.right is not None:
-                    return verdict
-                doubtful.append(verdict)
+        for trials, searches in itertools.chain.from_iterable(
+            map(self._tries, self.builds())
+        ):
+            verdict = self.judged(trials, searches)
+            if verdict and verdict.right is not None:
+                return verdict
+            doubtful += [verdict] if verdict else []
         return doubtful[0] if doubtful else self.stopped()
+
+    def _tries(self, built: Built) -> Iterator[tuple[list[Trial], bool]]:
+        """The trials of what was built, and whether bugs are looked for in them.
+
+        What no name tells rests at 0 the second time, as a table of relative positions may.
+        """
+        trials = self.trials(built)
+        if not trials:
+            return
+        unread = trials[0].parts.unread
+        yield trials, not unread
+        for self.rests in (True, False) if unread else ():
+            if trials := self.trials(built):
+                yield trials, True
 
     # Building.
 
@@ -601,8 +613,11 @@ class Examiner:
 
     # Judging.
 
-    def judged(self, trials: list[Trial]) -> Verdict:
-        """Right under one trial; else the bugs that explain the likeliest one; else what differs."""
+    def judged(self, trials: list[Trial], searches: bool) -> Verdict | None:
+        """Right under one trial; else the bugs that explain the likeliest one; else what differs.
+
+        searches  are bugs looked for? If not, None is what is not right
+        """
         self.target.not_checked[self.left :] = []
         self.target.checked.clear()
         ready = self._ready(trials)
@@ -611,6 +626,8 @@ class Examiner:
             raise UncheckedError("no_form_of_mask", name=self.target.name)
         if right := self._right(ready):
             return self._taken(*right)
+        if not searches:
+            return None
         # Single bugs under every trial, then pairs under the likeliest; roundings of 16 bits last.
         # Which of the layouts? The one under which most properties hold.
         for layout in dict.fromkeys(trial.attention.layout for trial in ready):
