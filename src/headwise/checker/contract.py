@@ -35,7 +35,7 @@ from headwise.checker.bugs import (
     speaker,
 )
 from headwise.checker.form import Inputs
-from headwise.checker.lent import stand_in
+from headwise.checker.lent import stand_in, unchanged
 from headwise.checker.source import CALLS, DATA, MASK, ROTARY, Source, methods_of
 
 # No two of these sizes are equal, so that no axis can be taken for another.
@@ -260,10 +260,7 @@ def build(target: Target, sizes: Settings, theirs: bool = False) -> Any:
             and meaning_of(name) is None
             and target.scope.says(rf"\b{plain}(\.[a-z_]\w*\b(?!\()|\[')")
         )
-        if is_config and name not in sizes:
-            defaults = _defaults(parameter, target)
-            arguments[name] = Config(sizes, defaults, theirs, target.scope.code)
-        elif re.fullmatch(NAMES["call"]["matrix"], plain):
+        if re.fullmatch(NAMES["call"]["matrix"], plain):
             # a matrix that is handed in, or a module
             is_less = plain.strip("w_")[0] in "kv" and "KV_HEADS" in meanings
             out = KV_HEADS * HEAD_DIM if is_less else WIDTH
@@ -271,14 +268,22 @@ def build(target: Target, sizes: Settings, theirs: bool = False) -> Any:
             is_module = "Module" in str(parameter.annotation)
             if target.scope.says(rf"\b{plain}\.t\b"):
                 matrix = matrix.T
-            arguments[name] = stand_in("Linear")(WIDTH, out) if is_module else matrix
+            arguments[name] = to_kind(matrix, kind_of_arrays(target))
+            if is_module:
+                arguments[name] = stand_in("Linear")(WIDTH, out)
             target.guesses |= is_module
+        elif is_config and name not in sizes:
+            defaults = _defaults(parameter, target)
+            arguments[name] = Config(sizes, defaults, theirs, target.scope.code)
         elif re.fullmatch("(use_?)?scaled?", plain) and default is False:
             arguments[name] = True  # a switch
         elif required and (part := _part(plain, parameter, target)):
             width = {"WIDTH": HEAD_DIM} if ROTARY.search(part.__name__) else {}
             owner = replace(target, thing=part, name=part.__name__)
             arguments[name] = build(owner, {**width, **sizes}, theirs)
+        elif required and name not in sizes and _is_called(plain, target):
+            arguments[name] = unchanged
+            target.lent.append(target.say("unchanged", name=name))
         elif required or name in sizes or _is_ours(plain, default, theirs):
             value = value_of(name, sizes)
             if value is UNFILLED:
@@ -319,10 +324,19 @@ def _part(name: str, parameter: inspect.Parameter, target: Target) -> Any:
         if not isinstance(kind, type) or not hasattr(kind, "forward"):
             continue
         is_own = kind.__module__.partition(".")[0] != "torch"
-        is_named = kind.__name__.lower() == name.replace("_", "")
+        # `dropout` is a number, whatever classes a file has
+        is_free = meaning_of(name) in (None, False)
+        is_named = is_free and kind.__name__.lower() == name.replace("_", "")
         if is_own and (is_named or kind.__name__ == annotation):
             return kind
     return None
+
+
+def _is_called(name: str, target: Target) -> bool:
+    """Does an object keep that parameter as it is, and call it, as a rotation that is made elsewhere?"""
+    says = target.scope.says
+    kept = re.findall(rf"self\.(\w+) = {name}\n", target.scope.code)
+    return any(says(rf"self\.{attribute}\(") for attribute in kept)
 
 
 def _annotated(parameter: inspect.Parameter, namespace: dict[str, Any]) -> Any:

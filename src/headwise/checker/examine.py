@@ -240,6 +240,11 @@ class Examiner:
         ):
             # it is given heads, whose width is all that it knows
             attempts.insert(0, ({"WIDTH": size.HEAD_DIM, **args}, False))
+        of_keys = [
+            name for name in names if re.fullmatch("(key|value|kv|[kv])_?dim", name)
+        ]
+        if of_keys and {"head_dim", "d_head", "dim_head"} & names:  # then of their text
+            attempts.append(({**dict.fromkeys(of_keys, size.WIDTH), **args}, False))
         if {"d_in", "d_out"} <= names:
             # Narrower than its input first, so that a scale by the wrong width shows, and a matrix on the wrong side.
             attempts.insert(0, ({"d_out": size.WIDTH // 2, **args}, False))
@@ -250,6 +255,9 @@ class Examiner:
         ]
         for width in widths[:1]:  # a constant of the file, of which a head is a part
             attempts.append(({"HEAD_DIM": width // size.HEADS, **args}, False))
+        for name, number in re.findall(r"(\w+) = (\d+)\n", self.scope.code):
+            if meaning_of(name) == "HEAD_DIM":  # a width that stands in the code
+                attempts.append(({"WIDTH": 2 * int(number), **args}, False))
         for sizes, theirs in attempts:  # the list grows in the loop
             guessed = sizes.keys() - args.keys() - {"HEAD_DIM", "d_out"}
             self.target.guesses |= bool(guessed)
@@ -445,10 +453,12 @@ class Examiner:
             module.training = False
         if hasattr(module, "named_parameters"):
             # torch finds no module in a plain list, so that an optimizer never gets its weights.
+            known = {*map(id, parameters_of(module))}
             lists = [kept for kept in vars(module).values() if isinstance(kept, list)]
-            if any(
-                hasattr(item, "named_parameters") for kept in lists for item in kept
-            ):
+            weights = [
+                w for kept in lists for item in kept for w in parameters_of(item)
+            ]
+            if any(id(weight) not in known for weight in weights):
                 shown["modules-in-list"] = ""
         layouts = layouts_of(target)
         kinds = {type(weight).__name__ for weight in parameters_of(module)}
@@ -560,17 +570,8 @@ class Examiner:
         """Does a call come to an end? Where a mask is required, None or some form of one is passed."""
         attention = trial.attention
         name = str(attention.mask)
-        masks: list[tuple[str, Any]] = [("", None)]
         stops = set[tuple[str, str]]()
-        if attention.mask_required:
-            # then masks of every form that forbid nothing but the future, or what is padded
-            B, T, S = len(trial.inputs[0]), *(x.shape[-2] for x in trial.inputs[:2])
-            past = np.tril(np.ones((1, 1, T, S), bool))
-            kinds = [None, np.arange(S)[None] < LENGTHS[:B, None]]
-            is_padding = re.search(SAYS["padding"], name, re.I)
-            for real in kinds[::-1] if is_padding else kinds:
-                masks += self._forms(trial, past, real)
-        for form, mask in masks:
+        for form, mask in self._masks(trial):
             axes = form.partition(" ")[0]
             if (axes, "again") in stops:
                 continue
@@ -578,7 +579,7 @@ class Examiner:
                 if mask is None and attention.mask_required:
                     attention.fixed[name] = None
                 out = attention(trial.inputs, mask)
-                if np.ptp(out) == 0 or (len(masks) > 1 and np.isnan(out).all()):
+                if np.ptp(out) == 0 or (form and np.isnan(out).all()):
                     raise UncheckedError("returns_nothing", name=self.target.name)
             except Exception as error:
                 self.errors.append(error)
@@ -589,8 +590,10 @@ class Examiner:
                 text = "again" if (axes, repr(error)) in stops else repr(error)
                 stops.add((axes, text))
                 continue
+            if mask is not None and not attention.mask_required:
+                trial.left.append(("default_mask", {"name": name}))
             trial.mask = mask
-            attention.mask_required &= mask is not None
+            attention.mask_required = mask is not None
             attention.restart()
             if trial.readings:
                 # a function that takes its weights is judged as a layer
@@ -598,6 +601,21 @@ class Examiner:
                 self.target.kind = "function" if of_heads else "layer"
             return True
         return False
+
+    def _masks(self, trial: Trial) -> Iterator[tuple[str, Any]]:
+        """None; and where a mask is required, or its default stops the call, some that forbid the future or padding."""
+        attention, before = trial.attention, len(self.errors)
+        yield "", None
+        stopped = " ".join(map(str, self.errors[before:]))
+        is_needed = attention.mask and re.search("NoneType|bool", stopped)
+        if not (attention.mask_required or is_needed):
+            return
+        B, T, S = len(trial.inputs[0]), *(x.shape[-2] for x in trial.inputs[:2])
+        past = np.tril(np.ones((1, 1, T, S), bool))
+        kinds = [None, np.arange(S)[None] < LENGTHS[:B, None]]
+        is_padding = re.search(SAYS["padding"], str(attention.mask), re.I)
+        for real in kinds[::-1] if is_padding else kinds:
+            yield from self._forms(trial, past, real)
 
     def _forms(
         self, trial: Trial, allowed: Any, real: Any
@@ -1022,6 +1040,8 @@ class Examiner:
             return not source.says(rf"self\.{attribute[2].lower()} = ")
         if "unexpected keyword" in text:
             return not self.target.lent
+        if re.match(rf"({owners})(\.\w+)?\(\) (missing|takes) ", text):
+            return True  # a call of a function of theirs, by their own line
         line = str(self._frames(error)[-1].line)
         is_size = "must be Tensor, not int" in text and re.search(
             r"\.(size|shape)\b", line

@@ -62,7 +62,8 @@ def rearrange(x: Any, pattern: str, **sizes: int) -> Any:
 
 def attend(*args: Any, mask: Any = None, **named: Any) -> tuple[Any, Any]:
     """Scaled dot products as courses put them into a file of their own; 0 in a mask hides."""
-    q, k, v, *masks = [*args, *named.values()]
+    # a dropout may stand there, too
+    q, k, v, *masks = [x for x in (*args, *named.values()) if hasattr(x, "shape")]
     mask = masks[0] if masks else mask
     scores = q @ k.swapaxes(-1, -2) / q.shape[-1] ** 0.5
     if mask is not None:
@@ -156,6 +157,12 @@ class Plain:
         return self
 
     __call__, train = forward, eval
+
+
+def unchanged(x: Any, *others: Any, **_: Any) -> Any:
+    """What a rotation, or a norm, of another file is given: queries alone, or with keys, and what has other axes."""
+    alike = [y for y in others if np.ndim(y) == np.ndim(x)]
+    return (x, *alike) if alike else x
 
 
 def matmul(a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False) -> Any:

@@ -35,7 +35,7 @@ from headwise.checker.contract import (
     unwrapped,
 )
 from headwise.checker.form import Weights
-from headwise.checker.lent import LENT
+from headwise.checker.lent import LENT, unchanged
 
 # Role -> the pattern of a whole name, from parts in names.toml: "wq", "qproj" and "toqueries" are q. The first
 # role that fits counts.
@@ -128,12 +128,9 @@ def arrays_of(target: Any) -> list[Array]:
         ):  # a single number is a scale
             if linear:
                 numbers = numbers.reshape(numbers.shape[:2])
-            # what a call of a batch left behind is no weight
-            is_kept = numbers.ndim > 2 and numbers.shape[0] == BATCH
             if numbers.ndim > 3:  # (h,1,C,d) or (1,h,C,d)
                 numbers = numbers.squeeze()
-            if not is_kept:
-                arrays.append(Array(path, numbers, linear, value))
+            arrays.append(Array(path, numbers, linear, value))
 
     visit(target, "", False)
     # beside weights that are drawn an array of zeros waits for keys and values, and one of two numbers is a mask
@@ -217,6 +214,8 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
         paths.append(path)
         named |= {path, *path.split(".")}
         flat = array.value.ndim == 1
+        if array.value.ndim > 2 and len(array.value) == BATCH:
+            continue  # what a call of a batch left behind
         # its gain counts where its name says q or k: "q_norm", "norm_q", "query_norm"
         if _NORM.search(path):
             side = re.search(r"(?<![a-z])(q|k)", path)
@@ -452,8 +451,8 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
         # Round bounds: below lie sizes, such as a width of 64; above lie numbers that hide scores, such as 1e9.
         others = [n for n in target.source.numbers if 100 <= n < 1e7 and n != 10000.0]
         bases = [10000.0, *others[:3]]
-    # Where they are a choice of the code, it may have made none.
-    optional = target.scope.says(
+    # Where they are a choice of the code, or made elsewhere, it may have made none.
+    optional = any(kept is unchanged for kept in inside.values()) or target.scope.says(
         r"(cos|sin|rope|rotary)\w*(: [^,=)]*)? ?= ?none|use_(rope|rotary)"
     )
     for node in ast.walk(target.scope.tree):
@@ -462,7 +461,7 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
         ):
             body = "\n".join(map(ast.unparse, node.body)).lower()
             optional |= re.search(ROTATES, body) is not None
-    fractions = FRACTIONS if target.scope.says(ROTATES_PART) else (1,)
+    fractions: Sequence[float] = FRACTIONS if target.scope.says(ROTATES_PART) else (1,)
     if parts.rotated:
         fractions = (parts.rotated,)
     # what is normed may say that it needs none, and T5 has none

@@ -448,10 +448,10 @@ class Stub:
 
 
 class _Silent(ast.NodeTransformer):
-    """Leaves out the calls of stubs whose result nobody uses, such as those of a logger."""
+    """Leaves out the calls of stubs, by their names, whose result nobody uses, such as those of a logger."""
 
-    def __init__(self, namespace: dict[str, Any]) -> None:
-        self.namespace = namespace
+    def __init__(self, stubs: set[str]) -> None:
+        self.stubs = stubs
 
     def visit_Expr(self, node: ast.Expr) -> ast.stmt:
         root: Any = node.value.func if isinstance(node.value, ast.Call) else None
@@ -460,7 +460,7 @@ class _Silent(ast.NodeTransformer):
             return node
         while isinstance(root, ast.Attribute):
             root = root.value
-        if isinstance(self.namespace.get(getattr(root, "id", "")), Stub):
+        if getattr(root, "id", "") in self.stubs:
             return ast.copy_location(ast.Pass(), node)
         return node
 
@@ -551,7 +551,9 @@ def run_definitions(source: Source, name: str, namespace: dict[str, Any]) -> lis
             if isinstance(node, ast.Import | ast.ImportFrom):
                 lent += _import(node, Path(source.path), namespace)
                 continue
-            module = ast.Module([_Silent(namespace).visit(node)], [])
+            # of a name that a function binds itself the file knows nothing
+            stubs = {x for x in free_names(node) if isinstance(namespace.get(x), Stub)}
+            module = ast.Module([_Silent(stubs).visit(node)], [])
             code = compile(module, source.path or "<learner>", "exec", FUTURE, True)
             try:
                 exec(code, namespace)

@@ -381,18 +381,15 @@ def _check_file(spec: str, options: Options, seconds: float) -> Verdict:
     if not _path_and_name(spec, say)[1] and not ran:
         # what cannot be built may use parts that can.
         verdicts += [_check_apart(part, seconds) for part in _parts_of(targets)]
-    # Wrong, then what differs without a reason, then right, then what did not run, whose reasons stand with them.
-    first, *others = sorted(verdicts, key=_rank)
+    # Wrong, then right, then what could not be told, of which what did run comes first.
+    order = {False: 0, True: 1, None: 2}
+    first, *others = sorted(
+        verdicts, key=lambda verdict: (order[verdict.right], not verdict.checked)
+    )
     if first.right is None and not any(map(attends, targets[0].source.tree.body)):
         reasons = *first.not_checked, say("no_attention")
         first = replace(first, not_checked=reasons)
     return replace(first, others=tuple(others))
-
-
-def _rank(verdict: Verdict) -> int:
-    if verdict.right is None:
-        return 1 if verdict.checked else 3
-    return 2 * verdict.right
 
 
 def _parts_of(targets: list[Target]) -> Iterator[Target]:
