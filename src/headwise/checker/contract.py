@@ -950,5 +950,5 @@ def layouts_of(target: Target) -> list[str]:
     if re.search(NAMES["layouts"]["tbc"], text):
         return ["tbc", *layouts]
     # torch's own layer takes tokens first, which who forgets `batch_first` does not want
-    is_torch = target.scope.says(r"multiheadattention\((?!.*batch_first)")
+    is_torch = target.scope.says(r"(?<!class )multiheadattention\((?!.*batch_first)")
     return layouts if is_torch else [layouts[0], "tbc", *layouts[1:]]

@@ -254,7 +254,9 @@ class Examiner:
             if name in self.read and type(value) is int and meaning_of(name) == "WIDTH"
         ]
         for width in widths[:1]:  # a constant of the file, of which a head is a part
-            attempts.append(({"HEAD_DIM": width // size.HEADS, **args}, False))
+            heads = size.HEADS if width % size.HEADS == 0 else 4
+            fitting = {"HEADS": heads, "HEAD_DIM": width // heads}
+            attempts.append(({**fitting, **args}, False))
         for name, number in re.findall(r"(\w+) = (\d+)\n", self.scope.code):
             if meaning_of(name) == "HEAD_DIM":  # a width that stands in the code
                 attempts.append(({"WIDTH": 2 * int(number), **args}, False))
@@ -336,11 +338,13 @@ class Examiner:
         Narrow matrices (C,d) fit one head without W_O; they show a scale by the wrong width.
         """
         names = list(arguments_of(self.target.thing))
-        table = next((n for n in names if re.fullmatch(SAYS["table"], n)), None)
         keys = {name: self._keys_of(name) for name in names}  # of a dictionary
         wanted = [
             name for name in names if keys[name] or re.match(SAYS["matrix"], name, re.I)
         ]
+        table = next((n for n in names if re.fullmatch(SAYS["table"], n)), None)
+        if len(wanted) > 2:  # `theta` is no table beside them
+            table = None
         if table:  # a dictionary, whose keys stand in the code as texts
             nodes = [
                 n for n in ast.walk(self.scope.tree) if isinstance(n, ast.Constant)
@@ -1019,6 +1023,10 @@ class Examiner:
     def _is_theirs(self, error: Exception) -> bool:
         """Is it a name that their file, their class or torch does not have, or an argument that nothing takes?"""
         source, text = self.target.source, str(error)
+        # what is passed lies in one piece, so that a view of it fits
+        told = "before Module.__init__\\(\\) call|view size is not compatible"
+        if re.search(told, text):
+            return bool(self._frames(error))
         # a base or a decorator that is not installed may have what is missing
         stubs = [
             name
@@ -1043,12 +1051,8 @@ class Examiner:
         if re.match(rf"({owners})(\.\w+)?\(\) (missing|takes) ", text):
             return True  # a call of a function of theirs, by their own line
         line = str(self._frames(error)[-1].line)
-        is_size = "must be Tensor, not int" in text and re.search(
-            r"\.(size|shape)\b", line
-        )
-        # what is passed lies in one piece, so that a view of it fits
-        told = "before Module.__init__\\(\\) call|view size is not compatible"
-        return bool(is_size or re.search(told, text))
+        is_size = re.search(r"\.(size|shape)\b", line) is not None
+        return "must be Tensor, not int" in text and is_size
 
     def _is_fixed(self) -> bool:
         """Does it take a text that fills the context, and stop at a shorter one?"""

@@ -37,8 +37,11 @@ def named_einsum(*args: Any) -> Any:
     return library_of(arrays[0]).einsum(plain.replace(" ", ""), *arrays)
 
 
-def rearrange(x: Any, pattern: str, **sizes: int) -> Any:
-    """einops.rearrange and einops.repeat: "b t (h d) -> b h t d", h=4; a new axis on the right is repeated."""
+def rearrange(x: Any, pattern: str, reduction: str = "sum", **sizes: int) -> Any:
+    """einops.rearrange, repeat and reduce: "b t (h d) -> b h t d", h=4.
+
+    A new axis on the right is repeated; over one that is missing there the `reduction`, a method, is taken.
+    """
     left, right = pattern.split("->")
     part = r"\([^)]*\)|\w+"
     count = len(x.shape) - len(re.findall(part, left))
@@ -53,6 +56,10 @@ def rearrange(x: Any, pattern: str, **sizes: int) -> Any:
         sizes = {**dict.fromkeys(names, size // known), **sizes}
     axes, wanted = ([n for names in side for n in names if n != "1"] for side in sides)
     new = [name for name in wanted if name not in axes]
+    x = x.reshape([sizes[name] for name in axes])
+    for name in [name for name in axes if name not in wanted]:
+        x = getattr(x, reduction)(axes.index(name))
+        axes.remove(name)
     x = x.reshape([*(sizes[name] for name in axes), *(1 for _ in new)])
     order = [[*axes, *new].index(name) for name in wanted]
     x = getattr(x, "permute", x.transpose)(order)
@@ -174,6 +181,7 @@ def matmul(a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False)
 LENT: dict[str, Any] = {
     "rearrange": rearrange,
     "repeat": rearrange,
+    "reduce": rearrange,
     "einsum": named_einsum,
     "softmax": softmax,
     **dict.fromkeys(

@@ -273,7 +273,11 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
                     for role, array in zip("qkvo", arrays.pop("o", []), strict=False)
                 }
             )
-    _add_unnamed(parts, _without_latent(parts, others))
+    kept = getattr(target, "__dict__", {})
+    counts = [
+        kept[x] for x in kept if type(kept[x]) is int and meaning_of(x) == "HEADS"
+    ]
+    _add_unnamed(parts, _without_latent(parts, others, next(iter(counts), None)))
     if list(parts.weights) == ["o"] and not (parts.unread or parts.same_head):
         identity = np.eye(_in_out(parts.weights["o"][0]).shape[0])
         parts.weights |= {role: [Array("", identity)] for role in "qkv"}
@@ -283,18 +287,23 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
 # Names of the matrices of latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): down to what queries, or keys
 # and values, are made of; up to each of them; and the features that are rotated, of a key the same for all heads.
 LATENT = {
-    "dkv": "w?(d|down|to)?(kv)(a|d|down|compress|latent)?|w?downkv|w?kvlatent|down|compr\\w*|latent",
+    "dkv": "w?(d|down|to)?(kv)(a|d|down|compress|latent)?|w?downkv|w?kvlatent|w?dwk|down|compr\\w*|latent",
     "dq": "w?(dq|q(a|d|down|compress|latent)|downq)",
-    "q": "w?(uq|q(b|u|up|c|uc)|upq)c?",
-    "k": "w?(u|up|expand\\w?)?k(up|u|b|c|uc)?|w?upk|w?ukc",
-    "v": "w?(u|up|expand\\w?)?v(up|u|b|c|uc)?|w?upv|w?uvc",
-    "qr": "w?(q|uq)(r|rope|rotary)",
-    "kr": "w?k(r|rope|rotary)",
+    "q": "w?(uq|q(b|u|up)?|upq)(c|content|nope)?",
+    "k": "w?(u|up|expand\\w?|decompress)?k(up|u|b)?(c|content|nope)?",
+    "v": "w?(u|up|expand\\w?|decompress)?v(up|u|b)?(c|content)?",
+    "qr": "w?(q|uq|qup)(r|rope|rotary)",
+    "kr": "w?(k|uk|kup)(r|rope|rotary)",
 }
 
 
-def _without_latent(parts: Parts, others: list[Array]) -> list[Array]:
-    """What is left of unnamed matrices once queries, keys and values that are made of latents have one matrix each."""
+def _without_latent(
+    parts: Parts, others: list[Array], heads: int | None
+) -> list[Array]:
+    """What is left of unnamed matrices once queries, keys and values that are made of latents have one matrix each.
+
+    heads  as the object tells; None where it does not
+    """
     named: dict[str, list[Array]] = {}
     told = [
         array for role in ("kv", "q", "k", "v") for array in parts.weights.get(role, ())
@@ -302,41 +311,52 @@ def _without_latent(parts: Parts, others: list[Array]) -> list[Array]:
     for array in (*others, *told):
         plain = re.sub("[^a-z]|weight|proj|linear", "", array.path.lower())
         for key, pattern in LATENT.items():
-            if re.fullmatch(pattern, plain):
+            if array.value.ndim == 2 and re.fullmatch(pattern, plain):
                 named.setdefault(key, []).append(array)
     if not {"dkv", "k", "v"} <= set(named):
         return others
-    # Each as (C,h*d): one matrix, or one for each head beside another.
-    whole = {
-        key: np.concatenate([_in_out(x) for x in arrays], 1)
-        for key, arrays in named.items()
-    }
-    down = {
-        "q": whole.get("dq"),
-        "qr": whole.get("dq"),
-        "k": whole["dkv"],
-        "v": whole["dkv"],
-    }
-    for key, matrix in down.items():
-        if key in whole and matrix is not None:
-            whole[key] = matrix @ whole[key]
+    # Each as (C+1,h*d), the bias as one more row: one matrix, or one for each head beside another.
+    biases = [*others, *itertools.chain.from_iterable(parts.biases.values())]
+    whole = {}
+    for key, arrays in named.items():
+        whole[key] = np.concatenate([_with_bias(x, biases) for x in arrays], 1)
+    latents = {"q": "dq", "qr": "dq", "k": "dkv", "v": "dkv", "kr": "dkv"}
+    for key in latents.keys() & whole:
+        down = whole.get(latents[key])
+        if down is not None and len(whole[key]) == down.shape[1] + 1:
+            one = np.eye(len(down))[:, -1:]
+            whole[key] = np.concatenate([down, one], 1) @ whole[key]
+    if len({len(matrix) for matrix in whole.values()}) > 1:
+        return others
     if {"q", "qr", "kr"} <= set(whole):
-        rotated = whole["kr"].shape[1]
-        heads = whole["qr"].shape[1] // rotated
-        for role in "qk":
-            content = whole[role].reshape(len(whole[role]), heads, -1)
-            turned = whole[f"{role}r"].reshape(len(content), -1, rotated)
-            turned = np.broadcast_to(turned, (len(content), heads, rotated))
+        # a key's part may be the same for all heads, and then tells its width
+        turned = {"q": whole["qr"], "k": whole["kr"]}
+        heads = heads or whole["qr"].shape[1] // whole["kr"].shape[1]
+        for role, matrix in turned.items():
+            content = whole[role].reshape(len(matrix), heads, -1)
+            rotated = whole["qr"].shape[1] // heads
+            matrix = matrix.reshape(len(matrix), -1, rotated)
+            matrix = np.broadcast_to(matrix, (len(matrix), heads, rotated))
             # the form turns the first features of a head
-            whole[role] = np.concatenate([turned, content], -1).reshape(
-                len(content), -1
-            )
-            parts.rotated = rotated / (rotated + content.shape[-1])
+            joined = np.concatenate([matrix, content], -1)
+            whole[role] = joined.reshape(len(matrix), -1)
+            parts.rotated = rotated / joined.shape[-1]
     parts.weights.pop("kv", None)
     for role in {*"qkv"} & set(whole):
-        parts.weights[role] = [replace(named[role][0], value=whole[role], linear=False)]
+        *rows, bias = whole[role]
+        first = replace(named[role][0], linear=False)
+        parts.weights[role] = [replace(first, value=np.array(rows))]
+        parts.biases[role] = [replace(first, value=bias)]
     known = {id(array) for arrays in named.values() for array in arrays}
     return [array for array in others if id(array) not in known]
+
+
+def _with_bias(array: Array, biases: list[Array]) -> Any:
+    """The matrix (C,n) with the bias of its module, or zeros, as one more row."""
+    path = f"{array.path.rpartition('.')[0]}.bias"
+    value = _in_out(array)
+    bias = next((x.value for x in biases if x.path == path), np.zeros(value.shape[1]))
+    return np.vstack([value, bias])
 
 
 def _in_out(array: Array) -> Any:

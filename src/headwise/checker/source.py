@@ -364,8 +364,8 @@ def _told(text: str) -> str | None:
         line
         for line in lines
         if (re.search(r"mask|m[aá]scara|pad|tril|triu", line, re.I) or len(lines) < 4)
-        # what another implementation does
-        and not re.search("0 for.*negative|(?i:pytorch|future mask)", line)
+        # what another implementation, or another argument, does
+        and not re.search("0 for.*negative|is_causal|(?i:pytorch|future mask)", line)
         # "0 for tokens and -10000 for padding" speaks of what is added
         and not re.search(
             r"\b0 (for|at|where|on|and|or|o|y|en|para)\b[^.;:]{0,40}-\s?(inf|1e\d|\d{3})",
