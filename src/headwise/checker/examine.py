@@ -77,6 +77,7 @@ from headwise.checker.search import (
 )
 from headwise.checker.source import (
     ENCODINGS,
+    FUTURE,
     Stub,
     bound_by,
     laid_out,
@@ -90,6 +91,7 @@ from headwise.table import listed
 SAYS = size.NAMES["says"]
 # Values for what no name tells: a width first.
 GUESSES = (size.WIDTH, size.HEADS, size.HEAD_DIM, size.TOKENS, 1, False, None)
+TEXTS = (size.BATCH, size.TOKENS, size.WIDTH)
 # Seconds of the processor in which changes are tried: a round choice.
 REPAIRING = 6.0
 # Of the largest number. bfloat16 keeps 8 bits, so one rounding is off by 0.4 % at most; but several follow one
@@ -222,7 +224,7 @@ class Examiner:
             if len(first.inputs) == 3:
                 yield Built(None, thing, None, self._sizes_of_split(first.fixed))
                 return
-            if made := self._adapted():
+            if made := self._hoisted() or self._adapted():
                 yield made
                 return
             raise UncheckedError("no_qkv", name=self.target.name)
@@ -283,6 +285,45 @@ class Examiner:
                     name = vars(error)["facts"]["name"]
                     attempts += [({**sizes, name: x}, theirs) for x in GUESSES]
 
+    def _hoisted(self) -> Built | None:
+        """A function that draws its weights in each call, as one that is handed those of a first call."""
+        target, thing = self.target, self.target.thing
+        definition: Any = target.source.definitions[target.name]
+        drawn: dict[str, int] = {}
+        for place, step in enumerate(definition.body):
+            name = ast.unparse(step).partition(" = ")[0]
+            if isinstance(step, ast.Assign) and role_of(name):
+                drawn |= {name: place} if "rand" in ast.unparse(step) else {}
+        if not (
+            {"q", "k", "v"} <= {*map(role_of, drawn)} or "qkv" in map(role_of, drawn)
+        ):
+            return None
+        # the same function twice: up to the last weight, and without them
+        maker, call = copy.deepcopy(definition), copy.deepcopy(definition)
+        handed = ast.parse(f"return dict({', '.join(f'{x}={x}' for x in drawn)})").body
+        maker.body[max(drawn.values()) + 1 :] = handed
+        call.body = [x for i, x in enumerate(call.body) if i not in drawn.values()]
+        call.args.kwonlyargs += [ast.arg(name) for name in drawn]
+        call.args.kw_defaults += [None for _ in drawn]
+        made: list[Any] = []
+        for function in (maker, call):
+            namespace = dict(thing.__globals__)
+            tree = ast.fix_missing_locations(ast.Module([function], []))
+            exec(compile(tree, target.source.path, "exec", FUTURE, True), namespace)
+            made.append(namespace[target.name])
+        first = next(adapters(target, thing, None, ["btc"]))
+        heads = self._sizes_of_split(first.fixed)
+        for shape in (TEXTS, TEXTS[1:]):
+            text = to_kind(np.ones(shape), first.kind)
+            with contextlib.suppress(Exception):  # of another number of axes
+                weights = made[0](
+                    **{**first.fixed, **dict.fromkeys(first.inputs, text)}
+                )
+                holder = types.SimpleNamespace(**weights, n_heads=(heads or [1])[0])
+                target.lent.append(target.say("drawn_once"))
+                return Built(holder, functools.partial(made[1], **weights))
+        return None
+
     def _adapted(self) -> Built | None:
         """An adapter by hand: a function of one text that builds a class of its file; here one object for all calls."""
         thing = self.target.thing
@@ -300,7 +341,7 @@ class Examiner:
             thing.__code__, names, thing.__name__, thing.__defaults__
         )
         with contextlib.suppress(Exception):  # the width of the text is not known yet
-            call(to_kind(np.zeros((size.BATCH, size.TOKENS, size.WIDTH)), "torch"))
+            call(to_kind(np.zeros(TEXTS), "torch"))
         return Built(made[0], call, made[0]) if made else None
 
     def _sizes_of_split(self, fixed: Any) -> tuple[int, int, int] | None:
@@ -469,9 +510,8 @@ class Examiner:
         is_lazy = "UninitializedParameter" in kinds
         if module is not None and (is_lazy or not parts_of(module, {}).weights):
             # weights that take their shapes at the first call
-            shape = (size.BATCH, size.TOKENS, size.WIDTH)
             for attention in adapters(target, built.call, module, layouts):
-                if self._runs(Trial(attention, [], self._inputs(attention, shape))):
+                if self._runs(Trial(attention, [], self._inputs(attention, TEXTS))):
                     break
         parts = parts_of(built.holder, self.options.mapping)
         is_bare = module is not None and not parts.weights
