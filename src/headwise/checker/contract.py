@@ -870,7 +870,8 @@ def _bound(target: Target, call: Callable[..., Any], module: Any) -> Attention:
                 name
                 for name in data[1:]
                 # by its name, or because it is projected
-                if CALL["second"].search(name) or says(rf"self\.\w+\({name}\)|\b{name} @")
+                if CALL["second"].search(name)
+                or says(rf"self\.\w+\({name}\)|\b{name} @")
             ]
             inputs += others[:1]
     sizes = {"CONTEXT": TOKENS, **target.options.args}

@@ -248,6 +248,20 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
             raise UncheckedError(
                 "no_weight", wanted=wanted, name=name, names=", ".join(paths)
             )
+    _give_by_place(parts)
+    kept = getattr(target, "__dict__", {})
+    counts = [
+        kept[x] for x in kept if type(kept[x]) is int and meaning_of(x) == "HEADS"
+    ]
+    _add_unnamed(parts, _without_latent(parts, others, next(iter(counts), None)))
+    if list(parts.weights) == ["o"] and not (parts.unread or parts.same_head):
+        identity = np.eye(_in_out(parts.weights["o"][0]).shape[0])
+        parts.weights |= {role: [Array("", identity)] for role in "qkv"}
+    return parts
+
+
+def _give_by_place(parts: Parts) -> None:
+    """Roles of matrices that are told by what stands beside them: of a shared one, of three in one, of a list."""
     if parts.same_head and [len(x) for x in parts.weights.values()] == [1]:
         # one matrix stands in the places of all
         parts.weights = {role: next(iter(parts.weights.values())) for role in "qkvo"}
@@ -273,15 +287,6 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
                     for role, array in zip("qkvo", arrays.pop("o", []), strict=False)
                 }
             )
-    kept = getattr(target, "__dict__", {})
-    counts = [
-        kept[x] for x in kept if type(kept[x]) is int and meaning_of(x) == "HEADS"
-    ]
-    _add_unnamed(parts, _without_latent(parts, others, next(iter(counts), None)))
-    if list(parts.weights) == ["o"] and not (parts.unread or parts.same_head):
-        identity = np.eye(_in_out(parts.weights["o"][0]).shape[0])
-        parts.weights |= {role: [Array("", identity)] for role in "qkv"}
-    return parts
 
 
 # Names of the matrices of latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): down to what queries, or keys
@@ -324,8 +329,8 @@ def _without_latent(
     for key in latents.keys() & whole:
         down = whole.get(latents[key])
         if down is not None and len(whole[key]) == down.shape[1] + 1:
-            one = np.eye(len(down))[:, -1:]
-            whole[key] = np.concatenate([down, one], 1) @ whole[key]
+            last = np.eye(len(down))[:, -1:]
+            whole[key] = np.concatenate([down, last], 1) @ whole[key]
     if len({len(matrix) for matrix in whole.values()}) > 1:
         return others
     if {"q", "qr", "kr"} <= set(whole):
