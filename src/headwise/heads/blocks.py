@@ -723,7 +723,7 @@ def row_weights(call: Call, b: int, rows: Sequence[int]) -> Tensor:
     with torch.autocast(call.q.device.type, enabled=False):
         # the values change no weight
         options = part.options._replace(gate=None)
-        return trace(part.q, part.k, part.k, options).weights[0]
+        return trace(part.q, part.k, part.k[..., :1], options).weights[0]
 
 
 def uniform(call: Call) -> Call:

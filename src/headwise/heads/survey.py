@@ -39,7 +39,6 @@ from headwise.corpus.tokens import Ids, TextTokens, require_tokens
 from headwise.corpus.verbs import HALF_LINES
 from headwise.errors import HeadwiseError
 from headwise.families import require_run
-from headwise.gpt.gpt import GPT
 from headwise.gpt.presets import check_seed
 from headwise.gpt.run import held_out_documents, read_run
 from headwise.gpt.train import one_thread
@@ -757,9 +756,7 @@ def fresh_model(model: Any, seed: int) -> nn.Module:
     # without devices it keeps the state of the CPU's generator alone
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        is_gpt = isinstance(model, GPT)
-        # how one of one's own is built is not known
-        if ask.adapter_of(model) is not None and not is_gpt:
+        if ask.is_own(model):  # how it is built is not known
             drawn = copy.deepcopy(model)
             ask.stands_for(drawn, model)
             for module in drawn.modules():

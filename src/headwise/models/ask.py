@@ -104,6 +104,11 @@ def adapter_of(model: nn.Module) -> Adapter | None:
     return _adapters[model]
 
 
+def is_own(model: nn.Module) -> bool:
+    """Is it a model of one's own, neither a GPT of ours nor one of transformers?"""
+    return not isinstance(model, GPT) and adapter_of(model) is not None
+
+
 def declare(model: nn.Module, logits: Any = None, unembed: Any = None) -> None:
     """Note how a model is asked; what is None is found by a run.
 

@@ -346,8 +346,8 @@ def block_path(path: str) -> str:
 
     It is "model.layers.3" of "model.layers.3.self_attn"; in T5 "block.0.layer.0", one half of a layer.
     """
-    found = NUMBERED.match(path)
-    return "" if found is None else found[0]
+    block = NUMBERED.match(path)
+    return "" if block is None else block[0]
 
 
 def missing(model: nn.Module, sites: Sequence[Site]) -> list[str]:
@@ -509,7 +509,7 @@ def _matrices(
     free  an attention that people wrote, which may call W_O as they do
     """
     outer = path.rpartition(".")[0]
-    found: dict[str, Matrix] = {}
+    matrices: dict[str, Matrix] = {}
     for part, usual in PROJECTIONS.items():
         recorded = getattr(family, part, None)
         names = [recorded, *usual] if recorded else usual
@@ -520,23 +520,23 @@ def _matrices(
         for place, name in itertools.product(places, names):
             module = modules.get(f"{place}.{name}".lstrip("."))
             if getattr(getattr(module, "weight", None), "ndim", 0) == 2:
-                found[part] = Matrix(module)
+                matrices[part] = Matrix(module)
                 break
-    packed = found.pop("packed", None)
+    packed = matrices.pop("packed", None)
     # Where values have a matrix of their own, what has a packed name is something else. In which order the rows of one
     # that people wrote lie is not known here.
-    if packed is None or "v" in found or free:
-        return found
+    if packed is None or "v" in matrices or free:
+        return matrices
     # Queries have as many rows as W_O has columns; keys and values have half of the rest each, one after the other, as
     # in GPT-2, whose is the usual packed name; a record says so of its family.
     n_rows = len(packed.weight)
-    n_queries = found["o"].weight.shape[1] if "o" in found else n_rows // 3
+    n_queries = matrices["o"].weight.shape[1] if "o" in matrices else n_rows // 3
     n_keys, left = divmod(n_rows - n_queries, 2)
     if n_keys > 0 and not left:  # else it is not packed like this
         ends = n_queries, n_queries + n_keys, n_rows
         for name, start, end in zip("qkv", (0, *ends), ends, strict=False):
-            found[name] = packed._replace(rows=slice(start, end))
-    return found
+            matrices[name] = packed._replace(rows=slice(start, end))
+    return matrices
 
 
 def as_rows(module: nn.Module) -> Tensor:
