@@ -901,6 +901,14 @@ class Examiner:
             if is_theirs and self._frames(errors[0]):
                 trial.raised = errors[0]
                 trial.shown["raises"] = in_one_line(errors[0])
+            if (
+                attention.mask_required
+            ):  # a form that hides nothing is not what it takes
+                idle = self._unmasked(trial, allowed, masks.real)
+                effective = {
+                    f: out for f, out in outputs.items() if not close(out, idle.get(f))
+                }
+                outputs = effective or outputs
             # Where it gives the same as before, any mask makes it causal, whatever it says.
             # Code that asks how many axes a mask has may leave aside those that it does not stop at.
             aside = [plain] if stopped and self.scope.says(asks) else []
@@ -919,6 +927,15 @@ class Examiner:
             # of another order of axes than the model's
             with contextlib.suppress(Exception):
                 yield "handed", inputs, Masks(True), {"": attention(inputs, mask)}
+
+    def _unmasked(self, trial: Trial, allowed: Any, real: Any) -> dict[str, Any]:
+        """What comes out by the form of a mask that forbids nothing, as far as the code takes it."""
+        outputs = {}
+        real = None if real is None else np.ones_like(real)
+        for form, mask in self._forms(trial, np.ones_like(allowed), real):
+            with contextlib.suppress(Exception):
+                outputs[form] = trial.attention(trial.inputs, mask)
+        return outputs
 
     # Words.
 
