@@ -373,11 +373,14 @@ def test_what_was_to_be_done_before_a_call_is_no_bug(tmp_path: Path, monkeypatch
             "B, T, C =", "self.began + 1; B, T, C =", 1
         ),
         right.replace("B, T, C =", "x = x.permute(2, 1, 0); B, T, C =", 1),
-        with_part.replace("B, T, C =", "x = self.rope(x); B, T, C =", 1),
     ):
         (tmp_path / "mine.py").write_text(code)
         verdict = hw.check(tmp_path / "mine.py")
         assert verdict.right is None and "Error" in str(verdict.not_checked), verdict
+    # what is made elsewhere and called is the identity
+    (tmp_path / "mine.py").write_text(with_part.replace("B, T, C =", "x = self.rope(x); B, T, C =", 1))
+    verdict = hw.check(tmp_path / "mine.py")
+    assert verdict.right and "rope, which is made elsewhere" in str(verdict)
     # a size whose name tells what it is
     (tmp_path / "mine.py").write_text("from constants import *\n" + right.replace(inner, "B, T, N_HEAD"))
     assert hw.check(tmp_path / "mine.py").right

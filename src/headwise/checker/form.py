@@ -334,16 +334,22 @@ def allowed_by(masks: Masks, s: Settings, B: int, H: int, T: int, S: int) -> Any
         owners = {"cycle": (document * H + head) % B, "next": (document + 1) % B}
         owners["fold"] = (head * B + document) // H
         # (B,H|1,S), of whose mask a head gets
-        real = np.asarray(masks.real)
-        if s["real"] == "one-more":
-            real = real | np.concatenate([real[:, :1], real[:, :-1]], 1)
-        elif s["real"] == "one-less":
-            real = real & np.concatenate([real[:, 1:], real[:, :1] & False], 1)
+        real = counted(masks.real, s["real"])
         real = real[owners.get(s["mask_of"], document)]
         # Where T differs from S the mask, as long as the keys, cannot lie on queries.
         on_queries = s["padding"] == "queries" and T == S
         allowed = allowed & (real[:, :, :, None] if on_queries else real[:, :, None, :])
     return ~allowed if s["see"] == "inverse" else allowed
+
+
+def counted(real: Any, how: str) -> Any:
+    """Real tokens (B,S) as code counts them: "all", or "one-more" or "one-less" of each document."""
+    real = np.asarray(real)
+    if how == "one-more":
+        return real | np.concatenate([real[:, :1], real[:, :-1]], 1)
+    if how == "one-less":
+        return real & np.concatenate([real[:, 1:], real[:, :1] & False], 1)
+    return real
 
 
 # Orders of the axes (B,h,T,e) before heads are joined; the right one is (0, 2, 1, 3).

@@ -22,6 +22,7 @@ from headwise.checker.form import (
     Stages,
     allowed_by,
     compute,
+    counted,
 )
 from headwise.checker.reading import Reading
 
@@ -43,12 +44,12 @@ class Case:
     masks: Masks
     outputs: Arrays
 
-    @property
-    def queries(self) -> Any:
-        """Which rows of an output anybody reads: those of real tokens."""
+    def queries(self, settings: Settings) -> Any:
+        """Which rows of an output anybody reads: those of tokens that are real, and that the code takes to be so."""
         real, shape = self.masks.real, self.inputs[0].shape
         if real is None or real.shape[1] != shape[-2]:
             return ...
+        real = real & counted(real, settings.get("real", "all"))
         return real if len(shape) == 3 else np.repeat(real[:, None], shape[1], 1)
 
     @property
@@ -222,7 +223,7 @@ class Search:
             # An output of NaN alone would equal any other such output.
             if stages is None or not np.isfinite(stages.out).any():
                 continue
-            read = ... if whole else case.queries
+            read = ... if whole else case.queries(filled)
             for output in case.outputs.values():
                 if output.shape == stages.out.shape and close(
                     output[read], stages.out[read], self.tolerance

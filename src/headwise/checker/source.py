@@ -335,10 +335,8 @@ def meanings_of(scope: Source, whole: Source, name: str) -> list[str]:
     told = own_text or _told(whole.text)
     # Ends of the keys: "may attend", "forbidden", "added"; "" is the end of every one.
     conventions = [told or next((rule["means"] for rule in rules), "")]
-    # A text may say what is added, and in an error message what True would mean, or speak of another mask: then
-    # either is right.
-    is_open = bool(told) and not own_text
-    conventions += [x["means"] for x in rules[:1] if is_open or (told and "text" in x)]
+    # A text may say what is added, and in an error message what True would mean: then either is right.
+    conventions += [rule["means"] for rule in rules[:1] if told and "text" in rule]
     # What the rest of a file says may be of another mask than this one, where True hides.
     if not own_text and scope.says(rf"masked_fill_?\((mask=)?{name}\b(?! *[=!]=)"):
         conventions.append("forbidden")
