@@ -731,7 +731,10 @@ def kept_as(meaning: str, instance: Any, target: Target) -> int | None:
     """A whole number that the caller, the object, its config, a module of it or the file keeps under such a name."""
     kept = getattr(instance, "__dict__", {})
     configs = [kept[name] for name in kept if CALL["config"].fullmatch(name)]
-    modules = _modules_of(kept)
+    # of torch's own a convolution has `groups`
+    modules = [
+        x for x in _modules_of(kept) if not type(x).__module__.startswith("torch")
+    ]
     names = target.namespace
     for name, value in names.items():
         # a class has defaults, of which we passed others
