@@ -378,6 +378,8 @@ def test_metrics_of_ones_own_and_prompts_of_unlike_lengths() -> None:
         return (logits[7] + logits[13]) / 2 - logits[11]
 
     of_sets = patch(model, clean, bad, heads=["L1.H2", "L2.H4"], target=({7, 13}, {11}))
+    of_tensors = patch(model, clean, bad, heads=["L1.H2"], target=(torch.tensor([7, 13]), range(11, 12)))
+    assert of_tensors.effects["L1.H2"] == of_sets.effects["L1.H2"]
     of_function = patch(model, clean, bad, heads=["L1.H2", "L2.H4"], target=own)
     assert of_sets.by_pair["L1.H2"] == pytest.approx(of_function.by_pair["L1.H2"], abs=1e-6)
     each = patch(model, clean, bad, heads=["L1.H2"], target=[own, lambda logits: logits[5]])

@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 # larger batches of long texts took longer.
 LARGEST = 2**19
 PLACES = ("out", *READ, "weights")  # `at` of `patch`
-SEVERAL = (list, tuple, set, frozenset)  # of tokens that are compared as one
 
 # ("q", "L3.H5") or ("k", "L3.KV1+L4.KV0"): what of a head, or of one or several key/value heads, reads
 Receiver = tuple[str, str]
@@ -337,14 +336,21 @@ def _metrics(model: nn.Module, target: Any, n: int) -> list[Metric | None]:
         return [row and partial(_row_by_row, row) for row in rows]
     is_each = [isinstance(row, list | tuple) and len(row) == 2 for row in rows]
     if len(rows) != n or not all(is_each):
-        kinds = {isinstance(side, SEVERAL) for side in rows}
+        kinds = {_is_several(side) for side in rows}
         if len(rows) != 2 or len(kinds) > 1:
             raise HeadwiseError(
                 f"target={target!r:.60} is not known; pass two token ids, or ({n}, 2) of them, two sets of tokens, a "
                 f"function of the logits, or {n} functions"
             )
-        rows = [rows] * n
+        return [Compared.of(model, rows)] * n
     return [Compared.of(model, row) for row in rows]
+
+
+def _is_several(side: Any) -> bool:
+    """Are these several tokens, as a list, a set, a range or an array has them?"""
+    # a word is one token, and so is a tensor without an axis
+    is_one = isinstance(side, str) or getattr(side, "ndim", 1) == 0
+    return isinstance(side, Iterable) and not is_one
 
 
 def _row_by_row(function: Callable[[Tensor], Any], logits: Tensor) -> Tensor:
@@ -370,7 +376,7 @@ class Compared:
         """Of one side or two, each a token or several; a token is an id or a word."""
         ids = []
         for side in sides:
-            words = side if isinstance(side, SEVERAL) else [side]
+            words = side if _is_several(side) else [side]
             ids.append(tuple(token_of(model, word) for word in words))
         return cls(*ids)
 
