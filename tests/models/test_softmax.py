@@ -256,6 +256,9 @@ def test_torchs_own_encoder_and_decoder(layout: str) -> None:
     names = ["encoder.L0", "encoder.L1", "decoder.L0", "cross.L0"]
     assert list(seen) == [f"{name}.H{h}" for name in names for h in range(H)]
     assert [note for note in seen.notes if "fast path" in note]
+    # of two such models side by side a name still begins with the side, encoder or decoder
+    pair = [site.name for site in sites_of(nn.ModuleDict({"left": model, "right": copy.deepcopy(model)}))]
+    assert [name.partition(".")[0] for name in pair] == 2 * ["encoder", "encoder", "decoder", "cross"]
     attention = model.encoder.layers[0].self_attn
     expected = attention(x, x, x, average_attn_weights=False, key_padding_mask=~real)[1]
     torch.testing.assert_close(torch.tensor(seen["encoder.L0.H1"].map), expected[:, 1], rtol=0, atol=1e-5)

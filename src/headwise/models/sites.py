@@ -475,9 +475,11 @@ def _stack_names(model: nn.Module, stacks: Sequence[Stack]) -> dict[Stack, str]:
     for place, cross in stacks:
         parts = place.split(".")
         elsewhere = ".".join(other for other in of_self if other != place).split(".")
-        # The part of its path that no other stack has, else the first part.
-        telling = [part for part in parts if part not in elsewhere] or parts
-        name = "cross." if cross else f"{telling[0]}."
+        telling = [part for part in parts if part not in elsewhere]
+        side = [part for part in parts if part in ("encoder", "decoder")]
+        # The part of its path that no other stack has, else its side, else the first part.
+        first, *_ = telling or side or parts
+        name = "cross." if cross else f"{first}."
         names[place, cross] = "" if is_alone and not cross else name
     return names
 
