@@ -148,6 +148,10 @@ def test_a_loss_that_is_no_number_is_said() -> None:
         next(child.parameters())[0] = math.inf
     with pytest.raises(HeadwiseError, match=r"healing diverged: loss is nan at step 1; lower lr="):
         heal_child(parent, child, TRAIN, HELD_OUT, RECIPE)
+    parent, child = pair()  # a last step that is too large leaves what stood before it
+    curve = heal_child(parent, child, TRAIN, HELD_OUT, replace(RECIPE, steps=1, lr=1e38)).curve
+    assert math.isnan(curve[1].distance)
+    assert compared(parent, child, HELD_OUT)[1] == pytest.approx(curve[0].distance, rel=1e-5)
 
 
 def test_recipes_that_make_no_sense_are_refused() -> None:

@@ -244,8 +244,7 @@ def heal_child(
     warmup = max(1, round(recipe.warmup * recipe.steps))
     curve: list[HealPoint] = []
     kept: dict[str, Tensor] = {}
-    best, least = 0, math.inf  # the number of the best evaluation, and its distance
-    tokens = 0  # read so far
+    best = tokens = 0  # the number of the best evaluation; tokens read so far
     losses: list[float] = []  # since the last evaluation
     stopping = False
     with interrupts() as interrupted:
@@ -259,8 +258,8 @@ def heal_child(
                 curve.append(HealPoint(done, tokens, mean, loss, distance))
                 report(curve[-1])
                 losses = []
-                if not distance >= least:  # true of NaN, too
-                    best, least = len(curve) - 1, distance
+                if distance < curve[best].distance or not kept:  # NaN is never the best
+                    best = len(curve) - 1
                     kept = {name: p.detach().clone() for name, p in weights.items()}
                 if stopping or len(curve) - 1 - best >= recipe.patience:
                     break
