@@ -42,8 +42,8 @@ SECONDS = {"test_docs": 43, "test_cost_families": 35, "test_check": 30, "test_cl
 SECONDS |= {"test_learn": 22, "test_course_forms": 18, "test_cost_models": 10, "test_look_served": 10}
 SECONDS |= {"test_statistics": 10, "test_device": 20, "test_kinds": 12, "test_project_files": 12, "test_gpt": 8}
 # Files that start processes or a browser, train to the end, or are alone in importing a library that is slow to import.
-WORK = "cli half_precision train_call ranks why heal workplace learn"
-WORK += r" own\.py run\.py leaks device offload onnx walk damage job functions \w*browser"
+WORK = "cli train_call why heal learn"
+WORK += r" own\.py run\.py leaks device onnx walk job functions \w*browser"
 LONG_FILES = re.compile(rf"test_({'|'.join(WORK.split())})")
 
 
