@@ -26,7 +26,8 @@ TEXT = Path(__file__).with_name("forms.txt").read_text(encoding="utf-8")
 FORMS = dict(part.split("\n", 1) for part in re.split(r"^=== ", TEXT, flags=re.M)[1:])
 CAPPED = "s = torch.tanh(s / self.softcap) * self.softcap"
 MASKED = "s = s.masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf)"
-UNCHECKED = {"differential"}  # two maps a head, of which the form here knows nothing
+# two maps a head, of which the form here knows nothing; a scale that is no part of the file, or of no known name
+UNCHECKED = {"differential", "scale_of_elsewhere", "learned_factor"}
 
 
 @every("name, code", FORMS.items(), list(FORMS))

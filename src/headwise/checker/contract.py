@@ -97,6 +97,8 @@ class Target:
     # what stood in for parts that a file does not have
     lent: list[str] = field(default_factory=list)
     guesses: bool = False  # was it built with an argument whose value is a guess?
+    # does the identity stand in for a function that may scale, mask or project?
+    lacks: bool = False
     unnamed: str = ""  # a parameter of its call of which nothing is known
 
     def say(self, key: str, /, **facts: Any) -> str:
@@ -213,7 +215,9 @@ class Config:
         if isinstance(defaults, dict):
             defaults = types.SimpleNamespace(**{str(k): defaults[k] for k in defaults})
         self._sizes, self._defaults, self._theirs = sizes, defaults, theirs
-        self._sections = set(re.findall(r"(\w+)(?=\.[a-z]|'\]\[)", code))
+        # `self.dropout.p` is of a module
+        section = r"(?:(?<!\bself)\.|\[')(\w+)(?=\.[a-z]|'\]\[)"
+        self._sections = set(re.findall(section, code))
 
     def get(self, name: str, default: Any = None) -> Any:
         kept = default
@@ -250,29 +254,17 @@ def build(target: Target, sizes: Settings, theirs: bool = False) -> Any:
     """
     # what stands in none of the branches below is left at the learner's default
     arguments: dict[str, Any] = {}
-    fields = re.findall(r"\w\.(\w+)", target.scope.code)  # also of a config
-    meanings = {meaning_of(name) for name in (*arguments_of(target.thing), *fields)}
     for name, parameter in arguments_of(target.thing).items():
         plain, default = name.lower(), parameter.default
         required = default is parameter.empty
-        is_config = CALL["config"].fullmatch(plain) or (
+        is_record = CALL["config"].fullmatch(plain) or (
             required
             and meaning_of(name) is None
             and target.scope.says(rf"\b{plain}(\.[a-z_]\w*\b(?!\()|\[')")
         )
         if re.fullmatch(NAMES["call"]["matrix"], plain):
-            # a matrix that is handed in, or a module
-            is_less = plain.strip("w_")[0] in "kv" and "KV_HEADS" in meanings
-            out = KV_HEADS * HEAD_DIM if is_less else WIDTH
-            matrix = np.random.default_rng(1).normal(size=(WIDTH, out)) / WIDTH**0.5
-            is_module = "Module" in str(parameter.annotation)
-            if target.scope.says(rf"\b{plain}\.t\b"):
-                matrix = matrix.T
-            arguments[name] = to_kind(matrix, kind_of_arrays(target))
-            if is_module:
-                arguments[name] = stand_in("Linear")(WIDTH, out)
-            target.guesses |= is_module
-        elif is_config and name not in sizes:
+            arguments[name] = _projection(plain, parameter, target)
+        elif is_record and name not in sizes:
             defaults = _defaults(parameter, target)
             arguments[name] = Config(sizes, defaults, theirs, target.scope.code)
         elif re.fullmatch("(use_?)?scaled?", plain) and default is False:
@@ -284,6 +276,9 @@ def build(target: Target, sizes: Settings, theirs: bool = False) -> Any:
         elif required and name not in sizes and _is_called(plain, target):
             arguments[name] = unchanged
             target.lent.append(target.say("unchanged", name=name))
+            target.lacks |= not re.search(
+                r"rope|rotar|rotat|drop|^pos\w*(emb|enc|bias)", plain
+            )
         elif required or name in sizes or _is_ours(plain, default, theirs):
             value = value_of(name, sizes)
             if value is UNFILLED:
@@ -298,6 +293,21 @@ def build(target: Target, sizes: Settings, theirs: bool = False) -> Any:
             elif required:
                 raise UncheckedError("asks_parameter", name=name, call=target.name)
     return target.thing(**arguments)
+
+
+def _projection(name: str, parameter: inspect.Parameter, target: Target) -> Any:
+    """A matrix that is handed in, or a module, whose sizes are then a guess."""
+    fields = re.findall(r"\w\.(\w+)", target.scope.code)  # also of a config
+    meanings = {meaning_of(each) for each in (*arguments_of(target.thing), *fields)}
+    is_less = name.strip("w_")[0] in "kv" and "KV_HEADS" in meanings
+    out = KV_HEADS * HEAD_DIM if is_less else WIDTH
+    if "Module" in str(parameter.annotation):
+        target.guesses = True
+        return stand_in("Linear")(WIDTH, out)
+    matrix = np.random.default_rng(1).normal(size=(WIDTH, out)) / WIDTH**0.5
+    if target.scope.says(rf"\b{name}\.t\b"):
+        matrix = matrix.T
+    return to_kind(matrix, kind_of_arrays(target))
 
 
 def _is_ours(name: str, default: Any, theirs: bool) -> bool:

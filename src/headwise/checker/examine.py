@@ -175,7 +175,7 @@ class Examiner:
         self.is_sure = not target.guesses
         self.read = set(names_of([self.scope.tree], ast.expr_context))
         # do the caller, its name or its text say that it is causal?
-        is_named = re.search("causal", target.name, re.I)
+        is_named = re.search("(?<!non)(?<!non_)causal", target.name, re.I)
         told = is_named or self.scope.tells(SAYS["causal_text"])
         self.is_told = bool(target.options.causal or told)
 
@@ -186,7 +186,7 @@ class Examiner:
             map(self._tries, self.builds())
         ):
             verdict = self.judged(trials, searches)
-            if verdict and verdict.right is not None:
+            if verdict and (self.target.lacks or verdict.right is not None):
                 return verdict
             doubtful += [verdict] if verdict else []
         return doubtful[0] if doubtful else self.stopped()
@@ -287,42 +287,47 @@ class Examiner:
 
     def _hoisted(self) -> Built | None:
         """A function that draws its weights in each call, as one that is handed those of a first call."""
-        target, thing = self.target, self.target.thing
+        target = self.target
         definition: Any = target.source.definitions[target.name]
         drawn: dict[str, int] = {}
         for place, step in enumerate(definition.body):
-            name = ast.unparse(step).partition(" = ")[0]
-            if isinstance(step, ast.Assign) and role_of(name):
-                drawn |= {name: place} if "rand" in ast.unparse(step) else {}
-        if not (
-            {"q", "k", "v"} <= {*map(role_of, drawn)} or "qkv" in map(role_of, drawn)
-        ):
+            name, _, value = ast.unparse(step).partition(" = ")
+            if isinstance(step, ast.Assign) and role_of(name) and "rand" in value:
+                drawn[name] = place
+        roles = {*map(role_of, drawn)}
+        if not ({"q", "k", "v"} <= roles or "qkv" in roles):
             return None
-        # the same function twice: up to the last weight, and without them
-        maker, call = copy.deepcopy(definition), copy.deepcopy(definition)
-        handed = ast.parse(f"return dict({', '.join(f'{x}={x}' for x in drawn)})").body
-        maker.body[max(drawn.values()) + 1 :] = handed
-        call.body = [x for i, x in enumerate(call.body) if i not in drawn.values()]
-        call.args.kwonlyargs += [ast.arg(name) for name in drawn]
-        call.args.kw_defaults += [None for _ in drawn]
-        made: list[Any] = []
-        for function in (maker, call):
-            namespace = dict(thing.__globals__)
-            tree = ast.fix_missing_locations(ast.Module([function], []))
-            exec(compile(tree, target.source.path, "exec", FUTURE, True), namespace)
-            made.append(namespace[target.name])
-        first = next(adapters(target, thing, None, ["btc"]))
+        maker, call = self._parted(definition, drawn)
+        first = next(adapters(target, target.thing, None, ["btc"]))
         heads = self._sizes_of_split(first.fixed)
         for shape in (TEXTS, TEXTS[1:]):
             text = to_kind(np.ones(shape), first.kind)
             with contextlib.suppress(Exception):  # of another number of axes
-                weights = made[0](
-                    **{**first.fixed, **dict.fromkeys(first.inputs, text)}
-                )
+                weights = maker(**{**first.fixed, **dict.fromkeys(first.inputs, text)})
                 holder = types.SimpleNamespace(**weights, n_heads=(heads or [1])[0])
                 target.lent.append(target.say("drawn_once"))
-                return Built(holder, functools.partial(made[1], **weights))
+                return Built(holder, functools.partial(call, **weights))
         return None
+
+    def _parted(self, definition: Any, drawn: dict[str, int]) -> Iterator[Any]:
+        """A function up to the last of the weights that it draws, which it hands back; and one that is handed them.
+
+        drawn  the names of the weights, with the places of their statements
+        """
+        maker, call = copy.deepcopy(definition), copy.deepcopy(definition)
+        weights = ", ".join(f"{name}={name}" for name in drawn)
+        maker.body[max(drawn.values()) + 1 :] = ast.parse(
+            f"return dict({weights})"
+        ).body
+        call.body = [x for i, x in enumerate(call.body) if i not in drawn.values()]
+        call.args.kwonlyargs += map(ast.arg, drawn)
+        call.args.kw_defaults += [None] * len(drawn)
+        for function in (maker, call):
+            namespace = dict(self.target.thing.__globals__)
+            tree = ast.fix_missing_locations(ast.Module([function], []))
+            path = self.target.source.path
+            exec(compile(tree, path, "exec", FUTURE, True), namespace)
+            yield namespace[self.target.name]
 
     def _adapted(self) -> Built | None:
         """An adapter by hand: a function of one text that builds a class of its file; here one object for all calls."""
@@ -764,7 +769,7 @@ class Examiner:
             return False
 
         target = self.target
-        if target.guesses or not (self.certain and self.is_sure):
+        if target.guesses or target.lacks or not (self.certain and self.is_sure):
             return None
         repair = repaired(target, is_right, REPAIRING)
         if repair is None:
@@ -832,6 +837,8 @@ class Examiner:
             return self.options.causal
         if inspect.isfunction(self.target.thing) and attention.module is not None:
             return None  # what was adapted by hand gets no mask of ours
+        if self.scope.says(r"causal = false|non_?causal"):
+            return None
         told = (
             attention.rank == 1  # token by token
             or attention.is_told_causal
@@ -973,6 +980,10 @@ class Examiner:
             cases = [c for c in trial.cases if c.name in explanation.unexplained]
             clue = stage_of(explanation, (cases or trial.cases)[0], target.say)
             target.left_out("unexplained", evidence=clue)
+        # A weight at rest may have been a factor, and T5 has none beside its positions.
+        is_doubtful = self.rests and "scale-missing" in bugs
+        if right is False and (target.lacks or is_doubtful):
+            right, bugs = None, []
         findings = [self._finding(trial, bug) for bug in dict.fromkeys(bugs)]
         return target.verdict(right, tuple(findings))
 

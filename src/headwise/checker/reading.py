@@ -139,7 +139,9 @@ def arrays_of(target: Any) -> list[Array]:
 
 
 def _waits(array: Array) -> bool:
-    """Is it a mask, which has two numbers; or one of NumPy's that waits for keys and values?"""
+    """Is it a mask, which has two numbers, or infinite ones; or one of NumPy's that waits for keys and values?"""
+    if not np.isfinite(array.value).all():
+        return True
     if array.value.ndim < 2 or getattr(array.holder, "requires_grad", False):
         return False
     several = len(np.unique(array.value))
@@ -214,22 +216,9 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
         paths.append(path)
         named |= {path, *path.split(".")}
         flat = array.value.ndim == 1
-        if array.value.ndim > 2 and len(array.value) == BATCH:
+        if array.value.ndim > 2 and {BATCH, TOKENS} <= {*array.value.shape}:
             continue  # what a call of a batch left behind
-        # its gain counts where its name says q or k: "q_norm", "norm_q", "query_norm"
-        if _NORM.search(path):
-            side = re.search(r"(?<![a-z])(q|k)", path)
-            # The bias of a LayerNorm, of which the form has none, takes the place of its gain: no reading fits then.
-            if side:
-                parts.gains[side[1]] = array
-            continue
-        if re.search("sink", path) and array.value.size > 1:
-            parts.sink = array.value.ravel()
-            continue
-        if re.search(r"(?<![a-z])gate|(^|\.)w?_?g(\.|$)", path) and (
-            flat or WIDTH in array.value.shape
-        ):
-            parts.gate[not flat] = array.value if flat else _in_out(array)
+        if _stands_beside(parts, array, path):
             continue
         role = role_of(path)
         for wanted, name in mapping.items():
@@ -258,6 +247,26 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
         identity = np.eye(_in_out(parts.weights["o"][0]).shape[0])
         parts.weights |= {role: [Array("", identity)] for role in "qkv"}
     return parts
+
+
+def _stands_beside(parts: Parts, array: Array, path: str) -> bool:
+    """Is it no projection, but of a norm, a sink or a gate? Then `parts` get it as such."""
+    flat = array.value.ndim == 1
+    if _NORM.search(path):
+        # its gain counts where its name says q or k: "q_norm", "norm_q", "query_norm"
+        side = re.search(r"(?<![a-z])(q|k)", path)
+        # The bias of a LayerNorm, of which the form has none, takes the place of its gain: no reading fits then.
+        if side:
+            parts.gains[side[1]] = array
+        return True
+    if re.search("sink", path) and array.value.size > 1:
+        parts.sink = array.value.ravel()
+        return True
+    is_gate = re.search(r"(?<![a-z])gate|(^|\.)w?_?g(\.|$)", path)
+    if is_gate and (flat or WIDTH in array.value.shape):
+        parts.gate[not flat] = array.value if flat else _in_out(array)
+        return True
+    return False
 
 
 def _give_by_place(parts: Parts) -> None:

@@ -377,11 +377,14 @@ def _told(text: str) -> str | None:
         ("1s?|true|ones?", "may attend"),
         ("0s?|false|zeros?", "forbidden"),
     ):
-        # The number, a sign or a space, and what stands behind it, as far as the next number.
+        # The number, but not that of `mask = 1 - padding`; a sign or a space, and what stands behind it, as far as the
+        # next number.
         # After it, 3 to 60 characters are read, none past a full stop, a comma, a semicolon or the end of the line.
         # The shortest words of _MAY and _NOT have 3; 60 is a round choice: a longer text may speak of something else.
         for match in re.finditer(
-            rf"\b(?:{number})\b(?:['\"`:=)]|\s)([^.;,\n]{{3,60}})", text, re.I
+            rf"(?!(?<== )1 -)\b(?:{number})\b(?:['\"`:=)]|\s)([^.;,\n]{{3,60}})",
+            text,
+            re.I,
         ):
             # Not at each "ones" or "zero", which may be no number: "True for the ones to see", "1 = zero out".
             window = re.split(
