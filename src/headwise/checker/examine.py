@@ -619,11 +619,7 @@ class Examiner:
         """Does a call come to an end? Where a mask is required, None or some form of one is passed."""
         attention = trial.attention
         name = str(attention.mask)
-        stops = set[tuple[str, str]]()
         for form, mask in self._masks(trial):
-            axes = form.partition(" ")[0]
-            if (axes, "again") in stops:
-                continue
             try:
                 if mask is None and attention.mask_required:
                     attention.fixed[name] = None
@@ -635,9 +631,6 @@ class Examiner:
                 self.certain &= not attention.guessed and not attention.mask_required
                 attention.fixed.pop(name, None)
                 attention.restart()
-                # what another mask of the same axes does not change, none does
-                text = "again" if (axes, repr(error)) in stops else repr(error)
-                stops.add((axes, text))
                 continue
             if mask is not None and not attention.mask_required:
                 trial.left.append(("default_mask", {"name": name}))

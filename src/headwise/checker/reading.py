@@ -228,10 +228,9 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
             others.append(array)
         else:
             # A bias may have an axis of heads: b_q (h,d).
-            is_bias = flat or (array.value.ndim == 2 and _BIAS.search(path) is not None)
-            (parts.biases if is_bias else parts.weights).setdefault(role, []).append(
-                array
-            )
+            is_bias = flat or (array.value.ndim == 2 and _BIAS.search(path))
+            held = parts.biases if is_bias else parts.weights
+            held.setdefault(role, []).append(array)
     for wanted, name in mapping.items():
         if name not in named:
             raise UncheckedError(
@@ -239,10 +238,8 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
             )
     _give_by_place(parts)
     kept = getattr(target, "__dict__", {})
-    counts = [
-        kept[x] for x in kept if type(kept[x]) is int and meaning_of(x) == "HEADS"
-    ]
-    _add_unnamed(parts, _without_latent(parts, others, next(iter(counts), None)))
+    counts = {meaning_of(x): kept[x] for x in kept if type(kept[x]) is int}
+    _add_unnamed(parts, _without_latent(parts, others, counts.get("HEADS")))
     if list(parts.weights) == ["o"] and not (parts.unread or parts.same_head):
         identity = np.eye(_in_out(parts.weights["o"][0]).shape[0])
         parts.weights |= {role: [Array("", identity)] for role in "qkv"}
