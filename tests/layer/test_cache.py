@@ -208,6 +208,7 @@ def test_a_copy_serves_the_layer_that_it_is_passed_to(kind: dict[str, int], copi
     layer, x, cache = noisy(mask=hw.Window(4, 0), rope=hw.RoPE()), draw(), hw.KVCache(**kind)
     layer(x[:, :7], cache=cache)
     again = copied(cache)
+    assert (again.max_length, again.window) == (cache.max_length, cache.window)
     twin = hw.MultiHeadAttention(**vars(layer.spec)).double()
     twin.load_state_dict(layer.state_dict())
     assert_same(twin(x[:, 7:], cache=again), layer(x)[:, 7:])
