@@ -396,6 +396,9 @@ class Examiner:
                 n for n in ast.walk(self.scope.tree) if isinstance(n, ast.Constant)
             ]
             wanted = [node.value for node in nodes if isinstance(node.value, str)]
+            # of a matrix and its bias in a dictionary of their own
+            pair = [x for x in wanted if re.fullmatch("w|b|weights?|bias|kernel", x)]
+            keys |= dict.fromkeys(wanted, pair)
         # Of those, only names that tell a role (q, k, v, o, ...) are given a matrix or a bias.
         roles = {name: role for name in wanted if (role := role_of(name))}
         if table and roles and "qkv" not in roles.values():
