@@ -270,7 +270,7 @@ def _recipe(steps: int | None, options: dict[str, Any]) -> HealRecipe | None:
         return recipe
     if recipe != HealRecipe(steps=1):  # a default asks for nothing
         names = ", ".join(f"{name}=" for name in options)
-        raise HeadwiseError(f"{names} is about healing; pass heal=STEPS with it")
+        raise HeadwiseError(f"options of healing without it: {names}; pass heal=STEPS")
     return None
 
 
@@ -350,8 +350,9 @@ def check_config(path: Path, change: Change) -> None:
     change.check_family(path)
     config = read_config(path)
     check_sizes(config)
-    section = config.get(OURS)
-    fields = {**config, **(section if isinstance(section, dict) else {})}
+    fields = dict(config)
+    for section in (config.get("text_config"), config.get(OURS)):
+        fields |= section if isinstance(section, dict) else {}
     sizes = {USUAL.get(name, name): size for name, size in fields.items()}
     n_layers, n_heads = sizes.get("num_hidden_layers"), sizes.get("num_attention_heads")
     if n_layers and n_heads:  # what is left to a class, the open model has
