@@ -92,7 +92,7 @@ def test_no_function_is_long() -> None:
 # What `make measure` counts may fall, and rises with a reason alone; who makes it fall lowers the number here.
 # Last rise: the small change of a line that makes code right, in `check` and in `learn`; values that no name tells and
 # windows in `check`; a question about one's own sentence.
-MOST = {"nodes": 265_702, "files": 123, "circles": 0, "messages": 0, "options": 95, "test lines": 23_235}
+MOST = {"nodes": 265_820, "files": 123, "circles": 0, "messages": 0, "options": 95, "test lines": 23_242}
 
 
 def test_the_package_grows_no_more() -> None:

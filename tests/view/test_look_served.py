@@ -100,6 +100,13 @@ def settled(page: Page, text: str) -> None:
     )
 
 
+def silent_head(page: Page) -> str:
+    """The name of the one head that is switched off, as the page reads it out."""
+    page.wait_for_selector(".tile.silent")
+    assert page.locator(".tile.silent").count() == 1
+    return re.findall(r"L\d\.H\d", page.locator(".tile.silent").evaluate("x => x.outerHTML"))[0]
+
+
 @pytest.mark.slow
 @pytest.mark.browser
 def test_a_sentence_is_touched(page: Page, served: Served) -> None:
@@ -108,7 +115,7 @@ def test_a_sentence_is_touched(page: Page, served: Served) -> None:
     assert f"'{first}'" in plain(page.inner_text("#verdict"))
     page.locator("#eight .picture").first.click()
     page.wait_for_selector(".tile.silent")
-    name = next(iter(served.desk.readings["a"].changes))
+    name = silent_head(page)
     assert name in page.inner_text("#verdict") and page.locator("#next tr").nth(1).locator("td").count() == 3
     page.click("#wake")
     page.wait_for_function("() => !document.querySelector('.tile.silent')")
@@ -140,7 +147,7 @@ def test_without_a_mouse_on_a_phone_and_in_the_dark(page: Page, served: Served) 
     assert page.inner_text("#large-title") == "L1.H1"
     page.keyboard.press("s")
     page.wait_for_function("() => document.querySelector('#large-verdict').textContent.includes('L1.H1')")
-    assert served.desk.readings["a"].changes == {"L1.H1": 0} and faults(page) == []
+    assert silent_head(page) == "L1.H1" and faults(page) == []
     page.keyboard.press("ArrowRight")
     assert page.inner_text("#large-title") == "L1.H2"
     page.keyboard.press("Escape")

@@ -861,23 +861,7 @@ class Examiner:
         if not attention.mask_required:
             plain = attention(inputs)
             yield "plain", inputs, Masks(itself), {"": plain}
-        # What the code takes by choice: lengths of the documents; another text to make keys and values of.
-        for name, parameter in arguments_of(attention.call).items():
-            is_free = parameter.default is None and name != attention.mask
-            if not is_free or name not in self.read:
-                continue
-            with contextlib.suppress(Exception):
-                if CALL["lengths"].fullmatch(name) and attention.rank == 3:
-                    out = replace(attention, mask=name)(inputs, LENGTHS)
-                    yield "padding", inputs, Masks(itself, real), {"": out}
-                # what is unpacked is no text, but keys and values
-                is_text = not self.scope.says(rf", \w+ = {name.lower()}\b")
-                is_context = len(attention.inputs) == 1 and not itself and is_text
-                if is_context and re.fullmatch(SAYS["contexts"], name):
-                    other = self.rng.normal(size=inputs[0].shape)
-                    passed = inputs[0], other, other
-                    both = replace(attention, inputs=(*attention.inputs, name))
-                    yield "context", passed, Masks(), {"": both(passed)}
+        yield from self._chosen(trial, itself, real)
         if attention.mask is None:
             return
         past = np.tril(np.ones((T, T), bool))
@@ -904,14 +888,7 @@ class Examiner:
             if is_theirs and self._frames(errors[0]):
                 trial.raised = errors[0]
                 trial.shown["raises"] = in_one_line(errors[0])
-            if (
-                attention.mask_required
-            ):  # a form that hides nothing is not what it takes
-                idle = self._unmasked(trial, allowed, masks.real)
-                effective = {
-                    f: out for f, out in outputs.items() if not close(out, idle.get(f))
-                }
-                outputs = effective or outputs
+            outputs = self._effective(trial, outputs, allowed, masks.real)
             # Where it gives the same as before, any mask makes it causal, whatever it says.
             # Code that asks how many axes a mask has may leave aside those that it does not stop at.
             aside = [plain] if stopped and self.scope.says(asks) else []
@@ -930,6 +907,38 @@ class Examiner:
             # of another order of axes than the model's
             with contextlib.suppress(Exception):
                 yield "handed", inputs, Masks(True), {"": attention(inputs, mask)}
+
+    def _chosen(
+        self, trial: Trial, itself: bool, real: Any
+    ) -> Iterator[tuple[str, Inputs, Masks, Any]]:
+        """What the code takes by choice: lengths of the documents; another text to make keys and values of."""
+        attention, inputs = trial.attention, trial.inputs
+        for name, parameter in arguments_of(attention.call).items():
+            is_free = parameter.default is None and name != attention.mask
+            if not is_free or name not in self.read:
+                continue
+            with contextlib.suppress(Exception):
+                if CALL["lengths"].fullmatch(name) and attention.rank == 3:
+                    out = replace(attention, mask=name)(inputs, LENGTHS)
+                    yield "padding", inputs, Masks(itself, real), {"": out}
+                # what is unpacked is no text, but keys and values
+                is_text = not self.scope.says(rf", \w+ = {name.lower()}\b")
+                is_context = len(attention.inputs) == 1 and not itself and is_text
+                if is_context and re.fullmatch(SAYS["contexts"], name):
+                    other = self.rng.normal(size=inputs[0].shape)
+                    passed = inputs[0], other, other
+                    both = replace(attention, inputs=(*attention.inputs, name))
+                    yield "context", passed, Masks(), {"": both(passed)}
+
+    def _effective(
+        self, trial: Trial, outputs: dict[str, Any], allowed: Any, real: Any
+    ) -> dict[str, Any]:
+        """Of a required mask the forms that hide something, where one does: the others are not what the code takes."""
+        if not trial.attention.mask_required:
+            return outputs
+        idle = self._unmasked(trial, allowed, real)
+        kept = {f: out for f, out in outputs.items() if not close(out, idle.get(f))}
+        return kept or outputs
 
     def _unmasked(self, trial: Trial, allowed: Any, real: Any) -> dict[str, Any]:
         """What comes out by the form of a mask that forbids nothing, as far as the code takes it."""
