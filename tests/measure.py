@@ -32,7 +32,7 @@ def all_nodes(tree: ast.AST) -> list[ast.AST]:
 
 
 def source_paths() -> list[Path]:
-    """The modules of the package; solutions of exercises are data."""
+    """The modules of the package; solutions of exercises are read as texts."""
     return sorted(path for path in SOURCE.rglob("*.py") if path.parent != SOURCE / "learn" / "exercises")
 
 
@@ -75,10 +75,12 @@ def package_name(module: str) -> str:
 
 
 def sizes() -> dict[str, Counter[str]]:
-    """The files and nodes of each package."""
+    """The files and nodes of each package, solutions of exercises too."""
     by_package: dict[str, Counter[str]] = defaultdict(Counter)
-    for module, source in package_sources()[0].items():
-        by_package[package_name(module)].update(files=1, nodes=len(all_nodes(parsed(source))))
+    for path in SOURCE.rglob("*.py"):
+        folder, *inside = path.relative_to(SOURCE).parts
+        source = path.read_text(encoding="utf-8")
+        by_package[folder if inside else "top"].update(files=1, nodes=len(all_nodes(parsed(source))))
     return dict(by_package)
 
 

@@ -92,7 +92,8 @@ def test_no_function_is_long() -> None:
 # What `make measure` counts may fall, and rises with a reason alone; who makes it fall lowers the number here.
 # Last rise: the small change of a line that makes code right, in `check` and in `learn`; values that no name tells and
 # windows in `check`; a question about one's own sentence.
-MOST = {"nodes": 265_820, "files": 123, "circles": 0, "messages": 0, "options": 95, "test lines": 23_242}
+# 3,137 nodes and 15 files of it are solutions of exercises, which were texts in TOML before.
+MOST = {"nodes": 268_957, "files": 138, "circles": 0, "messages": 0, "options": 95, "test lines": 23_245}
 
 
 def test_the_package_grows_no_more() -> None:

@@ -143,6 +143,7 @@ def meta_model(fields: Mapping[str, Any]) -> tuple[Any, str | None]:
             # a class with a head for words may take its own part of the config
             return model, None if isinstance(model.config, type(config)) else part
         except Exception:
+            # a class may want what the config lacks; its text part may do
             text = config.get_text_config(decoder=True)
             if text is config:
                 text, part = _filled(config), None
