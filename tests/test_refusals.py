@@ -1,6 +1,7 @@
 """Bad command lines: each is refused in one line and writes nothing; what can be known early, without torch too."""
 
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import every, read_table
+from cases import every, read_table, refused
 from invoking import Invoke, contents
 
 import headwise as hw
@@ -21,7 +22,7 @@ LLAMA |= {"max_position_embeddings": 29}
 FORWARD = "Attention(Base):\n    def forward(self, x): return x\n"
 CODE = {"blank": "", "two": f"class First{FORWARD}class Next{FORWARD}"}
 
-TABLE = read_table("refusals")
+TABLE = {name: dict(refused(rows)) for name, rows in read_table("refusals").items()}
 
 PROGRAM = """
 import contextlib, io, json, sys
@@ -76,9 +77,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def assert_one_line(code: int, words: str, expected: list[str]) -> None:
+def assert_one_line(code: int, words: str, expected: str) -> None:
     assert code == 2 and words.splitlines()[-1].startswith("headwise: ") and words.count("\nheadwise: ") == 0, words
-    assert "Traceback" not in words and [word for word in expected if word not in words.splitlines()[-1]] == [], words
+    assert "Traceback" not in words and re.search(expected, words.splitlines()[-1]), words
 
 
 @pytest.fixture(scope="module")

@@ -252,13 +252,13 @@ def zeros(*shape: int) -> np.ndarray:
     return np.zeros(shape)
 
 
-TABLES = [(table, path) for table in ("shapes", "options") for path in PATHS]
+TABLES = [("options", path) for path in PATHS]
 TABLES += [("arrays", path) for path in PATHS[1:]] + [("tensors", path) for path in PATHS[2:]] + [("kinds", "")]
 
 
 @every("table, path", TABLES)
 def test_what_does_not_fit(table: str, path: str) -> None:
-    refuses_table(table, globals() | {"path": path, "np": np, "torch": torch}, exact=True)
+    refuses_table(table, globals() | {"path": path, "np": np, "torch": torch})
 
 
 @one_path
@@ -267,7 +267,7 @@ def test_masks_that_do_not_fit(joined: bool, path: str) -> None:
     def masked(mask: hw.Mask) -> Any:
         return call(path, mask=hw.Window(3, None) & mask if joined else mask)
 
-    refuses_table("masks", globals() | {"masked": masked}, exact=True)
+    refuses_table("masks", globals() | {"masked": masked})
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers as tf
-from cases import every, refuses, refuses_table
+from cases import every, refuses
 from families import IDS, build, gpt_of, model_of
 from torch import Tensor
 
@@ -161,7 +161,3 @@ def test_what_has_no_loss_is_refused(call: Any) -> None:
         assert predicts(model) != "next"
         refuses(partial(call, model, batches()), f"^{type(model).__name__} does not predict the next token")
     refuses(lambda: call(gpt_of(), [torch.zeros(2, 1, dtype=torch.long)]), "documents of 1 tokens have no next token")
-
-
-def test_heads_and_ways_that_are_not_known_are_refused() -> None:
-    refuses_table("ablation", {"ablated": lambda **options: ablation(gpt_of(), batches(), **options)})

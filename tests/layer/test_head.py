@@ -116,7 +116,7 @@ def test_what_is_no_head_or_no_part_of_one_is_refused_and_changes_nothing() -> N
         "heads": grouped,
         "ones": torch.ones(1, 1),
     }
-    refuses_table("head", names | {"ones": torch.ones(1, 1)}, exact=True)
+    refuses_table("head", names | {"ones": torch.ones(1, 1)})
     assert all(torch.equal(value, before[key]) for key, value in full.state_dict().items())
 
 
