@@ -1,10 +1,7 @@
-"""Which language is spoken, and what the library says by key; a joined test runs all its cases."""
+"""Which language is spoken, and what the library says by key."""
 
-import inspect
-
-import cases
 import pytest
-from cases import every, rows
+from cases import rows
 
 from headwise.words import Note, said, system_language
 
@@ -23,19 +20,3 @@ def test_a_note_is_said_in_a_language_with_the_notes_among_its_facts() -> None:
     assert line == "At *él* it looks at *write* (0.97; person, 0.90 on average)." == said(line, "en")
     assert said(line, "es") == "En *él* mira a *write* (0.97; persona, 0.90 en promedio)."
     assert said("a line that nobody put into words", "es") == "a line that nobody put into words"
-
-
-def test_the_loop_over_cases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cases, "quick", False)
-    seen: list[tuple[int, str]] = []
-
-    @every("size", [3, 5, 7])
-    @every("kind, even", [("a", True), ("b", False)], ids=["first", "second"])
-    def joined(place: str, size: int, kind: str, even: bool) -> None:
-        seen.append((size, kind))
-        assert place == "here" and (size != 5 or even), f"{size} is odd"
-
-    assert list(inspect.signature(joined).parameters) == ["place"]
-    with pytest.raises(AssertionError, match=r"^1 of 3 cases fail: size=5\. .* second: 5 is odd"):
-        joined(place="here")
-    assert seen == [(size, kind) for size in (3, 5, 7) for kind in "ab"]

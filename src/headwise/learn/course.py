@@ -218,6 +218,7 @@ def told(
     if due:
         hint = exercise.hint(language, due, verdict.function)
         hint = (due == HINTS and verdict.right) or hint
+        hint = hint.replace("\n", "\n      ")
         lines.append(say("hint", step=due, steps=HINTS, hint=hint))
     if due == HINTS:  # the last: the command that shows the solution is offered
         lines.append(say("last_hint", command=command, number=exercise.number))

@@ -19,11 +19,11 @@ import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import combinations, combinations_with_replacement
+from itertools import combinations, combinations_with_replacement, takewhile
 from pathlib import Path
 from typing import Any
 
-from headwise.checker.bugs import plainly, speaker, words
+from headwise.checker.bugs import catalogue, plainly, speaker, words
 from headwise.checker.repair import WORDS, edits
 from headwise.checker.sandbox import alone, require_torch, run_apart
 from headwise.checker.search import close
@@ -101,7 +101,10 @@ class Exercise:
         """The solution with each bug, by its place in `bugs`, then with each two of them."""
         places = range(len(self.bugs))
         variants = {}
-        for chosen in (*combinations(places, 1), *combinations(places, 2)):
+        for chosen in (
+            *combinations(places, 1),
+            *combinations(places, 2),
+        ):
             code = self.code()
             for place in chosen:
                 # Where the first of two has changed this text, nothing is left to replace.
@@ -117,9 +120,23 @@ class Exercise:
         return [(number, line) for number, line in lines if line.strip() not in blank]
 
     def hint(self, language: str, step: int, function: str) -> str:
-        """The hint of that number, from 1; where several functions are written, on the one at fault."""
+        """The hint of that number, from 1; where several functions are written, on the one at fault.
+
+        The last one is what the solution has in the place of the blank.
+        """
         hints = self.texts[language]["hints"]
-        return str(hints.get(function, next(iter(hints.values())))[step - 1])
+        if function not in hints:
+            function = next(iter(hints))
+        if step <= len(hints[function]):
+            return str(hints[function][step - 1])
+        code = re.split(rf"^(?:def|class) {function}\b.*\n", self.solution, flags=re.M)[
+            1
+        ]
+        here = takewhile(lambda line: line[:1] in ("", " "), code.splitlines())
+        lines = [
+            line.removesuffix("#?").rstrip() for line in here if line.endswith("#?")
+        ]
+        return textwrap.dedent("\n".join(lines))
 
     def function_at(self, source: str, line: int | None, call: str = "") -> str:
         """The function or class at fault: that of a line of the file, else the first one that a call names."""
@@ -158,10 +175,22 @@ def exercises() -> tuple[Exercise, ...]:
         data = tomllib.loads(file.read_text(encoding="utf-8"))
         solution = file.with_suffix(".py").read_text(encoding="utf-8")
         texts = {language: data.pop(language) for language in LANGUAGES}
+        data["bugs"] = [_worded(bug) for bug in data["bugs"]]
         read.append(
             Exercise(int(file.stem[:2]), file.stem, solution, texts=texts, **data)
         )
     return tuple(read)
+
+
+def _worded(bug: dict[str, Any]) -> dict[str, Any]:
+    """A bug with its sentences: where the file has none of its own, those of the catalogue."""
+    known = catalogue().get(bug["id"])
+    if known is None or LANGUAGES[0] in bug:
+        return bug
+    parts = ("wrong", "fix")
+    return bug | {
+        lang: " ".join(known.text(p, lang) for p in parts) for lang in LANGUAGES
+    }
 
 
 def find_exercise(number: int, language: str = "en") -> Exercise:
