@@ -39,8 +39,12 @@ def on_meta(call: Call) -> Call:
     return moved
 
 
-def build(case: str, **changes: Any) -> hw.MultiHeadAttention:
-    return noisy(**{**LAYER, **LAYERS[case][0], **changes}).float().eval()
+def build(*cases: str, **changes: Any) -> hw.MultiHeadAttention:
+    """A layer with the options of all cases, whose masks all count."""
+    options = {name: value for case in cases for name, value in LAYERS[case][0].items()}
+    if masks := [LAYERS[case][0]["mask"] for case in cases if "mask" in LAYERS[case][0]]:
+        options["mask"] = functools.reduce(operator.and_, masks)
+    return noisy(**{**LAYER, **options, **changes}).float().eval()
 
 
 @pytest.fixture
@@ -64,11 +68,12 @@ def assert_same(actual: list[Tensor], expected: list[Tensor], **tolerance: float
         torch.testing.assert_close(one, other, **tolerance)
 
 
-# Compiling takes long: each option is compiled once, those with steps of their own before the kernel with gradients.
-@pytest.mark.parametrize("case", ["value_dim", "qk_norm", "softcap", "values"])
-def test_compiles_into_one_graph(case: str, fresh_compiler: None) -> None:
+# Compiling takes long: each option is compiled once, several at a time, those with steps of their own before the kernel
+# with gradients.
+@pytest.mark.parametrize("cases", [("value_dim", "qk_norm"), ("softcap",), ("values",)], ids=str)
+def test_compiles_into_one_graph(cases: tuple[str, ...], fresh_compiler: None) -> None:
     """fullgraph=True makes a graph break an error. Values and gradients are those of the layer itself."""
-    layer, call = build(case).double(), cast(LAYERS[case][1](T), torch.float64)
+    layer, call = build(*cases).double(), cast(LAYERS[cases[0]][1](T), torch.float64)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     x = floats(B, T, 29).double()
     assert_same(answers(compiled, layer, x, call), answers(layer, layer, x, call), **EXACT)
@@ -78,15 +83,10 @@ def test_compiles_into_one_graph(case: str, fresh_compiler: None) -> None:
     "cases", [["kv_index", "positions", "gate"], ["window", "alibi"], ["sink"], ["allowed", "segments"], []], ids=str
 )
 def test_compiles_once_for_all_lengths(cases: list[str], fresh_compiler: None) -> None:
-    """Several options at once; told nothing, the second length makes a graph for any length, which the third uses."""
+    """Told nothing, the second length makes a graph for any length, which the third uses."""
     from torch._dynamo.testing import CompileCounter  # takes half a second
 
-    masks = [mask for case in cases if (mask := LAYERS[case][0].get("mask"))]
-    options = {name: value for case in cases or ["rope"] for name, value in LAYERS[case][0].items()}
-    if masks:
-        options["mask"] = functools.reduce(operator.and_, masks)
-    layer = noisy(**LAYER | options).float().eval()
-    counter = CompileCounter()
+    layer, counter = build(*cases or ["rope"]), CompileCounter()
     compiled = torch.compile(layer, fullgraph=True, backend=counter, dynamic=True if cases else None)
     for length in (7, 11, 13):
         calls = [LAYERS[case][1](length) for case in cases]
@@ -108,10 +108,10 @@ def test_compiles_for_any_length_in_training(fresh_compiler: None) -> None:
     torch.testing.assert_close(*outs)
 
 
-@pytest.mark.parametrize("case", ["gqa", "window", "qk_norm", "alibi", "softcap"])
-def test_exports_for_any_batch_and_length(case: str) -> None:
+@pytest.mark.parametrize("cases", [("gqa", "qk_norm"), ("window", "alibi"), ("softcap",)], ids=str)
+def test_exports_for_any_batch_and_length(cases: tuple[str, ...]) -> None:
     """Four tokens at least: fewer are all within the window, and need no mask."""
-    layer = build(case)
+    layer = build(*cases)
     sizes = {"x": {0: torch.export.Dim("batch"), 1: torch.export.Dim("tokens", min=4)}}
     program = torch.export.export(layer, (floats(B, T, 29),), dynamic_shapes=sizes)
     x = floats(5, 13, 29)
