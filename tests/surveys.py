@@ -91,7 +91,7 @@ def _profile(
         layer=layer,
         head=head,
         scores=scores,
-        uniform={name: 0.02 + 0.001 * head for name in STATISTICS if name != "copying"},
+        uniform={name: 0.02 + 0.001 * head for name in STATISTICS if name != "norm"},
         roles=() if role is None else (role.name,),
         importance=float(random.exponential(0.01)),
         ablation=_interval(random, 0.02, documents, low=-0.01),

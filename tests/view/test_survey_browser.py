@@ -209,7 +209,7 @@ def test_the_large_view_has_every_number_beside_its_controls(open_report: Opener
     assert "length of what the head adds" in page.inner_text("#numbers")
     assert lines[""] == ["value", "95 % interval", "even", "untrained"]
     assert lines["previous"] == ["0.950", "0.940 to 0.960", "0.020", "0.090"]
-    assert lines["copying"][2] == "\u2013" and lines["entropy"][3] == "\u2013"
+    assert lines["norm"][2] == "\u2013" and lines["entropy"][3] == "\u2013"
     assert len(lines) == 1 + len(surveyed().statistics) + 2
     assert "previous token" in page.inner_text("#large-roles")
 

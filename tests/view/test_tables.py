@@ -149,7 +149,7 @@ def test_rows_and_roles() -> None:
     assert " ".join(header.split()) == "head roles entropy distance conf. first prev. import. ablation"
     text = printed_survey(survey_of(3, 5))
     assert re.search(r"^previous token +1  L0\.H0$", text, re.MULTILINE)
-    assert re.search(r"^roles without a head: .*copying", text, re.MULTILINE)
+    assert re.search(r"^roles without a head: .*rare token", text, re.MULTILINE)
     wide = survey_of(2, 9)
     many = printed_survey(replace(wide, profiles=tuple(replace(profile, roles=("self",)) for profile in wide.profiles)))
     assert re.search(r"^self +18  L0\.H0, .*L0\.H5 and 12 more$", many, re.MULTILINE)
@@ -196,7 +196,7 @@ def test_json_and_csv() -> None:
             cells = [float(line[name]) for name in (key, f"{key}_low", f"{key}_high")]
             assert cells == pytest.approx([profile.scores[key].mean, profile.scores[key].low, profile.scores[key].high])
         assert profile.ablation is not None and float(line["ablation_low"]) == pytest.approx(profile.ablation.low, 1e-6)
-    assert lines[0]["roles"] == "previous token" and lines[0]["copying_uniform"] == ""
+    assert lines[0]["roles"] == "previous token" and lines[0]["norm_uniform"] == ""
     assert float(lines[1]["entropy_uniform"]) == pytest.approx(0.021)
     first, second, *rest = csv.DictReader(io.StringIO(Table.of(broken_survey().records()).csv()))
     assert first["distance"] == "" and (first["self"], first["self_low"], first["self_high"]) == ("0.5", "", "")
@@ -306,7 +306,7 @@ def test_the_steps_of_a_head_are_tables_of_its_record() -> None:
     assert "which may look at 0 of 5" in nothing and "Values" not in nothing
 
 
-PERSON = Relation("person", "at =, on the pronoun", "the verb corpus", 36, 36, 3, 0.67)
+PERSON = Relation("person", "at =, on the pronoun", "the verb corpus", 36, 36)
 
 
 def head_of(survey: Survey, **changes: object) -> HeadProfile:
@@ -391,7 +391,7 @@ def test_the_best_heads_of_a_relation() -> None:
     lines = printed(print_relations, survey, width=99).splitlines()
     assert [line.split()[1].rstrip("*") for line in lines if line.split()[:1] == ["person"]] == ["L1.H2", "L1.H0"]
     line = next(line for line in printed(print_relations, survey, width=99).splitlines() if "L1.H2" in line)
-    assert line.split() == ["person", "L1.H2*", "0.90", "0.85-0.95", "0.20", "0.10", "0.30", "0.80", "3:", "0.67"]
+    assert line.split() == ["person", "L1.H2*", "0.90", "0.85-0.95", "0.20", "0.10", "0.30", "0.80"]
     assert printed(print_relations, survey_of()) == ""
     text = printed(print_survey, survey, width=200)
     assert "L1.H2: At “él” it looks at “write” (0.97; person, 0.90 on average)." in text

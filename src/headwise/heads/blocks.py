@@ -475,12 +475,6 @@ class Pass:
                 masked_from = 0
             else:
                 masked_from = min(masked_from, first + 1 + right)
-        weights = self.call.weights
-        # A call that has its weights names no mask. That it is causal shows in zeros behind the last query's own key;
-        # with a cache that key stands further on, and all keys are read, which takes only longer.
-        if weights is not None and last + 1 < self.S:
-            ahead = weights[self.b, :, first : last + 1, last + 1 :]
-            high = last + 1 if float(ahead.amax()) == 0 else high
         # where there is none, a forbidden one stands for it
         keys = slice(low, high) if low < high else slice(0, 1)
         return keys, min(max(keys.start, masked_from), keys.stop)
@@ -759,36 +753,26 @@ def output_factors(w_o: Tensor, n_heads: int) -> Tensor:
 _factors: WeakKeyDictionary[nn.Module, tuple[object, Tensor]] = WeakKeyDictionary()
 
 
-class Factors:
-    """`output_factors` of each site, computed anew only when its W_O has changed."""
-
-    def __init__(self) -> None:
-        # (site, the state of its W_O) -> factors
-        self._known: dict[Site, tuple[object, Tensor]] = {}
-
-    def of(self, site: Site, call: Call) -> Tensor | None:
-        w_o = site.w_o
-        # Without W_O, or where `out` is not what it reads, nobody knows what a head adds.
-        if w_o is None or not call.at_w_o or w_o.shape[1] % site.n_heads:
-            return None
-        # Where it lies, and how often it has changed: torch counts that, but not of a tensor made for inference.
-        state = w_o.data_ptr(), w_o.is_inference() or w_o._version
-        if site not in self._known or self._known[site][0] != state:
-            with loaded(*filter(None, [site.module, site.projection])):
-                here = site.w_o
-                assert here is not None
-                # What an earlier block has left is compared by sums of columns, a small part of the work: no count
-                # tells of changes to `.data`. Rows count unlike, for plain sums stay where rows change against others.
-                wide = torch.promote_types(here.dtype, torch.float32)
-                rows = torch.linspace(1, 2, len(here)).to(here)
-                sums = (here.detach() * rows[:, None]).sum(0, dtype=wide).tolist()
-                is_now = here.device, here.dtype, sums
-                left = _factors.get(site.module)
-                if left is None or left[0] != is_now:
-                    left = is_now, output_factors(here, site.n_heads)
-                    _factors[site.module] = left
-                self._known[site] = state, left[1]
-        return self._known[site][1]
+def factors_of(site: Site, call: Call) -> Tensor | None:
+    """`output_factors` of a site, computed anew only when its W_O has changed."""
+    w_o = site.w_o
+    # Without W_O, or where `out` is not what it reads, nobody knows what a head adds.
+    if w_o is None or not call.at_w_o or w_o.shape[1] % site.n_heads:
+        return None
+    with loaded(*filter(None, [site.module, site.projection])):
+        here = site.w_o
+        assert here is not None
+        # Sums of columns tell of every change, also to `.data`, which torch does not count. Rows count unlike, for
+        # plain sums stay where rows change against others.
+        wide = torch.promote_types(here.dtype, torch.float32)
+        rows = torch.linspace(1, 2, len(here)).to(here)
+        sums = (here.detach() * rows[:, None]).sum(0, dtype=wide).tolist()
+        is_now = here.device, here.dtype, sums
+        known = _factors.get(site.module)
+        if known is None or known[0] != is_now:
+            known = is_now, output_factors(here, site.n_heads)
+            _factors[site.module] = known
+    return known[1]
 
 
 def _places(is_real: Tensor | None, length: int, device: torch.device) -> Tensor:

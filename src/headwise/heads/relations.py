@@ -9,7 +9,7 @@ the mass elsewhere, the weight at the same distances from other tokens.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import torch
@@ -69,10 +69,9 @@ def follow(
 
 
 def described(relations: Relations) -> tuple[Relation, ...]:
-    """Each relation with its size and the best fixed offset.
+    """Each relation with its size.
 
-    Voita et al. 2019 (arXiv 1905.09418), section 5.2, hold the accuracy of a head against that of the offset. Raises
-    HeadwiseError for a relation whose name is that of something else in a table of heads.
+    Raises HeadwiseError for a relation whose name is that of something else in a table of heads.
     """
     result = []
     # A relation becomes a column of the table, and a role: these names are taken there.
@@ -88,16 +87,7 @@ def described(relations: Relations) -> tuple[Relation, ...]:
             for document in relations.documents
             if name in document.pairs
         ]
-        n_pairs, n_looking = 0, 0
-        distances = Counter[int]()  # tokens back -> how often
-        for pairs in by_document:
-            n_pairs += len(pairs)
-            for queries, keys in pairs:
-                n_looking += len(queries)
-                distances.update(query - key for query in queries for key in keys)
-        # A head that always looks so far back is right in `hits` of the tokens that look.
-        offset, hits = distances.most_common(1)[0]
-        sizes = n_pairs, len(by_document), offset, hits / n_looking
+        sizes = sum(map(len, by_document)), len(by_document)
         result.append(Relation(name, meaning, relations.source, *sizes))
     return tuple(result)
 

@@ -47,7 +47,7 @@ class Statistic:
     """
 
     meaning: str  # and unit, for a reader
-    # None: a survey takes it from all documents together, or from the weights
+    # None: a survey takes it from all documents together
     formula: Formula | None = None
     # of POSITIONS to GATE, or the name of a marked set of keys
     needs: tuple[str, ...] = ()
@@ -157,12 +157,6 @@ class Statistics(ABC, Generic[V]):
         ("rare", TOP),
         even="rare",
     )
-    # No formula, for the offset is that at which all documents together look most. A key that is drawn by even
-    # attention over n keys stands at a given offset with probability 1/n, which is its largest weight.
-    positional = Statistic(
-        "share of the rows with a key at one fixed offset that look hardest at it, -1 to 1 left out",
-        even="confidence",
-    )  # Voita et al. 2019, section 5.1
     # Measured by `headwise.heads.survey`, but for the norm.
     duplicate = Statistic(
         "mass on the earlier copy, in random tokens repeated", repeated="same_token"
@@ -170,9 +164,6 @@ class Statistics(ABC, Generic[V]):
     induction = Statistic(
         "mass on what came after that copy, in random tokens repeated",
         repeated="after_same",
-    )
-    copying = Statistic(
-        "from the weights: does it raise the logits of what it looks at? -1 to 1"
     )
     norm = Statistic(
         "length of what the head adds to the residual stream", lambda b: b.added, (W_O,)

@@ -12,7 +12,6 @@ import copy
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import nn
 
 from headwise.corpus.documents import (
     Relations,
@@ -41,9 +40,8 @@ from headwise.errors import HeadwiseError
 from headwise.families import require_run
 from headwise.gpt.presets import check_seed
 from headwise.gpt.run import held_out_documents, read_run
-from headwise.gpt.train import one_thread
 from headwise.heads.ablate import ablation, importance
-from headwise.heads.blocks import Factors, Measured, measure, top_keys, uniform
+from headwise.heads.blocks import Measured, factors_of, measure, top_keys, uniform
 from headwise.heads.documents import Document, run_documents
 from headwise.heads.relations import Scores, described, follow
 from headwise.heads.statistics import all_statistics
@@ -59,7 +57,7 @@ from headwise.heads.table import (
 from headwise.intervals import Interval, interval_from
 from headwise.models import ask
 from headwise.models.open import Folder, folder_of, open_model
-from headwise.models.sites import Site, block_path, loaded, missing, sites_of
+from headwise.models.sites import Site, missing, sites_of
 from headwise.records import Call, parse_head
 from headwise.shapes import shape_of
 from headwise.words import Note
@@ -70,7 +68,6 @@ EFFECTS = 4096  # tokens that heads are ablated on, in whole documents; two of t
 CONTROLS = 32  # documents that the controls are measured on: they vary little
 # texts of repeated random tokens, and the most tokens of one before it is repeated
 PROBES, PROBE = (4, 64)
-REACH = 32  # "positional" counts the offsets -REACH to REACH between a query and the key that it looks hardest at
 # tokens of the first document whose top keys are kept, and how many keys
 PASSAGE, TOP = (128, 8)
 EXAMPLES = 5  # of each head
@@ -78,9 +75,6 @@ EXAMPLES = 5  # of each head
 # a second time.
 WHOLE, SAMPLE = 200_000_000, 2
 ABLATE_UP_TO = 10_000_000  # parameters; a larger model is ablated when asked for: it takes a pass for each head
-# Of `vocabulary_product`: multiplications at most, so that all tokens of GPT-2 small count; tokens widened at a time.
-PRODUCTS, ROWS = 2**38, 4096
-GUESS = 0.98  # of the loss of an even guess: a note says of a loss above it that it is no better
 ABLATIONS = ("auto", "zero", "mean", "none")
 
 Texts = str | Path | Sequence[str | Path] | Sequence[Sequence[int]]
@@ -244,7 +238,6 @@ class OfSite:
     """What is summed up of the heads of one attention.
 
     means     (statistics, H+1) of each document; the last column is even attention, the control
-    offsets   (H, 2 REACH + 1) of each document, as `_offset_fractions` gives them; none in cross attention
     peaks     (H,) the largest scores of all documents
     examples  for each head -weight, document, row and key of the best ones: so they sort
     pictures  of the first document, (H,...)
@@ -252,7 +245,7 @@ class OfSite:
 
     def __init__(self, site: Site) -> None:
         self.site = site
-        self.means, self.offsets = Running(), Running()
+        self.means = Running()
         self.peaks = np.full(site.n_heads, -math.inf)
         self.examples = [list[tuple[float, int, int, int]]() for _ in site.heads]
         self.pictures: dict[str, NDArray[Any]] = {}
@@ -270,27 +263,18 @@ class OfSite:
                 best = [*self.examples[head], (-weight, number, row, key)]
                 self.examples[head] = sorted(best)[:EXAMPLES]
 
-    def scores(self, vocabulary: Tensor | None) -> list[dict[str, Interval]]:
+    def scores(self) -> list[dict[str, Interval]]:
         """Of each head every score with its interval over documents."""
         of_heads = []
-        copied = copying(self.site, vocabulary)
         is_measured = self.means.n[:, :-1].sum(1)
         for h, peak in enumerate(self.peaks.tolist()):
-            # One number, without an interval: from the weights alone, and of all documents.
-            single = {"score_peak": peak} if peak > -math.inf else {}
-            if copied is not None:
-                single["copying"] = copied[h]
             scores = {}
             for n, name in enumerate(NAMES):
                 if is_measured[n]:
                     scores[name] = self.means.interval(n, h)
-                elif name in single:
-                    scores[name] = Interval(single[name], single[name], single[name], 1)
-                elif name == "positional" and self.offsets.n.any():
-                    fractions = self.offsets.mean[h].copy()
-                    # offsets -1, 0 and 1 have statistics of their own
-                    fractions[REACH - 1 : REACH + 2] = 0
-                    scores[name] = self.offsets.interval(h, int(fractions.argmax()))
+                elif name == "score_peak" and peak > -math.inf:
+                    # One number, without an interval: it is of all documents.
+                    scores[name] = Interval(peak, peak, peak, 1)
             of_heads.append(scores)
         return of_heads
 
@@ -317,8 +301,6 @@ class Tally:
         # what calls say of their numbers, each once: a set that keeps its order
         self.notes: dict[str, None] = {}
         self.followed: Scores = {}  # relations
-        self.factors = Factors()
-        self.evens: dict[object, Array] = {}  # what `_even` has measured
 
     def run(self, text: Text, probes: Sequence[Ids], progress: Progress) -> Tally:
         """Read everything of the model: documents, repeated tokens, and how heads follow relations."""
@@ -354,59 +336,32 @@ class Tally:
         if repeated:
             is_second = torch.arange(call.n_queries) >= self.second_half
             document = replace(document, real_rows=is_second)
-        w_o = None if repeated else self.factors.of(site, call)
+        w_o = None if repeated else factors_of(site, call)
         measured = measure(call, b, document, w_o, top=not repeated)
-        even = np.full((len(NAMES), 1), math.nan)
-        if not self.is_control and number < CONTROLS:
-            even = self._even(number, site, call, b, document, repeated)
-        of_site.means.add(np.hstack([_means(measured, repeated), even]))
+        means = [_means(measured, repeated)]
+        if self.is_control or number >= CONTROLS:
+            means.append(np.full((len(NAMES), 1), math.nan))
+        else:  # attention spread evenly, the control
+            means.append(_means(measure(uniform(call), b, document), repeated))
+        of_site.means.add(np.hstack(means))
         if repeated:
             return
         if "score_max" in measured.rows:
             scores = measured.rows["score_max"].cpu().numpy()
             largest = np.fmax.reduce(scores, 1, initial=-math.inf)
             np.maximum(of_site.peaks, largest, out=of_site.peaks)
-        start = document.start
-        if start is not None:
-            of_site.offsets.add(_offset_fractions(measured, start, call.n_keys))
         if self.is_control:
             return
-        if start is not None and len(measured.places):
-            of_site.add_examples(number, measured, start)
+        if document.start is not None and len(measured.places):
+            of_site.add_examples(number, measured, document.start)
         if number == 0:
             of_site.pictures = _pictures(call, b, measured)
 
-    def _even(
-        self,
-        number: int,
-        site: Site,
-        call: Call,
-        b: int,
-        document: Document,
-        repeated: bool,
-    ) -> Array:
-        """The statistics of even attention on a document, (statistics, 1).
-
-        They hang on the mask and the document alone. So they are measured once for all layers whose masks are the same
-        band, which is the least and the largest distance from query to key, None without such a bound.
-        """
-        T, S = call.n_queries, call.n_keys
-        mask, key = call.options.mask, None
-        # A mask that is no band answers None.
-        band = (None, None) if mask is None else mask.band(T, S)
-        # what another layer may attend is not known to be the same where the model makes its weights itself
-        if band is not None and call.weights is None:
-            stack, _, _ = parse_head(site.head(0))
-            key = number, repeated, stack, T, S, band, document.start
-        if key is None or key not in self.evens:
-            self.evens[key] = _means(measure(uniform(call), b, document), repeated)
-        return self.evens[key]
-
-    def largest(self, vocabulary: Tensor | None) -> dict[str, float]:
+    def largest(self) -> dict[str, float]:
         """Statistic, or relation -> the largest score of any head."""
         largest: dict[str, float] = {}
         for of_site in self.sites.values():
-            for scores in of_site.scores(vocabulary):
+            for scores in of_site.scores():
                 for key, score in scores.items():
                     largest[key] = max(score.mean, largest.get(key, -math.inf))
         for relation, by_head in self.followed.items():
@@ -439,24 +394,6 @@ def _pictures(call: Call, b: int, measured: Measured) -> dict[str, NDArray[Any]]
     return {name: picture.cpu().numpy() for name, picture in pictures.items()}
 
 
-def _offset_fractions(measured: Measured, start: int, n_keys: int) -> Array:
-    """For each offset the fraction, of the rows that have a key there, that look hardest at it: (H, 2 REACH + 1).
-
-    An offset that less than half of the rows have says too little, and counts as none. Column REACH + 3 is offset 3:
-    the key three tokens before the query.
-    """
-    at = measured.places.cpu() + start  # (n,) the key at which each query stands
-    # (n,offsets) the one at each offset
-    key = at[:, None] - torch.arange(-REACH, REACH + 1)
-    able = ((key >= 0) & (key < n_keys)).sum(0)  # rows that have it
-    # (H,n) the offset at which each row looks, from 1 on; the first and the last bin have what lies beyond reach.
-    bins = (at - measured.argmax.cpu() + REACH + 1).clamp(0, 2 * REACH + 2)
-    counts = torch.zeros(len(bins), 2 * REACH + 3, dtype=torch.float64)
-    counts.scatter_add_(1, bins, counts.new_ones(bins.shape))
-    within = counts[:, 1:-1]
-    return torch.where(2 * able >= len(at), within / able.clamp(min=1), 0).numpy()
-
-
 # What is made of it.
 
 
@@ -472,35 +409,21 @@ def _survey(
     relations = () if text.relations is None else described(text.relations)
     roles = (*map(relation_role, relations), *ROLES)
     probes, second_half = repeated_tokens(text, folder.context, seed)
-    has_loss = ask.predicts(model) == "next"
-    # All stages from the first moment on: what is said to be left of one is of that one alone.
-    stages = {
-        "running the model": True,
-        "untrained control": controls,
-        "importance": has_loss,
-        "ablation": has_loss and how != "none",
-    }
-    for stage in filter(stages.get, stages):
-        progress(stage, 0, 1)
-
     # 1. The model; and the same with fresh weights: statistic -> the largest score of any head.
     tally = Tally(model, second_half, False).run(text, probes, progress)
-    vocabulary = vocabulary_product(model)
     notes = _notes(folder, text, tally)
     untrained: dict[str, float] | None = None
     if controls:
-        fresh, product = fresh_model(model, seed), vocabulary
-        if is_sampled(model):  # it has the model's own embeddings
+        fresh = fresh_model(model, seed)
+        if is_sampled(model):
             notes.append(Note.of("note.sampled", layers=SAMPLE, most=f"{WHOLE:,}"))
-        else:
-            product = vocabulary_product(fresh)
         control = Tally(fresh, second_half, True).run(text, probes, progress)
-        untrained = control.largest(product)
+        untrained = control.largest()
 
     # 2. What changes without a head, and a profile of each, with the roles that it earns.
     effects = _effects(folder, text, how, progress, notes)
     loss, _, _ = effects
-    profiles = _profiles(tally, vocabulary, text, untrained or {}, roles, effects)
+    profiles = _profiles(tally, text, untrained or {}, roles, effects)
     # such as those whose part of W_O `headwise prune` has set to 0
     silent = [profile.name for profile in profiles if profile.means.get("norm") == 0]
     if silent:
@@ -510,14 +433,15 @@ def _survey(
     meanings = {key: item.meaning for key, item in all_statistics().items()}
     for relation in relations:
         meanings[relation.name] = f"mass on the right tokens: {relation.meaning}"
+    measured = {key for profile in profiles for key in profile.scores}
     # Even attention has 0 where a mask hides all keys of a role from all heads: nobody looked for that role. A
     # statistic without a control counts as 1.
-    measured, possible = set(), set()
-    for profile in profiles:
-        for key in profile.scores:
-            measured.add(key)
-            if profile.uniform.get(key, 1.0) > 0:
-                possible.add(key)
+    possible = {
+        key
+        for profile in profiles
+        for key in profile.scores
+        if profile.uniform.get(key, 1.0) > 0
+    }
     return Survey(
         model=folder.name,
         family=folder.family,
@@ -547,12 +471,6 @@ def _notes(folder: Folder, text: Text, tally: Tally) -> list[str]:
         *text.about,
         *(f"{line}." for line in [*without, *tally.notes]),
     ]
-    # MLA: values come out of a latent, so no matrix of the head's own tells what it copies. Without W_O, as where heads
-    # are spread over processes, or without embeddings no head has it, and there is nothing to say.
-    sites = [of_site.site for of_site in tally.sites.values()]
-    latent = [site.name for site in sites if site.w_v is None and site.w_o is not None]
-    if latent and ask.embeddings(folder.model) is not None:
-        notes.append(Note.of("note.compressed", sites=", ".join(latent)))
     if not tally.second_half:
         notes.append(Note.of("note.few_tokens"))
     if len(text.documents) == 1:
@@ -562,7 +480,6 @@ def _notes(folder: Folder, text: Text, tally: Tally) -> list[str]:
 
 def _profiles(
     tally: Tally,
-    vocabulary: Tensor | None,
     text: Text,
     untrained: Mapping[str, float],
     roles: Sequence[Role],
@@ -572,7 +489,7 @@ def _profiles(
     profiles = []
     _, importances, changes = effects
     for of_site in tally.sites.values():
-        of_heads = of_site.scores(vocabulary)
+        of_heads = of_site.scores()
         for name, scores in zip(of_site.site.heads, of_heads, strict=True):
             part, layer, head = parse_head(name)
             even, elsewhere, relations = of_site.even(), {}, {}
@@ -619,7 +536,7 @@ def _effects(
 
     A note says why, where there is no loss.
     """
-    model, after, size = folder.model, text.scored_after, folder.vocab_size
+    model, after = folder.model, text.scored_after
     if ask.predicts(model) != "next":
         notes.append(Note.of("note.no_loss", kind=type(model).__name__))
         return None, {}, {}
@@ -638,12 +555,6 @@ def _effects(
     with torch.no_grad(), ask.evaluating(model):
         losses = [ask.next_token_losses(model, ids, after) for ids in groups]
     loss = float(torch.cat(losses).mean())  # the mean over documents
-    # log V is the loss of an even guess
-    if size is not None and loss > GUESS * math.log(size):
-        guess = f"{math.log(size):.2f}"
-        notes.append(
-            Note.of("note.guess", loss=f"{loss:.2f}", size=f"{size:,}", guess=guess)
-        )
     return (
         loss,
         weight,
@@ -676,63 +587,7 @@ def repeated_tokens(
     return texts, len(before) + length
 
 
-# What weights alone tell, and fresh ones.
-
-
-@torch.no_grad()
-def vocabulary_product(model: nn.Module) -> Tensor | None:
-    """W_E' W_U (C,C), the sum over tokens of embedding times unembedding, in float32 or wider; `copying` needs it.
-
-    Of at most PRODUCTS / C^2 tokens, spread evenly over the vocabulary. None where the model has no two such matrices
-    of one shape (V,C).
-    """
-    pair = ask.embeddings(model)
-    if pair is None or pair[0].shape != pair[1].shape:
-        return None
-    V, C = pair[0].shape
-    step = math.ceil(V * C * C / PRODUCTS)  # every step-th token
-    embed, unembed = (weights[::step] for weights in pair)
-    wide = torch.promote_types(embed.dtype, torch.float32)
-    total = torch.zeros(C, C, dtype=wide, device=embed.device)
-    # no wide copy of the whole
-    for first, second in zip(
-        torch.split(embed, ROWS), torch.split(unembed, ROWS), strict=True
-    ):
-        total.addmm_(first.to(wide).T, second.to(wide))
-    return total
-
-
-@torch.no_grad()
-def copying(site: Site, vocabulary: Tensor | None) -> list[float] | None:
-    """For each head the sum of the eigenvalues of W_U W_O W_V W_E over the sum of their moduli, -1 to 1.
-
-    Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", section on copying: 1 raises the logit of
-    every token that the head looks at. The product is V x V. With its first factors moved to the end, W_V W_E W_U W_O,
-    it is E x E and has the same non-zero eigenvalues; W_E W_U is `vocabulary`, of `vocabulary_product`. Norms between
-    the matrices are left out. None where the widths do not fit.
-    """
-    with loaded(*filter(None, [site.module, site.projection])):
-        H, w_o, w_v = site.n_heads, site.w_o, site.w_v
-    # beside a decoder
-    writes_logits = not site.cross and not site.name.startswith("encoder.")
-    if vocabulary is None or w_o is None or w_v is None or not writes_logits:
-        return None
-    C, E = len(vocabulary), max(1, w_o.shape[1] // H)
-    G = max(1, w_v.shape[0] // E)
-    if w_o.shape != (C, H * E) or w_v.shape != (G * E, C) or H % G:
-        return None
-    # (H,E,C)
-    read = (w_v.to(vocabulary) @ vocabulary).reshape(G, E, C)
-    read = read.repeat_interleave(H // G, 0)
-    through = read @ w_o.to(vocabulary).reshape(C, H, E).transpose(0, 1)  # (H,E,E)
-    # in matrices as small as these threads wait for each other: two take ten times as long
-    with one_thread():
-        values = torch.linalg.eigvals(through)
-    # a silent head, whose eigenvalues are all 0, gets 0 / tiny
-    tiny = torch.finfo(values.real.dtype).tiny
-    moduli = values.abs().sum(-1).clamp(min=tiny)
-    ratios: list[float] = (values.sum(-1).real / moduli).tolist()
-    return ratios
+# The same model with fresh weights.
 
 
 def _size(model: nn.Module) -> int:
@@ -751,7 +606,7 @@ def is_sampled(model: nn.Module) -> bool:
 def fresh_model(model: Any, seed: int) -> nn.Module:
     """The same architecture with newly drawn weights; torch's own random state is left as it was.
 
-    A model of over WHOLE parameters has SAMPLE layers drawn, between its own embeddings and output matrix.
+    A model of over WHOLE parameters has SAMPLE layers.
     """
     # without devices it keeps the state of the CPU's generator alone
     with torch.random.fork_rng(devices=[]):
@@ -762,32 +617,13 @@ def fresh_model(model: Any, seed: int) -> nn.Module:
             for module in drawn.modules():
                 getattr(module, "reset_parameters", int)()
         elif is_sampled(model):
-            drawn = _sample(model)
+            config = copy.deepcopy(model.config)
+            config.num_hidden_layers = SAMPLE
+            if getattr(config, "layer_types", None):
+                config.layer_types = config.layer_types[:SAMPLE]
+            drawn = type(model)._from_config(config, dtype=model.dtype)
+            drawn.to(ask.device_of(model))
         else:
             drawn = type(model)(model.config).to(next(model.parameters()))
     fresh: nn.Module = drawn.eval()
     return fresh
-
-
-def _sample(model: Any) -> nn.Module:
-    config = copy.deepcopy(model.config)
-    config.num_hidden_layers = SAMPLE
-    if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:SAMPLE]
-    # its embeddings are the model's own: what is drawn here goes
-    config.vocab_size = 1 + (getattr(config, "pad_token_id", 0) or 0)
-    fresh: nn.Module = type(model)._from_config(config, dtype=model.dtype)
-    paths = {module: name for name, module in fresh.named_modules()}
-    inside: set[nn.Module] = set()
-    for site in sites_of(fresh):
-        path = paths[site.module]
-        inside.update(fresh.get_submodule(block_path(path) or path).modules())
-    for path, module in model.named_modules(remove_duplicate=False):
-        # it has layers that the control has not
-        with suppress(AttributeError), loaded(module):
-            part = fresh.get_submodule(path)
-            if part not in inside:
-                for name, weights in module.named_parameters(recurse=False):
-                    frozen = nn.Parameter(weights.detach(), requires_grad=False)
-                    setattr(part, name, frozen)
-    return fresh.to(ask.device_of(model))

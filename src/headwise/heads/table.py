@@ -151,9 +151,6 @@ class Relation:
     source: str  # where its pairs come from
     n_pairs: int
     n_documents: int
-    offset: int  # the one distance, query - key, that is right most often
-    # how often it is: a head that always looks so far back could have this accuracy
-    offset_accuracy: float
 
 
 @dataclass(frozen=True)

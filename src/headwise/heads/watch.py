@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from headwise.corpus.documents import Text
 from headwise.corpus.tokens import Ids
 from headwise.errors import HeadwiseError, MissingError
-from headwise.heads.blocks import Factors, Measured, measure, row_weights
+from headwise.heads.blocks import Measured, factors_of, measure, row_weights
 from headwise.heads.documents import (
     Document,
     Marker,
@@ -307,8 +307,6 @@ def watch(
     wanted = {"score_max" if name == "score_peak" else name for name in only}
     sites = sites_of(model)
     seen = Seen(sites, missing(model, sites))
-    # of each W_O, kept between calls, from which the length of what a head adds is computed
-    factors = Factors()
 
     def note(site: Site, call: Call, documents: Sequence[Document]) -> None:
         # "", which `seen` drops, where the call's numbers need no word
@@ -329,7 +327,7 @@ def watch(
         for b, document in enumerate(documents):
             for part, place, of_part in unpacked(call, b, document):
                 needs_w_o = not wanted or "norm" in wanted
-                w_o = factors.of(site, part) if needs_w_o else None
+                w_o = factors_of(site, part) if needs_w_o else None
                 # top=False: the strongest key, which no statistic shown here needs, is not looked for.
                 measured = measure(part, place, of_part, w_o, False, wanted)
                 seen.add(site, measured)

@@ -111,10 +111,8 @@ TELLING = (
     "next token",
     "delimiter",
     "rare token",
-    "positional",
     "self",
     "first token",
-    "copying",
 )
 CLOSE = 0.0005  # nats; a smaller change is written as 0.000, with three decimals
 
@@ -299,7 +297,7 @@ def print_relations(screen: Screen, survey: Survey) -> None:
     """The best heads of each relation, those whose mass lies furthest above its controls (`lead`)."""
     rows = []
     for relation in survey.relations:
-        name, offset = relation.name, number(relation.offset_accuracy, 2)
+        name = relation.name
         heads = [head for head in survey.profiles if name in head.relations]
         heads.sort(key=lambda head: -head.relations[name].lead)
         for head in heads[:BEST]:
@@ -310,16 +308,13 @@ def print_relations(screen: Screen, survey: Survey) -> None:
             # Of one document the interval has no ends.
             has_ends = math.isfinite(high - low)
             shown.insert(1, f"{number(low, 2)}-{number(high, 2)}" if has_ends else "-")
-            rows.append(
-                [name, head.name + star, *shown, f"{relation.offset}: {offset}"]
-            )
+            rows.append([name, head.name + star, *shown])
     headings = ["relation", "head", "mass", "95 %"]
-    headings += ["even", "untr.", "else.", "right", "offset"]
+    headings += ["even", "untr.", "else.", "right"]
     note = (
         "mass: weight on the right tokens, with its 95 % interval; even: that of attention spread evenly; "
         "untr.: of the best untrained head; else.: of the same head at the same distances from other tokens; "
-        "right: tokens whose largest weight is on a right one; offset: the best fixed distance, and how often "
-        "it is right; *: has the role"
+        "right: tokens whose largest weight is on a right one; *: has the role"
     )
     if rows:
         Table(headings, rows, "what belongs together", note).print(screen, (0, 1))
