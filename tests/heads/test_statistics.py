@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dense import block_means, reach, row_statistics, score_statistics
+from dense import block_means, row_statistics, score_statistics
 from helpers import (
     MASK_NAMES,
     NO_MASK,
@@ -50,7 +50,7 @@ BLOCKS = {"one block": (2**19, 32, 1), "a row, a head": (1, 1, 1), "some rows": 
 
 def set_blocks(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     block, rows, threads = BLOCKS[name]
-    for constant, value in (("BLOCK", block), ("ROWS", rows), ("THREADED", 1), ("EVERY", 3)):
+    for constant, value in (("BLOCK", block), ("ROWS", rows), ("THREADED", 1)):
         monkeypatch.setattr(block_pass, constant, value)
     torch.set_num_threads(threads)
 
@@ -105,9 +105,6 @@ def assert_measured(
     if w_o is not None:
         added = torch.einsum("hte,che->htc", out_hte.double(), w_o.double().unflatten(1, (H, -1)))
         expected["norm"] = added.norm(dim=-1)
-    if document.start is not None:  # a sum that rounds across the bound moves it by a key or more: hence two bounds
-        bounds = [reach(p_hts, document.start, keys[0] if keys else 0, 0.99 + off) for off in (-tolerance, tolerance)]
-        expected["reach"] = bounds[1]
     expected |= scores or {}
     unknown = set() if scores else {"score_max", "lse", "sink", "gate"}
     assert set(found.rows) - unknown - {"gate"} == set(expected), what
@@ -116,12 +113,6 @@ def assert_measured(
             continue
         values = expected[name]
         wanted, given, allowance = values[:, seen], of_rows.double(), tolerance
-        if name == "reach":  # of each so manieth real row, the last one among them, or by the definition of all
-            places = torch.nonzero(seen)[:, 0]
-            if of_rows is found.rows[name]:
-                places = torch.nonzero(real)[:, 0].flip(0)[:: block_pass.EVERY].flip(0)
-                places = places[seen[places]]
-            wanted = given.clamp(*(bound[:, places] for bound in bounds))
         if name in ("entropy", "score_max", "lse") and nats is not None:
             allowance = nats
         elif name == "distance":

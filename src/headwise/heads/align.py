@@ -470,8 +470,6 @@ def read_wav(path: Path) -> NDArray[np.float32]:
 
     Raises HeadwiseError for another file, or another rate than RATE.
     """
-    if not path.is_file():
-        raise HeadwiseError(f"{path} is no file")
     try:
         with wave.open(str(path)) as file:
             channels, width, rate, n_frames, *_ = file.getparams()

@@ -15,7 +15,7 @@ is taken from it before the next one is made: there the passes over a block cost
     e  ->  sums    (names,H,n)   total = sum e; share = 1 / (total and the sink's): the weight is p = e share; with only
                                  OF_ROWS statistics asked for that is all. shifted = sum e (score - largest);
                                  places = sum e (place of the key); squares = sum e (its distance from the mean
-                                 place)^2; "on" a marked set; reach, which is no sum: see `_reach`
+                                 place)^2; "on" a marked set
        ->  chosen  (kinds,H,n)   sum e over a few keys of each query: the first one, those that stand at the OFFSETS,
                                  earlier copies of the query's token, and the keys right after those
        ->  argmax  (H,n)         the key with the largest weight
@@ -44,13 +44,6 @@ from torch.nn import functional as F
 from headwise.backends.torch_ import as_tensor, trace
 from headwise.heads.documents import Document, part_of, resolved
 from headwise.heads.statistics import (
-    GATE,
-    IDS,
-    POSITIONS,
-    SCORES,
-    SINK,
-    TOP,
-    W_O,
     formulas,
 )
 from headwise.masks import Allowed
@@ -82,10 +75,6 @@ LARGEST = frozenset({"score_max", "gate", "norm"})
 OF_ROWS = LARGEST | {"lse", "sink", "confidence"}
 # the distances of the keys that these tell of
 OFFSETS = {"next": -1, "self": 0, "previous": 1}
-# of the weight lies farther back than the reach of a head
-FAR = 0.01
-# the reach is taken of each so manieth row, the last one among them: of all it takes a sixth of the time
-EVERY = 16
 
 
 class Block(NamedTuple):
@@ -103,7 +92,6 @@ class Block(NamedTuple):
     forbidden: Tensor | None
     bias: Tensor | None  # (H,t,s) what the mask adds to scores, in bits
     at: Tensor  # (t,) the keys at which the queries stand
-    first: int  # the place of the first key; it may lie outside
     # (n,) the chosen keys, query * width + key, a place in the block of a head; and where each counts, kind * t + query
     pairs: Tensor
     counted: Tensor
@@ -127,14 +115,12 @@ class Pass:
         b: int,
         document: Document,
         w_o: Tensor | None = None,
-        top: bool = False,
         only: Collection[str] = (),
     ) -> None:
         self.call, self.b, self.document = call, b, document
         self.H, self.T = call.q.shape[1:3]
         self.S = call.n_keys
         self.device = call.q.device
-        self.top = top
         # In float32 at least: sums of many weights in half precision would lose their digits.
         numbers = call.q if call.weights is None else call.weights
         self.dtype = torch.promote_types(numbers.dtype, torch.float32)
@@ -142,6 +128,10 @@ class Pass:
         self.whole = torch.int64 if self.dtype == torch.float64 else torch.int32
         forbidden = torch.tensor(FORBIDDEN, dtype=self.dtype).view(self.whole)
         self.lacking = -1 - int(forbidden)
+        # the largest score of a query that may attend nothing; a weight has no score below that of the least number
+        self.lowest = FORBIDDEN
+        if call.weights is not None:
+            self.lowest = 1 + math.log2(torch.finfo(self.dtype).tiny)
         self.w_o = None if w_o is None else w_o.to(self.dtype)
         self._read_options(call)
         self._place(document)
@@ -195,18 +185,8 @@ class Pass:
 
     def _ask(self, only: Collection[str]) -> None:
         """What is asked for: the formulas, and the names of the sums that they read."""
-        call, document = self.call, self.document
-        facts = {
-            POSITIONS: document.start is not None,
-            IDS: document.q_ids is not None,
-            W_O: self.w_o is not None,
-            TOP: self.top,
-            SCORES: call.weights is None,
-            SINK: self.sink is not None,
-            GATE: call.before_gate is not None or call.options.gate is not None,
-        }
-        known = [fact for fact, is_known in facts.items() if is_known]
-        self.formulas = formulas(known, self.marks, only)
+        document = self.document
+        self.formulas = formulas(self.marks, only)
         self.is_whole = not only or not self.formulas.keys() <= OF_ROWS
         self.names = ["largest", "total", "share"]
         if only and self.formulas.keys() <= LARGEST:
@@ -215,18 +195,18 @@ class Pass:
             # Marked sets come first: `_measure` writes them into the first rows, in one product.
             marks = [f"on {name}" for name in self.marks]
             self.names = [*marks, *self.names, "shifted", "places", "squares"]
-            if TOP in known and POSITIONS in known:
-                self.names.append("reach")
         # (3,RUN) 1, the distance of a key from the middle of its run, and its square: times e and summed over a run
         # they give its weight and its first two moments.
         steps = torch.arange(RUN, dtype=self.dtype, device=self.device)
         self.powers = torch.stack([(steps - (RUN - 1) / 2) ** k for k in (0, 1, 2)])
         self.kinds = ["first"]
-        if POSITIONS in known:
+        if document.start is not None:
             self.kinds += OFFSETS
         # (S+1,) the token right before each key, and the last one
         self.before = None
-        if "same_token" in self.formulas and document.k_ids is not None:
+        is_asked = not self.formulas.keys().isdisjoint({"same_token", "after_same"})
+        is_text = document.start is not None and document.q_ids is not None
+        if is_asked and is_text and document.k_ids is not None:
             k_ids = document.k_ids.to(self.device, torch.int32)
             self.before = F.pad(k_ids, (1, 0), value=document.before)
             self.kinds += ["same", "after"]
@@ -324,10 +304,9 @@ class Pass:
             chosen.scatter_add_(1, block.counted.expand(h, -1), picked)
             chosen = chosen.view(h, -1, t).transpose(0, 1)
             self.chosen[:, heads, block.rows] = chosen
-            if self.top:
-                place = peak.max(-1).indices  # an argmax takes twice as long
-                place += top_run * RUN + block.keys.start
-                self.argmax[heads, block.rows] = place.view(h, t)
+            place = peak.max(-1).indices  # an argmax takes twice as long
+            place += top_run * RUN + block.keys.start
+            self.argmax[heads, block.rows] = place.view(h, t)
             # what each key receives from each block of the thumbnail's queries; weights are e * share
             member = self.member[block.blocks, block.rows]
             received = member * into["share"].view(h, 1, t)
@@ -354,20 +333,13 @@ class Pass:
         into["largest"].copy_(largest)
         if len(self.names) == 1:
             return top_run, largest
-        if self.call.weights is None:
-            torch.exp2(scores.sub_(largest[:, None]), out=e)
-        # `scores` has the weights themselves: e is weight / largest, and its logarithm is wanted
-        else:
-            # log2 takes twenty times as long at 0, and 0 * log2(tiny) is 0, too
-            tiny = torch.finfo(e.dtype).tiny
-            torch.div(scores, largest[:, None].clamp(min=tiny), out=e)
-            torch.log2(torch.clamp(e, min=tiny, out=scores), out=scores)
+        torch.exp2(scores.sub_(largest[:, None]), out=e)
         # (3,n,runs), the weight of each run and its moments: see `powers`. Their few rows come first in the product:
         # with e first it takes three to five times as long.
         powers = torch.mm(self.powers, e.view(-1, RUN).mT).view(-1, *runs.shape[:2])
         total = torch.sum(powers[0], -1, out=into["total"])
         if self.call.weights is not None:
-            into["share"].copy_(largest)  # e is weight / largest
+            torch.exp2(largest, out=into["share"])  # its rows need not add up to 1
         elif self.sink is None:
             torch.reciprocal(total, out=into["share"])
         # one more term of the denominator; both are lowered by the larger logit, so that none overflows
@@ -377,10 +349,10 @@ class Pass:
             lowered = (largest - highest).exp2()
             whole = total * lowered + (sink - highest).exp2()
             torch.div(lowered, whole, out=into["share"])
-        # A query may see no key at all: then all its scores are FORBIDDEN, and each e is 1. It cannot be where there
+        # A query may see no key at all: then all its scores are the lowest, and each e is 1. It cannot be where there
         # are keys that every query may see.
-        if block.forbidden is not None and not block.masked_from:
-            into["share"].masked_fill_(largest <= FORBIDDEN, 0)
+        if not block.masked_from:
+            into["share"].masked_fill_(largest <= self.lowest, 0)
         if not self.is_whole:
             return top_run, largest
         torch.sum(scores.mul_(e), -1, out=into["shifted"])
@@ -388,8 +360,6 @@ class Pass:
         first_runs = torch.arange(len(top_run), device=self.device) * runs.shape[1]
         peak = e.view(-1, RUN).index_select(0, first_runs + top_run)
         self._moments(powers, top_run, peak, into)
-        if "reach" in into:
-            into["reach"].copy_(self._reach(block, e, total))
         return top_run, peak
 
     def _moments(
@@ -413,20 +383,6 @@ class Pass:
         key_off = self.powers[1] + from_centre.gather(1, place)
         at_peak = key_off.square_().mul_(peak).sum(-1, keepdim=True)
         torch.sum(squares.scatter_(1, place, at_peak), -1, out=into["squares"])
-
-    def _reach(self, block: Block, e: Tensor, total: Tensor) -> Tensor:
-        """How many of the latest keys hold all but FAR of a row's weight, beside the first key: (n,), else NaN."""
-        t = len(block.at)
-        first = (len(self.at) - 1 - block.rows.start) % EVERY
-        rows = torch.arange(min(first, t), t, EVERY, device=self.device)
-        others = e.view(-1, t, e.shape[-1])[:, rows]
-        if 0 <= block.first < block.n_keys:
-            others[..., block.first] = 0
-        # oldest first
-        dropped = (others.cumsum(-1) <= FAR * total.view(-1, t)[:, rows, None]).sum(-1)
-        reach = total.new_full((len(others), t), math.nan)
-        reach[:, rows] = (block.at[rows] + 1 - dropped).clamp(min=0)
-        return reach.flatten()
 
     def _shared(self, rows: slice) -> Block:
         """What the heads share in a block of queries."""
@@ -452,7 +408,6 @@ class Pass:
             forbidden=allowed,
             bias=bias,
             at=at.to(self.dtype),
-            first=first,
             pairs=pairs,
             counted=counted,
             marks=F.pad(self.marked[:, keys], (0, width - n_keys)),
@@ -462,7 +417,9 @@ class Pass:
     def _keys(self, queries: Tensor) -> tuple[slice, int]:
         """The keys that windows and causal bounds leave to some queries, and `masked_from`, among all S."""
         first, last = int(queries.min()), int(queries.max())
-        low, high, masked_from = 0, self.S, self.S
+        low, high = 0, self.S
+        # of weights that a model makes itself nothing is known
+        masked_from = self.S if self.call.weights is None else 0
         for mask in self.masks:
             # the bounds on key - query; None: no such bound
             left, right = mask.band(self.T, self.S) or (None, None)
@@ -484,14 +441,17 @@ class Pass:
     ) -> Tensor:
         """Fill the buffer (h,t,width) with scores in bits, FORBIDDEN behind the keys; masks are still to come.
 
-        Of a call that has its weights, these; a model's own softmax may give NaN to a query that may attend nothing.
+        Of a call that has its weights, their logarithms; a model's own softmax may give NaN to a query that may attend
+        nothing.
         """
         n_keys = keys.stop - keys.start
         scores = buffer[..., :n_keys]
         if self.call.weights is not None:
             scores.copy_(self.call.weights[self.b, heads, self.picked[rows], keys])
             buffer[..., n_keys:] = 0
-            return buffer.nan_to_num_(0)
+            # log2 takes twenty times as long at 0, and p log p of this one is 0, too
+            tiny = torch.finfo(self.dtype).tiny
+            return buffer.nan_to_num_(0).clamp_(min=tiny).log2_()
         groups = slice(heads.start // self.group, 1 + (heads.stop - 1) // self.group)
         k = self.keys[groups, keys]
         buffer[..., n_keys:] = FORBIDDEN
@@ -536,9 +496,7 @@ class Pass:
         """Weights come of e by `share`: what is read of them all."""
         self.by_name = dict(zip(self.names, self.sums, strict=True))
         self.by_name |= zip(self.kinds, self.chosen, strict=True)
-        # may the query attend anything? Of a call that has its weights these are its scores.
-        lowest = FORBIDDEN if self.call.weights is None else 0
-        self.seen = self.by_name["largest"] > lowest
+        self.seen = self.by_name["largest"] > self.lowest  # may it attend anything?
 
     @property
     def share(self) -> Tensor:
@@ -555,7 +513,9 @@ class Pass:
         return torch.where(self.share > 0, 0 - self.share.log2(), 0)
 
     @property
-    def score_max(self) -> Tensor:
+    def score_max(self) -> Tensor | None:
+        if self.call.weights is not None:  # there are no scores
+            return None
         return torch.where(self.seen, self.by_name["largest"] / LOG2E, math.nan)
 
     @property
@@ -567,12 +527,15 @@ class Pass:
         return torch.where(self.seen, lse, -math.inf)
 
     @property
-    def lse(self) -> Tensor:
+    def lse(self) -> Tensor | None:
+        if self.call.weights is not None:
+            return None
         return torch.where(self.seen, self._lse / LOG2E, math.nan)
 
     @property
-    def sink_weight(self) -> Tensor:
-        assert self.sink is not None
+    def sink_weight(self) -> Tensor | None:
+        if self.sink is None or self.call.weights is not None:
+            return None
         return torch.where(self.seen, (self.sink[:, None] - self._lse).exp2(), 0)
 
     @property
@@ -595,30 +558,29 @@ class Pass:
             return None
         return torch.where(self.seen, ratio.nanmean(-1), math.nan)
 
-    def total(self, name: str) -> Tensor:
+    def total(self, name: str) -> Tensor | None:
+        if name not in self.by_name:
+            return None
         return self.by_name[name] * self.share
 
     @property
-    def distance(self) -> Tensor:
+    def distance(self) -> Tensor | None:
+        if self.document.start is None:
+            return None
         centre = self.by_name["places"] / self.by_name["total"]
         return torch.where(self.mass > 0, self.at - centre, 0)
 
     @property
-    def spread(self) -> Tensor:
+    def spread(self) -> Tensor | None:
+        if self.document.start is None:
+            return None
         variance = self.by_name["squares"].clamp(min=0) / self.by_name["total"]
         return torch.where(self.mass > 0, variance, 0).sqrt()
 
     @property
-    def reach(self) -> Tensor:
-        return torch.where(self.mass > 0, self.by_name["reach"], 0)
-
-    def top_in(self, name: str) -> Tensor:
-        mark = self.marked[self.marks.index(name)]
-        return torch.where(self.mass > 0, mark[self.argmax], 0)
-
-    @property
-    def added(self) -> Tensor:
-        assert self.w_o is not None
+    def added(self) -> Tensor | None:
+        if self.w_o is None:
+            return None
         return torch.linalg.vector_norm(self.out(self.picked) @ self.w_o.mT, dim=-1)
 
     def out(self, queries: Tensor) -> Tensor:
@@ -655,7 +617,7 @@ class Measured(NamedTuple):
     A head that may attend nothing in such a row has zeros there, as its weights are.
     """
 
-    rows: dict[str, Tensor]  # name -> (H,n) float32; of "reach" each EVERY-th row
+    rows: dict[str, Tensor]  # name -> (H,n) float32
     places: Tensor  # (n,) the numbers of those rows among the T queries
     argmax: (
         Tensor  # (H,n) the key with the largest weight; 0 where it was not looked for
@@ -672,15 +634,13 @@ def measure(
     b: int,
     document: Document,
     w_o: Tensor | None = None,
-    top: bool = True,
     only: Collection[str] = (),
 ) -> Measured:
     """All statistics of document `b` of a call.
 
-    top      also look for the key with the largest weight, which takes time: `argmax`
     w_o      R factors of each head's block of W_O, (H,E,E), from `output_factors`; without it there is no "norm"
     """
-    work = Pass(call, b, document, w_o, top, only)
+    work = Pass(call, b, document, w_o, only)
     by_block = run(work)
     with torch.no_grad(), torch.autocast(work.device.type, enabled=False):
         work.finish()
@@ -689,10 +649,8 @@ def measure(
         rows = {}
         for name, formula in work.formulas.items():
             of_rows = formula(work)
-            if of_rows is not None:  # of no gate
+            if of_rows is not None:
                 rows[name] = of_rows[:, seen]
-        if "reach" in rows:
-            rows["reach"] = rows["reach"][:, ~rows["reach"].isnan().any(0)]
         pictures = (by_block[..., :0],) * 3
         if work.is_whole:
             pictures = by_block.sum(1), *work.thumbnail(by_block)

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from operator import is_
 from typing import Any
 
@@ -227,7 +227,8 @@ class _Readers:
     def hooks(self, model: nn.Module, free: set[nn.Module]) -> list[Hook]:
         hooks: list[Hook] = []
         for module in model.modules():
-            names = _inputs(module)
+            # names of what it is called with
+            names = list(inspect.signature(module.forward).parameters)
             reads = {"ids", "input_ids", "inputs_embeds"} & set(names)
             reader = None
             if reads and not LAYER_INPUTS & set(names[:1]):
@@ -451,20 +452,6 @@ def _held(arguments: Mapping[str, Any], T: int) -> list[tuple[int, int] | None]:
 def _layers(cache: Any) -> Sequence[Any]:
     # The cache of an encoder-decoder has one for self attention inside.
     return getattr(getattr(cache, "self_attention_cache", cache), "layers", None) or ()
-
-
-def _inputs(module: nn.Module) -> list[str]:
-    """Names of what a module is called with."""
-    # None where a plain function was put in its place, and of a scripted module
-    method = getattr(module.forward, "__func__", None)
-    if method is None:
-        return list(inspect.signature(module.forward).parameters)
-    return _of_method(method)
-
-
-@cache  # of methods of classes alone: a function that hangs on one module may hold its weights
-def _of_method(method: Callable[..., Any]) -> list[str]:
-    return list(inspect.signature(method).parameters)[1:]  # without self
 
 
 def _document(

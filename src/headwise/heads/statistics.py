@@ -25,18 +25,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 V = TypeVar("V")  # what a holder has of each statistic: a float, an array, an interval
-Formula = Callable[[Any], "Tensor"]  # of a finished `Pass`
-
-# What must be known to measure a statistic.
-POSITIONS = (
-    "positions"  # queries and keys are one sequence, so that there are distances
-)
-IDS = "ids"  # the tokens are known
-W_O = "W_O"  # what is done to the head's output is known
-TOP = "top"  # the key with the largest weight is looked for
-SCORES = "scores"  # queries and keys are known, not weights alone
-SINK = "sink"  # the heads have a sink logit
-GATE = "gate"  # what W_O reads is what attention gave, times a gate
+# of a finished `Pass`; it gives None where that is not known of the call
+Formula = Callable[[Any], "Tensor | None"]
 
 
 @dataclass(eq=False)  # each is itself alone
@@ -49,11 +39,8 @@ class Statistic:
     meaning: str  # and unit, for a reader
     # None: a survey takes it from all documents together
     formula: Formula | None = None
-    # of POSITIONS to GATE, or the name of a marked set of keys
-    needs: tuple[str, ...] = ()
     # it is the statistic of this name, measured on random tokens that are repeated
     repeated: str = ""
-    even: str = ""  # the statistic whose value for even attention is the control; default: its own
     name: str = ""  # that of the attribute
 
     # Python calls it when the class is made
@@ -90,72 +77,56 @@ class Statistics(ABC, Generic[V]):
     score_max = Statistic(
         "nats, the largest score of a row, as the softmax reads it; mean over rows",
         lambda b: b.score_max,
-        (SCORES,),
     )
     score_peak = Statistic("nats, the largest score of all rows")  # no mean: a maximum
     lse = Statistic(
-        "nats, the logarithm of the softmax's denominator", lambda b: b.lse, (SCORES,)
+        "nats, the logarithm of the softmax's denominator",
+        lambda b: b.lse,
     )
     sink = Statistic(
-        "weight that the sink logit takes", lambda b: b.sink_weight, (SCORES, SINK)
+        "weight that the sink logit takes",
+        lambda b: b.sink_weight,
     )
     gate = Statistic(
         "what the head's output is multiplied with before W_O, mean over its width",
         lambda b: b.gate,
-        (GATE,),
     )
     distance = Statistic(
-        "tokens back, the mean over the attention", lambda b: b.distance, (POSITIONS,)
+        "tokens back, the mean over the attention",
+        lambda b: b.distance,
     )
     spread = Statistic(
         "tokens, the standard deviation around that distance",
         lambda b: b.spread,
-        (POSITIONS,),
-    )
-    # Beside the first key, as a cache that keeps the first tokens and the latest ones does (Xiao et al. 2023).
-    reach = Statistic(
-        "tokens; so many of the latest keys hold 99 % of the weight, the first key beside them; of every 16th row",
-        lambda b: b.reach,
-        (POSITIONS, TOP),
     )
     self = Statistic(
-        "mass on the token itself", lambda b: b.total("self"), (POSITIONS,)
+        "mass on the token itself",
+        lambda b: b.total("self"),
     )
     previous = Statistic(
         "mass on the token right before; the first row, which has none, counts as 0",
         lambda b: b.total("previous"),
-        (POSITIONS,),
     )
     next = Statistic(
-        "mass on the token right after", lambda b: b.total("next"), (POSITIONS,)
+        "mass on the token right after",
+        lambda b: b.total("next"),
     )
     first = Statistic("mass on the first token", lambda b: b.total("first"))
     same_token = Statistic(
         "mass on earlier copies of the token",
         lambda b: b.total("same"),
-        (POSITIONS, IDS),
     )
     after_same = Statistic(
         "mass on what came right after those copies",
         lambda b: b.total("after"),
-        (POSITIONS, IDS),
     )
     delimiter = Statistic(
         "mass on separators and punctuation, the first token left out",
         lambda b: b.total("on delimiter"),
-        ("delimiter",),
     )
     rare = Statistic(
         "mass on the rarest tenth of the document's tokens",
         lambda b: b.total("on rare"),
-        ("rare",),
-    )
-    # A key that is drawn by even attention is one of those with this probability.
-    rare_top = Statistic(
-        "share of rows that look hardest at one of those",
-        lambda b: b.top_in("rare"),
-        ("rare", TOP),
-        even="rare",
     )
     # Measured by `headwise.heads.survey`, but for the norm.
     duplicate = Statistic(
@@ -166,7 +137,8 @@ class Statistics(ABC, Generic[V]):
         repeated="after_same",
     )
     norm = Statistic(
-        "length of what the head adds to the residual stream", lambda b: b.added, (W_O,)
+        "length of what the head adds to the residual stream",
+        lambda b: b.added,
     )
 
 
@@ -179,19 +151,15 @@ def all_statistics() -> dict[str, Statistic]:
     }
 
 
-def formulas(
-    known: Iterable[str], marks: Iterable[str], only: Collection[str] = ()
-) -> dict[str, Formula]:
-    """The formulas of what can be measured, by name.
+def formulas(marks: Iterable[str], only: Collection[str] = ()) -> dict[str, Formula]:
+    """The formulas by name.
 
-    known  of POSITIONS to GATE what is known
     marks  names of the marked sets of keys: "delimiter" and "rare" are statistics, any other is measured by its name
     only   names of what is asked for; of none it is everything
     """
-    known = {*known, *marks}
     measured: dict[str, Formula] = {}
     for name, item in all_statistics().items():
-        if item.formula and known.issuperset(item.needs):
+        if item.formula:
             measured[name] = item.formula
     for name in marks:
         measured.setdefault(name, methodcaller("total", f"on {name}"))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -281,40 +281,40 @@ class OfSite:
     def even(self) -> dict[str, float]:
         """The control: the same statistics of attention that is spread evenly."""
         n, mean = self.means.n[:, -1], self.means.mean[:, -1]
-        values = {NAMES[i]: float(mean[i]) for i in n.nonzero()[0]}
-        for name, item in all_statistics().items():
-            if item.even in values:
-                values[name] = values[item.even]
-        return values
+        return {NAMES[i]: float(mean[i]) for i in n.nonzero()[0]}
 
 
 class Tally:
     """What is summed up of the documents of a corpus, attention by attention.
 
     second_half  of random tokens that are repeated: the row from which on each has a copy before it
-    is_control   of an untrained model: it has no examples and pictures, and even attention is that of the model itself
     """
 
-    def __init__(self, model: nn.Module, second_half: int, is_control: bool) -> None:
-        self.model, self.second_half, self.is_control = model, second_half, is_control
+    def __init__(self, model: nn.Module, second_half: int) -> None:
+        self.model, self.second_half = model, second_half
         self.sites: dict[str, OfSite] = {}
         # what calls say of their numbers, each once: a set that keeps its order
         self.notes: dict[str, None] = {}
         self.followed: Scores = {}  # relations
 
-    def run(self, text: Text, probes: Sequence[Ids], progress: Progress) -> Tally:
-        """Read everything of the model: documents, repeated tokens, and how heads follow relations."""
-        documents = text.documents
-        stages = ["running the model", "repeated tokens", "relations"]
-        if self.is_control:
-            documents, stages = documents[:CONTROLS], 3 * ["untrained control"]
-        first, second, third = (partial(progress, stage) for stage in stages)
+    def run(
+        self,
+        text: Text,
+        documents: Sequence[Ids],
+        probes: Sequence[Ids],
+        progress: Sequence[Callable[[int, int], None]],
+    ) -> list[HeadProfile]:
+        """Read everything of the model: documents of the text, repeated tokens, and how heads follow relations.
+
+        A profile of each head has what was measured: no roles yet, and no effects.
+        """
+        first, second, third = progress
         run_documents(self.model, documents, self.take, text.marks, first)
         repeated = partial(self.take, repeated=True)
         run_documents(self.model, probes, repeated, None, second)
         if text.relations is not None:
             self.followed = follow(self.model, text.relations, text.shown, third)
-        return self
+        return self._profiles(text)
 
     def take(
         self,
@@ -337,12 +337,12 @@ class Tally:
             is_second = torch.arange(call.n_queries) >= self.second_half
             document = replace(document, real_rows=is_second)
         w_o = None if repeated else factors_of(site, call)
-        measured = measure(call, b, document, w_o, top=not repeated)
+        measured = measure(call, b, document, w_o)
         means = [_means(measured, repeated)]
-        if self.is_control or number >= CONTROLS:
-            means.append(np.full((len(NAMES), 1), math.nan))
-        else:  # attention spread evenly, the control
+        if number < CONTROLS:  # attention spread evenly, the control
             means.append(_means(measure(uniform(call), b, document), repeated))
+        else:
+            means.append(np.full((len(NAMES), 1), math.nan))
         of_site.means.add(np.hstack(means))
         if repeated:
             return
@@ -350,23 +350,40 @@ class Tally:
             scores = measured.rows["score_max"].cpu().numpy()
             largest = np.fmax.reduce(scores, 1, initial=-math.inf)
             np.maximum(of_site.peaks, largest, out=of_site.peaks)
-        if self.is_control:
-            return
         if document.start is not None and len(measured.places):
             of_site.add_examples(number, measured, document.start)
         if number == 0:
             of_site.pictures = _pictures(call, b, measured)
 
-    def largest(self) -> dict[str, float]:
-        """Statistic, or relation -> the largest score of any head."""
-        largest: dict[str, float] = {}
+    def _profiles(self, text: Text) -> list[HeadProfile]:
+        profiles = []
         for of_site in self.sites.values():
-            for scores in of_site.scores():
-                for key, score in scores.items():
-                    largest[key] = max(score.mean, largest.get(key, -math.inf))
-        for relation, by_head in self.followed.items():
-            largest[relation] = max(score.mass.mean for score in by_head.values())
-        return largest
+            of_heads = zip(of_site.site.heads, of_site.scores(), strict=True)
+            for name, scores in of_heads:
+                part, layer, head = parse_head(name)
+                even, relations = of_site.even(), {}
+                for relation, by_head in self.followed.items():
+                    if name in by_head:  # cross attention follows none
+                        score = relations[relation] = by_head[name]
+                        scores[relation], even[relation] = score.mass, score.even
+                examples = []
+                for minus, document, row, key in of_site.examples[head]:
+                    ids = text.documents[document]
+                    looks, at = text.shown([ids[row], ids[key]])
+                    examples.append(Example(document, row, key, looks, at, -minus))
+                profile = HeadProfile(
+                    name=name,
+                    part=part,
+                    layer=layer,
+                    head=head,
+                    scores=scores,
+                    uniform={key: even[key] for key in scores if key in even},
+                    relations=relations,
+                    examples=tuple(examples),
+                    **{key: drawn[head] for key, drawn in of_site.pictures.items()},
+                )
+                profiles.append(profile)
+        return profiles
 
 
 def _means(measured: Measured, repeated: bool) -> Array:
@@ -410,20 +427,30 @@ def _survey(
     roles = (*map(relation_role, relations), *ROLES)
     probes, second_half = repeated_tokens(text, folder.context, seed)
     # 1. The model; and the same with fresh weights: statistic -> the largest score of any head.
-    tally = Tally(model, second_half, False).run(text, probes, progress)
+    tally = Tally(model, second_half)
+    names = "running the model", "repeated tokens", "relations"
+    stages = [partial(progress, name) for name in names]
+    profiles = tally.run(text, documents, probes, stages)
     notes = _notes(folder, text, tally)
     untrained: dict[str, float] | None = None
     if controls:
-        fresh = fresh_model(model, seed)
+        fresh, untrained = fresh_model(model, seed), {}
         if is_sampled(model):
             notes.append(Note.of("note.sampled", layers=SAMPLE, most=f"{WHOLE:,}"))
-        control = Tally(fresh, second_half, True).run(text, probes, progress)
-        untrained = control.largest()
+        stages = 3 * [partial(progress, "untrained control")]
+        control = Tally(fresh, second_half)
+        for profile in control.run(text, documents[:CONTROLS], probes, stages):
+            for key, mean in profile.means.items():
+                untrained[key] = max(mean, untrained.get(key, -math.inf))
 
-    # 2. What changes without a head, and a profile of each, with the roles that it earns.
-    effects = _effects(folder, text, how, progress, notes)
-    loss, _, _ = effects
-    profiles = _profiles(tally, text, untrained or {}, roles, effects)
+    # 2. What changes without a head, and the roles that each earns.
+    loss, importances, changes = _effects(folder, text, how, progress, notes)
+    for n, profile in enumerate(profiles):
+        profiles[n] = replace(
+            _judged(profile, untrained or {}, roles),
+            importance=importances.get(profile.name),
+            ablation=changes.get(profile.name),
+        )
     # such as those whose part of W_O `headwise prune` has set to 0
     silent = [profile.name for profile in profiles if profile.means.get("norm") == 0]
     if silent:
@@ -478,55 +505,19 @@ def _notes(folder: Folder, text: Text, tally: Tally) -> list[str]:
     return notes
 
 
-def _profiles(
-    tally: Tally,
-    text: Text,
-    untrained: Mapping[str, float],
-    roles: Sequence[Role],
-    effects: Effects,
-) -> list[HeadProfile]:
-    """Of each head its numbers, what they are held against, and the roles that it earns by that."""
-    profiles = []
-    _, importances, changes = effects
-    for of_site in tally.sites.values():
-        of_heads = of_site.scores()
-        for name, scores in zip(of_site.site.heads, of_heads, strict=True):
-            part, layer, head = parse_head(name)
-            even, elsewhere, relations = of_site.even(), {}, {}
-            for relation, by_head in tally.followed.items():
-                if name not in by_head:  # cross attention follows none
-                    continue
-                largest = untrained.get(relation, math.nan)
-                score = replace(by_head[name], untrained=largest)
-                relations[relation] = score
-                scores[relation], even[relation] = score.mass, score.even
-                # Where no other token has a key at these distances there is no third control.
-                if math.isfinite(score.elsewhere):
-                    elsewhere[relation] = score.elsewhere
-            controls = even, untrained, elsewhere
-            earned = [role.name for role in roles if role.earned(scores, *controls)]
-            examples = []
-            for minus, document, row, key in of_site.examples[head]:
-                looks, at = text.shown(
-                    [text.documents[document][place] for place in (row, key)]
-                )
-                examples.append(Example(document, row, key, looks, at, -minus))
-            profile = HeadProfile(
-                name=name,
-                part=part,
-                layer=layer,
-                head=head,
-                scores=scores,
-                uniform={key: even[key] for key in scores if key in even},
-                roles=tuple(earned),
-                importance=importances.get(name),
-                ablation=changes.get(name),
-                relations=relations,
-                examples=tuple(examples),
-                **{key: drawn[head] for key, drawn in of_site.pictures.items()},
-            )
-            profiles.append(profile)
-    return profiles
+def _judged(
+    profile: HeadProfile, untrained: Mapping[str, float], roles: Sequence[Role]
+) -> HeadProfile:
+    """The head with the roles that it earns by its controls."""
+    elsewhere, relations = {}, {}
+    for name, score in profile.relations.items():
+        relations[name] = replace(score, untrained=untrained.get(name, math.nan))
+        # Where no other token has a key at these distances there is no third control.
+        if math.isfinite(score.elsewhere):
+            elsewhere[name] = score.elsewhere
+    controls = profile.uniform, untrained, elsewhere
+    earned = [role.name for role in roles if role.earned(profile.scores, *controls)]
+    return replace(profile, relations=relations, roles=tuple(earned))
 
 
 def _effects(

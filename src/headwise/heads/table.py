@@ -32,6 +32,7 @@ from headwise.errors import HeadwiseError
 from headwise.files import packaged, read_text
 from headwise.heads.statistics import Statistics, V, unknown_head, unknown_statistic
 from headwise.intervals import Interval
+from headwise.records import plain_data
 from headwise.table import Cell, Table, head_figure, number, plural, say
 from headwise.words import Note, key_of, phrase, said
 
@@ -221,10 +222,6 @@ class HeadProfile(HeadRow[Interval]):
     scores: dict[str, Interval]
     # control: the means for attention spread evenly over what the mask allows
     uniform: dict[str, float]
-    roles: tuple[str, ...]  # those that it has earned, by name; see `Survey.roles`
-    importance: float | None  # Michel et al. 2019; None where the model has no loss
-    # change in loss, nats a token, without this head; None where it was not measured
-    ablation: Interval | None
     # (b,b) means of the weights over b x b blocks of queries and keys of the first document
     thumbnail: Array
     # (b,) what of the thumbnail's first column the first key accounts for: a page can hide that key
@@ -234,6 +231,11 @@ class HeadProfile(HeadRow[Interval]):
     # (n,k) for each token of the passage the keys with the largest weights ...
     top_keys: NDArray[np.int64]
     top_weights: Array  # (n,k) ... and those weights, largest first; 0 where there are fewer keys
+    # those that it has earned, by name; see `Survey.roles`
+    roles: tuple[str, ...] = ()
+    importance: float | None = None  # Michel et al. 2019; None where there is no loss
+    # change in loss, nats a token, without this head; None where it was not measured
+    ablation: Interval | None = None
     # by name of `Survey.relations`
     relations: dict[str, Followed] = field(default_factory=dict)
     # of different documents, the largest weight first
@@ -316,11 +318,8 @@ class Survey(HeadTable[HeadProfile]):
                 row[f"{key}_elsewhere"] = None if score is None else score.elsewhere
             row["importance"] = profile.importance
             row |= _bounds("ablation", profile.ablation)
-            for key, value in row.items():
-                # The bounds of a single document are infinite, for which JSON has no number.
-                if isinstance(value, float) and not math.isfinite(value):
-                    row[key] = None
-            rows.append(row)
+            # The bounds of a single document are infinite, for which JSON has no number.
+            rows.append(plain_data(row))
         return rows
 
     def __repr__(self) -> str:
@@ -428,11 +427,16 @@ class Story:
     paths: tuple[StoryPath, ...]
     notes: tuple[str, ...]  # which token an answer was taken for, and what was left out
 
+    @property
+    def _moved(self) -> float:
+        # the difference to the corrupted text, nats
+        return self.clean_value - (self.corrupted_value or 0.0)
+
     def moves(self, part: StoryHead) -> float:
         """How many nats of what counts (see `counts`) come with a head: above 0 towards the answer."""
         # Measured against the corrupted text where there is one, else read off the logit, else off the silencing.
-        if part.brings is not None and self.corrupted_value is not None:
-            return part.brings * (self.clean_value - self.corrupted_value)
+        if part.brings is not None:
+            return part.brings * self._moved
         # Without the head the answer's log-probability changes by `without`, so the head brings the opposite.
         return part.adds if part.adds is not None else -(part.without or 0.0)
 
@@ -448,21 +452,16 @@ class Story:
 
     def opening(self, lang: str = "en") -> list[str]:
         """What is predicted, what it is compared with, and which heads bring it and which work against it."""
-        lines = [self._line(f"why.predicts_{self.asks}", lang)]
+        keys = [f"predicts_{self.asks}"]
         if self.predicted != self.answer:
-            chance = f"{self.predicted_probability:.3f}"
-            predicted = _bare(self.predicted)
-            lines.append(
-                self._line("why.rather", lang, predicted=predicted, chance=chance)
-            )
+            keys.append("rather")
         if self.corrupted_value is None:
-            lines.append(self._line("why.compared", lang))
+            keys.append("compared")
         else:
-            text = _plain(self.corrupt or "")
-            lines.append(self._line(f"why.corrupted_{self.counts}", lang, text=text))
-            moved = self.clean_value - self.corrupted_value
-            if abs(moved) < self.FAINT:
-                lines.append(phrase("why.faint", lang, moved=number(moved, 2)))
+            keys.append(f"corrupted_{self.counts}")
+            if abs(self._moved) < self.FAINT:
+                keys.append("faint")
+        lines = [self._line(f"why.{key}", lang) for key in keys]
         # the heads on either side, the strongest first, in a line each: moves above 0, and below
         for key, sign in (("why.bring", 1), ("why.against", -1)):
             heads = [part for part in self.told if sign * self.moves(part) > 0]
@@ -473,34 +472,33 @@ class Story:
 
     def _amount(self, part: StoryHead) -> str:
         # Where the prompt favours the answer less than the corrupted text does, a share has the other sign.
-        if part.brings is None or self.clean_value < (self.corrupted_value or 0.0):
+        if part.brings is None or self._moved < 0:
             return number(self.moves(part), 2, signed=True)
         return _percent(part.brings)
 
     def sentence(self, part: StoryHead, lang: str = "en") -> str:
         """A head in words: what it carries or adds, where it looks, and what happens without it."""
         words = []
+
+        def add(key: str, **facts: Any) -> None:
+            words.append(self._line(f"why.{key}", lang, head=part.head, **facts))
+
         if part.brings is not None:
-            key = "why.carries" if part.brings >= 0 else "why.opposes"
-            share = _percent(abs(part.brings))
-            words.append(self._line(key, lang, head=part.head, share=share))
+            key = "carries" if part.brings >= 0 else "opposes"
+            add(key, share=_percent(abs(part.brings)))
         elif part.adds is not None:
-            key = "why.adds" if part.adds >= 0 else "why.takes"
-            adds = f"{abs(part.adds):.2f}"
-            words.append(self._line(key, lang, head=part.head, adds=adds))
+            add("adds" if part.adds >= 0 else "takes", adds=f"{abs(part.adds):.2f}")
         if part.looks:
             t, weight = part.looks[0]  # the strongest
             facts = {"at": self.word(t), "weight": f"{weight:.2f}"}
             # Without a place it is a cross attention: its query is what the decoder writes, its keys are these tokens.
-            key = "why.looks"
-            if part.at is not None:
-                key, facts["here"] = "why.looks_from", self.word(part.at)
-            words.append(self._line(key, lang, **facts))
+            if part.at is None:
+                add("looks", **facts)
+            else:
+                add("looks_from", here=self.word(part.at), **facts)
         if part.without is not None:
             # `without` is a change of the logarithm, so it multiplies the chance.
-            after = f"{self.probability * math.exp(part.without):.3f}"
-            facts = {"head": part.head, "before": f"{self.probability:.3f}"}
-            words.append(self._line("why.without", lang, after=after, **facts))
+            add("without", after=f"{self.probability * math.exp(part.without):.3f}")
         return " ".join(words)
 
     def word(self, t: int) -> str:
@@ -527,25 +525,22 @@ class Story:
         """What the numbers mean, key/value heads and paths, and what a reader must know."""
         lines = []
         if self.embedding is not None and self.bias is not None:
-            adds = math.fsum(part.adds or 0.0 for part in self.heads)
-            feed = math.fsum(self.feed_forwards.values())
             parts = {
-                "heads": adds,
-                "feed": feed,
+                "heads": math.fsum(part.adds or 0.0 for part in self.heads),
+                "feed": math.fsum(self.feed_forwards.values()),
                 "embedding": self.embedding,
                 "bias": self.bias,
             }
             facts = {name: number(x, 2, signed=True) for name, x in parts.items()}
-            lines.append(phrase("why.sum", lang, logit=number(self.logit, 2), **facts))
+            lines.append(self._line("why.sum", lang, **facts))
         lines.append(phrase("why.columns", lang))
         for carried in self.keys:
             if max(abs(carried.k), abs(carried.v)) >= self.CLEAR:
                 k, v = _percent(carried.k), _percent(carried.v)
                 lines.append(phrase("why.keys", lang, head=carried.head, k=k, v=v))
         for path in self.paths:  # only clear ones were kept
-            ends = {"sender": path.sender, "receiver": path.receiver}
-            share = _percent(path.effect)
-            lines.append(phrase(f"why.path_{path.at}", lang, share=share, **ends))
+            facts = {**vars(path), "share": _percent(path.effect)}
+            lines.append(phrase(f"why.path_{path.at}", lang, **facts))
         return [*lines, *(said(note, lang) for note in self.notes)]
 
     def print(self, console: Console) -> None:
@@ -574,14 +569,19 @@ class Story:
         return f"Story({self.prompt!r} -> {self.answer!r}: {parts})"
 
     def _line(self, key: str, lang: str, **facts: Any) -> str:
-        """A phrase with the facts that most of them have, and others."""
+        """A phrase with the facts of the story, and others."""
         values = {
             "answer": _bare(self.answer),
             "other": _bare(self.other),
+            "predicted": _bare(self.predicted),
             "text": _plain(self.prompt),
+            "corrupt": _plain(self.corrupt or ""),
             "chance": f"{self.probability:.3f}",
+            "likelier": f"{self.predicted_probability:.3f}",
             "clean": number(self.clean_value, 2),
             "corrupted": number(self.corrupted_value, 2),
+            "moved": number(self._moved, 2),
+            "logit": number(self.logit, 2),
         }
         return phrase(key, lang, **values | facts)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,6 @@ from headwise.errors import HeadwiseError, MissingError
 from headwise.heads.blocks import Measured, factors_of, measure, row_weights
 from headwise.heads.documents import (
     Document,
-    Marker,
     listening,
     unpacked,
 )
@@ -185,8 +185,7 @@ class SeenHead(HeadRow[float]):
         return of_text if image is None else of_text[:, image.cpu().numpy()]
 
     def __repr__(self) -> str:
-        names = {"entropy", "confidence", "first"} & set(self.rows) or self.rows
-        numbers = [f"{name}={self[name]:.4g}" for name in self.rows if name in names]
+        numbers = [f"{name}={self[name]:.4g}" for name in [*self.rows][:3]]
         return f"{self.name}({', '.join(numbers)}, rows={self.n_rows})"
 
 
@@ -249,9 +248,7 @@ class Seen(HeadTable[SeenHead]):
         ]
 
     def __repr__(self) -> str:
-        n_rows = max((sum(site.documents) for site in self._sites.values()), default=0)
-        known = sum(len(site.heads) for site in self._sites.values())
-        return f"Seen({len(self)} of {known} heads, {n_rows} rows each)"
+        return f"Seen({len(self)} heads)"
 
     def measured(self) -> Sequence[str]:  # the statistics that any head has, each once
         return list(
@@ -328,33 +325,23 @@ def watch(
             for part, place, of_part in unpacked(call, b, document):
                 needs_w_o = not wanted or "norm" in wanted
                 w_o = factors_of(site, part) if needs_w_o else None
-                # top=False: the strongest key, which no statistic shown here needs, is not looked for.
-                measured = measure(part, place, of_part, w_o, False, wanted)
+                measured = measure(part, place, of_part, w_o, wanted)
                 seen.add(site, measured)
         if kept and documents:
             weights = [row_weights(call, b, kept) for b in range(len(documents))]
             seen.add_maps(site, weights, documents[-1])
 
-    with listening(model, note, _marker(marks), sites):
+    sets = {name: torch.tensor(list(ids)) for name, ids in (marks or {}).items()}
+    with listening(model, note, partial(_mark, sets), sites):
         if text is not None:  # else the caller runs the model, in whatever mode it is
             with torch.no_grad(), evaluating(model):
                 run_body(model, row_of(model, text))
         yield seen
 
 
-def _marker(marks: Marks | None) -> Marker | None:
-    """What marks the keys of named sets of token ids."""
-    if not marks:
-        return None
-    sets = {name: torch.tensor(list(ids)) for name, ids in marks.items()}
-
-    def mark(ids: Tensor) -> dict[str, Tensor]:
-        return {
-            name: torch.isin(ids, tokens.to(ids.device))
-            for name, tokens in sets.items()
-        }
-
-    return mark
+def _mark(sets: Mapping[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
+    """Which keys are of the named sets of token ids."""
+    return {name: torch.isin(ids, x.to(ids.device)) for name, x in sets.items()}
 
 
 def _check(marks: Marks, only: Sequence[str]) -> None:
@@ -365,9 +352,8 @@ def _check(marks: Marks, only: Sequence[str]) -> None:
         if name not in known:
             raise unknown_statistic(name, known)
     for name in marks:
-        # A set of keys is shown as a statistic of its name. "delimiter" and "rare" are in the table of statistics,
-        # too: each needs a marked set of its own name, and that may be given here.
-        if name in table and name not in table[name].needs:
+        # A set of keys is shown as a statistic of its name, and two statistics are of such a set.
+        if name in table and name not in ("delimiter", "rare"):
             raise HeadwiseError(
                 f"marks={name!r} is how a statistic is called; choose another name for the set of keys"
             )
@@ -382,10 +368,9 @@ def head_maps(model: nn.Module, ids: Ids, tokens: Sequence[str], name: str) -> H
     """
     # a model without a context reads texts of any length
     longest = min(LONGEST, context_of(model) or LONGEST)
-    is_whole = longest == LONGEST
-    why = (
-        "the most that whole maps are drawn for" if is_whole else "the model's context"
-    )
+    why = "the model's context"
+    if longest == LONGEST:
+        why = "the most that whole maps are drawn for"
     require_text(ids, longest, why)
     maps: list[HeadMap] = []
     with watch(model, list(ids), maps=True, only=["confidence"]) as seen:
