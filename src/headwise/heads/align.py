@@ -139,12 +139,10 @@ class Alignment:
 
         The field is of the cross attention, or of the only stack: heads of others (`encoder.L3.H5`) are left out.
         """
-        places = []
-        for stack, layer, head in sorted(map(parse_head, self.chosen.heads)):
-            # The stack is "" in L3.H5 and "cross" in cross.L3.H2.
-            if stack.split(".")[0] in ("", "cross"):
-                places.append([layer, head])
-        return places
+        places = sorted(map(parse_head, self.chosen.heads))
+        # The stack is "" in L3.H5 and "cross" in cross.L3.H2.
+        own = "", "cross"
+        return [[n, head] for stack, n, head in places if stack.split(".")[0] in own]
 
     def table(self) -> Table:
         """The best heads alone, and below them the sets, a row each."""

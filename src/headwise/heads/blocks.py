@@ -258,15 +258,15 @@ class Pass:
     def _block(self, rows: slice, buffers: Tensor, totals: Tensor) -> None:
         """All heads of a block of queries, as many at a time as fit."""
         block = self._shared(rows)
-        t, width = len(block.at), _whole_runs(block.n_keys)
         self.at[rows] = block.at
+        t, width = len(block.at), block.marks.shape[1]
         # (H,t,D), scaled, so that scores are in bits
         q = self.call.q[self.b, :, self.picked[rows]].to(self.dtype)
         q = (q * (self.scale * LOG2E)).contiguous()
         fit = max(1, min(self.H, buffers.shape[1] // (t * width)))
         # whole groups of heads that read the same keys, or parts that divide one
-        parts = [n for n in range(1, fit + 1) if self.group % n == 0]
-        n_heads = fit - fit % self.group or parts[-1]
+        group = self.group
+        n_heads = max(n for n in range(1, fit + 1) if 0 in (n % group, group % n))
         for start in range(0, self.H, n_heads):
             heads = slice(start, min(start + n_heads, self.H))
             h = heads.stop - start
@@ -691,8 +691,7 @@ def uniform(call: Call) -> Call:
         # one control a layer: where masks differ, the first
         mask = mask.for_heads([0], call.q.shape[1]).without_bias()
     queries, keys = call.q.new_zeros(B, 1, T, 1), call.q.new_zeros(B, 1, S, 1)
-    options = Options(mask)
-    call = call._replace(q=queries, k=keys, v=keys, options=options, out=queries)
+    call = call._replace(q=queries, k=keys, v=keys, options=Options(mask), out=queries)
     return call._replace(weights=None, before_gate=None)
 
 

@@ -78,7 +78,6 @@ class Statistics(ABC, Generic[V]):
         "nats, the largest score of a row, as the softmax reads it; mean over rows",
         lambda b: b.score_max,
     )
-    score_peak = Statistic("nats, the largest score of all rows")  # no mean: a maximum
     lse = Statistic(
         "nats, the logarithm of the softmax's denominator",
         lambda b: b.lse,

@@ -153,9 +153,11 @@ def read_texts(
         relations = read_relations(folder, relations)
     if texts is None and relations is not None:
         texts = [document.ids for document in relations.documents]
-    sources: list[Any] = []
-    if texts is not None and not isinstance(texts, Text):
-        sources = [texts] if isinstance(texts, str | Path) else list(texts)
+    sources = list[Any]()
+    if isinstance(texts, str | Path):
+        sources = [texts]
+    elif texts is not None and not isinstance(texts, Text):
+        sources = list(texts)
     words = [str(source) for source in sources if isinstance(source, str | Path)]
     if tokens is not None and not words:
         raise HeadwiseError(
@@ -238,7 +240,6 @@ class OfSite:
     """What is summed up of the heads of one attention.
 
     means     (statistics, H+1) of each document; the last column is even attention, the control
-    peaks     (H,) the largest scores of all documents
     examples  for each head -weight, document, row and key of the best ones: so they sort
     pictures  of the first document, (H,...)
     """
@@ -246,7 +247,6 @@ class OfSite:
     def __init__(self, site: Site) -> None:
         self.site = site
         self.means = Running()
-        self.peaks = np.full(site.n_heads, -math.inf)
         self.examples = [list[tuple[float, int, int, int]]() for _ in site.heads]
         self.pictures: dict[str, NDArray[Any]] = {}
 
@@ -263,20 +263,11 @@ class OfSite:
                 best = [*self.examples[head], (-weight, number, row, key)]
                 self.examples[head] = sorted(best)[:EXAMPLES]
 
-    def scores(self) -> list[dict[str, Interval]]:
-        """Of each head every score with its interval over documents."""
-        of_heads = []
-        is_measured = self.means.n[:, :-1].sum(1)
-        for h, peak in enumerate(self.peaks.tolist()):
-            scores = {}
-            for n, name in enumerate(NAMES):
-                if is_measured[n]:
-                    scores[name] = self.means.interval(n, h)
-                elif name == "score_peak" and peak > -math.inf:
-                    # One number, without an interval: it is of all documents.
-                    scores[name] = Interval(peak, peak, peak, 1)
-            of_heads.append(scores)
-        return of_heads
+    def scores(self, head: int) -> dict[str, Interval]:
+        """Every score of a head with its interval over documents."""
+        is_measured = self.means.n[:, :-1].any(1)
+        rows = is_measured.nonzero()[0]
+        return {NAMES[i]: self.means.interval(i, head) for i in rows}
 
     def even(self) -> dict[str, float]:
         """The control: the same statistics of attention that is spread evenly."""
@@ -288,10 +279,11 @@ class Tally:
     """What is summed up of the documents of a corpus, attention by attention.
 
     second_half  of random tokens that are repeated: the row from which on each has a copy before it
+    n_even       documents on which even attention is measured, too: the control
     """
 
-    def __init__(self, model: nn.Module, second_half: int) -> None:
-        self.model, self.second_half = model, second_half
+    def __init__(self, model: nn.Module, second_half: int, n_even: int) -> None:
+        self.model, self.second_half, self.n_even = model, second_half, n_even
         self.sites: dict[str, OfSite] = {}
         # what calls say of their numbers, each once: a set that keeps its order
         self.notes: dict[str, None] = {}
@@ -339,17 +331,13 @@ class Tally:
         w_o = None if repeated else factors_of(site, call)
         measured = measure(call, b, document, w_o)
         means = [_means(measured, repeated)]
-        if number < CONTROLS:  # attention spread evenly, the control
+        if number < self.n_even:
             means.append(_means(measure(uniform(call), b, document), repeated))
         else:
             means.append(np.full((len(NAMES), 1), math.nan))
         of_site.means.add(np.hstack(means))
         if repeated:
             return
-        if "score_max" in measured.rows:
-            scores = measured.rows["score_max"].cpu().numpy()
-            largest = np.fmax.reduce(scores, 1, initial=-math.inf)
-            np.maximum(of_site.peaks, largest, out=of_site.peaks)
         if document.start is not None and len(measured.places):
             of_site.add_examples(number, measured, document.start)
         if number == 0:
@@ -358,9 +346,9 @@ class Tally:
     def _profiles(self, text: Text) -> list[HeadProfile]:
         profiles = []
         for of_site in self.sites.values():
-            of_heads = zip(of_site.site.heads, of_site.scores(), strict=True)
-            for name, scores in of_heads:
+            for name in of_site.site.heads:
                 part, layer, head = parse_head(name)
+                scores = of_site.scores(head)
                 even, relations = of_site.even(), {}
                 for relation, by_head in self.followed.items():
                     if name in by_head:  # cross attention follows none
@@ -427,7 +415,7 @@ def _survey(
     roles = (*map(relation_role, relations), *ROLES)
     probes, second_half = repeated_tokens(text, folder.context, seed)
     # 1. The model; and the same with fresh weights: statistic -> the largest score of any head.
-    tally = Tally(model, second_half)
+    tally = Tally(model, second_half, CONTROLS)
     names = "running the model", "repeated tokens", "relations"
     stages = [partial(progress, name) for name in names]
     profiles = tally.run(text, documents, probes, stages)
@@ -438,7 +426,7 @@ def _survey(
         if is_sampled(model):
             notes.append(Note.of("note.sampled", layers=SAMPLE, most=f"{WHOLE:,}"))
         stages = 3 * [partial(progress, "untrained control")]
-        control = Tally(fresh, second_half)
+        control = Tally(fresh, second_half, 0)
         for profile in control.run(text, documents[:CONTROLS], probes, stages):
             for key, mean in profile.means.items():
                 untrained[key] = max(mean, untrained.get(key, -math.inf))

@@ -79,15 +79,12 @@ class HeadTable(Mapping[str, H]):
         """What a shown table has beside the name and the means: heading -> a cell for each head."""
         return {}
 
-    @abstractmethod
-    def measured(self) -> Sequence[str]:
-        """Names of the statistics, in the order in which they are shown."""
-
     def table(self) -> Table:
         """A line for each head: `columns`, and the mean of each statistic."""
         columns = dict(self.columns())
         means = [head.means for head in self.values()]
-        for name in self.measured():
+        # the statistics that any head has, each once
+        for name in dict.fromkeys(name for of_head in means for name in of_head):
             # with 3 decimals
             columns[name] = [number(of_head.get(name), 3) for of_head in means]
         return Table(
@@ -324,9 +321,6 @@ class Survey(HeadTable[HeadProfile]):
 
     def __repr__(self) -> str:
         return f"Survey({self.model}: {plural(len(self), 'head')}, {plural(self.n_documents, 'document')})"
-
-    def measured(self) -> Sequence[str]:
-        return list(self.statistics)
 
     def columns(self) -> dict[str, Sequence[Cell]]:
         losses = [
