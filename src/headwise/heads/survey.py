@@ -265,8 +265,8 @@ class OfSite:
 
     def scores(self, head: int) -> dict[str, Interval]:
         """Every score of a head with its interval over documents."""
-        is_measured = self.means.n[:, :-1].any(1)
-        rows = is_measured.nonzero()[0]
+        n = self.means.n[:, :-1].sum(1)  # of any head
+        rows = [i for i in range(len(NAMES)) if n[i]]
         return {NAMES[i]: self.means.interval(i, head) for i in rows}
 
     def even(self) -> dict[str, float]:
