@@ -141,8 +141,8 @@ class Alignment:
         """
         places = sorted(map(parse_head, self.chosen.heads))
         # The stack is "" in L3.H5 and "cross" in cross.L3.H2.
-        own = "", "cross"
-        return [[n, head] for stack, n, head in places if stack.split(".")[0] in own]
+        stacks = "", "cross"
+        return [[n, head] for stack, n, head in places if stack.split(".")[0] in stacks]
 
     def table(self) -> Table:
         """The best heads alone, and below them the sets, a row each."""
