@@ -86,7 +86,7 @@ DOCUMENTS: dict[str, tuple[str, tuple[Any, ...]]] = {
         "headwise cost without MODEL",
         ({"models": [MODEL | {"window": int | None, "n_layers": int, "cache_bytes_per_token": int}]},),
     ),
-    "reshaped": ("headwise share and prune", (Reshaped, {"won": str})),
+    "reshaped": ("headwise share and prune", (Reshaped, {})),
     "trace": ("headwise trace", (HeadSteps, LINK)),
     "ladder": ("headwise ladder", (Ladder,)),
     "check": (

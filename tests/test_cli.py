@@ -400,7 +400,7 @@ def test_json_escapes_and_has_null_for_what_is_not_finite(capsys: pytest.Capture
 
 
 def test_arguments_of_the_library_are_options_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = {"n_kv_heads": "--kv-heads", "out": "--out", "keep": "--keep", "force": "--force", "by": "--by"}
+    options = {"n_kv_heads": "--kv-heads", "out": "--out", "keep": "--keep", "uniform": "--uniform", "by": "--by"}
     monkeypatch.setattr(call, "options", options)
     for said, shown in rows("as_options"):
         assert in_options(said) == shown

@@ -144,7 +144,6 @@ def test_prune_takes_heads_out_of_weights(run: Path, text: Path, invoke: Any, tm
     document = json.loads(outcome.out)
     assert not document["details"]["zeroed"] and len(document["details"]["heads"]) == 4
     assert load_model(out)[0].config.n_heads == 4
-    assert "the cache shrinks from 6 to 4 key/value heads a layer" in document["notes"]
     assert document["notes"][0].startswith("ranked by importance on ")
     assert document["damage"]["cache_bytes"]["after"] * 3 == document["damage"]["cache_bytes"]["before"] * 2
     assert document["healed"]["kl"] < document["damage"]["kl"]

@@ -58,7 +58,7 @@ try:
 except HeadwiseError as error:
     print(isinstance(error, AttributeError), error)
 print(hw.price("gpt2").parameters.total)
-from headwise.courses.microgpt_numpy import replay
+from headwise.courses.microgpt import replay
 print(len(replay(["ada"], 2, n_samples=0)[0]))
 """
     assert run(code).splitlines() == [

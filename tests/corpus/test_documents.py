@@ -66,7 +66,7 @@ def test_what_the_tokenizer_does_not_know_is_counted(folder: Folder) -> None:
         other = replace(folder, tokens=tokens)
         assert read_documents(other, ["ab abc"], None, None).about == ()
         (said,) = read_documents(other, ["abc éé ab дом"], None, None).about
-        assert said.startswith("5 of 13 characters of the text are unknown to the tokenizer, which reads '[UNK]' for")
+        assert said.startswith("2 of 5 tokens of the text are '[UNK]', which stands for what the tokenizer does not")
 
 
 def test_texts_that_do_not_fit(folder: Folder) -> None:

@@ -126,13 +126,13 @@ def letters() -> Folder:
 def test_relations_of_a_file(letters: Folder, tmp_path: Path) -> None:
     spans = [("abc", "h"), ([0, 3], [4, 5])]
     pairs = [{"name": "x", "from": start, "to": end} for start, end in spans]
-    ids = {"ids": [1, 2, 3], "pairs": [{"name": "y", "from": [2, 3], "to": [0, 2]}]}
-    content = {"documents": [{"text": "abc hd", "pairs": pairs}, ids], "relations": {"x": "why"}}
+    other = {"text": "abc", "pairs": [{"name": "y", "from": [2, 3], "to": [0, 2]}]}
+    content = {"documents": [{"text": "abc hd", "pairs": pairs}, other], "relations": {"x": "why"}}
     (tmp_path / "r.json").write_text(json.dumps(content))
     found = read_relations(letters, tmp_path / "r.json")
     assert found.meanings == {"x": "why", "y": "y"}
     assert found.documents[0].pairs == {"x": [((1, 2, 3), (5,))] * 2}  # a boundary stands before the text
-    assert (found.documents[1].ids, found.documents[1].pairs) == ([1, 2, 3], {"y": [((2,), (0, 1))]})
+    assert found.documents[1].pairs == {"y": [((3,), (1, 2))]}
 
 
 def one(pair: Any = None, **document: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A model folder appears whole or not at all, and what stood there is never lost."""
+"""A model folder appears whole or not at all, and where nothing stood."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import headwise as hw
 from headwise import HeadwiseError
 from headwise.families import run_of
-from headwise.reshape.job import check_place, replaced
+from headwise.reshape.job import check_place, new_folder
 
 
 @pytest.fixture
@@ -45,41 +45,19 @@ def test_a_damaged_record_is_named(source: Path, damaged: str) -> None:
         run_of(source)
 
 
-@pytest.mark.parametrize("before", [None, "empty", "model"])
-def test_a_new_folder_takes_the_place_of_the_one_before(source: Path, tmp_path: Path, before: str | None) -> None:
+@pytest.mark.parametrize("before", [None, "empty"])
+def test_a_new_folder_appears_whole(source: Path, tmp_path: Path, before: str | None) -> None:
     out = tmp_path / "out"
     if before == "empty":
         out.mkdir()
-    if before == "model":
-        fill(out, "old")
-    with replaced(source, out, force=True) as fresh:
+    with new_folder(out) as fresh:
         fill(fresh, "new")
-        assert before != "model" or read(out) == "old"
+        assert not out.exists() or not list(out.iterdir())
     assert read(out) == "new" and names(tmp_path) == ["out", "source"]
 
 
-@pytest.mark.parametrize("failing", [1, 2])
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
-def test_a_model_that_was_to_be_replaced_survives_whatever_fails(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int, error: type[BaseException]
-) -> None:
-    """The first rename sets it aside, the second gives the new one its name."""
-    out, rename, moves = fill(tmp_path / "out", "old"), Path.rename, list[Path]()
-
-    def fail(self: Path, target: Path) -> Path:
-        moves.append(target)
-        if len(moves) == failing:
-            raise error
-        return rename(self, target)
-
-    with pytest.raises(error), replaced(source, out, force=True) as fresh:
-        fill(fresh, "new")
-        monkeypatch.setattr(Path, "rename", fail)
-    assert read(out) == "old" and names(tmp_path) == ["out", "source"]
-
-
 def test_work_that_fails_leaves_nothing_behind(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), replaced(source, tmp_path / "out", force=False) as fresh:
+    with pytest.raises(KeyboardInterrupt), new_folder(tmp_path / "out") as fresh:
         fill(fresh, "half")
         raise KeyboardInterrupt
     assert names(tmp_path) == ["source"]
@@ -87,27 +65,28 @@ def test_work_that_fails_leaves_nothing_behind(source: Path, tmp_path: Path) -> 
 
 def test_a_folder_that_appeared_meanwhile_is_left_alone(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(HeadwiseError, match="exists"), replaced(source, out, force=False) as fresh:
+    with pytest.raises(HeadwiseError, match="exists"), new_folder(out) as fresh:
         fill(fresh, "new")
         fill(out, "of somebody else")
     assert read(out) == "of somebody else" and names(tmp_path) == ["out", "source"]
 
 
-def test_links_files_and_folders_of_others_are_refused(source: Path, tmp_path: Path) -> None:
+def test_files_and_folders_that_hold_something_are_refused(source: Path, tmp_path: Path) -> None:
+    (source / "config.json").write_text("{}")
     (tmp_path / "file").write_text("mine")
     (tmp_path / "link").symlink_to(source)
-    fill(tmp_path / "foreign", "mine")
-    (tmp_path / "foreign" / "headwise.json").unlink()
+    fill(tmp_path / "written", "mine")
     for name, words in {
-        "file": "file",
-        "link": "link",
-        "foreign": "headwise.json",
-        "source": "source",
-        "source/below": "source",
+        "file": "exists",
+        "link": "exists",
+        "written": "exists",
+        "source": "exists",
+        ".": "exists",
+        "source/below": "is never changed",
         "nowhere/out": "nowhere",
     }.items():
         with pytest.raises(HeadwiseError, match=words):
-            check_place(source, tmp_path / name, force=True)
+            check_place(source, tmp_path / name)
 
 
 def llama() -> LlamaForCausalLM:
@@ -129,7 +108,7 @@ def test_a_child_keeps_the_files_of_its_parent_and_says_what_was_done(source: Pa
     again = LlamaForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
     assert again.dtype == torch.float16 == next(child.model.parameters()).dtype
     card = (tmp_path / "out" / "README.md").read_text()
-    assert child.what in card and child.won in card and str(child.verified) in card
+    assert child.what in card and str(child.verified) in card
     assert f"| parameters | {child.damage.parameters.before:,} | {child.damage.parameters.after:,} |" in card
 
 

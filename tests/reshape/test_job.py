@@ -11,11 +11,9 @@ from reshape_models import build
 from torch import nn
 
 from headwise.corpus.tokens import Tokens
-from headwise.heads.ablate import ablation
 from headwise.models.open import Folder, remember
 from headwise.reshape import prune, share
 from headwise.reshape.job import calibrate, read_user_text, reshape
-from headwise.reshape.prune import head_scores
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz .,!\n"
 
@@ -51,15 +49,6 @@ def test_each_part_of_the_text_serves_for_one_thing(text: Path) -> None:
         documents.append({tuple(ids.tolist()) for batch in batches for ids in batch})
     assert list(map(len, documents)) == [88, 5, 5] and len(set.union(*documents)) == 98
     assert documents[0] == {tuple(ids.tolist()) for ids in parts.train}
-
-
-def test_scores_by_ablation_are_the_loss_without() -> None:
-    model, ids = (
-        build("rope", dtype=torch.float32),
-        torch.randint(31, (4, 13), generator=torch.Generator().manual_seed(1)),
-    )
-    found, wanted = head_scores("ablation", model, [ids]), ablation(model, [ids])
-    assert found == {name: change.mean for name, change in wanted.items()} and len(set(found.values())) > 6
 
 
 NANOGPT: Any = {"norm": "layer", "position": "learned", "activation": "gelu", "gated": False}

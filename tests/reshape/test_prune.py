@@ -63,7 +63,6 @@ def test_groups_and_their_caches() -> None:
     assert head_counts(pruned.model) == (10, 5, 10)
     assert cache_bytes(pruned.model) * 6 == cache_bytes(model) * 5
     assert difference(model, pruned.model, pruned.details["heads"]) < 1e-9
-    assert "shrinks from 6 to 5" in pruned.notes[-1]
     model = build("rope, GQA")
     heads = tuple(tuple(range(layer, 12, 2)) for layer in (0, 1))
     pruned = prune_heads(model, heads)
@@ -71,9 +70,6 @@ def test_groups_and_their_caches() -> None:
     assert head_counts(pruned.model) == (6, 6, 10)
     assert difference(model, pruned.model, pruned.details["heads"]) < 1e-9
     assert cache_bytes(pruned.model) == cache_bytes(model)
-    note = pruned.notes[-1]
-    assert "does not shrink: each key/value head is read by 2 query heads, and all 2 must go" in note
-    assert "headwise share" in note
     # Six heads divide the width of 24 and five do not: taken out, the folder could be read by headwise alone.
     config = GPTConfig(vocab_size=31, context=17, n_layers=1, n_heads=6, head_dim=10, d_model=24, d_ff=29)
     pruned = prune_heads(GPT(config), ((1,),))
@@ -88,10 +84,6 @@ def test_what_no_format_carries_is_zeroed_with_the_reason(name: str, heads: str,
     pruned = prune_heads(model, chosen)
     assert said in pruned.notes[0]
     assert head_counts(pruned.model) == head_counts(model)
-    note = pruned.notes[-1]
-    assert ("keeps no cache" if name == "bert" else "zeroed heads keep their keys and values") in note
-    assert ("headwise share" in note) == (name not in ("gpt2", "bert"))
-    assert ("uniform at a keep of" in pruned.notes[0]) == (name not in ("gpt2", "bert"))
     refuses(lambda: prune_heads(model, chosen, uniform=True), r"leave out uniform=True to have the heads zeroed")
 
 

@@ -33,13 +33,7 @@ def ladder(width: Count = 64, heads: Count = 4) -> None:
         slowest = max(way.ms for way in record.ways)
         rows = []
         for way in record.ways:
-            far = (
-                "not finite"
-                if way.difference is None
-                else f"{way.difference:.0e}"
-                if way.difference
-                else "0"
-            )
+            far = "not finite" if way.difference is None else f"{way.difference:.0g}"
             rows.append((way.name, far, way.ms, f"{slowest / way.ms:,.0f}x"))
         title = (
             f"One causal layer: {record.tokens} tokens, width {width}, {heads} heads"

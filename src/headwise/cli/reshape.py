@@ -32,7 +32,6 @@ def share(
     text: File = None,
     out: File = None,  # a folder, or none: then the damage is shown and nothing written
     heal: int | None = None,
-    force: Annotated[bool, Option("--force")] = False,
     device: str = "cpu",
     dtype: str | None = None,
 ) -> None:
@@ -56,7 +55,6 @@ def share(
         text=text,
         out=out,
         heal=heal,
-        force=force,
         device=device,
         dtype=dtype,
     )
@@ -67,12 +65,10 @@ def prune(
     model: Model,
     heads: str | None = None,
     keep: float | None = None,
-    by: str | None = None,
     uniform: Annotated[bool, Option("--uniform")] = False,
     text: File = None,
     out: File = None,
     heal: int | None = None,
-    force: Annotated[bool, Option("--force")] = False,
     device: str = "cpu",
     dtype: str | None = None,
 ) -> None:
@@ -84,8 +80,7 @@ def prune(
 
     Args:
         heads: Heads that go, as L0.H1,L3.H5.
-        keep: Share of the heads that stays, below 1; --by chooses which.
-        by: With --keep, what decides: importance (from gradients, the default) or ablation (the loss without the head).
+        keep: Share of the heads that stays, below 1; those of least importance, by gradients, go.
         uniform: As many heads from each layer, so that they leave the weights.
 
     Example: headwise prune runs/book --keep 0.5 --uniform --text book.txt --heal 200 --out runs/less
@@ -94,11 +89,10 @@ def prune(
         from headwise.reshape.prune import Pruning
     _reshape(
         model,
-        Pruning(heads, keep, by, uniform),
+        Pruning(heads, keep, uniform),
         text=text,
         out=out,
         heal=heal,
-        force=force,
         device=device,
         dtype=dtype,
     )
@@ -172,4 +166,3 @@ def print_reshaped(screen: Screen, reshaped: Reshaped) -> None:
         best = min(reshaped.curve, key=lambda point: point.distance)
         title = f"After healing: the weights of step {best.step:,} were the best, and are kept"
         print_damage(screen, title, reshaped.healed)
-    screen.say(f"in all: {reshaped.won}")

@@ -151,10 +151,9 @@ SHARED = {
     "over what there is, disk included.",
     "text": "A UTF-8 text file to calibrate and heal on, and, its last tenth, to measure on; - for standard input; "
     "default: what a run of headwise was trained on.",
-    "out": "The new model folder; without it the damage is shown and nothing written.",
+    "out": "The new model folder, absent or empty; without it the damage is shown and nothing written.",
     "heal": "Steps of healing, with --out: the new model learns to answer as the old one. Ctrl-C ends it early, with "
     "the best weights so far.",
-    "force": "Replace --out, if share or prune wrote it.",
     "dtype": "Number format of the weights that are written, such as bf16; default: that of MODEL.",
 }
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import shlex
-import time
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Exit, Option
 
-from headwise.checker.bugs import Verdict, words
+from headwise.checker.bugs import Verdict, speaker, words
 from headwise.cli.app import (
     COURSE,
     call,
@@ -152,16 +150,11 @@ def _values(text: str, lang: str) -> dict[str, Any]:
     return values
 
 
-# seconds between two looks at a file that is watched; with more the verdict comes later after a save
-LOOK = 0.3
-
-
 @command()
 def learn(
     folder: Annotated[
         Path | None, Argument(parser=named_path, metavar="[FOLDER]")
     ] = None,
-    watch: Annotated[bool, Option("--watch")] = False,
     solution: Annotated[int | None, Option(metavar="N")] = None,
 ) -> None:
     """Learn attention in 15 small exercises, in English or Spanish.
@@ -171,14 +164,10 @@ def learn(
 
     Args:
         folder: Where the exercises are, or will be. Default: learn.
-        watch: Check again at each save.
         solution: Print the solution of exercise N.
 
     Example: headwise learn --lang es, then edit learn/01_softmax.py, then headwise learn
     """
-    if watch and (solution is not None or wants_json()):
-        other = "--json" if solution is None else "--solution"
-        raise HeadwiseError(f"--watch and {other} do not go together; pass one of them")
     course, exercise, new = _open(folder, solution)
     call.lang = course.language
     if exercise is not None:
@@ -187,13 +176,10 @@ def learn(
             print_json("solution", {"exercise": solution, "solution": code})
         else:
             screen.print(code)
-    elif watch:
-        _watch(course)
     else:
         document = _step(course, new)
         if wants_json():
             print_json("learn", document)
-        # new: nothing was marked; done: all marked is right; else the last one marked is open, wrong or failed.
         if document["status"] not in ("new", "done"):
             raise Exit(1)
 
@@ -225,40 +211,24 @@ def _command(course: Course) -> str:
     return shlex.join(["headwise", "learn", *folder])
 
 
-def _step(course: Course, new: bool, asked: bool = True) -> Facts:
+def _step(course: Course, new: bool) -> Facts:
     """Mark from the current exercise on, as far as they are right, and open the next; gives what --json prints.
 
-    new    the course was just made: nothing is marked
-    asked  the learner ran the command; not where a file was saved under --watch, for a blank then counts as no try
+    new  the course was just made: nothing is marked
     """
     from headwise.learn.course import told
     from headwise.learn.exercises import exercises
 
+    say, command, count = speaker(course.language), _command(course), len(exercises())
     marked: list[Facts] = []
-
-    def say(text: str) -> None:
-        if not wants_json():
-            screen.print(text)
-
-    def document(status: str) -> Facts:
-        """Where the course stands once all that can be marked is marked."""
-        following = None if course.current is None else course.path(course.current)
-        state = {
-            "folder": course.folder,
-            "language": course.language,
-            "status": status,
-            "marked": marked,
-        }
-        return state | {"passed": course.passed, "next": following}
-
+    paragraphs: list[str] = []
+    # new: nothing was marked; done: all marked is right; else open, wrong or failed, as the last one marked
+    status = "new" if new else "done"
     if new:
-        say(
-            course.words["welcome"].format(count=len(exercises()), folder=course.folder)
-            + "\n"
-        )
+        paragraphs.append(say("welcome", count=count, folder=course.folder))
     # `mark` moves it on where the exercise is right
-    while not new and (exercise := course.current):
-        verdict = course.mark(exercise, asked)
+    while status == "done" and (exercise := course.current):
+        verdict = course.mark(exercise)
         if marked and verdict.status == "open":
             # the learner has just come to this one by the one before: its blanks are no failure
             break
@@ -268,49 +238,20 @@ def _step(course: Course, new: bool, asked: bool = True) -> Facts:
         marked.append(
             {"exercise": exercise.number, "file": file, **asdict(verdict), "hint": hint}
         )
-        say(
-            "\n".join(
-                told(
-                    exercise, verdict, course.language, due, str(file), _command(course)
-                )
-            )
-            + "\n"
-        )
+        lines = told(exercise, verdict, course.language, due, str(file), command)
+        paragraphs.append("\n".join(lines))
         if verdict.status != "passed":
-            return document(verdict.status)
-    if (exercise := course.current) is None:
-        say(course.words["all_done"].format(count=len(exercises())))
-        return document("done")
-    if not new:
-        say(course.words["next"].format(title=exercise.heading(course.language)))
-    say(
-        course.words["how"].format(file=course.path(exercise), command=_command(course))
-    )
-    return document("new" if new else "done")
-
-
-def _watch(course: Course) -> None:
-    """Mark at each save, until all are right or Ctrl-C."""
-    if course.current is None:
-        _step(course, new=False)  # says that all are done
-        return
-    screen.print(course.words["watching"].format(folder=course.folder))
-    seen: bytes | None = None  # what the file held when it was marked
-    while (exercise := course.current) is not None:
-        content = _content(course, exercise)
-        if content is None or content == seen:
-            time.sleep(LOOK)
-            continue
-        seen = content
-        _step(course, new=False, asked=False)
-        screen.print("")
-        # the next is marked once it is saved
-        if course.current is not exercise and course.current is not None:
-            seen = _content(course, course.current)
-
-
-def _content(course: Course, exercise: Exercise) -> bytes | None:
-    """What its file holds; None where it is not there, as between the two steps in which some editors save."""
-    with suppress(FileNotFoundError):
-        return course.path(exercise).read_bytes()
-    return None
+            status = verdict.status
+    exercise, following = course.current, None
+    if exercise is not None:
+        following = course.path(exercise)
+    if exercise is None:
+        paragraphs.append(say("all_done", count=count))
+    elif status in ("new", "done"):
+        heading = say("next", title=exercise.heading(course.language))
+        how = say("how", file=following, command=command)
+        paragraphs.append(how if new else f"{heading}\n{how}")
+    if not wants_json():
+        screen.print("\n\n".join(paragraphs))
+    state = {"folder": course.folder, "language": course.language, "status": status}
+    return state | {"marked": marked, "passed": course.passed, "next": following}

@@ -11,7 +11,6 @@ and its determiner, a bracket and the one that it closes.
 from __future__ import annotations
 
 import itertools
-import operator
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -70,32 +69,24 @@ class Text:
                 "the text has no document of two tokens or more; pass a longer one"
             )
         self.counts = Counter(itertools.chain.from_iterable(self.documents))
-        ids = list(self.counts)
         # Besides the special tokens what has no letter and no digit: commas, brackets, line ends.
-        delimiters = {*self.specials}
-        for i, text in zip(ids, self.shown(ids), strict=True):
+        self._delimiters = {*self.specials}
+        for i, text in zip(self.counts, self.shown([*self.counts]), strict=True):
             if not any(map(str.isalnum, text)):
-                delimiters.add(i)
-        self._delimiters = torch.tensor(sorted(delimiters), dtype=torch.long)
-        self._specials = torch.tensor(sorted(self.specials), dtype=torch.long)
-        # `counts` again, for indexing with a tensor of ids.
-        self._counts = torch.zeros(max(ids) + 1, dtype=torch.long)
-        self._counts[ids] = torch.tensor(list(self.counts.values()))
+                self._delimiters.add(i)
 
     def marks(self, ids: Tensor) -> dict[str, Tensor]:
         """The delimiters and the rare tokens among the keys (S,) of a document, as two masks (S,).
 
         Rare are those that the text has no oftener than the tenth of the document's keys that it has least often.
         """
-        ids = ids.cpu()
-        delimiter = torch.isin(ids, self._delimiters)
+        row = ids.tolist()
         # heads that look at nothing rest on the first token; the statistic "first" counts that
-        delimiter[:1] = False
-        counts = self._counts[ids]
-        rare = ~torch.isin(ids, self._specials)
-        if rare.any():
-            rare &= counts <= counts[rare].float().quantile(RARE)
-        return {"delimiter": delimiter, "rare": rare}
+        delimiter = [False, *(i in self._delimiters for i in row[1:])]
+        words = [self.counts[i] for i in row if i not in self.specials]
+        most = torch.tensor(words).float().quantile(RARE).item() if words else 0
+        rare = [i not in self.specials and self.counts[i] <= most for i in row]
+        return {"delimiter": torch.tensor(delimiter), "rare": torch.tensor(rare)}
 
 
 def text_of(
@@ -134,43 +125,33 @@ def read_documents(
             f"tokens {room} leaves no room for text; pass {in_frame + 2} or more"
         )
     paths, typed = contents(sources)
-    documents: list[list[int]] = []
-    facts, n_cut = Counter[str](), 0
-    for whole in itertools.chain(Sources(paths), typed):
-        ids_of_pieces = (encoded(reader, piece, facts) for piece in pieces(whole))
-        for n, ids in enumerate(cut(ids_of_pieces, room - in_frame)):
-            if n == 1 and tokens is None:  # with `tokens` it was asked for
-                n_cut += 1
-            # only now: the second part shows that a text is cut
-            if len(documents) == most:
-                break
-            documents.append([*before, *ids, *after])
-        if len(documents) == most:
-            break
+
+    def parts() -> Iterator[tuple[int, list[int]]]:
+        """What the texts are cut into, each part with its number within its text."""
+        for whole in itertools.chain(Sources(paths), typed):
+            ids_of_pieces = (encoded(reader, piece) for piece in pieces(whole))
+            yield from enumerate(cut(ids_of_pieces, room - in_frame))
+
+    documents, n_cut = list[list[int]](), 0
+    for number, ids in itertools.islice(parts(), most):
+        n_cut += number == 1
+        documents.append([*before, *ids, *after])
     text = text_of(reader, documents, sources)
-    if n_cut:
+    if n_cut and tokens is None:  # with `tokens` it was asked for
         limits = {"context": f"{context:,}", "model": reader.name}
         text.about = (Note.of("note.cut", count=n_cut, **limits),)
-    text.about += unknown_note(reader.tokens, facts)
+    text.about += unknown_note(reader.tokens, documents)
     return text
 
 
-def encoded(reader: Reader, text: str, facts: Counter[str]) -> list[int]:
-    """The ids of a text, without the frame; its "characters", and those that are "unknown", are counted in `facts`."""
-    tokens = require_tokens(reader)
-    ids = tokens.encode(text)
+def encoded(reader: Reader, text: str) -> list[int]:
+    """The ids of a text, without the frame."""
+    ids = require_tokens(reader).encode(text)
     if reader.vocab_size is not None and max(ids, default=0) >= reader.vocab_size:
         raise HeadwiseError(
             f"the tokenizer of {reader.name} has the token id {max(ids)} and the model knows {reader.vocab_size} "
             f"tokens: they do not belong together"
         )
-    facts["characters"] += len(text)
-    if tokens.unknown in ids:
-        # "[UNK]", say: where a text itself has these letters, they are known
-        sign = tokens.shown([tokens.unknown])[0]
-        for i, (start, end) in zip(ids, tokens.places(text), strict=True):
-            if i == tokens.unknown and text[start:end] != sign:
-                facts["unknown"] += end - start
     return ids
 
 
@@ -267,7 +248,7 @@ class Relations:
                 f"{self.source}: there is no pair in {len(self.documents)} documents"
             )
         # those with a meaning come first
-        names = [*(name for name in self.meanings if name in used), *used]
+        names = [name for name in (*self.meanings, *used) if name in used]
         self.meanings = {name: self.meanings.get(name, name) for name in names}
 
 
@@ -291,8 +272,8 @@ def read_relations(reader: Reader, source: str | Path) -> Relations:
     {"documents": [{"text": "The keys are lost.", "pairs": [{"name": "subject", "from": "are", "to": "keys"}]}],
      "relations": {"subject": "from a verb to its subject"}}
 
-    A document is a `text` or `ids`. "from" is the span that looks, "to" the one looked at. A span is a piece of the
-    text that stands there once; or it is [start, end), counted in characters of a text and in tokens of ids.
+    "from" is the span that looks, "to" the one looked at. A span is a piece of the text that stands there once, or
+    [start, end), counted in characters.
 
     The bench "grammar" has 60 sentences in English and 40 in Spanish, "meaning" 40 and 18. A relation of Spanish
     sentences has a Spanish name. What stands later looks back at what stands earlier.
@@ -306,79 +287,63 @@ def read_relations(reader: Reader, source: str | Path) -> Relations:
                 f"there is no bench {source!r}; there is {', '.join(BENCHES)}"
             )
         name, source = f"the bench {source}", BENCHES[source]
-    content, documents, where = read_json(source), list[Labelled](), name
+    content, documents = read_json(source), list[Labelled]()
     try:
-        _check_keys(content, ("documents", "relations"), name)
         meanings = {key: str(x) for key, x in content.get("relations", {}).items()}
-        for n, item in enumerate(content["documents"]):
-            where = f"{name}, document {n}"
-            documents.append(_labelled(reader, item, where))
-    except (AttributeError, KeyError, TypeError) as error:
+        for item in content["documents"]:
+            where = f"{name}, document {len(documents)}"
+            documents.append(_labelled(reader, where, **item))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        # a HeadwiseError is a ValueError, and says more
+        if isinstance(error, HeadwiseError):
+            raise
         raise HeadwiseError(
-            f"{where} has another form than docs/watching.md shows ({error!r})"
+            f"{name}, document {len(documents)} has another form than docs/watching.md shows ({error!r})"
         ) from None
     return Relations(documents, meanings, name)
 
 
-def _labelled(reader: Reader, item: Any, where: str) -> Labelled:
-    """Read a document and its pairs of positions; `where` names it in what is refused."""
-    text: str | None = item.get("text")
-    _check_keys(item, ("text", "ids", "pairs"), where)
-    if "text" in item and "ids" in item:
-        raise HeadwiseError(f'{where}: pass either "text" or "ids"')
-    if text is None:
-        ids = list(map(operator.index, item["ids"]))
-        places = [(n, n + 1) for n in range(len(ids))]
-    else:
-        tokens = require_tokens(reader)
-        before, after = tokens.frame
-        ids = [*before, *tokens.encode(text), *after]
-        # what the model expects around a text has none of its characters
-        none = [(-1, -1)]
-        places = none * len(before) + tokens.places(text) + none * len(after)
+def _labelled(
+    reader: Reader, where: str, text: str, pairs: Sequence[dict[str, Any]]
+) -> Labelled:
+    """A document with its pairs of positions; `where` names it in what is refused."""
+    tokens = require_tokens(reader)
+    before, after = tokens.frame
+    ids = [*before, *tokens.encode(text), *after]
     check_ids(reader, where, ids)
-    pairs: dict[str, list[Pair]] = {}
-    for n, pair in enumerate(item.get("pairs", ())):
-        _check_keys(pair, ("name", "from", "to"), f"{where}, pair {n}")
-        spans = []
-        for end in ("from", "to"):
-            at = f"{where}, pair {n}, {end}"
-            spans.append(_positions(pair[end], text, places, at))
-        pairs.setdefault(str(pair["name"]), []).append((spans[0], spans[1]))
-    return Labelled(ids, pairs)
-
-
-def _check_keys(item: dict[str, Any], known: Sequence[str], where: str) -> None:
-    for key in item:
-        if key not in known:
-            raise HeadwiseError(f"{where}: {key!r} is none of {', '.join(known)}")
+    # what the model expects before a text has none of its characters
+    places = [(-1, -1)] * len(before) + tokens.places(text)
+    labelled: dict[str, list[Pair]] = {}
+    for n, pair in enumerate(pairs):
+        start, end = (
+            _positions(pair[key], text, places, f"{where}, pair {n}, {key}")
+            for key in ("from", "to")
+        )
+        labelled.setdefault(str(pair["name"]), []).append((start, end))
+    return Labelled(ids, labelled)
 
 
 def _positions(
-    span: Any, text: str | None, places: Sequence[tuple[int, int]], where: str
+    span: Any, text: str, places: Sequence[tuple[int, int]], where: str
 ) -> tuple[int, ...]:
     """The positions of the tokens of a span, at least one.
 
-    places  for each token its characters in the text; of ids each is a place by itself
+    places  for each token its characters in the text
     where   names the span in what is refused
     """
-    if isinstance(span, str) and text is not None:
-        if text.count(span) != 1 or not span:
+    if isinstance(span, str):
+        if text.count(span) != 1:
             raise HeadwiseError(
                 f"{where}: {span!r} stands {text.count(span)} times in {text!r}; pass [start, end)"
             )
-        span = [text.index(span), text.index(span) + len(span)]
-    length, unit = len(places), "tokens"
-    if text is not None:
-        length, unit = len(text), "characters"
-    is_pair = isinstance(span, list) and [type(x) for x in span] == [int, int]
-    if not is_pair or not 0 <= span[0] < span[1] <= length:
-        raise HeadwiseError(
-            f"{where}: {span!r} must be [start, end) within the {length} {unit} of the document"
-        )
+        span = text.index(span), text.index(span) + len(span)
     start, end = span
+    if not 0 <= start < end <= len(text):
+        raise HeadwiseError(
+            f"{where}: {span!r} must be [start, end) within the {len(text)} characters of the document"
+        )
     # All that overlap with it: a token may begin before the span, with a space.
     positions = [n for n, (a, b) in enumerate(places) if a < end and b > start]
     if not positions:
-        raise HeadwiseError(f"{where}: no token stands for {str(text)[start:end]!r}")
+        raise HeadwiseError(f"{where}: no token stands for {text[start:end]!r}")
     return tuple(positions)

@@ -17,7 +17,7 @@ Sources: R. Kneser and H. Ney, "Improved backing-off for m-gram language modelin
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -60,37 +60,20 @@ def best_order(losses: Mapping[int, float]) -> tuple[int, float]:
     return min(losses.items(), key=lambda item: item[1])
 
 
-def continuations(
+def likeliest(
     train: npt.ArrayLike,
-    prompts: Sequence[list[int]],
-    n_tokens: int,
+    text: npt.ArrayLike,
+    at: Ints,
     vocab_size: int,
     order: int,
     boundary: int,
-) -> list[list[int]]:
-    """The most probable next token, again and again: up to `n_tokens` ids for each prompt, up to a boundary.
-
-    Each prompt begins with a boundary. Of equally probable tokens the lowest id is taken.
-    """
-    rows = _rows(train, order, boundary)
-    # with a place for the token to come, whatever it is
-    texts = [[*prompt, 0] for prompt in prompts]
-    for _ in range(n_tokens):
-        ends = np.cumsum(list(map(len, texts))) - 1
-        # of each text a row for every token
-        at = np.repeat(ends, vocab_size)
-        asked = _rows(np.concatenate(texts), order, boundary, at)
-        asked.back[0] = np.tile(np.arange(vocab_size), len(texts))
-        # the last is that of the model's own order
-        *_, p = _climb(rows, asked, vocab_size)
-        likeliest = p.reshape(-1, vocab_size).argmax(1).tolist()
-        for text, token in zip(texts, likeliest, strict=True):
-            text[-1:] = [token, 0]
-    made = []
-    for prompt, text in zip(prompts, texts, strict=True):
-        ids = [*text[len(prompt) : -1], boundary]
-        made.append(ids[: ids.index(boundary)])
-    return made
+) -> Ints:
+    """The most probable token at each of these places of a text, by what stands before it; of equals the lowest id."""
+    asked = _rows(text, order, boundary, np.repeat(at, vocab_size))
+    asked.back[0] = np.tile(np.arange(vocab_size), len(at))
+    # the last is that of the model's own order
+    *_, p = _climb(_rows(train, order, boundary), asked, vocab_size)
+    return p.reshape(-1, vocab_size).argmax(1)
 
 
 class _Rows(NamedTuple):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import json
 import re
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,7 +74,7 @@ class TextTokens(ABC):
     def places(self, text: str) -> list[tuple[int, int]]:
         """For each id of `encode` the characters [start, end) of the text that it stands for."""
         raise HeadwiseError(
-            f"{type(self._tokenizer).__name__} does not say where its tokens stand; mark spans of ids"
+            f"{type(self._tokenizer).__name__} does not say where its tokens stand, and relations need that"
         )
 
     def prompt(self, text: str) -> list[int]:
@@ -137,14 +137,16 @@ def require_tokens(reader: Reader) -> TextTokens:
     return reader.tokens
 
 
-def unknown_note(tokens: TextTokens | None, facts: Counter[str]) -> tuple[str, ...]:
-    """The note that so many "characters" of a text are "unknown", in a tuple; () where there are none."""
-    if tokens is None or tokens.unknown is None or not facts["unknown"]:
+def unknown_note(
+    tokens: TextTokens | None, documents: Iterable[Ids]
+) -> tuple[str, ...]:
+    """The note that some tokens stand for what the tokenizer does not know, in a tuple; () where none does."""
+    ids = [*itertools.chain.from_iterable(documents)]
+    if tokens is None or tokens.unknown not in ids:
         return ()
-    counts = {name: f"{facts[name]:,}" for name in ("unknown", "characters")}
-    return (
-        Note.of("note.unknown", **counts, sign=repr(tokens.shown([tokens.unknown])[0])),
-    )
+    sign = repr(tokens.shown([tokens.unknown])[0])
+    unknown, total = f"{ids.count(tokens.unknown):,}", f"{len(ids):,}"
+    return (Note.of("note.unknown", sign=sign, unknown=unknown, tokens=total),)
 
 
 @contextmanager
@@ -308,20 +310,16 @@ class Tokens(TextTokens):
         known = sorted(self.vocabulary, key=self.vocabulary.__getitem__)
         if BOUNDARY in known:
             known.remove(BOUNDARY)
-        missing = sorted({*units} - {*known})
-        # Five that are missing and forty that are known keep the message to a few lines.
-        some, near = ", ".join(map(repr, missing[:5])), list[str]()
-        if len(missing) > 5:
-            some += f" and {len(missing) - 5} more"
-        for unit in missing[:5]:  # no character is near another
+        missing = sorted({*units} - {*known})[:5]  # of more, five say enough
+        near = list[str]()
+        for unit in missing:  # no character is near another
             near += difflib.get_close_matches(unit, known, n=1, cutoff=NEAR)
         # repr, no quotes: a line end shows as \n
-        listed = " ".join(repr(token)[1:-1] for token in known[:40])
-        help = f"it knows {len(known)}: {listed}{' ...' * (len(known) > 40)}"
-        if near:
-            offered = ", ".join(map(repr, dict.fromkeys(near)))
-            help = f"the nearest that it knows: {offered}"
-        return HeadwiseError(f"the model has not seen the {kind} {some}; {help}")
+        listed = " ".join(repr(token)[1:-1] for token in near or known[:40])
+        what = "the nearest that it knows" if near else f"it knows {len(known)}"
+        return HeadwiseError(
+            f"the model has not seen the {kind} {', '.join(map(repr, missing))}; {what}: {listed}"
+        )
 
 
 def _word_level(distinct: Sequence[str], boundary: bool) -> Tokenizer:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from headwise.corpus import verbs
-from headwise.corpus.ngram import best_order, continuations, ngram_losses
+from headwise.corpus.ngram import best_order, likeliest, ngram_losses
 from headwise.corpus.sources import Sources, pieces
 from headwise.corpus.tokens import Ids, Tokens
 from headwise.errors import HeadwiseError
@@ -150,33 +151,31 @@ class Documents:
 
     def held_out_documents(self, limit: int) -> list[list[int]]:
         """Held-out lines as ids, with the boundary before and without the one after; about `limit` tokens of them."""
-        documents: list[list[int]] = []
-        total = 0
-        for ids in self._held_out:
-            total += len(ids)
-            if documents and total >= limit:
-                break
-            documents.append(ids[:-1])
-        return documents
+        return [ids[:-1] for ids in _some(self._held_out, limit)]
 
     def ngram(self, vocab_size: int) -> tuple[int, float]:
         """Order and loss of the best n-gram on the scored tokens. It knows one way to write each line, the first."""
         train = _some([ways[0] for ways in self._train], NGRAM_TOKENS)
         held_out = _some(self._held_out, NGRAM_SCORED)
-        counted = np.concatenate(
-            [np.arange(len(ids)) >= self._unscored(ids) for ids in held_out]
-        )
         rows = np.concatenate(train), np.concatenate(held_out)
+        counted = self._counted(held_out)
         return best_order(
             ngram_losses(*rows, vocab_size, counted=counted, boundary=self.boundary)
         )
 
-    def ngram_continuations(
-        self, prompts: Sequence[list[int]], n_tokens: int, vocab_size: int, order: int
-    ) -> list[list[int]]:
-        """How the n-gram of all lines to train on ends each prompt, up to a boundary."""
+    def ngram_right(self, vocab_size: int, order: int) -> int:
+        """Of how many held-out lines the n-gram takes every scored token for the likeliest."""
         first = np.concatenate([ways[0] for ways in self._train])
-        return continuations(first, prompts, n_tokens, vocab_size, order, self.boundary)
+        text = np.concatenate(self._held_out)
+        at = np.flatnonzero(self._counted(self._held_out))
+        guessed = likeliest(first, text, at, vocab_size, order, self.boundary)
+        line_of = np.repeat(range(len(self._held_out)), list(map(len, self._held_out)))
+        return len(self._held_out) - len({*line_of[at[guessed != text[at]]]})
+
+    def _counted(self, lines: Sequence[list[int]]) -> Any:
+        """For each token of lines, one after another, whether it is scored."""
+        scored = [np.arange(len(ids)) >= self._unscored(ids) for ids in lines]
+        return np.concatenate(scored)
 
     def _unscored(self, ids: list[int]) -> int:
         """How many tokens do not count: the first boundary, or all up to the first mark."""
@@ -195,11 +194,7 @@ class Documents:
 
 def _some(lines: list[list[int]], limit: int) -> list[list[int]]:
     """About `limit` tokens of lines: the first, which were drawn as any other."""
-    first = lines[:limit]  # from these the mean length of a line is taken
-    n_tokens = sum(map(len, first))
-    if n_tokens <= limit and len(first) == len(lines):
-        return lines
-    return lines[: max(1, limit * len(first) // n_tokens)]
+    return lines[: max(1, limit * len(lines) // sum(map(len, lines)))]
 
 
 @dataclass(frozen=True)

@@ -15,21 +15,23 @@ Four spellings are words of both languages, `he`, `has`, `come`, `comes`: only t
 The core, the first 20 verbs with I, you, he in six tenses, is a small corpus inside it, for what trains many models or
 slow ones. It has no sentences. Its words are among those of the whole.
 
-The words, and how each tense is made of them, stand in verbs.toml. The past is the Spanish pretérito indefinido, the
-imperfect (`was working`) and the habit (`used to work`) are both the imperfecto.
+The words, and how each tense is made of them, stand in verbs.toml, the sentences in data/sentences.txt, each behind the
+cell that it is made of. The past is the Spanish pretérito indefinido, the imperfect (`was working`) and the habit
+(`used to work`, in sentences alone) are both the imperfecto.
 """
 
 from __future__ import annotations
 
 import random
 import tomllib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import permutations, product, starmap
 from pathlib import Path
 from typing import Any
 
+from headwise.files import packaged, read_text
 from headwise.words import Note, key_of
 
 _DATA: dict[str, Any] = tomllib.loads(
@@ -46,9 +48,7 @@ RELATIONS: dict[str, str] = {
 # language -> pronoun -> which of a tense's forms it takes
 _PRONOUNS: dict[str, dict[str, int]] = _DATA["pronouns"]
 PERSONS = tuple(_PRONOUNS["english"])
-*_TENSES, HABIT = _DATA["tenses"]
-TENSES = tuple(_TENSES)
-
+TENSES = tuple(_DATA["tenses"])
 VERBS = tuple(_DATA["verbs"])
 CORE_VERBS, CORE_PERSONS, CORE_TENSES = 20, 3, 6
 # Words of a line, for a batch is as wide as its longest: those of `I have worked , you have worked , he has worked`.
@@ -84,20 +84,7 @@ def _clause(language: str, pronoun: str, tense: str, verb: str) -> str:
     """Pronoun and form, such as "he will work": words of the verb fill in the pattern of the tense, "will {0}"."""
     forms = _DATA["tenses"][tense][language].split(" / ")
     form: str = forms[_PRONOUNS[language][pronoun]]
-    return f"{pronoun} {form.format(*_words(verb, language))}"
-
-
-def _words(verb: str, language: str) -> list[str]:
-    """The words of a verb that the patterns name by their places; of Spanish the imperfect last."""
-    record = _DATA["verbs"][verb]
-    words: list[str] = record[language].split()
-    if language == "spanish":
-        # "cantamos" -> "cant", "a"
-        stem, vowel = words[3][:-4], words[3][-4]
-        endings = "aba abas ábamos aban" if vowel == "a" else "ía ías íamos ían"
-        made = " ".join(stem + ending for ending in endings.split())
-        words += record.get("imperfect", made).split()
-    return words
+    return f"{pronoun} {form.format(*_DATA['verbs'][verb][language].split())}"
 
 
 @dataclass(frozen=True)
@@ -126,8 +113,7 @@ def _tables(core: bool) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
 
 def conjugation_lines(core: bool = False) -> tuple[str, ...]:
     """All 1,400 one-language lines, or the 240 of the core, verb by verb and tense by tense, three persons in each:
-    `I work , you work , he works`, `she works , we work , they work`, then the Spanish. The habit has none: its
-    Spanish is that of the imperfect."""
+    `I work , you work , he works`, `she works , we work , they work`, then the Spanish."""
     verbs, tenses, _ = _tables(core)
     lines = []
     for verb, tense in product(verbs, tenses):
@@ -140,36 +126,12 @@ def conjugation_lines(core: bool = False) -> tuple[str, ...]:
 
 def sentences(kept: Iterable[Cell]) -> list[str]:
     """Sentences made of cells: with a noun in place of he or she, `The boy sings . = El niño canta .`; with a phrase,
-    `Ella cantaba la canción .`, `I sing the song = yo canto la canción`; of the habit, `he used to sing = él cantaba`.
+    `Ella cantaba la canción .`, `I sing the song = yo canto la canción`; of no cell, `he used to sing = él cantaba`.
     """
-    lines = []
-    for cell in [*kept, *starmap(Cell, product(VERBS, [HABIT], PERSONS))]:
-        verb, tense = VERBS.index(cell.verb), [*TENSES, HABIT].index(cell.tense)
-        turn = verb + tense + PERSONS.index(cell.person)
-        halves = cell.english, cell.spanish
-        phrases = _DATA["verbs"][cell.verb]["phrase"].split(" / ")
-        longer = list(map("{} {}".format, halves, phrases))
-        if cell.tense == HABIT and turn % 3 == 0:
-            lines.append(cell.line)
-        if cell.person in _DATA["nouns"]:
-            nouns = _DATA["nouns"][cell.person]
-            # each noun with each tense; // 2: in both kinds of line
-            noun = nouns[(verb // 2 + 3 * tense) % len(nouns)].split(" / ")
-            if turn % 4 == 0:
-                lines.append(" = ".join(map(_sentence, halves, noun)))
-            elif turn % 8 == 1:
-                subjects = noun if verb // 8 % 2 else ["", ""]
-                lines += map(_sentence, longer, subjects)
-        elif turn % 6 == 0:
-            lines.append(" = ".join(longer))
-    return [line for line in lines if len(line.split()) <= LONGEST]
-
-
-def _sentence(clause: str, noun: str = "") -> str:
-    """With a capital and a full stop; a noun stands for the pronoun, which is the first word."""
-    if noun:
-        clause = f"{noun} {clause.split(maxsplit=1)[1]}"
-    return f"{clause[0].upper()}{clause[1:]} ."
+    names = {"", *(f"{cell.verb} {cell.tense} {cell.person}" for cell in kept)}
+    lines = read_text(packaged("sentences")).splitlines()
+    rows = (line.split("\t") for line in lines)
+    return [sentence for cell, sentence in rows if cell in names]
 
 
 def told() -> dict[str, Any]:
@@ -180,19 +142,16 @@ def told() -> dict[str, Any]:
     tells nothing.
     """
     wholes = VERBS, TENSES, PERSONS, ("english", "spanish")
-    words: dict[str, list[list[int]]] = {}
-    for cell in cells():
-        for language in wholes[-1]:
-            told_of = cell.verb, cell.tense, cell.person, language
-            for form in getattr(cell, language).split():
-                facts = words.setdefault(form, [[], [], [], []])
-                for numbers, whole, fact in zip(facts, wholes, told_of, strict=True):
-                    if (number := whole.index(fact)) not in numbers:
-                        numbers.append(number)
-    for facts in words.values():
-        for numbers, whole in zip(facts, wholes, strict=True):
-            if len(numbers) == len(whole):
-                numbers.clear()
+    told_by = defaultdict[str, list[set[int]]](lambda: [set(), set(), set(), set()])
+    for cell, language in product(cells(), wholes[-1]):
+        facts = cell.verb, cell.tense, cell.person, language
+        for form in getattr(cell, language).split():
+            for numbers, whole, fact in zip(told_by[form], wholes, facts, strict=True):
+                numbers.add(whole.index(fact))
+    words = {}
+    for form, sets in told_by.items():
+        pairs = zip(sets, wholes, strict=True)
+        words[form] = [sorted(x) if len(x) < len(whole) else [] for x, whole in pairs]
     spanish = next(line for line in conjugation_lines() if line.startswith("yo "))
     return {"words": words, "spanish": spanish}
 

@@ -14,47 +14,18 @@ wide and has no W_O. They become the same when its heads have width d_out / h an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
-from headwise.masks import Causal
-from headwise.records import Call
-from headwise.spec import Options, check_dropout, require_size
+from headwise.spec import check_dropout, require_size
 
 PROJECTIONS = ("W_query", "W_key", "W_value")
 
 
-class WatchedModule(nn.Module):
-    """A module whose heads can be watched and silenced: `headwise.records.Watchable` says what it has to answer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.watchers: list[Callable[[Call], Tensor | None]] = []
-
-    def tell(
-        self,
-        q_bhtd: Tensor,
-        k_bhsd: Tensor,
-        v_bhsd: Tensor,
-        out_bhtd: Tensor,
-        dropout: nn.Dropout,
-    ) -> Tensor:
-        """Hand a call to each watcher in turn, and give the heads' output as they leave it: None changes nothing."""
-        options = Options(mask=Causal(), dropout=dropout.p if self.training else 0.0)
-        for watcher in self.watchers:
-            # past=0: these layers have no cache, so no tokens stand before these.
-            changed = watcher(
-                Call(self, q_bhtd, k_bhsd, v_bhsd, options, out_bhtd, past=0)
-            )
-            out_bhtd = out_bhtd if changed is None else changed
-        return out_bhtd
-
-
-class _Projections(WatchedModule):
+class _Projections(nn.Module):
     """What one head and many at once have in common; `d_out` is the width of all of them. See `CausalAttention`."""
 
     # (context_length, context_length), 1 where key j comes after query i and must not be seen
@@ -115,24 +86,14 @@ class CausalAttention(_Projections):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        # A watcher sees an axis of heads, here of one head: (B,T,d) -> (B,1,T,d), and back.
-        q, k, v, out = (part[:, None] for part in self.parts(x))
-        return self.tell(q, k, v, out, self.dropout)[:, 0]
-
-    def parts(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Queries, keys, values and the output of the head, (B,T,d) each."""
         self.check_text(x)
         queries = self.W_query(x)  # what each token looks for
         keys = self.W_key(x)  # what each token offers to be found by
         values = self.W_value(x)  # what each token passes on when it is found
-        return queries, keys, values, self.attend(queries, keys, values)
-
-    def watched(self) -> tuple[int, Tensor | None, Tensor | None]:
-        # One head, no W_O, W_V.
-        return 1, None, self.W_value.weight
+        return self.attend(queries, keys, values)
 
 
-class MultiHeadedAttentionWrapper(WatchedModule):
+class MultiHeadedAttentionWrapper(nn.Module):
     """`num_heads` separate heads, their results joined side by side. (B,T,d_in) -> (B,T, num_heads * d_out).
 
     Each head has the whole of d_out, and no projection follows. Arguments as in `CausalAttention`.
@@ -155,27 +116,7 @@ class MultiHeadedAttentionWrapper(WatchedModule):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.watchers:
-            return torch.cat([head(x) for head in self.heads], dim=-1)
-        # Whoever watches the wrapper wants one call with all heads.
-        heads: list[Any] = list(self.heads)
-        q, k, v, out = (
-            torch.stack(part, 1)
-            for part in zip(*(head.parts(x) for head in heads), strict=True)
-        )
-        dropout = heads[0].dropout  # all have the same
-        # (B,h,T,d) -> (B,T,h*d)
-        return self.tell(q, k, v, out, dropout).transpose(1, 2).flatten(2)
-
-    def watched(self) -> tuple[int, Tensor | None, Tensor | None]:
-        # As many heads as there are, no W_O, and W_V of all of them, one on another: a copy, which is only read, so
-        # it is detached.
-        heads: list[Any] = list(self.heads)
-        return (
-            len(heads),
-            None,
-            torch.cat([head.W_value.weight.detach() for head in heads]),
-        )
+        return torch.cat([head(x) for head in self.heads], dim=-1)
 
 
 class MultiHeadAttn(_Projections):
@@ -212,16 +153,10 @@ class MultiHeadAttn(_Projections):
             projection(x).reshape(shape).transpose(1, 2)
             for projection in (self.W_query, self.W_key, self.W_value)
         )
-        heads_out = self.tell(
-            queries, keys, values, self.attend(queries, keys, values), self.dropout
-        )
+        heads_out = self.attend(queries, keys, values)
         # (B,T,d_out): the heads side by side again
         concat = heads_out.transpose(1, 2).flatten(2)
         return self.out_proj(concat)  # W_O mixes what the heads found
-
-    def watched(self) -> tuple[int, Tensor | None, Tensor | None]:
-        """Its heads, W_O and W_V; see `headwise.records.Watchable`."""
-        return self.num_heads, self.out_proj.weight, self.W_value.weight
 
 
 MultiHeadAttentionWrapper, MultiHeadAttention = (

@@ -333,13 +333,11 @@ def _results(
     # what has cells is Documents; asked for the type checker
     if corpus.cells and isinstance(data, Documents):
         prompts = [tokens.prompt(f"{cell.english} =") for cell in corpus.cells]
-        by_ngram = data.ngram_continuations(prompts, CELL_TOKENS, len(tokens), order)
         # cells whose Spanish the likeliest continuation of the English gives exactly
-        right = ngram_right = 0
-        for cell, prompt, ids in zip(corpus.cells, prompts, by_ngram, strict=True):
+        right, ngram_right = 0, data.ngram_right(len(tokens), order)
+        for cell, prompt in zip(corpus.cells, prompts, strict=True):
             likeliest = generate(model, prompt, CELL_TOKENS, temperature=0, stops=[end])
             right += tokens.decode(list(likeliest)) == cell.spanish
-            ngram_right += tokens.decode(ids) == cell.spanish
         cells = right, ngram_right, len(corpus.cells)
         facts |= {
             "held-out cells": str(cells[2]),

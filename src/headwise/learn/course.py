@@ -6,8 +6,6 @@ A file that is still exactly as it was made is nobody's work: it may be made aga
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -17,7 +15,6 @@ from headwise.checker.verdict import check
 from headwise.errors import HeadwiseError
 from headwise.files import read_bytes, read_json, read_text, write_whole
 from headwise.learn.exercises import (
-    COURSE_NAMES,
     Exercise,
     Mark,
     exercises,
@@ -43,12 +40,6 @@ class Course:
     passed: list[int] = field(default_factory=list)
     # of exercises that are not right yet; JSON keys are texts
     tries: dict[str, int] = field(default_factory=dict)
-    # what was wrong at the last of them: ids of bugs, or a function
-    causes: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def words(self) -> Mapping[str, str]:
-        return words(self.language)
 
     @property
     def current(self) -> Exercise | None:
@@ -86,32 +77,25 @@ class Course:
         made = (exercise.source(language).encode() for language in LANGUAGES)
         return read_bytes(self.path(exercise)) in made
 
-    def mark(self, exercise: Exercise, asked: bool = True) -> Mark:
+    def mark(self, exercise: Exercise) -> Mark:
         """Mark one file and keep what comes of it.
 
-        Each try brings the next hint. What is no try: a file that nobody has touched; and one with a blank, when it is
-        marked for the first time, or at a save and not because the learner `asked`.
+        Each try brings the next hint. A file that nobody has touched is no try, nor is one in which the question alone
+        is open.
         """
         verdict = mark(exercise, read_text(self.path(exercise)), self.language)
         unknown = verdict.status == "wrong" and not verdict.bugs
         if unknown and exercise.checked:
             verdict = self._named_by_check(exercise, verdict)
         key, passed = str(exercise.number), {*self.passed} - {exercise.number}
-        times = self.tries.pop(key, None)  # None before it has been marked
-        cause = " ".join(verdict.bugs) or verdict.function
-        if times and self.causes.get(key) != cause:
-            times = 0  # the hints on another bug begin with the first
-        self.causes[key] = cause
+        times = self.tries.pop(key, 0)
         if verdict.status == "passed":
             passed.add(exercise.number)
         else:
-            # What is open without a line is the question alone.
-            again = asked and times is not None and bool(verdict.line)
-            is_try = verdict.status != "open" or (
-                again and not self._untouched(exercise)
-            )
-            # from now on it counts as marked, also with 0
-            self.tries[key] = (times or 0) + is_try
+            is_open = verdict.status == "open"
+            # what is open without a line is the question alone
+            is_idle = is_open and (not verdict.line or self._untouched(exercise))
+            self.tries[key] = times + (not is_idle)
         self.passed = sorted(passed)
         self.save()
         return verdict
@@ -121,7 +105,7 @@ class Course:
 
         The same verdict where it finds none.
         """
-        place = self.place_of_class(exercise)
+        place = f"{self.path(exercise).resolve()}:{exercise.checked}"
         checked = check(place, causal=exercise.causal, lang=self.language)
         findings = [each for each in checked.findings if each.bug != UNKNOWN]
         if not findings:
@@ -131,14 +115,6 @@ class Course:
             verdict = replace(verdict, line=line, quoted=quoted)
         fix = " ".join([*(each.fix for each in findings), verdict.fix]).strip()
         return replace(verdict, bugs=tuple(each.bug for each in findings), fix=fix)
-
-    def place_of_class(self, exercise: Exercise) -> str:
-        """FILE:NAME of the class that an exercise asks for, by the name that it has in a course; else FILE alone."""
-        path = self.path(exercise).resolve()
-        for name in re.findall(r"\b(?:class|def) (\w+)", read_text(path)):
-            if COURSE_NAMES.get(name, name) == exercise.checked:
-                return f"{path}:{name}"
-        return str(path)
 
     def hint(self, exercise: Exercise) -> int:
         """Which hint is due, from 1; 0 for none: the first look at a blank has none."""
@@ -173,10 +149,6 @@ def _read(path: Path, say: Say) -> Course:
         # `+` takes a list alone
         for number in course.passed + list(map(int, course.tries)):
             find_exercise(number)
-        if not all(
-            type(times) is int and times >= 0 for times in course.tries.values()
-        ):
-            raise TypeError(f"tries={course.tries}")
     except (ValueError, TypeError, AttributeError) as error:
         raise HeadwiseError(say("damaged", path=path, error=error)) from None
     return course
@@ -197,8 +169,7 @@ def told(
         answer = exercise.answer
         key = "guess_right" if verdict.guess == answer else "guess_wrong"
         line = say(key, guess=verdict.guess, answer=answer, reveal=texts["reveal"])
-        # the fix: a remark on code that is right
-        return list(filter(None, (first, line, verdict.fix)))
+        return [first, line]
     lines = [verdict.evidence]
     if verdict.fix:
         # Ids of an exercise's own bugs are not in the catalogue: their sentence alone is shown, which is the fix.

@@ -4,7 +4,8 @@
 place. `01_softmax.toml` has the words, and the bugs: a bug is the solution with some text replaced.
 
 Every known bug of an exercise, and every two of them, is run as a variant of the solution. The one that reproduces the
-learner's numbers is the learner's bug. Where one edit of a line makes all numbers right, the bug stands in that line.
+learner's numbers is the learner's bug. Where a line of the solution makes all numbers right, the bug stands in the line
+that it replaces.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ import sys
 import textwrap
 import tomllib
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import combinations, combinations_with_replacement, takewhile
+from itertools import combinations, combinations_with_replacement, product, takewhile
 from pathlib import Path
 from typing import Any
 
 from headwise.checker.bugs import catalogue, plainly, speaker, words
-from headwise.checker.repair import WORDS, edits
+from headwise.checker.repair import WORDS
 from headwise.checker.sandbox import alone, require_torch, run_apart
 from headwise.checker.search import close
 from headwise.errors import HeadwiseError
@@ -35,15 +36,9 @@ FOLDER = Path(__file__).parent
 BLANK = re.compile(r"^\s*\.\.\.\s*(#.*)?$")  # a line that the learner must replace
 WIDTH = 88  # columns of the text of an exercise
 SECONDS = 30  # of the learner's process, the import of torch included
-# The name of a class in the course of `courses.from_scratch` -> in its book, which the exercises use.
-COURSE_NAMES = {
-    "MultiHeadAttn": "MultiHeadAttention",
-    "MultiHeadedAttentionWrapper": "MultiHeadAttentionWrapper",
-}
 SHOWN = 60  # characters of a value or call, at most
-# seconds of the search for an edit that makes a file right; a round choice
+# seconds of the search for a line that makes a file right; a round choice
 REPAIRING = 20.0
-OPERATORS = "+ - * / // ** @ < <= > >= = += append extend"
 
 
 @dataclass(frozen=True)
@@ -63,7 +58,7 @@ class Exercise:
     checked: str | None = None  # class or function that `headwise.check` reads
     causal: bool = True  # ought it to be causal by itself?
     # Each has an id, `replace` (pairs of texts: of the solution, and what stands there with the bug) and a sentence
-    # for each language. With `told` it is a remark, and the exercise is passed all the same.
+    # for each language.
     bugs: tuple[dict[str, Any], ...] = ()
 
     @property
@@ -144,16 +139,7 @@ class Exercise:
         above = "\n".join(source.splitlines()[: line or 0])
         names = re.findall(top, self.solution, re.M)
         called = [name for name in re.findall(r"\w+", call) if name in names]
-        name = ["", *called[:1], *re.findall(top, above, re.M)][-1]
-        return COURSE_NAMES.get(name, name)
-
-    def letter_of(self, language: str, answer: str) -> str:
-        """The letter of the choice that an answer words, such as b of "two thirds"; none of them: all letters."""
-        pattern = r"\b([abc])\) +(.+?)(?= {2,}[abc]\)|\n|$)"
-        choices = re.findall(pattern, self.texts[language]["question"])
-        letters = {text.strip(" .").casefold(): letter for letter, text in choices}
-        wanted = answer.strip(" .").casefold()
-        return str(letters.get(wanted, speaker(language)("letters")))
+        return ["", *called[:1], *re.findall(top, above, re.M)][-1]
 
     def figure_file(self, language: str) -> str:
         return f"figures/{self.figure}.{language}.svg"
@@ -236,8 +222,7 @@ def mark(exercise: Exercise, source: str, language: str) -> Mark:
     missing = [say("blank", line=number) for number in blanks]
     if guess is None:
         key = "which_letter" if answer else "unanswered"
-        letter = exercise.letter_of(language, answer)
-        missing = [say(key, answer=answer, letter=letter), *missing]
+        missing = [say(key, answer=answer, letter=say("letters")), *missing]
     if missing:
         first, evidence = next(iter(blanks), None), " ".join(missing)
         function = exercise.function_at(source, first)
@@ -273,9 +258,6 @@ def judge(exercise: Exercise, source: str, guess: str | None, language: str) -> 
     )
     bugs = [exercise.bugs[int(place)] for place in next(alike, "").split()]
     ids, fix = tuple(bug["id"] for bug in bugs), " ".join(bug[language] for bug in bugs)
-    # remarks alone
-    if bugs and all(bug.get("told") for bug in bugs):
-        return Mark("passed", guess, bugs=ids, evidence=difference, fix=fix)
     status, evidence = "wrong", difference or plainly(str(error), language)
     if not difference:
         status, line = "failed", learner.get("line")
@@ -344,9 +326,6 @@ def outcome(code: str, name: str, setup: str, calls: Sequence[str]) -> dict[str,
     try:
         module: dict[str, Any] = {"__name__": "exercise", "__file__": name}
         exec(compile(code, name, "exec"), module)
-        # The calls find a class that has a course's name, too.
-        for theirs in COURSE_NAMES.keys() & module:
-            module.setdefault(COURSE_NAMES[theirs], module[theirs])
         prepared = compile(setup, "setup", "exec")
         for call in calls:
             # fresh inputs for each call, so that code which writes into them spoils nothing
@@ -420,35 +399,16 @@ def shortened(text: str) -> str:
     return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
 
 
-def repairs(
-    lines: dict[int, str], right: Sequence[str]
-) -> Iterator[tuple[int, int, str]]:
-    """What may make a file right: first and last of the learner's lines, and the line in their place.
-
-    A word or operator is another one, two are exchanged, a line leaves its loop; then the lines of the solution.
-    """
-    known = [OPERATORS, *right, *lines.values()]
-    others = sorted({*WORDS.findall(" ".join(known))})
-    edited = []
-    for number, line in lines.items():
-        # not the name that a line begins with
-        texts = [line[4:], *edits(line, lambda _: others, 1)]
-        parts = dict(enumerate(WORDS.split(line)))
-        for a, b in combinations(range(3, len(parts), 2), 2):
-            texts.append("".join({**parts, a: parts[b], b: parts[a]}.values()))
-        edited += [(number, number, text) for text in texts]
-    # those first that the solution has
-    yield from sorted(edited, key=lambda edit: edit[2] not in right)
-    for first, last in combinations_with_replacement(lines, 2):
-        for text in right:
-            yield first, last, text
-
-
 def repair(job: dict[str, Any]) -> dict[str, Any]:
-    """The first repair that makes all calls right, its last `line` and `right`; empty for none."""
+    """The line of the solution that makes all calls right in place of one or some of the learner's.
+
+    The last of these as `line`, and what is `right` there; empty for none.
+    """
     rest = job["name"], job["setup"], job["calls"]
     wanted = outcome(job["variants"][""], *rest)["values"]
-    for first, last, right in repairs(dict(job["lines"]), job["right"]):
+    numbers = [number for number, _ in job["lines"]]
+    stretches = combinations_with_replacement(numbers, 2)
+    for (first, last), right in product(stretches, job["right"]):
         lines = job["source"].splitlines()
         lines[first - 1 : last] = [right]
         if close(outcome("\n".join(lines), *rest)["values"], wanted):

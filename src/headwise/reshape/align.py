@@ -34,7 +34,6 @@ from headwise.gpt.train import one_thread
 from headwise.models.ask import run_body
 from headwise.models.hook import hooked
 from headwise.models.weights import AttentionWeights, attentions, input_projection
-from headwise.table import plural
 
 # of generalised Procrustes analysis; its sum of squares falls in each, by less than 0.1 % in a 13th
 ROUNDS = 12
@@ -103,21 +102,6 @@ class KeyRule:
     # features that may only change sign, all of a set together
     signs: tuple[tuple[int, ...], ...]
     free: tuple[int, ...]  # features that may be mixed by any orthogonal matrix
-
-    @property
-    def note(self) -> str:
-        """How keys of this rule are aligned."""
-        parts = []
-        if self.planes:
-            parts.append(f"{plural(len(self.planes), 'RoPE plane')} by a turn each")
-        if self.free:
-            features = plural(len(self.free), "feature")
-            parts.append(f"{features} by one orthogonal matrix")
-        if self.signs:
-            sets = plural(len(self.signs), "set")
-            how = "of features by sign alone, for their qk-norm gains differ"
-            parts.append(f"{sets} {how}")
-        return f"keys were aligned by what is exact here: {', '.join(parts)}"
 
 
 def key_rule(weights: AttentionWeights) -> KeyRule:

@@ -14,9 +14,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -29,7 +28,7 @@ from torch import Tensor, nn
 
 from headwise.corpus import verbs
 from headwise.corpus.documents import BATCH, check_ids, cut, encoded
-from headwise.corpus.sources import Sources, exists
+from headwise.corpus.sources import Sources, contents
 from headwise.corpus.tokens import require_tokens, unknown_note
 from headwise.corpus.training import HELD_OUT_SHARE
 from headwise.cost.config import USUAL, check_sizes
@@ -42,7 +41,7 @@ from headwise.families import (
     require_run,
     run_of,
 )
-from headwise.files import read_text, sync_folder, text_path, write_whole
+from headwise.files import require_empty, sync_folder, write_whole
 from headwise.gpt.checkpoint import load_model
 from headwise.gpt.presets import find_preset
 from headwise.gpt.run import read_run
@@ -58,6 +57,7 @@ from headwise.models.open import (
     described,
     folder_of,
     open_folder,
+    texts_of,
     write_folder,
 )
 from headwise.models.sites import require_held
@@ -80,8 +80,6 @@ from headwise.reshape.heal import (
     heal_child,
     measure,
 )
-from headwise.shapes import kind_of, shape_of
-from headwise.table import amount
 
 # tokens of a document, at most: a round choice, more take more memory
 LONGEST = 1024
@@ -106,11 +104,6 @@ class Options(TypedDict, total=False):
     text: Any  # a path, a text, or ids
     out: str | Path | None
     heal: int | None
-    batch: int
-    lr: float
-    hidden: float
-    seed: int
-    force: bool
     device: str
     dtype: str | None
 
@@ -162,25 +155,12 @@ class Reshaped:
     verified: str | None = None
 
     def __repr__(self) -> str:
-        return f"Reshaped({self.what};\n         {self.won})"
-
-    @property
-    def won(self) -> str:
-        """One line: cache and loss; each left out where there is nothing to tell."""
-        last, parts = self.healed or self.damage, []
-        if last.cache_bytes.before:
-            before, after = map(amount, vars(last.cache_bytes).values())
-            change = f"cache {before} -> {after}"
-            if after == before:
-                change = f"cache as before, {after},"
-            parts.append(f"{change} a token at {last.context:,} tokens")
-        if last.loss is not None:
-            parts.append(f"loss {last.loss.after - last.loss.before:+.3f} nats")
-        return ", ".join(parts)
+        rows = (self.healed or self.damage).rows
+        return "\n  ".join([f"Reshaped({self.what})", *map(" ".join, rows)])
 
     def document(self) -> dict[str, Any]:
         """All but the model, as JSON has it."""
-        fields = {**vars(self), "won": self.won}
+        fields = {**vars(self)}
         del fields["model"]
         return plain_data(fields)
 
@@ -197,16 +177,14 @@ def reshape(
     text: Any = None,
     out: str | Path | None = None,
     heal: int | None = None,
-    force: bool = False,
     device: str = "cpu",
     dtype: str | None = None,
-    **healing: Any,
 ) -> Reshaped:
     """Change a model, or that of a folder, and do all that goes with it; `share` explains the options."""
-    recipe = _recipe(heal, healing)
+    recipe = None if heal is None else HealRecipe(steps=heal)
     out = None if out is None else Path(out)
     # 1. The model and the text, once what can be refused is refused.
-    source, written, calibration = _opened(model, change, text, out, force, device)
+    source, written, calibration = _opened(model, change, text, out, device)
     if dtype is not None:
         written = getattr(torch, computed_in(dtype))
     with evaluating(source.model):
@@ -260,18 +238,7 @@ def reshape(
         # 4. The folder.
         if out is None:
             return report
-        return export(report, source, out, force, listener)
-
-
-def _recipe(steps: int | None, options: dict[str, Any]) -> HealRecipe | None:
-    """How the child is healed; None where it is not. Refuses options of healing without it."""
-    recipe = HealRecipe(steps=steps if steps is not None else 1, **options)
-    if steps is not None:
-        return recipe
-    if recipe != HealRecipe(steps=1):  # a default asks for nothing
-        names = ", ".join(f"{name}=" for name in options)
-        raise HeadwiseError(f"options of healing without it: {names}; pass heal=STEPS")
-    return None
+        return export(report, source, out, listener)
 
 
 def _opened(
@@ -279,7 +246,6 @@ def _opened(
     change: Change,
     text: Any,
     out: Path | None,
-    force: bool,
     device: str,
 ) -> tuple[Folder, torch.dtype, Calibration]:
     """The model with its folder, the format that its weights are stored in, and the text as documents.
@@ -300,7 +266,8 @@ def _opened(
     else:
         path = located(Path(model))
         check_config(path, change)
-    check_place(path, out, force)
+    if out is not None:
+        check_place(path, out)
     name, content = read_user_text(text, path)
     stored = None
     if source is None:
@@ -360,29 +327,15 @@ def check_config(path: Path, change: Change) -> None:
         change.check_sizes(n_layers, n_heads, n_kv_heads)
 
 
-def check_place(source: Path, out: Path | None, force: bool) -> None:
-    """Raise HeadwiseError where no model may be written; a folder with a RECORD is one that `reshape` has written."""
-    if out is None:
-        if force:
-            raise HeadwiseError(
-                "force=True is about the folder that is written; pass out="
-            )
-        return
-    here, there = source.resolve(), out.resolve()
-    holds_files = out.is_dir() and any(out.iterdir())
-    problem = ""
-    if here in (there, *there.parents) or there in here.parents:
-        problem = f" and the source {source}, which is never changed, lie in one another; pass another folder"
-    elif out.is_symlink() or (out.exists() and not out.is_dir()):
-        problem = " is a link or a file; pass a folder"
-    elif not there.parent.is_dir():
-        problem = f": the folder {out.parent} does not exist"
-    elif holds_files and not (out / RECORD).exists():
-        problem = f" exists already and has no {RECORD}: share or prune did not write it; pass another folder"
-    elif holds_files and not force:
-        problem = " exists already; pass force=True to replace it, or another folder"
-    if problem:
-        raise HeadwiseError(f"out={str(out)!r}{problem}")
+def check_place(source: Path, out: Path) -> None:
+    """Raise HeadwiseError where no new folder can be written: `out` may be absent or empty."""
+    require_empty(out)
+    if source.resolve() in out.resolve().parents:
+        raise HeadwiseError(
+            f"out={str(out)!r} lies in {source}, which is never changed; pass another folder"
+        )
+    if not out.resolve().parent.is_dir():
+        raise HeadwiseError(f"out={str(out)!r}: the folder {out.parent} does not exist")
 
 
 # The text
@@ -402,7 +355,6 @@ class Calibration:
     glance: list[Tensor]
     evaluation: list[Tensor]  # and on these others is measured.
     about: tuple[str, ...]  # what a reader of any number on it must know
-    name: str  # as `read_user_text` gives it
 
 
 def read_user_text(text: Any, path: Path) -> tuple[str, Any]:
@@ -410,13 +362,9 @@ def read_user_text(text: Any, path: Path) -> tuple[str, Any]:
 
     text  a path, a text, or ids, which are handed back; None takes what the run in `path` was trained on
     """
-    is_path = isinstance(text, Path)
-    if isinstance(text, str):
-        # One without a space that names no file is taken for a misspelled path: `read_text` refuses it by that name.
-        is_path = exists(Path(text)) or len(text.split()) == 1
-    if is_path:
-        path = text_path(text)
-        return str(path), read_text(path)
+    if isinstance(text, str | Path):
+        paths, typed = contents([str(text)])
+        return (str(text), Sources(paths).text()) if paths else ("the text", typed[0])
     if text is not None:
         return "the text", text
     run = read_run(require_run(path))
@@ -435,34 +383,38 @@ def calibrate(name: str, text: Any, folder: Folder) -> Calibration:
     for its parts, and for ids that the model does not know.
     """
     length = min(folder.context or LONGEST, LONGEST)
-    facts = Counter[str]()  # `encoded` counts the characters, and those without a token
-    is_corpus = isinstance(text, verbs.VerbCorpus)
     before, after = list[int](), list[int]()
-    if is_corpus or isinstance(text, str):
+    about: tuple[str, ...] = ()
+    lines: Sequence[str] = ()
+    if isinstance(text, verbs.VerbCorpus | str):
         before, after = require_tokens(folder).frame
-    # Lines, ids of one stream or documents, in two parts.
-    parts: Sequence[Sequence[Any]]
-    if is_corpus:
-        parts = text.train_lines, text.held_out_lines
-    elif not isinstance(text, str):
-        parts = _split(_ids(text))
+    if isinstance(text, verbs.VerbCorpus):
+        lines, end = (*text.train_lines, *text.held_out_lines), len(text.train_lines)
+        about = (verbs.WHOLE_LINES,)
     # a run of lines has a boundary before a text
-    elif folder.family == OURS and before:
-        parts = _split([line.strip() for line in text.splitlines() if line.strip()])
+    elif isinstance(text, str) and folder.family == OURS and before:
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        end = _end(lines)
+    if lines:
+        # between boundaries; a longer line loses its end, as in training
+        rows = [[*before, *encoded(folder, x), *before][:length] for x in lines]
+    elif isinstance(text, str):
+        rows = [encoded(folder, text)]
     else:
-        parts = _split(encoded(folder, text, facts))
+        rows = [ids.tolist() for ids in texts_of(folder.model, text)]
+        end = _end(rows)
+    parts: Sequence[Iterable[list[int]]]
+    if lines or len(rows) > 1:
+        parts = rows[:end], rows[end:]
+    else:  # one stream
+        stream, size = rows[0], length - len(before) - len(after)
+        halves = stream[: _end(stream)], stream[_end(stream) :]
+        cuts = (cut([half], size) for half in halves)
+        parts = [[[*before, *ids, *after] for ids in pieces] for pieces in cuts]
     documents: list[tuple[Tensor, ...]] = []
     for part in parts:
-        rows: Iterable[Any] = part
-        if part and isinstance(part[0], str):
-            # between boundaries; a longer line loses its end, as in training
-            lines = [[*before, *encoded(folder, x, facts), *before] for x in part]
-            rows = [ids[:length] for ids in lines]
-        elif part and isinstance(part[0], int):
-            pieces = cut([part], length - len(before) - len(after))
-            rows = [[*before, *ids, *after] for ids in pieces]
         # Documents of a single token are left out: it predicts nothing.
-        kept = [ids for ids in rows if len(ids) > 1]
+        kept = [ids for ids in part if len(ids) > 1]
         for ids in kept:
             check_ids(folder, name, ids)
         documents.append(tuple(map(torch.tensor, kept)))
@@ -472,9 +424,7 @@ def calibrate(name: str, text: Any, folder: Folder) -> Calibration:
             f"{name} is too short: of documents of 2 to {length} tokens it makes {len(train)} to calibrate on and "
             f"{len(held_out)} to measure on; each part needs one"
         )
-    about = unknown_note(folder.tokens, facts)
-    if is_corpus:
-        about = verbs.WHOLE_LINES, *about
+    about += unknown_note(folder.tokens, rows)
     # each batch has logits over the whole vocabulary
     vocab_size = folder.vocab_size or int(torch.cat([*train, *held_out]).max()) + 1
     most = min(BATCH, LOGITS // vocab_size)
@@ -482,28 +432,12 @@ def calibrate(name: str, text: Any, folder: Folder) -> Calibration:
     # a single document has to serve both
     glance = batches(spread(held_out[1::2] or held_out, GLANCE), most)
     evaluation = batches(spread(held_out[::2], EVALUATION), most)
-    return Calibration(train, held_out, statistics, glance, evaluation, about, name)
+    return Calibration(train, held_out, statistics, glance, evaluation, about)
 
 
-def _split(items: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-    """Lines, documents or ids, the last tenth apart."""
-    end = int(len(items) * (1 - HELD_OUT_SHARE))  # the same cut as in training
-    return items[:end], items[end:]
-
-
-def _ids(ids: Any) -> list[Any]:
-    """One stream of ids (N,), or documents (B,T) or one by one, as lists. HeadwiseError for what holds no ids."""
-    is_list = isinstance(ids, Sequence) and any(shape_of(x) for x in ids[:1])
-    # torch raises each of them for what it cannot read
-    with suppress(TypeError, ValueError, RuntimeError):
-        rows = [torch.as_tensor(x).tolist() for x in (ids if is_list else [ids])]
-        read = rows if is_list else rows[0]
-        if len(shape_of(read)) in (1, 2) and kind_of(read) == "int":
-            return read
-    shown = " ".join(repr(ids).split())  # an array's has several lines
-    raise HeadwiseError(
-        f"{shown:.60} is neither a text nor its ids, whole numbers (N,), or documents of them"
-    )
+def _end(items: Sequence[Any]) -> int:
+    """Where the last tenth of lines, documents or ids begins: the same cut as in training."""
+    return int(len(items) * (1 - HELD_OUT_SHARE))
 
 
 def spread(documents: Sequence[Tensor], limit: int) -> list[Tensor]:
@@ -517,18 +451,16 @@ def spread(documents: Sequence[Tensor], limit: int) -> list[Tensor]:
 # The folder, and its proof
 
 
-def export(
-    report: Reshaped, source: Folder, out: Path, force: bool, say: Listener
-) -> Reshaped:
+def export(report: Reshaped, source: Folder, out: Path, say: Listener) -> Reshaped:
     """Write the child to `out` with what belongs to `source`, and the report as headwise.json, with the proof in it.
 
-    Raises HeadwiseError where what the folder answers differs, or where `out` may not be replaced; nothing is written
+    Raises HeadwiseError where what the folder answers differs, or where `out` is there by now; nothing is written
     then.
     """
     # in files as large as those of the parent
     shards = [path.stat().st_size for path in source.path.glob("*.safetensors")]
     sizes = {"max_shard_size": max(shards)} if len(shards) > 1 else {}
-    with replaced(source.path, out, force) as fresh:
+    with new_folder(out) as fresh:
         say(f"writing {out}")
         write_folder(fresh, report.model, source, **sizes)
         for pattern in BESIDE:
@@ -556,7 +488,7 @@ def model_card(report: Reshaped) -> str:
     lines = [
         f"---\nbase_model: {name}\nlibrary_name: {library}\ntags: [headwise]\n---",
         f"# {Path(report.out or name).name}",
-        f"Made of {name} by headwise: {report.what}; {steps}. {report.won}.",
+        f"Made of {name} by headwise: {report.what}; {steps}.",
         f"| on held-out text | before | after | change |\n| --- | --- | --- | --- |{rows}",
         *(f"- {note}" for note in report.notes),
         f"Read back and compared with the model in memory: {report.verified}. All figures: {RECORD}.",
@@ -565,25 +497,16 @@ def model_card(report: Reshaped) -> str:
 
 
 @contextmanager
-def replaced(source: Path, out: Path, force: bool) -> Iterator[Path]:
-    """A new folder to fill, which takes the place of `out` when the block ends; what `out` held stays until then.
-
-    A kill between the two renames leaves it in a hidden folder beside `out`.
-    """
-    with TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as temporary:
-        fresh, before = Path(temporary) / "new", Path(temporary) / "before"
+def new_folder(out: Path) -> Iterator[Path]:
+    """A folder to fill, which gets the name `out` when the block ends; where the block fails, nothing is left."""
+    place = out.resolve()
+    with TemporaryDirectory(dir=place.parent, prefix=f".{place.name}.") as temporary:
+        fresh = Path(temporary) / "new"
         fresh.mkdir()
         yield fresh
-        check_place(source, out, force)  # hours may have passed since the first check
-        try:
-            if out.exists():
-                out.rename(before)
-            fresh.rename(out)
-        except BaseException:  # Ctrl-C, too
-            if before.exists():
-                before.rename(out)
-            raise
-    sync_folder(out.parent)
+        require_empty(out)  # hours may have passed since the first check
+        fresh.rename(place)
+    sync_folder(place.parent)
 
 
 @torch.no_grad()

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from headwise.errors import HeadwiseError
 from headwise.families import check_next
-from headwise.heads.ablate import ablation, importance
+from headwise.heads.ablate import importance
 from headwise.models.ask import predicts
 from headwise.models.open import Folder
 from headwise.models.weights import (
@@ -33,9 +33,8 @@ from headwise.models.weights import (
     with_layers,
 )
 from headwise.records import head_name, parse_head
-from headwise.reshape.heal import Gone, cache_bytes, silence
+from headwise.reshape.heal import Gone, silence
 from headwise.reshape.job import (
-    OF_RUN,
     Calibration,
     Change,
     Changed,
@@ -44,9 +43,6 @@ from headwise.reshape.job import (
     Reshaped,
     reshape,
 )
-from headwise.words import unknown
-
-SCORES = ("importance", "ablation")  # the first is the default
 
 
 def prune(
@@ -54,7 +50,6 @@ def prune(
     heads: str | Sequence[str] | None = None,
     *,
     keep: float | None = None,
-    by: str | None = None,
     uniform: bool = False,
     listener: Listener = lambda event: None,
     **options: Unpack[Options],
@@ -62,7 +57,7 @@ def prune(
     """Remove query heads from a model, which is left alone: those in `heads`, or else those that `keep` leaves over.
 
         child = hw.prune(model, ["L0.H1", "L3.H5"], text="book.txt")
-        child = hw.prune(model, keep=0.75, by="ablation", heal=200)
+        child = hw.prune(model, keep=0.75, heal=200)
 
     Heads leave the weights where the format can carry what remains, and are zeroed otherwise; `notes` says why. The
     other arguments are those of `share`, and so are the errors.
@@ -70,11 +65,11 @@ def prune(
     Args:
         model: a GPT, a model of transformers, or the folder of one
         heads: those that go, by name, as a list or as "L0.H1,L3.H5"
-        keep: or the fraction of all heads that stays, above 0 and below 1; those with the lowest scores go
-        by: the score: importance (by gradients, the default) or ablation (loss without the head); see `head_scores`
+        keep: or the fraction of all heads that stays, above 0 and below 1; those of least importance go, by gradients
+            and relative to the layer (Michel et al. 2019, arXiv 1905.10650)
         uniform: as many heads from each layer, so that they leave the weights; an error where they cannot
     """
-    return reshape(model, Pruning(heads, keep, by, uniform), listener, **options)
+    return reshape(model, Pruning(heads, keep, uniform), listener, **options)
 
 
 @dataclass(frozen=True)
@@ -83,32 +78,20 @@ class Pruning(Change):
 
     heads: str | Sequence[str] | None = None
     keep: float | None = None
-    by: str | None = None
     uniform: bool = False
 
     def __post_init__(self) -> None:
-        heads, keep, by = self.heads, self.keep, self.by
-        if (heads is None) == (keep is None):  # neither, or both
+        if (self.heads is None) == (self.keep is None):  # neither, or both
             raise HeadwiseError(
-                "say which heads go: heads='L0.H1,L3.H5', or keep=0.75 with by=; one of the two"
+                "say which heads go: heads='L0.H1,L3.H5', or keep=0.75; one of the two"
             )
-        if heads is not None and by is not None:
+        if self.keep is not None and not 0 < self.keep < 1:
             raise HeadwiseError(
-                f"by={by!r} chooses heads where keep= says how many stay; heads= names them"
+                f"keep={self.keep} must lie between 0 and 1; 0.75 removes a quarter of the heads"
             )
-        if by not in (None, *SCORES):
-            raise unknown(f"by={by!r} is not known", by, SCORES)
-        if keep is None:
-            return
-        if not 0 < keep < 1:
-            raise HeadwiseError(
-                f"keep={keep} must lie between 0 and 1; 0.75 removes a quarter of the heads"
-            )
-        # a frozen record has no assignment to its fields
-        vars(self)["by"] = by or SCORES[0]
 
     def check_family(self, folder: Path) -> None:
-        if self.by is not None:  # a score needs the loss of a next token
+        if self.keep is not None:  # importance needs the loss of a next token
             check_next(folder, "pass heads=")
 
     def check_sizes(self, n_layers: int, n_heads: int, n_kv_heads: int) -> None:
@@ -116,9 +99,9 @@ class Pruning(Change):
             chosen_heads(self.heads, n_layers, n_heads)
 
     def check(self, model: nn.Module) -> None:
-        if self.by is not None and predicts(model) != "next":
+        if self.keep is not None and predicts(model) != "next":
             raise HeadwiseError(
-                f"by={self.by!r} needs the loss of a next token, and {type(model).__name__} predicts none; pass heads="
+                f"keep= needs the loss of a next token, and {type(model).__name__} predicts none; pass heads="
             )
         # Which heads go is not known yet, how many do is: as if all scores were equal (0 for any name).
         obstacle(model, self._gone(model, defaultdict(float)), self.uniform)
@@ -126,29 +109,14 @@ class Pruning(Change):
     def apply(self, source: Folder, calibration: Calibration) -> Changed:
         model = source.model
         scores: dict[str, float] = {}
-        if self.by is not None:
-            scores = head_scores(self.by, model, calibration.statistics)
+        if self.keep is not None:
+            scores = importance(model, calibration.statistics)
         gone = self._gone(model, scores)
-        # those of an earlier pruning may be zero
-        changes = False
-        for weights, heads in zip(layers_in_turn(model), gone, strict=True):
-            changes |= bool(weights.wo[:, list(heads)].any())
-        if not changes:
-            raise HeadwiseError(
-                f"{', '.join(_names(gone))}: these heads give nothing already, so nothing changes and nothing is "
-                f"written; name others with heads="
-            )
         changed = prune_heads(model, gone, self.uniform)
-        if self.by is None:
+        if self.keep is None:
             return changed
-        measured_on = "the whole text"
-        if calibration.name == OF_RUN:
-            measured_on = "what the run held out"
         tokens = sum(map(torch.numel, calibration.statistics))
-        ranked = (
-            f"ranked by {self.by} on {tokens:,} tokens of the part that is not held "
-            f"out; `headwise heads` measures on {measured_on}, so its order may differ"
-        )
+        ranked = f"ranked by importance on {tokens:,} tokens of the part that is not held out"
         details = changed.details | {"scores": scores}
         return replace(changed, details=details, notes=(ranked, *changed.notes))
 
@@ -180,23 +148,8 @@ def chosen_heads(names: str | Sequence[str], n_layers: int, n_heads: int) -> Gon
                 f"all {n_heads} heads of layer {layer} are to go; a layer needs one"
             )
     if not any(chosen):
-        raise HeadwiseError(
-            "no head is named; pass heads='L0.H1,L3.H5', or keep= with by="
-        )
+        raise HeadwiseError("no head is named; pass heads='L0.H1,L3.H5', or keep=")
     return tuple(tuple(sorted(gone)) for gone in chosen)
-
-
-def head_scores(
-    by: str, model: nn.Module, batches: Sequence[Tensor]
-) -> dict[str, float]:
-    """A score for each head on ids (B,T), larger for those to keep.
-
-    importance   by the gradient, relative to the layer (Michel et al. 2019, arXiv 1905.10650)
-    ablation     the change in loss when the head alone is silenced
-    """
-    if by == "importance":
-        return importance(model, batches)
-    return {name: change.mean for name, change in ablation(model, batches).items()}
 
 
 def weakest(
@@ -224,15 +177,8 @@ def weakest(
     if not n:
         n = min(_n_gone(r, keep), r - 1)
         pools = [[range(h, h + 1) for h in group] for group in groups]
-    if uniform and not n:
-        fractions = ", ".join(f"{x:.3g}" for x in uniform_fractions(model))
-        raise HeadwiseError(
-            f"keep={keep} with uniform=True removes no head of a layer; what would: {fractions or '-'}"
-        )
-    if not uniform and not wanted:
-        raise HeadwiseError(
-            f"keep={keep} of {n_layers * H} heads removes none; pass a smaller one"
-        )
+    if not (n if uniform else wanted):
+        raise HeadwiseError(f"keep={keep} removes no head; pass a smaller one")
 
     def score(layer: int, heads: Iterable[int]) -> float:
         return sum(scores[head_name(layer, head)] for head in heads)
@@ -262,7 +208,7 @@ def prune_heads(model: nn.Module, heads: Gone, uniform: bool = False) -> Changed
     """The model without those heads, as with a gate of 0 on them; HeadwiseError where `uniform` cannot be had."""
     # `reason`: why the heads cannot leave the weights and become 0; None where they leave.
     reason, names = obstacle(model, heads, uniform), _names(heads)
-    notes = [f"gone: {', '.join(names)}", _cache_note(model, heads, reason)]
+    notes = [f"gone: {', '.join(names)}"]
     details = {"heads": names, "zeroed": reason is not None}
     what = f"{len(names)} of {len(heads) * head_counts(model)[0]}"
     if reason is None:
@@ -276,7 +222,7 @@ def prune_heads(model: nn.Module, heads: Gone, uniform: bool = False) -> Changed
         )
     child = copy.deepcopy(model)
     silence(child, heads)
-    notes.insert(0, f"zeroed, not removed: {reason}")
+    notes.insert(0, f"zeroed, not removed, so nothing is faster: {reason}")
     return Changed(child, f"heads zeroed: {what}", details, tuple(notes), heads)
 
 
@@ -287,48 +233,24 @@ def _names(heads: Gone) -> list[str]:
 def obstacle(model: nn.Module, heads: Gone, uniform: bool = False) -> str | None:
     """Why these heads cannot leave the weights; None where they can. With `uniform` that is a HeadwiseError."""
     reason = _reason(model, heads)
-    if reason is None:
-        return None
-    if uniform:
+    if reason is not None and uniform:
         raise HeadwiseError(
             f"{reason}; leave out uniform=True to have the heads zeroed instead"
         )
-    fractions = uniform_fractions(model)
-    if fractions:
-        reason += f"; as many from each layer could leave, uniform at a keep of {fractions[0]:.3g}"
     return reason
 
 
 def _reason(model: nn.Module, heads: Gone) -> str | None:
-    # A config has one number of heads for all layers, and equal groups; and it must be able to say the new numbers.
     kept, readers = _kept(model, heads)
-    lost, sizes = set(map(len, heads)), set(map(len, readers))
-    if len(lost) > 1:
-        return f"the layers would lose {min(lost)} to {max(lost)} heads and the config has one number of heads for all"
-    for layer, counts in enumerate(readers):
-        least, most = min(counts.values()), max(counts.values())
-        if least < most:
-            n_heads, n_kv_heads, _ = head_counts(model)
-            return (
-                f"in layer {layer} some key/value heads would be read by {least} query heads and some by {most}; the "
-                f"config has one number, so whole groups of {n_heads // n_kv_heads} go, or as many from each"
-            )
-    if len(sizes) > 1:
-        return f"the layers would have {min(sizes)} to {max(sizes)} key/value heads; the config has one number for all"
+    # by how many query heads each key/value head of a layer is read
+    shapes = {tuple(counts.values()) for counts in readers}
+    if len(shapes) > 1 or len(set(*shapes)) > 1:
+        n_heads, n_kv_heads, _ = head_counts(model)
+        return (
+            f"the config has one number of heads for all layers, and one of query heads for each key/value head: whole "
+            f"groups of {n_heads // n_kv_heads} leave each layer, or as many of each group"
+        )
     return cannot_carry(model, len(kept[0]), len(readers[0]))
-
-
-def uniform_fractions(model: nn.Module) -> list[float]:
-    """The fractions of the heads that may stay where as many leave the weights of each layer, the largest first."""
-    n_heads, n_kv_heads, _ = head_counts(model)
-    r = n_heads // n_kv_heads
-    # (query heads, key/value heads) that stay: n whole groups, or n heads of each group.
-    sizes = [(n * r, n) for n in range(1, n_kv_heads)]
-    sizes += [(n_kv_heads * n, n_kv_heads) for n in range(1, r)]
-    carried = {
-        size[0] / n_heads for size in sizes if cannot_carry(model, *size) is None
-    }
-    return sorted(carried, reverse=True)
 
 
 def _kept(
@@ -338,24 +260,3 @@ def _kept(
     n_heads, n_kv_heads, _ = head_counts(model)
     kept = [[h for h in range(n_heads) if h not in gone] for gone in heads]
     return kept, [Counter(h * n_kv_heads // n_heads for h in row) for row in kept]
-
-
-def _cache_note(model: nn.Module, heads: Gone, reason: str | None) -> str:
-    """What becomes of the cache; where it stays as it is and `share` could make it smaller, that too."""
-    n_heads, n_kv_heads, _ = head_counts(model)
-    left = len(_kept(model, heads)[1][0])
-    if reason is None and left < n_kv_heads:
-        return f"the cache shrinks from {n_kv_heads} to {left} key/value heads a layer"
-    if not cache_bytes(model):
-        return "the model keeps no cache"
-    size = n_heads // n_kv_heads
-    note = (
-        f"the cache does not shrink: each key/value head is read by {size} query heads, "
-        f"and all {size} must go"
-    )
-    if reason is not None:
-        note = "nothing is faster and the cache does not shrink: zeroed heads keep their keys and values"
-    # tried with one key/value head
-    if n_kv_heads > 1 and cannot_carry(model, n_heads, 1) is None:
-        note += "; `headwise share` lets heads share theirs"
-    return note

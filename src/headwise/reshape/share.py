@@ -100,20 +100,15 @@ def share(
     Keyword Args:
         text: to calibrate and heal on, and, its last tenth, to measure on: a file, a text, ids (N,), or documents
             of ids; default: what a run of headwise was trained on
-        out: the folder to write, which a fresh process verifies; without it nothing is written
+        out: the folder to write, absent or empty, which is read back; without it nothing is written
         heal: steps in which the child learns to answer as its parent; Ctrl-C ends them early, and the best weights
             so far are kept
-        batch: documents of a step of healing
-        lr: its learning rate
-        hidden: weight of the hidden states beside the answers, see `HealRecipe`
-        seed: of the healing
-        force: replace `out`, if share or prune wrote it
         device: where a folder is opened; heads themselves are folded on the processor, in float64 (weights of half
             precision in float32)
         dtype: the number format that the child is written in, such as bf16; default: that of the parent
 
     Raises:
-        HeadwiseError: for what cannot be done, and for a request that would change nothing.
+        HeadwiseError: for what cannot be done.
     """
     return reshape(model, Sharing(n_kv_heads, groups), listener, **options)
 
@@ -170,8 +165,6 @@ def share_heads(
     n_heads, before, _ = head_counts(model)
     neighbours = adjacent(before, n_kv_heads)
     chosen = []  # for each layer the key/value heads of the parent that share, in the new order
-    # What alignment of the keys is exact, and who shares: a dict keeps each note once, in order.
-    notes: dict[str, None] = {}
 
     # `with_layers` takes the layers one by one, as they come.
     def layers() -> Iterator[AttentionWeights]:
@@ -181,19 +174,14 @@ def share_heads(
             if groups == "best":
                 shared = best(weights, root, n_kv_heads)
             chosen.append(shared)
-            notes[key_rule(weights).note] = None
             # what pools takes neighbours
             weights = weights.permuted(list(itertools.chain(*shared)))
             yield pooled(weights, root, n_kv_heads)
 
     child = with_layers(model, layers(), n_kv_heads=n_kv_heads)
-    if set(chosen) != {neighbours}:  # in some layer others than neighbours share
-        for layer, shared in enumerate(chosen):
-            row = " | ".join(" ".join(map(str, group)) for group in shared)
-            notes[f"layer {layer}, key/value heads that share: {row}"] = None
     heads = plural(n_kv_heads, "key/value head")
     what = f"{heads} for {n_heads} query heads, {before} before"
-    return Changed(child, what, {"shared": tuple(chosen)}, tuple(notes))
+    return Changed(child, what, {"shared": tuple(chosen)})
 
 
 # Which heads share

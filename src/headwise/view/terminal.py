@@ -5,7 +5,6 @@ A cell of a map is one of five shades.
 
 from __future__ import annotations
 
-import math
 import unicodedata
 
 import numpy as np
@@ -18,7 +17,7 @@ from headwise.table import Table
 from headwise.view import Screen
 
 # These four are round choices.
-LARGEST_SIDE = 40  # cells in a row or column of a map; a longer text is drawn in blocks
+LARGEST_SIDE = 40  # tokens in a row or column of a map, at most
 LABEL_WIDTH = 13  # columns for the tokens at the left of the pictures
 GAP = 3  # columns between two pictures
 
@@ -43,31 +42,19 @@ def visible(token: str) -> str:
     return text or "∅"
 
 
-def block_maximum(weights: NDArray[np.float32], size: int) -> NDArray[np.float32]:
-    """Shrink (T, T) weights: each cell is the largest weight of a block of (size, size), less at the end.
-
-    The maximum, not the mean, so that a thin diagonal stays as bright as it is.
-    """
-    starts = np.arange(0, len(weights), size)
-    # the largest from each start to the next
-    rows = np.maximum.reduceat(weights, starts, axis=0)
-    return np.asarray(np.maximum.reduceat(rows, starts, axis=1), dtype=np.float32)
-
-
 def print_maps(screen: Screen, maps: HeadMaps) -> None:
     """Draw every head's (T, T) map, as many side by side as the screen is wide.
 
-    A text of more than 40 tokens, or wider than the screen, is drawn in blocks, each as bright as the largest weight
-    in it, and a line says so.
+    Of a text of more than 40 tokens, or wider than the screen, the first are drawn, and a line says so.
     """
     count = len(maps.tokens)
     # columns for the pictures; 1 stands between them and the labels
     room = max(1, screen.width - LABEL_WIDTH - 1)
-    size = math.ceil(count / min(LARGEST_SIDE, room))  # tokens of a cell
-    pictures = [_picture(block_maximum(head.weights, size)) for head in maps.maps]
+    side = min(LARGEST_SIDE, room, count)  # tokens that are drawn
+    pictures = [_picture(head.weights[:side, :side]) for head in maps.maps]
     # of a picture, below its name
-    width = max(len(pictures[0][0]), *(len(head.name) for head in maps.maps))
-    labels = _row_labels(maps, size)
+    width = max(side, *(len(head.name) for head in maps.maps))
+    labels = [_label(visible(token)) for token in maps.tokens[:side]]
     screen.say(
         f"{maps.model}: each row is a token that looks, each column a token looked at"
     )
@@ -80,24 +67,17 @@ def print_maps(screen: Screen, maps: HeadMaps) -> None:
             line = (" " * GAP).join(part.ljust(width) for part in parts)
             screen.print(Text(f"{label} {line}"), crop=True)
         screen.print("")
-    if size > 1:
-        screen.say(
-            f"{count} tokens: each cell is a block of {size} x {size}, shown by its largest weight"
-        )
+    if side < count:
+        screen.say(f"the first {side} of {count} tokens")
     legend = [f"{s} from {level}" for s, level in zip(SHADES, LEVELS, strict=True)][1:]
     screen.say(", ".join([f"weight: blank below {LEVELS[1]}", *legend]))
 
 
-def _row_labels(maps: HeadMaps, size: int) -> list[str]:
-    """One label a line, LABEL_WIDTH columns wide: the tokens of its rows, or their numbers where rows are blocks."""
-    labels = []
-    for start in range(0, len(maps.tokens), size):
-        tokens = maps.tokens[start : start + size]
-        text = visible(tokens[0]) if size == 1 else f"{start}-{start + len(tokens) - 1}"
-        if cell_len(text) > LABEL_WIDTH:
-            text = set_cell_size(text, LABEL_WIDTH - 1) + "…"
-        labels.append(" " * (LABEL_WIDTH - cell_len(text)) + text)
-    return labels
+def _label(token: str) -> str:
+    """A token, LABEL_WIDTH columns wide."""
+    if cell_len(token) > LABEL_WIDTH:
+        token = set_cell_size(token, LABEL_WIDTH - 1) + "…"
+    return " " * (LABEL_WIDTH - cell_len(token)) + token
 
 
 def _picture(cells: NDArray[np.float32]) -> list[str]:
@@ -116,22 +96,26 @@ def print_steps(screen: Screen, steps: HeadSteps) -> None:
     """The arithmetic of one head at one position, a table for each step; of a wide vector the first numbers."""
     tokens = [f"{place} {visible(token)}" for place, token in enumerate(steps.tokens)]
     keys = [(tokens[key.position], key) for key in steps.keys]
-    place = f"{steps.name} at position {tokens[steps.at]}, which may look at {len(keys)} of {len(tokens)}"
-    screen.say(f"{steps.model}: {place}. It reads key/value head {steps.kv_head}.\n")
+    asking = tokens[steps.at]
+    place = f"{steps.name} at position {asking}, which may look at {len(keys)} of {len(tokens)}"
+    readers = ""
     if steps.sharing:
-        screen.say(
-            f"Key/value head {steps.kv_head} is also read by head {', '.join(map(str, steps.sharing))}.\n"
-        )
-    query = {f"q of {tokens[steps.at]}": steps.query}
-    _print_vectors(
-        screen,
-        "Query and keys",
-        query | {f"k of {name}": key.key for name, key in keys},
+        readers = f", as does head {', '.join(map(str, steps.sharing))}"
+    screen.say(
+        f"{steps.model}: {place}. It reads key/value head {steps.kv_head}{readers}.\n"
     )
+
+    def vectors(title: str, rows: dict[str, Vector]) -> None:
+        width = max(map(len, rows.values()))
+        more = f" (the first {FEATURES} of {width} numbers)" if width > FEATURES else ""
+        numbers = [[name, *map(_decimal, row[:FEATURES])] for name, row in rows.items()]
+        features = map(str, range(min(width, FEATURES)))
+        Table(["", *features], numbers, title + more).print(screen)
+
+    query = {f"q of {asking}": steps.query}
+    vectors("Query and keys", query | {f"k of {name}": key.key for name, key in keys})
     if keys:
-        _print_vectors(
-            screen, "Values", {f"v of {name}": key.value for name, key in keys}
-        )
+        vectors("Values", {f"v of {name}": key.value for name, key in keys})
     says = {"q.k": "dot", f"x {steps.scale:.4g}": "score"}
     if steps.softcap is not None:
         says[f"cap {steps.softcap:g}"] = "capped"
@@ -145,37 +129,17 @@ def print_steps(screen: Screen, steps: HeadSteps) -> None:
         rows.append(["sink", *[""] * (len(says) - 2), *sink])
     Table(["", *says], rows, "Scores, and weights by a softmax").print(screen)
     gate = "" if steps.gate is None else f", times the gate {_decimal(steps.gate)}"
-    _print_vectors(
-        screen,
-        f"Output: the values times their weights, summed{gate}",
-        {"out": steps.out},
-    )
+    out = f"Output: the values times their weights, summed{gate}"
+    vectors(out, {"out": steps.out})
     added = {
         f"head {h}, length {_decimal(norm)}": steps.added[h]
         for h, norm in enumerate(steps.norms)
     }
     bias = {} if steps.out_bias is None else {"b_O": steps.out_bias}
-    _print_vectors(
-        screen,
-        "W_O: what each head adds, and the sum",
-        added | bias | {"layer": steps.layer_out},
-    )
-    _print_vectors(
-        screen,
-        "Residual stream",
-        {"x": steps.x, "layer": steps.layer_out, "x + layer": steps.x_new},
-    )
-
-
-def _print_vectors(screen: Screen, title: str, vectors: dict[str, Vector]) -> None:
-    width = max(map(len, vectors.values()))
-    more = f" (the first {FEATURES} of {width} numbers)" if width > FEATURES else ""
-    rows = [
-        [label, *map(_decimal, vector[:FEATURES])] for label, vector in vectors.items()
-    ]
-    Table(["", *map(str, range(min(width, FEATURES)))], rows, title + more).print(
-        screen
-    )
+    layer = {"layer": steps.layer_out}
+    vectors("W_O: what each head adds, and the sum", added | bias | layer)
+    stream = {"x": steps.x} | layer | {"x + layer": steps.x_new}
+    vectors("Residual stream", stream)
 
 
 def _decimal(value: float) -> str:
