@@ -118,11 +118,6 @@ class Mask:
     """
 
     alike = False  # is it the same for all heads? A class says so; nothing finds it out
-    checks = False  # has it a `check` of its own? Found out when a class is made
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        cls.checks = cls.check is not Mask.check
 
     def check(self, grid: Grid) -> None:
         """Raise HeadwiseError when the mask does not fit this call's sizes. Each backend calls it once."""
@@ -194,19 +189,6 @@ class Mask:
         if not isinstance(other, Mask):
             raise bare_mask_error(other)
         return Both(self.parts() + other.parts())
-
-    def __rand__(self, other: object) -> Mask:
-        raise bare_mask_error(other)
-
-    __array_ufunc__ = (
-        None  # so that `array & mask` asks __rand__, in NumPy and, below, in torch
-    )
-
-    @classmethod
-    def __torch_function__(
-        cls, *_: Any, **__: Any
-    ) -> Any:  # torch, too, asks `__rand__` then
-        return NotImplemented
 
 
 def bare_mask_error(mask: object) -> HeadwiseError:
@@ -494,15 +476,9 @@ class Window(Shifted):
                 f"for none, or Window({self.left}, None) for all"
             )
         for name, value in (("left", self.left), ("right", self.right)):
-            if value is None:
-                continue
-            if isinstance(value, bool):
+            if value is not None and (isinstance(value, bool) or value < 0):
                 raise HeadwiseError(
-                    f"Window {name}={value} is no number of keys; pass one, or None"
-                )
-            if value < 0:
-                raise HeadwiseError(
-                    f"Window {name}={value} is negative; pass 0 or more, or None for an open side"
+                    f"Window {name}={value} is no number of keys; pass 0 or more, or None for an open side"
                 )
 
     def allowed(self, grid: Grid) -> Any:

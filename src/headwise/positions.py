@@ -7,8 +7,19 @@ from dataclasses import dataclass, fields
 
 from headwise.errors import HeadwiseError
 
-# Fields of RoPE that mean something with scaling="yarn" alone.
-_OF_YARN = ("original_context", "beta_fast", "beta_slow", "attention_factor")
+# The fields that each way of stretching reads; without it they have to be as usual.
+SCALINGS = {
+    None: (),
+    "linear": ("factor",),
+    "llama3": ("factor", "original_context", "beta_fast", "beta_slow"),
+    "yarn": (
+        "factor",
+        "original_context",
+        "beta_fast",
+        "beta_slow",
+        "attention_factor",
+    ),
+}
 
 
 @dataclass(frozen=True, repr=False)
@@ -23,14 +34,12 @@ class RoPE:
         scaling: None, or for texts `factor` times as long as in training one of
 
             - "linear": positions divided by factor (Chen et al. 2023, arXiv 2306.15595)
-            - "ntk": theta times factor^(dim/(dim-2)), for texts of any length: were theta to grow with the text, keys
-              that a cache has rotated already would keep an older one (dynamic NTK)
             - "yarn": slow features as linear, fast ones untouched, a ramp between, and sharper scores (Peng et al.
               2023, arXiv 2309.00071, section 3; the ramp runs over the features, as in the authors' code and the
               checkpoints made with it)
             - "llama3": as yarn, but the ramp runs over the turns within original_context, and scores are no sharper
               (Llama 3.1; low_freq_factor is beta_slow, high_freq_factor is beta_fast)
-        factor: how many times as long
+        factor: how many times as long; NTK scaling is a larger theta, theta * factor^(dim/(dim-2))
         original_context: length of the texts in training, for yarn and llama3
         beta_fast: rotations within original_context above which a feature counts as fast
         beta_slow: and below which it counts as slow
@@ -49,62 +58,44 @@ class RoPE:
     attention_factor: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("theta", "dim", "factor", "original_context", *_OF_YARN[1:]):
-            if isinstance(getattr(self, name), bool):
-                raise HeadwiseError(
-                    f"rope {name}={getattr(self, name)} must be a number"
-                )
-        # Fields that would be ignored, with the setting that each needs. `factor` stands first, as the first that is
-        # found is named in the error, and it asks for less: for any scaling.
-        ramps = self.scaling in ("yarn", "llama3")
-        needs = {} if ramps else dict.fromkeys(_OF_YARN, "scaling='yarn'")
-        if self.scaling == "llama3":
-            needs = {"attention_factor": "scaling='yarn'"}
-        if self.scaling is None:
-            needs = {"factor": "scaling=; one of linear, ntk, yarn, llama3", **needs}
-        for name, setting in needs.items():
-            if getattr(self, name) != RoPE.__dataclass_fields__[name].default:
-                raise HeadwiseError(
-                    f"rope {name}={getattr(self, name)} needs {setting}"
-                )
-        if not self.theta > 0:
+        if self.scaling not in SCALINGS:
             raise HeadwiseError(
-                f"rope theta={self.theta} is not positive; 10000 is usual"
+                f"rope scaling={self.scaling!r} is not known; one of linear, yarn, llama3"
             )
-        if self.dim is not None and (self.dim <= 0 or self.dim % 2):
+        reads = SCALINGS[self.scaling]
+        for field in fields(self):
+            name, value = field.name, getattr(self, field.name)
+            takers = [str(each) for each in SCALINGS if name in SCALINGS[each]]
+            if takers and name not in reads and value != field.default:
+                raise HeadwiseError(
+                    f"rope {name}={value} needs scaling=; one of {', '.join(takers)}"
+                )
+            if name not in ("theta", "dim", *SCALINGS["yarn"]) or value is None:
+                continue
+            if isinstance(value, bool) or not value > 0:
+                raise HeadwiseError(f"rope {name}={value} must be a positive number")
+        if (self.dim or 0) % 2:
             raise HeadwiseError(
-                f"rope dim={self.dim} must be even and positive: features turn in pairs"
-            )
-        if self.scaling not in (None, "linear", "ntk", "yarn", "llama3"):
-            raise HeadwiseError(
-                f"rope scaling={self.scaling!r} is not known; one of linear, ntk, yarn, llama3"
+                f"rope dim={self.dim} must be even: features turn in pairs"
             )
         if not self.factor >= 1:
             raise HeadwiseError(
                 f"rope factor={self.factor} is below 1; it says how many times longer the texts become"
             )
-        if not ramps:
+        if "original_context" not in reads:
             return
         if self.original_context is None:
             raise HeadwiseError(
                 f"rope scaling={self.scaling!r} needs original_context=, the length of the texts in training"
             )
-        if not self.original_context > 0:
+        if not self.beta_fast > self.beta_slow:
             raise HeadwiseError(
-                f"rope original_context={self.original_context} is not positive"
-            )
-        if not self.beta_fast > self.beta_slow > 0:
-            raise HeadwiseError(
-                f"rope beta_fast={self.beta_fast} must exceed beta_slow={self.beta_slow}, and both 0"
-            )
-        if not (self.attention_factor is None or self.attention_factor > 0):
-            raise HeadwiseError(
-                f"rope attention_factor={self.attention_factor} is not positive; 1 changes nothing"
+                f"rope beta_fast={self.beta_fast} must exceed beta_slow={self.beta_slow}"
             )
         # `_pair_that_turns` divides by its logarithm, and pairs must slow down
         if not self.theta > 1:
             raise HeadwiseError(
-                f"rope theta={self.theta} with scaling='yarn' must exceed 1; 10000 is usual"
+                f"rope theta={self.theta} with scaling={self.scaling!r} must exceed 1; 10000 is usual"
             )
 
     def __repr__(self) -> str:
@@ -127,11 +118,7 @@ class RoPE:
     def frequencies(self, head_dim: int) -> tuple[list[float], float]:
         """Radians per position of each pair of features, and the factor on cosines and sines (1, but for yarn)."""
         dim = self.dim or head_dim
-        theta = self.theta
-        if self.scaling == "ntk" and dim > 2:
-            # So the slowest pair, m = dim/2 - 1, slows down by exactly `factor`. dim = 2 has only one, of 1 radian.
-            theta *= self.factor ** (dim / (dim - 2))
-        plain = [theta ** (-2 * m / dim) for m in range(dim // 2)]
+        plain = [self.theta ** (-2 * m / dim) for m in range(dim // 2)]
         if self.scaling == "linear":
             return [f / self.factor for f in plain], 1.0
         if self.scaling == "llama3":

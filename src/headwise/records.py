@@ -21,8 +21,7 @@ from typing import (
 )
 
 from headwise.errors import HeadwiseError
-from headwise.shapes import flat, shape_of
-from headwise.table import escaped, heat
+from headwise.shapes import shape_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,9 +36,6 @@ AnyArray = TypeVar("AnyArray", list[Any], "NDArray[Any]", "Tensor")
 Vector = tuple[float, ...]  # its numbers, one a feature
 # of arrays in plain data: of numbers up to 1, as weights are, float32 has no more that mean anything
 DECIMALS = 6
-PICTURED = (
-    16  # heads, queries and keys of a trace in a notebook, at most: a round choice
-)
 # "L3.H5", "encoder.L3.H5"
 HEAD_NAME = re.compile(r"(?:(?P<part>.+)\.)?L(?P<layer>\d+)\.H(?P<head>\d+)")
 
@@ -120,23 +116,6 @@ class Trace(Generic[AnyArray]):
         dtype = getattr(self.weights, "dtype", "nested lists")
         weights, lse, out = map(shape_of, (self.weights, self.lse, self.out))
         return f"Trace({dtype}: scores, capped, masked, weights {weights}, lse {lse}, out {out})"
-
-    def _repr_html_(self) -> str:
-        """The weights of each head in the first document, the first ones of many."""
-        shape = shape_of(self.weights)
-        if 0 in shape:
-            return escaped(repr(self))
-        # lists may lack the axis of documents
-        first: Any = self.weights[0] if len(shape) == 4 else self.weights
-        drawn = ""
-        for h, weights in enumerate(first[:PICTURED]):
-            # `flat` makes Python's numbers of an array's; a Value of the scalar autograd has its own in `data`.
-            values = [
-                [float(getattr(x, "data", x)) for x in flat(row[:PICTURED])]
-                for row in weights[:PICTURED]
-            ]
-            drawn += f"<p>head {h}</p>{heat(values)}"
-        return f"<p>{escaped(repr(self))}</p>{drawn}"
 
 
 class Call(NamedTuple):

@@ -552,10 +552,10 @@ def check_scores(scale: float | None, softcap: float | None) -> None:
         raise HeadwiseError(
             f"scale={scale} is not finite; pass None for 1/sqrt(head_dim)"
         )
-    if softcap == math.inf:
-        raise HeadwiseError("softcap=inf caps nothing; pass None for no cap")
-    if softcap is not None and not softcap > 0:
-        raise HeadwiseError(f"softcap={softcap} is not positive; pass None for no cap")
+    if softcap is not None and not 0 < softcap < math.inf:
+        raise HeadwiseError(
+            f"softcap={softcap} must be positive and finite; pass None for no cap"
+        )
 
 
 def check_dropout(dropout: float) -> None:

@@ -1,7 +1,7 @@
 """A table of words and numbers, and its ways out: the terminal, a notebook, comma-separated values.
 
 On a narrow console no digit is cut and no column dropped. `rich` is loaded only where something is printed. First stand
-the pieces of HTML and of plain sentences that every package writes alike: escaping, maps, numbers.
+the pieces of HTML and of plain sentences that every package writes alike: escaping, numbers.
 """
 
 from __future__ import annotations
@@ -70,18 +70,6 @@ def scaled(value: float, base: int, units: Sequence[str]) -> str:
 def amount(size: float) -> str:
     """Bytes, with the unit that fits them."""
     return scaled(size, 1024, BINARY)
-
-
-def heat(weights: Iterable[Iterable[float]]) -> str:
-    """Weights (T,S) as an HTML table of blue squares, the bluer the larger."""
-    rows = ""
-    for line in weights:
-        rows += "<tr>"
-        for weight in line:  # how opaque the blue is
-            blue = f"rgba(30,90,200,{weight:.3f})"
-            rows += f'<td title="{weight:.3f}" style="width:1em;height:1em;background:{blue}"></td>'
-        rows += "</tr>"
-    return f"<table>{rows}</table>"
 
 
 Cell = str | int | float | None

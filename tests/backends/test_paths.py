@@ -1,7 +1,6 @@
 """Which way the torch backend goes, blocks and documents apart among them; what `attend` and `trace` take and show."""
 
 import math
-import re
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -16,8 +15,6 @@ from torch import Tensor
 
 import headwise as hw
 from headwise.backends import paths
-from headwise.backends.autograd import Value
-from headwise.records import PICTURED
 
 # 37 to 131 tokens: the narrowest blocks have 32 queries.
 LENGTHS = (37, 101, 131)
@@ -246,39 +243,6 @@ def test_a_trace_says_its_shapes_and_its_dtype(backend: str) -> None:
     t = hw.trace(**draw(N, mask="causal").arguments(NATIVE[backend]))
     dtype = {"plain": "nested lists", "array": "float64", "explicit": "torch.float64"}[backend]
     assert repr(t) == f"Trace({dtype}: scores, capped, masked, weights (2, 3, 5, 7), lse (2, 3, 5), out (2, 3, 5, 13))"
-
-
-def shades(html: str) -> list[float]:
-    """The weight of each square, line by line."""
-    return [float(weight) for weight in re.findall(r'title="([\d.]+)"', html)]
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_trace_in_a_notebook_shows_the_weights_of_each_head(backend: str) -> None:
-    """One key has weight 1, all others 0; of two documents the first is shown."""
-    problem = draw(N, mask="window offset")
-    arguments = problem.arguments(NATIVE[backend]) | {"mask": hw.Window(0, 0)}
-    html = hw.trace(**arguments)._repr_html_()
-    assert html.count("<p>head ") == 3
-    assert shades(html) == [float(j == i + 2) for i in range(5) for j in range(7)] * 3
-
-
-@pytest.mark.slow
-def test_traces_at_the_edge_show_themselves() -> None:
-    q = [[[Value(1.0)], [Value(2.0)]]]
-    assert len(shades(hw.trace(q, q, q)._repr_html_())) == 4
-    x = torch.ones(1, 2, 3, 5, dtype=torch.bfloat16, requires_grad=True)
-    assert len(shades(hw.trace(x, x, x)._repr_html_())) == 2 * 3 * 3
-    x = torch.ones(5, 37, 101, 1)
-    assert len(shades(hw.trace(x, x, x)._repr_html_())) == PICTURED**3
-    x = torch.ones(1, 2, 0, 5)
-    assert hw.trace(x, x, x)._repr_html_() == repr(hw.trace(x, x, x))
-
-    class Odd:
-        shape, dtype = (0,), "<script>"
-
-    steps: Any = [Odd()] * 6
-    assert "&lt;script&gt;" in hw.Trace(*steps)._repr_html_()
 
 
 def test_one_head_goes_without_its_axes() -> None:

@@ -40,7 +40,7 @@ def test_every_preset_prints(invoke: Invoke, name: str) -> None:
 def test_folders_and_windows(invoke: Invoke, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma2", **GEMMA}))
     gemma = invoke("cost", tmp_path, "--context", "60").out
-    assert "the same beyond the windows" in gemma and "L0, L2, ... L6: 4" in gemma
+    assert "the same beyond the windows" in gemma and "L0, L2 and 2 more" in gemma
     assert "note: context 60 is beyond the 59 positions" in gemma
 
 
@@ -66,9 +66,10 @@ def test_bad_files_get_one_line(invoke: Invoke, tmp_path: Path) -> None:
     assert_refused(invoke("cost", path), str(path), "has no model_type 'lama'", "llama")
 
 
-def test_without_transformers_a_family_without_a_formula_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["headwise.cost.price"], "find_spec", lambda name: None)
-    with pytest.raises(HeadwiseError, match=r"of a gpt_neox .* needs transformers and torch: pip"):
+def test_without_torch_a_config_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "headwise.cost.built", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)  # type: ignore[arg-type]  # as if it were missing
+    with pytest.raises(HeadwiseError, match=r"needs torch.*: pip install.*a preset needs nothing: bert-base"):
         price({"model_type": "gpt_neox", "hidden_size": 64})
 
 

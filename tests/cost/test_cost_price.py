@@ -121,7 +121,6 @@ def test_each_variant_is_the_price_of_that_config() -> None:
         bill = price(LLAMA | {"num_key_value_heads": row.n_kv_heads}, **limits)
         assert bill.decode is not None and bill.memory is not None
         assert row.parameters == bill.parameters.total
-        assert row.weight_bytes == bill.weight_bytes
         assert row.cache_bytes_per_token == bill.cache.bytes_per_token
         assert row.cache_bytes == bill.cache.total_bytes
         assert row.longest_context == bill.memory.longest_context

@@ -21,8 +21,8 @@ import headwise as hw
 B, T = 2, 11
 MASKS = (hw.Causal(), hw.Window(3, 0), hw.Causal() & hw.Alibi(), hw.Window(0, 0))
 YARN = hw.RoPE(scaling="yarn", factor=3.0, original_context=101, dim=4, beta_fast=5.0, beta_slow=2.0)
-NTK = hw.RoPE(scaling="ntk", factor=7.0, before_norm=True)
-ROPES = (None, hw.RoPE(), hw.RoPE(theta=53.0, interleaved=True), hw.RoPE(dim=4), YARN, NTK)
+EARLY = hw.RoPE(before_norm=True)
+ROPES = (None, hw.RoPE(), hw.RoPE(theta=53.0, interleaved=True), hw.RoPE(dim=4), YARN, EARLY)
 specs = st.fixed_dictionaries(
     {
         "n_kv_heads": st.sampled_from([1, 2, 3, 6]), "value_dim": st.sampled_from([None, 7]),

@@ -19,7 +19,6 @@ DIMS = [6, 10, 14, 26, 64, 128]
 FACTORS = [1.0, 1.5, 2.0, 7.0, 40.0]
 SCALED = {
     "linear": hw.RoPE(scaling="linear", factor=7.0),
-    "ntk": hw.RoPE(scaling="ntk", factor=7.0),
     "yarn": hw.RoPE(scaling="yarn", factor=7.0, original_context=53),
     "llama3": hw.RoPE(scaling="llama3", factor=7.0, original_context=53, beta_fast=4.0, beta_slow=1.0),
     "yarn interleaved, in part": hw.RoPE(
@@ -83,19 +82,6 @@ def test_yarn(dim: int, factor: float, original: int, theta: float, betas: dict[
         assert mine == pytest.approx(other, rel=loose, abs=loose * theta ** (-2 * m / dim))
     assert ours[1] == pytest.approx(expected[1], rel=1e-15)
     assert ours[1] == pytest.approx(0.1 * math.log(factor) + 1, rel=1e-15)
-
-
-@every("theta", [10_000.0, 31.0])
-@every("factor", FACTORS)
-@pytest.mark.parametrize("dim", DIMS)
-def test_ntk(dim: int, factor: float, theta: float) -> None:
-    """The base grows so that the slowest pair turns `factor` times slower, and the fastest as ever."""
-    frequencies, attention = hw.RoPE(theta, scaling="ntk", factor=factor).frequencies(dim)
-    base = theta * factor ** (dim / (dim - 2))
-    assert frequencies == pytest.approx([base ** (-2 * m / dim) for m in range(dim // 2)], rel=1e-14)
-    assert frequencies[0] == attention == 1
-    assert hw.RoPE(scaling="ntk", factor=factor).frequencies(2) == ([1.0], 1.0)  # a single pair
-    assert frequencies[-1] == pytest.approx(theta ** (-(dim - 2) / dim) / factor, rel=1e-12)
 
 
 @pytest.mark.parametrize("start", [0, 1, 997])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Annotated
 
 from typer import Argument, Option
 
 from headwise.cli.app import command, print_json, wants_json
 from headwise.errors import HeadwiseError
+from headwise.table import Table
 from headwise.view import screen
 
 
@@ -24,9 +24,8 @@ def cost(
 ) -> None:
     """Price a model: its parameters, cache, FLOPs and bytes.
 
-    With what fits in memory. Reads the fields of the model's own config.json, and needs neither weights nor a network;
-    families that no formula describes are built without weights, by transformers. Without MODEL a table of the models
-    that courses compare.
+    With what fits in memory. Reads the fields of the model's own config.json, and needs neither weights nor a network:
+    the model is built without weights. Presets need no torch. Without MODEL a table of the models that courses compare.
 
     Args:
         model: A folder with config.json, such a file, a .gguf file, a name on the hub, or a preset, for example
@@ -51,7 +50,7 @@ def cost(
                 "options, for a table of those that courses compare"
             )
         # one format for all, whatever a preset names: so caches compare
-        _show_models(pricing.TABLE, dtype or "bf16")
+        _show_models(dtype or "bf16")
         return
     name, shape = pricing.shape_of(model)
     setting = pricing.make_setting(shape, context, batch, dtype, kv_dtype, memory)
@@ -65,23 +64,21 @@ def cost(
         print_variants(screen, price.setting, rows)
 
 
-def _show_models(names: Iterable[str], dtype: str) -> None:
-    from headwise.cost import price
-    from headwise.view.cost import print_models
+def _show_models(dtype: str) -> None:
+    """A line for each model of the courses, with the sizes of its first layer with heads."""
+    from headwise.cost import TABLE, price
 
-    prices = [price(name, dtype=dtype) for name in names]
-    if not wants_json():
-        print_models(screen, prices)
+    rows = []
+    for name in TABLE:
+        bill = price(name, dtype=dtype)
+        heads = bill.first_heads
+        row = {"model": name, "d_model": bill.d_model}
+        for field in ("n_heads", "head_dim", "n_kv_heads", "variant"):
+            row[field] = getattr(heads, field, None)
+        row |= {"n_layers": bill.n_layers, "window": getattr(heads, "window", None)}
+        rows.append(row | {"cache_bytes_per_token": bill.cache.bytes_per_token})
+    if wants_json():
+        print_json("models", {"models": rows})
         return
-    models = []
-    for each in prices:
-        heads = each.first_heads
-        assert heads is not None
-        fields = ("n_heads", "head_dim", "n_kv_heads", "variant", "window")
-        sizes = {field: getattr(heads, field) for field in fields}
-        cache = {
-            "n_layers": each.n_layers,
-            "cache_bytes_per_token": each.cache.bytes_per_token,
-        }
-        models.append({"model": each.model, "d_model": each.d_model, **sizes, **cache})
-    print_json("models", {"models": models})
+    named = [{key.replace("_", " "): row[key] for key in row} for row in rows]
+    Table.of(named).print(screen)

@@ -157,13 +157,14 @@ def _check_text(
 
 
 def _context_told(model: Path) -> int | None:
-    # here: at the top it would slow --help
-    from headwise.cost.config import shape_by_formula
-
-    try:
-        return shape_by_formula(read_config(model)).positions
-    except HeadwiseError:  # not every size is told: the model itself is asked
-        return None
+    """The longest text by the config; None where it does not say, and the model itself is asked."""
+    config = read_config(model)
+    ours, is_gpt2 = config.get("headwise"), config.get("model_type") == "gpt2"
+    if isinstance(ours, dict):
+        size = ours.get("context")
+    else:
+        size = config.get("n_positions" if is_gpt2 else "max_position_embeddings")
+    return size if isinstance(size, int) else None
 
 
 def surveyed(

@@ -8,14 +8,19 @@ attention works through, and a step behind each, tell what grows with the text, 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -36,7 +41,7 @@ ACTIVE = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k")
 
 
 class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the FLOPs of a run without data, by the module that is running.
+    """Counts the FLOPs of a run without data, for each of the modules that are running.
 
     What data would decide is decided as if all of it were zeros: no expert of a loop is met, no token is padding.
     Layers repeat one another, and sizes of results take long to derive: they are `known`, by function and arguments.
@@ -44,8 +49,15 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, known: dict[Any, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.known, self.inside = known, [""]
-        self.flops: Counter[str] = Counter()
+        self.known = known
+        self.running: list[nn.Module] = []
+        self.flops: Counter[nn.Module] = Counter()
+
+    def enter(self, module: nn.Module, _: Any) -> None:
+        self.running.append(module)
+
+    def leave(self, *_: Any) -> None:
+        self.running.pop()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -67,7 +79,8 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
             is_pure = not (func.is_view or func._schema.is_mutable)
             if is_pure and isinstance(out, Tensor) and out.is_meta:
                 self.known[key] = _sizes(out), flops
-        self.flops[self.inside[-1]] += flops
+        for module in self.running if flops else ():
+            self.flops[module] += flops
         return out
 
 
@@ -83,18 +96,19 @@ def _sizes(value: Any) -> Any:
 
 @dataclass
 class Run:
-    """One run: FLOPs by name ("L3" is a layer, "L3 experts" apart, "" what is outside), and what is kept."""
+    """One run: FLOPs of each module, those inside it among them, and what is kept."""
 
     tokens: int
     seen: int  # keys before and in it
-    flops: Counter[str]
+    flops: Counter[nn.Module]
     bits: int  # of a number of the model
     name: str  # of the cache among the arguments of the model
     cache: Any
     kept: list[dict[str, Tensor]]  # of each layer, see `Stack.kept`
 
-    def of_layer(self, n: int) -> int:
-        return self.flops[f"L{n}"] + self.flops[f"L{n} experts"]
+    def within(self, modules: Iterable[nn.Module]) -> int:
+        """FLOPs of modules that lie side by side."""
+        return sum(self.flops[module] for module in modules)
 
 
 class Stack:
@@ -142,24 +156,12 @@ class Stack:
     def run(self, tokens: int, before: Run | None = None) -> Run:
         """Read a prompt, or write one token behind it."""
         counting = Counting(self.known)
-        hooks: list[Any] = []
-
-        def count_apart(module: nn.Module, name: str) -> None:
-            def enter(*_: Any) -> None:
-                counting.inside.append(name)
-
-            def leave(*_: Any) -> None:
-                counting.inside.pop()
-
-            hooks.append((module.register_forward_pre_hook, enter))
-            hooks.append((module.register_forward_hook, leave))
-
-        for n, modules in enumerate(self.modules):
-            for module in modules:
-                if module in self.tops[n]:
-                    count_apart(module, f"L{n}")
-                elif _is_experts(module):
-                    count_apart(module, f"L{n} experts")
+        # a module that raises is left, too
+        left = partial(register_module_forward_hook, always_call=True)
+        hooks = [
+            (register_module_forward_pre_hook, counting.enter),
+            (left, counting.leave),
+        ]
         ids = torch.zeros((1, tokens), dtype=torch.long, device="meta")
         past = (before.name, before.cache) if before else ()
         try:
@@ -181,31 +183,27 @@ class Stack:
         )
 
     def kept(self, cache: Any) -> list[dict[str, Tensor]]:
-        """What the layers keep, by name, in a cache and in the model's modules; each tensor once.
+        """What the layers keep, by name, in a cache; each tensor once.
 
         Layers that run several times in a pass keep several records: with n layers, that of layer m is every n-th from
         number m on.
         """
-        n_layers, records = len(self.tops), list[dict[str, Any]]()
         cache = _of_decoder(cache)
-        if hasattr(cache, "layers"):  # of transformers
-            records = [dict(vars(part)) for part in cache.layers]
-            records += [{} for _ in range(n_layers - len(records))]
-            for name, values in vars(cache).items():
-                if isinstance(values, list) and name != "layers":  # MiniMax's states
-                    for record, value in zip(records, values, strict=False):
-                        record[name] = value
-        else:  # of all layers together, as RWKV's: each has an equal part
-            record = {}
-            for name, tensor in _tensors(getattr(cache, "__dict__", cache)):
-                record[name] = tensor.flatten()[: tensor.numel() // n_layers]
-            records = [dict(record) for _ in range(n_layers)]
-        # Recurrent Gemma's states are in its modules
-        for record, modules in zip(records, self.modules, strict=False):
-            for number, module in enumerate(modules):
-                for name, value in vars(module).items():
-                    if "state" in name:
-                        record[f"{number}.{name}"] = value
+        in_modules = any(hasattr(m, "_setup_cache") for m in self.model.modules())
+        # Recurrent Gemma; RWKV
+        if in_modules or not (cache is None or hasattr(cache, "layers")):
+            raise HeadwiseError(
+                f"a {self.model.config.model_type} keeps states outside the cache of transformers; they have no price"
+            )
+        records: list[dict[str, Any]] = [{} for _ in self.tops]
+        if cache is None:
+            return records
+        found = [dict(vars(part)) for part in cache.layers]
+        records = found + records[len(found) :]
+        for name, values in vars(cache).items():
+            if isinstance(values, list) and name != "layers":  # MiniMax's states
+                for record, value in zip(records, values, strict=False):
+                    record[name] = value
         kept = []
         for record in records:
             names: dict[int, tuple[str, Tensor]] = {}
@@ -239,23 +237,19 @@ def called(
 ) -> tuple[str, Any]:
     """Call a model of transformers on ids (B,T): the name of its cache among its arguments, and the cache."""
     arguments = {"input_ids": ids, "use_cache": True} | ({name: cache} if name else {})
-    new = (cache_name(model), AnyCache(config=model.config))
     try:
         out = model(**arguments)
     except (ValueError, IndexError):
         if name:
             raise
-        return called(model, ids, *new)
+        return called(model, ids, cache_name(model), AnyCache(config=model.config))
     for key in CACHES:
         if getattr(out, key, None) is not None:
             return key, getattr(out, key)
-    if not name and any(hasattr(module, "_setup_cache") for module in model.modules()):
-        # Recurrent Gemma has states in its modules, and keys and values in a cache that is handed to it
-        return called(model, ids, *new)
     return name, cache
 
 
-def shape_of_fields(fields: Mapping[str, Any]) -> ModelShape:
+def shape_of_config(fields: Mapping[str, Any]) -> ModelShape:
     """The shape of the model of a config. Raises HeadwiseError, with the reason, for what cannot be built or run."""
     model, part = meta_model(fields)
     stack = Stack(model)
@@ -266,7 +260,7 @@ def shape_of_fields(fields: Mapping[str, Any]) -> ModelShape:
     if positions is not None:
         chunk = min(chunk, positions // 2)
     runs = [stack.run(chunk), stack.run(2 * chunk)]
-    if not any(runs[0].of_layer(n) for n in range(len(stack.tops))):
+    if not runs[0].within(chain(*stack.tops)):
         raise HeadwiseError(
             f"of a {model.config.model_type} the largest list of layers does not read ids; price its decoder alone"
         )
@@ -286,7 +280,6 @@ def shape_of_fields(fields: Mapping[str, Any]) -> ModelShape:
         outside=_outside(stack, counts[-1], runs),
         positions=positions,
         generates=any(layer.kept for layer in layers),
-        way="built",
         notes=(f"priced is {part}",) if part else (),
     )
 
@@ -296,6 +289,7 @@ class Part:
 
     def __init__(self, stack: Stack, runs: Sequence[Run], n: int) -> None:
         self.stack, self.n, self.runs, self.site = stack, n, runs, stack.sites.get(n)
+        self.tops = stack.tops[n]
         numbers = range(n, len(runs[1].kept), len(stack.tops))
         self.config = stack.model.config.get_text_config(decoder=True)
         self.kept = [part for number in numbers for part in self._kept(number)]
@@ -349,18 +343,19 @@ class Part:
     def layer(self, counts: Counter[str], steps: Sequence[Run]) -> Layer:
         heads, experts = self.heads(counts["attention"]), self.experts()
         # Of two prompts, the second twice as long: a T + b T^2. A chunk costs a little more behind another.
-        (x, t), (y, u) = ((run.of_layer(self.n), run.tokens) for run in self.runs)
+        (x, t), (y, u) = ((run.within(self.tops), run.tokens) for run in self.runs)
         pair = max(0, (y - 2 * x) // (2 * t * t)) if heads else 0
         reading = writing = Flops((y - pair * u * u) // u, pair)
         if steps and heads:
-            (x, t), (y, u) = ((run.of_layer(self.n), run.seen) for run in steps)
+            (x, t), (y, u) = ((run.within(self.tops), run.seen) for run in steps)
             # else a window is full before the second step
             if heads.seen(u) == u:
                 pair = max(0, (y - x) // (u - t))
             writing = Flops(x - pair * heads.seen(t), pair)
         elif steps:
-            writing = Flops(steps[0].of_layer(self.n), 0)
-        if experts is not None and not self.runs[1].flops[f"L{self.n} experts"]:
+            writing = Flops(steps[0].within(self.tops), 0)
+        loops = filter(_is_experts, self.stack.modules[self.n])
+        if experts is not None and not self.runs[1].within(loops):
             # a loop over experts, of which a run without data meets none
             more = experts.active * experts.matrices
             reading, writing = reading.plus(more), writing.plus(more)
@@ -387,7 +382,6 @@ class Part:
         if self.site is None:
             return None
         module, config = self.site.module, self.config
-        tops = self.stack.tops[self.n]
         n_heads = self.site.n_heads or getattr(config, "num_attention_heads", 0)
         latent, n_kv_heads = None, n_heads
         head_dim = value_dim = getattr(module, "head_dim", 0)
@@ -407,7 +401,7 @@ class Part:
                 key += matrix.weight.numel()
                 key += 0 if matrix.bias is None else matrix.bias.numel()
             key //= n_kv_heads or 1
-        inner = [each for each in _attention(self.site) if each not in tops]
+        inner = [each for each in _attention(self.site) if each not in self.tops]
         if latent is None and not key:
             # W_Q, W_K and W_V are one matrix
             linear = [each for each in inner if isinstance(each, nn.Linear)]
@@ -415,7 +409,6 @@ class Part:
             rows = self.stack.table.weight.shape[-1] + has_bias
             key = rows * (head_dim + value_dim)
         types = getattr(config, "layer_types", None) or []
-        weights = {p for each in inner for p in each.parameters()}
         return Heads(
             n_heads=n_heads,
             n_kv_heads=n_kv_heads,
@@ -428,7 +421,6 @@ class Part:
             latent=latent,
             kv_head_parameters=key,
             parameters=parameters,
-            weights=sum(p.numel() for p in weights if p.ndim == 2),
         )
 
     def kind(self, heads: Heads | None) -> str:
@@ -520,13 +512,21 @@ def _parameters(stack: Stack) -> dict[int, Counter[str]]:
 
 def _outside(stack: Stack, counts: Counter[str], runs: Sequence[Run]) -> Outside:
     """What stands outside the layers."""
-    (x, t), (y, u) = ((run.flops[""], run.tokens) for run in runs)
+    (x, t), (y, u) = (
+        (run.flops[stack.model] - run.within(chain(*stack.tops)), run.tokens)
+        for run in runs
+    )
     per_token = (y - x) // (u - t)
     head, table = stack.model.get_output_embeddings(), stack.table.weight
     is_tied = getattr(head, "weight", None) is table
+    tables = {
+        module.weight
+        for module in stack.model.modules()
+        if isinstance(module, nn.Embedding) and module not in chain(*stack.modules)
+    }
     return Outside(
         embeddings=counts["embeddings"],
-        row=table.shape[-1],
+        row=sum(weight.shape[-1] for weight in tables),
         norms=counts["norms"],
         others=counts["others"],
         head=counts["head"] if head is not None or x else None,

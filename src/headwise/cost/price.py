@@ -10,29 +10,19 @@ import re
 import tomllib
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from fractions import Fraction
 from importlib import resources
-from importlib.util import find_spec
 from math import gcd
 from pathlib import Path
 from typing import Any
 
-from headwise.cost.config import (
-    PRESETS,
-    UndescribedError,
-    check_sizes,
-    layer_of,
-    preset,
-    shape_by_formula,
-)
+from headwise.cost.config import PRESETS, check_sizes, layer_of, preset
 from headwise.cost.shape import (
     Heads,
     Kept,
     Layer,
     ModelShape,
-    Outside,
     bytes_of,
     bytes_per_token,
     whole_bytes,
@@ -70,18 +60,16 @@ def read_bytes(name: str, text: str | int) -> int:
 
     A text without a unit is refused: it may be meant in GB as well as in bytes.
     """
-    size = re.fullmatch(
-        r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*([KMGTP]?)(I?)B\s*", str(text).upper()
-    )
+    size = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGTP]?)(I?)B\s*", str(text).upper())
     if type(text) is int:  # isinstance would let True pass as 1
-        value = Fraction(text)
+        value: float = text
     elif size is None:
         raise HeadwiseError(
             f"{name}={text!r} is no size; write a number and a unit, such as 24GiB"
         )
     else:
         base = 1024 if size[3] else 1000
-        value = Fraction(size[1]) * base ** " KMGTP".index(size[2] or " ")
+        value = float(size[1]) * base ** " KMGTP".index(size[2] or " ")
     if not 1 <= value <= LARGEST:
         raise HeadwiseError(f"{name}={text!r} is outside 1 B to {LARGEST:,} B")
     return int(value)
@@ -115,10 +103,12 @@ def shape_of(config: Any) -> tuple[str, ModelShape]:
         if inner is not config:
             fields["architectures"] = [name]
         return name, shape_of_fields(fields)
-    if type(inner).__module__ == "headwise.gpt.gpt":
-        return name, shape_of_fields({"headwise": asdict(inner)})
     if hasattr(config, "named_modules"):
-        return name, _modules_shape(config)
+        from headwise.cost.modules import shape_of_modules
+
+        return name, shape_of_modules(config)
+    if type(config).__module__ == "headwise.gpt.gpt":
+        return name, shape_of_fields({"headwise": asdict(config)})
     raise HeadwiseError(
         f"a {name} has no price; pass a preset, a path, the dict of a config, an attention layer, or a model with "
         f"a `config` of transformers or of headwise"
@@ -151,97 +141,27 @@ def _shape_at(description: str | Path) -> tuple[str, ModelShape]:
         raise HeadwiseError(f"{name}: {error}") from None
 
 
-def _modules_shape(model: Any) -> ModelShape:
-    """A model of one's own with layers of ours: those by their specs, all else by its modules."""
-    # the attentions that were met, and their layers
-    specs: dict[str, AttentionSpec] = {}
-    others: dict[str, Any] = {}
-    for path, module in model.named_modules():
-        if isinstance(getattr(module, "spec", None), AttentionSpec):
-            specs[path] = module.spec
-        elif not any(_is_in(path, attention) for attention in specs):
-            others[path] = module
-    if not specs:
-        raise HeadwiseError(
-            f"a {type(model).__name__} has no layer of headwise; pass the config of its family"
-        )
-    layers = {path: layer_of(f"L{n}", specs[path]) for n, path in enumerate(specs)}
-    outside: Counter[str] = Counter()
-    counted: set[Any] = set()
-    for path, module in others.items():
-        weights = set(module.parameters(recurse=False))
-        size = sum(p.numel() for p in weights - counted)
-        is_table = hasattr(module, "num_embeddings")
-        matrix = module.weight.numel() if hasattr(module, "in_features") else 0
-        if not (matrix or is_table) and any(p.ndim > 1 for p in weights):
-            raise HeadwiseError(
-                f"{path or type(model).__name__} has a matrix and is no Linear or Embedding, so that what a token "
-                f"costs there is not known; price the model with Linears in their place"
-            )
-        attention = _beside(path, specs)
-        if attention is not None:
-            layers[attention] = layers[attention].beside(size, matrix)
-        elif is_table:
-            outside.update(embeddings=size, row=module.embedding_dim)
-        else:
-            outside["head" if matrix else "norms"] += size
-            outside["flops"] += 2 * matrix
-            if weights & counted:  # a head that is tied to a table
-                outside["borrowed"] += matrix
-        counted |= weights
-    # here: without torch there is no model
-    from headwise.models.ask import context_of
-
-    first = next(iter(specs.values()))
-    return ModelShape(
-        family="own",
-        d_model=first.d_model,
-        layers=tuple(layers.values()),
-        outside=Outside(**outside),
-        positions=context_of(model),
-        generates=first.causal,
-        dtype=str(next(model.parameters()).dtype),
-        way="built",
-    )
-
-
-def _is_in(path: str, module: str) -> bool:
-    return f"{path}.".startswith(f"{module}.")
-
-
-def _beside(path: str, attentions: Iterable[str]) -> str | None:
-    """The attention in whose layer a module stands: the only one in the smallest module around both."""
-    while path:
-        around = [each for each in attentions if _is_in(each, path)]
-        if around:
-            return around[0] if len(around) == 1 else None
-        path = path.rpartition(".")[0]
-    return None
-
-
 def shape_of_fields(config: dict[str, Any]) -> ModelShape:
-    """The sizes that the dict of a config.json says: by formulas, else those of the model that is built of it."""
-    if "headwise" not in config:
-        if not isinstance(config.get("model_type"), str):
-            raise HeadwiseError(
-                f"model_type={config.get('model_type')!r}; a config names its family there, such as llama"
-            )
-        check_sizes(config)
+    """The sizes of the model of a config.json, which is built without memory."""
+    own = "headwise" in config
+    if not own and not isinstance(config.get("model_type"), str):
+        raise HeadwiseError(
+            f"model_type={config.get('model_type')!r}; a config names its family there, such as llama"
+        )
+    check_sizes(config)
     try:
-        shape = shape_by_formula(config)
-    except UndescribedError as error:
-        if "headwise" in config:  # a model of another family may stand beside it
-            raise HeadwiseError(
-                f"a run of headwise with {error} has no formula here"
-            ) from None
-        if not (find_spec("transformers") and find_spec("torch")):
-            raise HeadwiseError(
-                f"{error} of a {config['model_type']} has no formula here, and to build the model needs transformers "
-                f"and torch: pip install 'headwise[hf]'"
-            ) from None
-        from headwise.cost import built
+        if own:
+            from headwise.cost.modules import shape_of_run
 
-        shape = built.shape_of_fields(config)
+            return shape_of_run(config["headwise"])
+        from headwise.cost.built import shape_of_config
+
+        shape = shape_of_config(config)
+    except ModuleNotFoundError as error:
+        raise HeadwiseError(
+            f"the model of a config is built, which needs {error.name}: pip install 'headwise[hf]'; a preset needs "
+            f"nothing: {', '.join(PRESETS)}"
+        ) from None
     notes = []
     packing = config.get("quantization_config")
     packed = packing.get("quant_method") if isinstance(packing, dict) else None
@@ -357,7 +277,6 @@ class Price:
 
     model: str
     family: str
-    way: str  # config: by formulas from the config alone; built: on the model, without weights
     d_model: int
     setting: Setting
     parameters: Parameters
@@ -516,7 +435,6 @@ def _priced(name: str, shape: ModelShape, setting: Setting) -> Price:
     return Price(
         model=name,
         family=shape.family,
-        way=shape.way,
         d_model=shape.d_model,
         setting=setting,
         parameters=Parameters(shape.parameters, shape.active_parameters, _parts(shape)),
@@ -537,14 +455,7 @@ def _in_bytes(layer: Layer, setting: Setting) -> Layer:
         replace(part, bits=part.bits or (rows if part.grows else state))
         for part in layer.kept
     ]
-    most = [part.rows for part in kept if part.grows]
-    return replace(
-        layer,
-        kept=tuple(kept),
-        cache_bytes_per_token=bytes_per_token(kept),
-        cache_rows=max(filter(None, most)) if most and all(most) else None,
-        state_bytes=bytes_of(kept, 0),
-    )
+    return replace(layer, kept=tuple(kept))
 
 
 def _weight_bytes(packed: int, others: int, setting: Setting) -> int:
@@ -629,8 +540,6 @@ def _decode(shape: ModelShape, setting: Setting, cache_bytes: int) -> DecodePric
 
 def _fit(kept: Sequence[Kept], setting: Setting, free: int) -> MemoryPrice:
     """The longest texts that a batch may have with its caches in `free` bytes, and the most texts of this context."""
-    if free < 0:
-        return MemoryPrice(free, 0, 0)
 
     def size(tokens: int) -> int:
         return setting.batch * bytes_of(kept, tokens)
@@ -678,7 +587,6 @@ class Variant:
     n_kv_heads: int
     present: bool  # is it the model as it is?
     parameters: int
-    weight_bytes: int
     cache_bytes_per_token: float
     cache_bytes: int  # of the setting's context and batch
     # weights and that cache in the memory; None where no memory was given
@@ -706,35 +614,32 @@ def variants(shape: ModelShape, setting: Setting) -> tuple[Variant, ...]:
             f"variants compare the keys and values of heads, and this {shape.family} keeps none; price a decoder"
         )
     (present, variant), *others = counts
-    rows = []
     is_even = not others and variant != "MLA"
+    choices = []
     if not is_even:
-        name = "as it is" if others else "MLA"
-        rows.append(_variant(name, present, shape, setting, True))
+        choices.append(("as it is" if others else "MLA", present, shape, True))
     most = gcd(*(layer.attention.n_heads for layer in shape.layers if layer.attention))
     for n in range(most, 0, -1):
         if most % n == 0:
             name = "MHA" if n == most else "MQA" if n == 1 else f"GQA-{n}"
-            changed = shape.with_kv_heads(n)
-            rows.append(_variant(name, n, changed, setting, is_even and n == present))
+            is_present = is_even and n == present
+            choices.append((name, n, shape.with_kv_heads(n), is_present))
+    rows = []
+    for name, n, changed, is_present in choices:
+        bill = _priced(name, changed, setting)
+        memory = bill.memory
+        assert bill.decode is not None
+        rows.append(
+            Variant(
+                name=name,
+                n_kv_heads=n,
+                present=is_present,
+                parameters=changed.parameters,
+                cache_bytes_per_token=bill.cache.bytes_per_token,
+                cache_bytes=bill.cache.total_bytes,
+                fits=bill.cache.total_bytes <= memory.free_bytes if memory else None,
+                longest_context=memory.longest_context if memory else None,
+                bytes_per_token=bill.decode.bytes_per_token,
+            )
+        )
     return tuple(rows)
-
-
-def _variant(
-    name: str, n: int, shape: ModelShape, setting: Setting, present: bool
-) -> Variant:
-    bill = _priced(name, shape, setting)
-    cache, memory = bill.cache, bill.memory
-    assert bill.decode is not None
-    return Variant(
-        name=name,
-        n_kv_heads=n,
-        present=present,
-        parameters=shape.parameters,
-        weight_bytes=bill.weight_bytes,
-        cache_bytes_per_token=cache.bytes_per_token,
-        cache_bytes=cache.total_bytes,
-        fits=None if memory is None else cache.total_bytes <= memory.free_bytes,
-        longest_context=None if memory is None else memory.longest_context,
-        bytes_per_token=bill.decode.bytes_per_token,
-    )

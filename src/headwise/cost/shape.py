@@ -1,10 +1,9 @@
 """The sizes of a model as frozen values: a list of layers, and what stands outside them.
 
-Two ways lead here: `cost.config` counts by formulas, `cost.built` on a model of transformers without memory. A count of
-parameters holds biases, norms and sinks; FLOPs are matrix products alone, two for a multiply-add: linear layers,
-scores, weights times values, convolutions; not softmax, norms, activations, rotations, biases and look-ups, a per cent
-or so. T causal queries have T(T+1)/2 pairs; with a window w none sees more than w keys. The dense count is that of a
-kernel which computes every pair, and logits at every position (`torch.utils.flop_counter`).
+A count of parameters holds biases, norms and sinks; FLOPs are matrix products alone, two for a multiply-add: linear
+layers, scores, weights times values, convolutions; not softmax, norms, activations, rotations, biases and look-ups, a
+per cent or so. T causal queries have T(T+1)/2 pairs; with a window w none sees more than w keys. The dense count is
+that of a kernel which computes every pair, and logits at every position (`torch.utils.flop_counter`).
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ class Heads:
     latent: int | None = None
     kv_head_parameters: int  # of one head
     parameters: int  # of all heads together
-    weights: int  # entries of their matrices, each of which a token meets once
 
     @property
     def variant(self) -> str:
@@ -99,16 +97,12 @@ def bytes_per_token(kept: Iterable[Kept]) -> float:
     for part in kept:
         if part.grows and not part.open_block:
             bits += part.values * (part.bits or 0) / part.every
-    return bits / 8 if bits % 8 else int(bits) // 8
+    return int(bits / 8) if bits % 8 == 0 else bits / 8
 
 
 def whole_bytes(*numbers: tuple[int, float]) -> int:
-    """Bytes of numbers, whole ones and exact however many there are: how many, and the bits of one of them.
-
-    MXFP4 has 4.25 bits, and no format a finer part.
-    """
-    quarters = sum(count * int(4 * bits) for count, bits in numbers)
-    return -(-quarters // 32)
+    """Bytes of numbers, whole ones: how many there are, and the bits of one of them, which MXFP4 has 4.25 of."""
+    return int(-(-sum(count * bits for count, bits in numbers) // 8))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,18 +156,22 @@ class Layer:
     kept: tuple[Kept, ...] = ()
     reading: Flops  # of a prompt
     writing: Flops  # of one new token beside a cache
-    # in the number formats of a setting, which a price fills in
-    cache_bytes_per_token: float = 0  # what one token adds while no window is full
-    cache_rows: int | None = None  # the most tokens that are kept; None: all
-    state_bytes: int = 0  # that do not grow with the text
+    # in bytes, once a price has filled in the bits of a number
+    cache_bytes_per_token: float = field(init=False)  # while no window is full
+    cache_rows: int | None = field(init=False)  # the most tokens kept; None: all
+    state_bytes: int = field(init=False)  # that do not grow with the text
 
     def __post_init__(self) -> None:
         heads, total = self.attention, self.mixer_parameters + self.norm_parameters
         total += self.feed_forward_parameters + (heads.parameters if heads else 0)
+        rows = [part.rows for part in self.kept if part.grows]
         vars(self).update(
             variant=heads.variant if heads else None,
             parameters=total,
             active_parameters=total - (self.experts.idle if self.experts else 0),
+            cache_bytes_per_token=bytes_per_token(self.kept),
+            cache_rows=max(filter(None, rows)) if rows and all(rows) else None,
+            state_bytes=bytes_of(self.kept, 0),
         )
 
     def beside(self, parameters: int, matrix: int) -> Layer:
@@ -239,7 +237,6 @@ class ModelShape:
     dtype: str | None = None  # of the weights, where the config names it
     # of the matrices of experts, where the config names a format of their own
     packed: str | None = None
-    way: str = "config"  # or "built": on a model of transformers
     notes: tuple[str, ...] = ()
 
     @property
