@@ -142,7 +142,7 @@ def test_variants() -> None:
     assert rows[0].cache_bytes_per_token == 61 * 576 * 2
     assert rows[1].name == "MHA" and rows[1].cache_bytes_per_token == 61 * 128 * (192 + 128) * 2
     assert rows[0].longest_context is None
-    shape = llama(hidden_size=2**31, num_attention_heads=2**12, num_key_value_heads=2**9, head_dim=None)
+    shape = llama(hidden_size=2**14, num_attention_heads=2**12, num_key_value_heads=2**9, head_dim=None)
     rows = variants(shape, make_setting(shape))
     assert [row.n_kv_heads for row in rows] == [2**n for n in range(12, -1, -1)]
 

@@ -17,7 +17,6 @@ from surveys import STATISTICS, broken_survey, maps_of, survey_of
 
 from headwise import cost
 from headwise.cli.reshape import print_curve, print_damage, print_reshaped
-from headwise.cost import PRESETS, price
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.heads.steps import head_steps
 from headwise.heads.table import ROLES, Example, Followed, HeadProfile, Relation, Survey, relation_role
@@ -27,7 +26,7 @@ from headwise.reshape.heal import Damage, HealPoint, Pair
 from headwise.reshape.job import Reshaped
 from headwise.table import Table, say
 from headwise.view import Screen
-from headwise.view.cost import print_models, print_price, print_variants
+from headwise.view.cost import print_price, print_variants
 from headwise.view.report import report_html, shares_of
 from headwise.view.survey import TELLING, head_sentence, print_relations, print_survey
 from headwise.view.terminal import print_maps, print_steps, visible
@@ -53,7 +52,6 @@ VIEWS: dict[str, Draw] = {
     "survey": lambda screen: print_survey(screen, survey_of(3, 5)),
     "price": lambda screen: price_of("gemma-3-27b", screen),
     "latent": lambda screen: price_of("deepseek-v3", screen),
-    "models": lambda screen: print_models(screen, [price(name) for name in PRESETS]),
     "damage": lambda screen: print_damage(screen, "Before any training", DAMAGE),
     "healing": lambda screen: print_curve(screen, CURVE),
     "plain": lambda screen: Table(

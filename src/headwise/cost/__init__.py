@@ -4,7 +4,7 @@
     hw.price(config, batch=8, memory="24GiB").memory.longest_context              # the dict of a config.json, a model
 
 A preset is layers as data, and an `AttentionSpec` gives one: neither needs torch. A model of ours is priced by its
-modules (`cost.modules`), a family of transformers is built without memory and run without data (`cost.built`). What
+modules (`cost.config`), a family of transformers is built without memory and run without data (`cost.built`). What
 cannot be priced exactly is refused with a HeadwiseError that gives the reason.
 """
 

@@ -158,7 +158,7 @@ class Stack:
         counting = Counting(self.known)
         # a module that raises is left, too
         left = partial(register_module_forward_hook, always_call=True)
-        hooks = [
+        hooks: list[Any] = [
             (register_module_forward_pre_hook, counting.enter),
             (left, counting.leave),
         ]
@@ -198,8 +198,8 @@ class Stack:
         records: list[dict[str, Any]] = [{} for _ in self.tops]
         if cache is None:
             return records
-        found = [dict(vars(part)) for part in cache.layers]
-        records = found + records[len(found) :]
+        of_layers = [dict(vars(part)) for part in cache.layers]
+        records = of_layers + records[len(of_layers) :]
         for name, values in vars(cache).items():
             if isinstance(values, list) and name != "layers":  # MiniMax's states
                 for record, value in zip(records, values, strict=False):

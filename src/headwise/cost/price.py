@@ -17,7 +17,14 @@ from math import gcd
 from pathlib import Path
 from typing import Any
 
-from headwise.cost.config import PRESETS, check_sizes, layer_of, preset
+from headwise.cost.config import (
+    PRESETS,
+    check_sizes,
+    layer_of,
+    preset,
+    shape_of_modules,
+    shape_of_run,
+)
 from headwise.cost.shape import (
     Heads,
     Kept,
@@ -103,12 +110,10 @@ def shape_of(config: Any) -> tuple[str, ModelShape]:
         if inner is not config:
             fields["architectures"] = [name]
         return name, shape_of_fields(fields)
+    if type(inner).__module__ == "headwise.gpt.gpt":
+        return name, shape_of_fields({"headwise": asdict(inner)})
     if hasattr(config, "named_modules"):
-        from headwise.cost.modules import shape_of_modules
-
         return name, shape_of_modules(config)
-    if type(config).__module__ == "headwise.gpt.gpt":
-        return name, shape_of_fields({"headwise": asdict(config)})
     raise HeadwiseError(
         f"a {name} has no price; pass a preset, a path, the dict of a config, an attention layer, or a model with "
         f"a `config` of transformers or of headwise"
@@ -143,16 +148,14 @@ def _shape_at(description: str | Path) -> tuple[str, ModelShape]:
 
 def shape_of_fields(config: dict[str, Any]) -> ModelShape:
     """The sizes of the model of a config.json, which is built without memory."""
-    own = "headwise" in config
-    if not own and not isinstance(config.get("model_type"), str):
+    is_ours = "headwise" in config
+    if not is_ours and not isinstance(config.get("model_type"), str):
         raise HeadwiseError(
             f"model_type={config.get('model_type')!r}; a config names its family there, such as llama"
         )
     check_sizes(config)
     try:
-        if own:
-            from headwise.cost.modules import shape_of_run
-
+        if is_ours:
             return shape_of_run(config["headwise"])
         from headwise.cost.built import shape_of_config
 
