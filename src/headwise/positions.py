@@ -119,36 +119,33 @@ class RoPE:
         """Radians per position of each pair of features, and the factor on cosines and sines (1, but for yarn)."""
         dim = self.dim or head_dim
         plain = [self.theta ** (-2 * m / dim) for m in range(dim // 2)]
-        if self.scaling == "linear":
-            return [f / self.factor for f in plain], 1.0
-        if self.scaling == "llama3":
-            return [self._llama3(frequency) for frequency in plain], 1.0
-        if self.scaling != "yarn":
+        if self.scaling is None:
             return plain, 1.0
-        # YaRN: pairs up to `low` are fast and stay, those from `high` on are slow and go by `factor`.
-        low = max(math.floor(self._pair_that_turns(self.beta_fast, dim)), 0)
-        # dim - 1 as in the authors' code, and so in checkpoints, though there are only dim / 2 pairs.
-        high = min(math.ceil(self._pair_that_turns(self.beta_slow, dim)), dim - 1)
         mixed = []
         for m, frequency in enumerate(plain):
-            # 0 for a fast pair, 1 for a slow one, a ramp between. Where low = high, the 1e-3 makes a step of the ramp
-            # and keeps the division from 0.
-            slowness = min(1.0, max(0.0, (m - low) / max(high - low, 1e-3)))
+            slowness = min(1.0, max(0.0, self._slowness(m, frequency, dim)))
             mixed.append(
                 frequency * (1 - slowness) + frequency / self.factor * slowness
             )
-        if self.attention_factor is not None:
-            return mixed, self.attention_factor
+        if self.scaling != "yarn":
+            return mixed, 1.0
         # The paper's fit. As it multiplies queries and keys, scores grow by its square.
-        return mixed, 0.1 * math.log(self.factor) + 1.0
+        return mixed, self.attention_factor or 0.1 * math.log(self.factor) + 1.0
 
-    def _llama3(self, frequency: float) -> float:
-        """A pair that turns beta_fast times within the original context stays, beta_slow times goes by factor."""
-        assert self.original_context is not None
-        turns = self.original_context * frequency / (2 * math.pi)
-        fastness = (turns - self.beta_slow) / (self.beta_fast - self.beta_slow)
-        fastness = min(1.0, max(0.0, fastness))
-        return frequency * fastness + frequency / self.factor * (1 - fastness)
+    def _slowness(self, m: int, frequency: float, dim: int) -> float:
+        """Pair m goes by `factor` where this is 1 or more, stays where it is 0 or less, and between them in part."""
+        if self.original_context is None:  # linear: all alike
+            return 1.0
+        if self.scaling == "llama3":
+            # beta_fast turns within the original context are fast, beta_slow are slow
+            turns = self.original_context * frequency / (2 * math.pi)
+            return (self.beta_fast - turns) / (self.beta_fast - self.beta_slow)
+        # YaRN: pairs up to `low` are fast, those from `high` on are slow.
+        low = max(math.floor(self._pair_that_turns(self.beta_fast, dim)), 0)
+        # dim - 1 as in the authors' code, and so in checkpoints, though there are only dim / 2 pairs.
+        high = min(math.ceil(self._pair_that_turns(self.beta_slow, dim)), dim - 1)
+        # Where low = high, the 1e-3 makes a step of the ramp and keeps the division from 0.
+        return (m - low) / max(high - low, 1e-3)
 
     def _pair_that_turns(self, times: float, dim: int) -> float:
         """The (fractional) pair of features that turns `times` times within the original context.
@@ -156,8 +153,5 @@ class RoPE:
         Pair m turns context * theta^(-2m/dim) / (2 pi) times; this is solved for m.
         """
         assert self.original_context is not None
-        return (
-            dim
-            * math.log(self.original_context / (times * 2 * math.pi))
-            / (2 * math.log(self.theta))
-        )
+        turns = self.original_context / (times * 2 * math.pi)
+        return dim * math.log(turns) / (2 * math.log(self.theta))

@@ -98,10 +98,8 @@ def _sizes(value: Any) -> Any:
 class Run:
     """One run: FLOPs of each module, those inside it among them, and what is kept."""
 
-    tokens: int
-    seen: int  # keys before and in it
+    seen: int  # tokens before and in it
     flops: Counter[nn.Module]
-    bits: int  # of a number of the model
     name: str  # of the cache among the arguments of the model
     cache: Any
     kept: list[dict[str, Tensor]]  # of each layer, see `Stack.kept`
@@ -173,10 +171,8 @@ class Stack:
                 f"a {self.model.config.model_type} of this config does not run without data: {reason}"
             ) from None
         return Run(
-            tokens=tokens,
             seen=tokens + (before.seen if before else 0),
             flops=counting.flops,
-            bits=8 * self.table.weight.element_size(),
             name=name,
             cache=cache,
             kept=self.kept(cache),
@@ -312,16 +308,17 @@ class Part:
         """How what is kept in a record grows with the text, from two prompts."""
         first, second = self.runs
         window, every = self._limits(number)
+        usual = 8 * self.stack.table.weight.element_size()
         # laws, as if of no numbers, and their numbers
         parts: Counter[Kept] = Counter()
         for name, entry in second.kept[number].items():
             size, bits = entry.numel(), 8 * entry.element_size()
             # what has other bits than the model's has them whatever its format is
-            fixed = None if bits == second.bits else bits
+            fixed = None if bits == usual else bits
             law = Kept(values=0, heads=name in ROWS, bits=fixed)
             if law.heads and window is not None:
                 rows = window - 1
-                values = size // min(second.tokens, rows) if rows else 0
+                values = size // min(second.seen, rows) if rows else 0
                 law = replace(law, rows=rows)
             elif every is not None and name.startswith(("compressed", "buffer")):
                 values = size // entry.shape[1] if entry.shape[1] else entry.shape[-1]
@@ -329,21 +326,21 @@ class Part:
                 law = replace(law, every=every, open_block=is_open)
             else:
                 grown = size - first.kept[number].get(name, entry).numel()
-                values, rest = divmod(grown, second.tokens - first.tokens)
+                values, rest = divmod(grown, second.seen - first.seen)
                 if rest or grown < 0:
                     raise HeadwiseError(
-                        f"L{self.n} keeps {size} numbers of {second.tokens} tokens as {name}, and {grown} fewer of "
-                        f"{first.tokens}: how they grow is not known"
+                        f"L{self.n} keeps {size} numbers of {second.seen} tokens as {name}, and {grown} fewer of "
+                        f"{first.seen}: how they grow is not known"
                     )
                 state = replace(law, heads=False, grows=False)
-                parts[state] += size - values * second.tokens
+                parts[state] += size - values * second.seen
             parts[law] += values
         return [replace(law, values=values) for law, values in parts.items() if values]
 
     def layer(self, counts: Counter[str], steps: Sequence[Run]) -> Layer:
         heads, experts = self.heads(counts["attention"]), self.experts()
         # Of two prompts, the second twice as long: a T + b T^2. A chunk costs a little more behind another.
-        (x, t), (y, u) = ((run.within(self.tops), run.tokens) for run in self.runs)
+        (x, t), (y, u) = ((run.within(self.tops), run.seen) for run in self.runs)
         pair = max(0, (y - 2 * x) // (2 * t * t)) if heads else 0
         reading = writing = Flops((y - pair * u * u) // u, pair)
         if steps and heads:
@@ -513,17 +510,17 @@ def _parameters(stack: Stack) -> dict[int, Counter[str]]:
 def _outside(stack: Stack, counts: Counter[str], runs: Sequence[Run]) -> Outside:
     """What stands outside the layers."""
     (x, t), (y, u) = (
-        (run.flops[stack.model] - run.within(chain(*stack.tops)), run.tokens)
+        (run.flops[stack.model] - run.within(chain(*stack.tops)), run.seen)
         for run in runs
     )
     per_token = (y - x) // (u - t)
     head, table = stack.model.get_output_embeddings(), stack.table.weight
     is_tied = getattr(head, "weight", None) is table
-    tables = {
-        module.weight
-        for module in stack.model.modules()
-        if isinstance(module, nn.Embedding) and module not in chain(*stack.modules)
-    }
+    tables = set()
+    for path, module in stack.model.named_modules():
+        is_table = isinstance(module, nn.Embedding) and "encoder." not in path
+        if is_table and module not in chain(*stack.modules):
+            tables.add(module.weight)
     return Outside(
         embeddings=counts["embeddings"],
         row=sum(weight.shape[-1] for weight in tables),

@@ -38,7 +38,7 @@ from headwise.errors import HeadwiseError
 from headwise.files import read_json
 from headwise.models import BITS, config_source, number_format
 from headwise.spec import AttentionSpec
-from headwise.table import DECIMAL, amount, plural, scaled
+from headwise.table import DECIMAL, amount, plural, scaled, shown
 from headwise.words import unknown
 
 # bytes, 8 EiB: more than any device holds or moves in a second, so a larger number is a slip
@@ -359,9 +359,7 @@ def _told(value: Any, unit: str) -> tuple[str, str]:
         return f"{value:,}", scaled(
             value, 1000, [f"{letter}FLOP" for letter in DECIMAL]
         )
-    if isinstance(value, float):
-        value = f"{value:.3g}"
-    return value if isinstance(value, str) else f"{value:,}", unit
+    return shown(value), unit
 
 
 def context_text(tokens: int | None) -> str:
@@ -391,9 +389,9 @@ def make_setting(
         HeadwiseError: for a value out of range, and for one that means nothing for this model.
     """
     context = shape.positions or DEFAULT_CONTEXT if context is None else context
-    for argument, value in (("context", context), ("batch", batch)):
+    sizes = ("context", context, "tokens"), ("batch", batch, "texts")
+    for argument, value, unit in sizes:
         if type(value) is not int or not 1 <= value <= MOST:
-            unit = "tokens" if argument == "context" else "texts"
             raise HeadwiseError(
                 f"{argument}={value!r} is no whole number of {unit} from 1 to {MOST:,}"
             )
