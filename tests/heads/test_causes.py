@@ -29,7 +29,7 @@ from headwise.heads.patch import Compared, Reading, Study, patch, path_effects
 from headwise.models.ask import answer_logits, logits
 from headwise.models.hook import attach
 from headwise.models.open import remember
-from headwise.models.sites import Site, layers_of, sites_of
+from headwise.models.sites import Site, sites_of
 from headwise.records import Call
 
 pytestmark = pytest.mark.usefixtures("no_gradients")
@@ -108,11 +108,39 @@ def test_what_adds_up_otherwise_or_encodes_is_refused() -> None:
     refuses(lambda: attribute(model, ids(), 7), "how the attention of L1 enters the residual stream")
     sizes = {"hidden_size": 36, "embedding_size": 31, "num_hidden_layers": 2, "num_attention_heads": 3}
     narrow = tf.RoFormerForCausalLM(tf.RoFormerConfig(vocab_size=V, is_decoder=True, **sizes)).eval()
-    refuses(lambda: attribute(narrow, ids(), 7), r"36, 36\] numbers a token, and its output matrix reads 31")
+    refuses(lambda: attribute(narrow, ids(), 7), r"\[36\] numbers a token, and its output matrix reads 31")
     config = tf.BertConfig(vocab_size=V, hidden_size=21, num_hidden_layers=1, num_attention_heads=3)
     model = tf.BertModel(config).eval()
     remember(model, Path("bert"), Tokens.characters("abc", boundary=False), "bert")
     refuses(lambda: hw.why(model, "abc"), "BertModel answers a text with no token")
+
+
+class TorchModel(nn.Module):  # the attention of torch's own layers calls no module of W_O
+    def __init__(self, norm_first: bool) -> None:
+        super().__init__()
+        layers = (nn.TransformerEncoderLayer(36, 3, 41, batch_first=True, norm_first=norm_first) for _ in range(2))
+        self.embed, self.layers, self.head = nn.Embedding(V, 36), nn.ModuleList(layers), nn.Linear(36, V)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = layer(x, src_mask=torch.full((len(ids[0]),) * 2, -math.inf).triu(1))
+        return torch.as_tensor(self.head(x))
+
+
+def test_torchs_own_attention_is_attributed_and_a_stream_that_is_normed_refused() -> None:
+    torch.manual_seed(5)
+    model = shaken(TorchModel(norm_first=True), size=0.1)
+    for parameter in model.layers[1].linear2.parameters():
+        parameter.zero_()  # then the direct effect of a head of this layer is the whole effect
+    parts, row = attribute(model, ids(), (7, 11)), model(ids()[None])[0, -1]
+    with hw.ablate(model, ["L1.H2"]):
+        lost = row - model(ids()[None])[0, -1]
+    assert parts.total == pytest.approx(float(row[7] - row[11]), abs=1e-4)
+    assert parts.heads["L1.H2"] == pytest.approx(float(lost[7] - lost[11]), abs=1e-5)
+    assert all(part.adds is not None for part in hw.why(model, ids(3), ids(4), 7, 11).heads)
+    model = shaken(TorchModel(norm_first=False), size=0.1)
+    refuses(lambda: attribute(model, ids(), 7), "how the attention of L0 enters the residual stream")
 
 
 def test_bad_requests_of_attribution() -> None:
@@ -151,7 +179,7 @@ def naive(model: nn.Module, clean: Tensor, corrupted: Tensor, at: str, name: str
 def test_patching_equals_a_run_for_each_head(name: str, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = build(name)
     clean, corrupted = ids(3), ids(4)
-    for positions, at_once in ((None, 99), ([3, 17, 22], 5)):  # variants that go up together: all, and some of a layer
+    for positions, at_once in ((None, 99), ([3, 17, 22], 5)):  # variants in a batch
         monkeypatch.setattr(patching, "LARGEST", at_once * T * 36)
         found = patch(model, clean, corrupted, at, positions=positions)
         assert len(found.effects) == (6 if at in "kv" else 18)
@@ -270,7 +298,7 @@ def test_every_verb_passes_by_a_layer_that_does_not_run() -> None:
 
 def test_paths_come_from_layers_below_alone() -> None:
     model = build("ours")
-    texts = [Reading(model, layers_of(model), ids(seed)) for seed in (3, 4)]
+    texts = [Reading(model, ids(seed)) for seed in (3, 4)]
     study = Study(*texts, Compared((7,), (11,)))
     found = study.paths([("q", "L1.H0"), ("k", "L2.KV1"), ("v", "L0.KV0")])
     senders = {at: {sender[:2] for (place, _), sender in found if place == at} for at in "qkv"}
@@ -321,7 +349,7 @@ def test_the_induction_circuit_comes_out_all_and_only() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "ours"])
 def test_threads_study_one_model_while_it_runs(name: str) -> None:
-    """Layers that one thread skips compute in the others; the last to end gives the modes of training back."""
+    """The last to end gives the modes of training back."""
     model, clean, corrupted = build(name).train(), ids(3), ids(4)
     plain = logits(model, corrupted[None])
     jobs: list[Any] = [partial(patch, model, ids(n), ids(n + 10), target=(7, 11), heads=["L2.H1"]) for n in range(3)]
@@ -343,16 +371,9 @@ def test_threads_study_one_model_while_it_runs(name: str) -> None:
     assert all(module.training for module in model.modules())
 
 
-def test_a_study_leaves_the_model_alone() -> None:
-    # Somebody has replaced the forward of a block: a study, which replays it, puts that one back and no other.
+def test_a_study_in_inference_mode() -> None:
     model = build("llama")
-    block = model.model.layers[0]
-    plain = block.forward
-    block.forward = own = lambda *args, **more: 2 * plain(*args, **more)
-    effect = naive(model, ids(3), ids(4), "out", "L1.H2", list(range(T)))
     found = patch(model, ids(3), ids(4), heads=["L1.H2"]).effects["L1.H2"].mean
-    assert found == pytest.approx(effect, abs=2e-4)
-    assert vars(block)["forward"] is own and "forward" not in vars(model.model.layers[1])
     with torch.inference_mode():
         assert patch(model, ids(3), ids(4), heads=["L1.H2"]).effects["L1.H2"].mean == pytest.approx(found, abs=1e-6)
 
@@ -370,7 +391,7 @@ def test_targets() -> None:
 
 def test_metrics_of_ones_own_and_prompts_of_unlike_lengths() -> None:
     """Two sets of tokens are their mean logits; a function is given the logits of one answer."""
-    model = build("llama")
+    model = build("llama").double()
     clean, bad = [ids(3), ids(4)[:-4]], [ids(5), ids(6)[:-4]]
 
     def own(logits: Tensor) -> Tensor:
@@ -379,12 +400,9 @@ def test_metrics_of_ones_own_and_prompts_of_unlike_lengths() -> None:
 
     of_sets = patch(model, clean, bad, heads=["L1.H2", "L2.H4"], target=({7, 13}, {11}))
     of_tensors = patch(model, clean, bad, heads=["L1.H2"], target=(torch.tensor([7, 13]), range(11, 12)))
-    assert of_tensors.effects["L1.H2"] == of_sets.effects["L1.H2"]
+    assert of_tensors.effects["L1.H2"].mean == pytest.approx(of_sets.effects["L1.H2"].mean, abs=1e-5)
     of_function = patch(model, clean, bad, heads=["L1.H2", "L2.H4"], target=own)
     assert of_sets.by_pair["L1.H2"] == pytest.approx(of_function.by_pair["L1.H2"], abs=1e-6)
-    each = patch(model, clean, bad, heads=["L1.H2"], target=[own, lambda logits: logits[5]])
-    assert each.ends[0] == pytest.approx(of_function.ends[0])
-    assert each.ends[1, 0] == pytest.approx(float(logits(model, clean[1][None])[0, -1, 5]), abs=1e-5)
     for n in range(2):  # each pair alone, as a list of one and as ids
         one = patch(model, [clean[n]], [bad[n].tolist()], heads=["L1.H2"], target=own)
         assert one.effects["L1.H2"].mean == pytest.approx(of_sets.by_pair["L1.H2"][n], abs=1e-6)
@@ -395,10 +413,6 @@ def test_metrics_of_ones_own_and_prompts_of_unlike_lengths() -> None:
     frame = of_sets.to_frame().set_index("head")
     assert frame.loc["L1.H2", "share_of_means"] == pytest.approx(shares @ size / size.sum(), abs=1e-9)
     assert frame.loc["L1.H2", "mean_of_shares"] == pytest.approx(shares.mean(), abs=1e-9)
-    pairs = of_sets.to_frame(by="pair")
-    assert [*pairs.columns] == ["head", "pair", "share", "clean", "corrupted"] and len(pairs) == 4
-    assert [*pairs[pairs["head"] == "L2.H4"].share] == [*of_sets.by_pair["L2.H4"]]
-    refuses(lambda: of_sets.to_frame(by="row"), "by='row' is no row; there are head, pair, token")
 
 
 def test_key_heads_of_several_layers_are_patched_together() -> None:
@@ -422,12 +436,8 @@ def test_key_heads_of_several_layers_are_patched_together() -> None:
 def test_effects_as_figures_and_tables() -> None:
     model, clean, bad = build("ours"), ids(3), ids(4)
     found = patch(model, clean, bad, target=(7, 11), positions="each")
-    tokens = found.to_frame(by="token")
-    assert len(tokens) == 18 * T and tokens.share[T + 2] == found.by_position["L0.H1"][2]
     parts = attribute(model, clean, (7, 11))
     assert math.fsum(parts.to_frame().adds) == pytest.approx(parts.total, abs=1e-9)
-    rows = parts.to_frame(by="token")
-    assert rows[rows["head"] == "L1.H3"].adds.sum() == pytest.approx(parts.heads["L1.H3"], abs=1e-6)
     for result in (found, parts):
         grid = result.figure().axes[0].images[0].get_array()
         values = result.effects["L2.H1"].mean if result is found else parts.heads["L2.H1"]

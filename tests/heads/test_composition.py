@@ -135,6 +135,9 @@ def test_what_is_not_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ("encoder", "encoder"),
         ("decoder", "decoder"),
     }
+    sizes = {"hidden_size": 33, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 37}
+    config = tf.CLIPConfig(text_config=sizes, vision_config=sizes | {"image_size": 20, "patch_size": 5})
+    assert len(hw.composition(tf.CLIPModel(config))) == 2 * 9  # within either tower
     body = tf.BertModel(tf.BertConfig(hidden_size=33, num_hidden_layers=2, num_attention_heads=3, intermediate_size=37))
     body.encoder.layer[1].attention.output.dense.weight = nn.Parameter(torch.zeros(33, 32))
     refuses(lambda: hw.composition(body), r"L1.*W_O")

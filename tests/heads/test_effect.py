@@ -15,7 +15,6 @@ from torch import Tensor
 
 import headwise as hw
 from headwise.gpt.gpt import GPT
-from headwise.heads import ablate as effect
 from headwise.heads.ablate import ablation, importance
 from headwise.intervals import interval_of
 from headwise.models.ask import predicts
@@ -129,12 +128,9 @@ def test_ablation_is_one_head_at_a_time(kind: str, how: str) -> None:
     assert max(abs(interval.mean) for interval in found.values()) > 1e-3
 
 
-def test_ablation_in_small_memory_leaves_the_model_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ablation_leaves_the_model_alone() -> None:
     model, seen = gpt_of(), []
     whole = ablation(model, batches(), progress=lambda *done: seen.append(done))
-    monkeypatch.setattr(effect, "LARGEST", 1)
-    for head, interval in ablation(model, batches()).items():
-        assert interval.mean == pytest.approx(whole[head].mean, abs=1e-5)
     total = 3 * len(whole)  # each head once a batch
     assert seen[-1] == (total, total) and [done for done, _ in seen] == sorted({done for done, _ in seen})
     assert {count for _, count in seen} == {total}

@@ -5,7 +5,6 @@ import http.client
 import json
 import re
 import socket
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -42,7 +41,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def served(folder: Path) -> Iterator[Served]:
     page = Served(Desk(open_folder(folder)))
-    threading.Thread(target=page.work, daemon=True).start()
     yield page
     page.close()
 
@@ -165,7 +163,6 @@ def test_without_a_mouse_on_a_phone_and_in_the_dark(page: Page, served: Served) 
 @pytest.mark.browser
 def test_a_word_is_hidden_and_filled_in(browser: Browser, tmp_path: Path) -> None:
     served = Served(Desk(open_folder(word_folder(tmp_path, "masked"))))
-    threading.Thread(target=served.work, daemon=True).start()
     with opened_at(browser, served) as page:
         assert "[MASK]" in page.inner_text("#verdict") and page.locator("#next tr").count() == 0
         page.locator(".word", has_text="cat").click()
@@ -190,7 +187,6 @@ def echoing() -> Iterator[Served]:
     """A page whose answer is the question."""
     desk: Any = SimpleNamespace(about=lambda: ABOUT, readings={}, answer=lambda asked: {"asked": asked})
     page = Served(desk)
-    threading.Thread(target=page.work, daemon=True).start()
     yield page
     page.close()
 

@@ -180,7 +180,6 @@ def trace(
 def align(
     model: Model,
     pairs: Annotated[Path, Option(parser=named_path, metavar="<path>")],
-    judge: File = None,
     out: File = None,
     device: str = "cpu",
 ) -> None:
@@ -189,33 +188,26 @@ def align(
     Args:
         model: A model folder in Hugging Face layout, with cross attention or without.
         pairs: Texts whose alignment is known, a JSON document a line: audio and words with their seconds; source,
-            target and links; or text and links.
-        judge: Such a file on which what was chosen is judged. Default: half of the texts, drawn.
+            target and links; or text and links. Heads are chosen by half of them, drawn, and judged on the others.
         out: Write the chosen heads to this file, as alignment_heads.
 
     Example: headwise align build/models/whisper-base --pairs speech.jsonl --out alignment.json
     """
-    check_outputs([model, pairs, judge], out=out)
+    check_outputs([model, pairs], out=out)
     check_model(model)
-    for file in filter(None, (pairs, judge)):
-        if not file.is_file():
-            raise HeadwiseError(
-                f"{file} is no file; pass texts whose alignment is known"
-            )
+    if not pairs.is_file():
+        raise HeadwiseError(f"{pairs} is no file; pass texts whose alignment is known")
     with needs_torch():
         from headwise.heads.align import align as aligned
         from headwise.heads.align import halves, read_aligned
         from headwise.models.open import open_folder
     folder = open_folder(model, device=device)
     texts = read_aligned(folder, pairs)
-    if judge is not None:
-        others = read_aligned(folder, judge)
-    elif len(texts) < 2:
+    if len(texts) < 2:
         raise HeadwiseError(
             f"{pairs} has one text; heads are chosen by some and judged on others: pass more"
         )
-    else:
-        texts, others = halves(texts)  # half to choose heads by, half to judge them on
+    texts, others = halves(texts)
     # Heads that a model's makers chose, to compare with: Whisper's generation config has them, as pairs of a layer
     # and a head of cross attention. Most models have none.
     generation = getattr(folder.model, "generation_config", None)

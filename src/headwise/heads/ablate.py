@@ -26,7 +26,6 @@ from headwise.models.ask import (
     require_next,
     require_slopes,
     run_body,
-    vocabulary_of,
 )
 from headwise.models.hook import attach
 from headwise.models.open import texts_of
@@ -34,8 +33,6 @@ from headwise.models.sites import Site, sites_of
 from headwise.records import Call
 from headwise.spec import resolve_kv_index
 
-# Logits held at once when several variants of a model run in one batch: a round choice, 256 MB in float32.
-LARGEST = 2**26
 # What becomes of what a head gives, (B,T,E), in a call of these documents.
 Change = Callable[[Tensor, Sequence[Document]], Tensor]
 
@@ -50,44 +47,40 @@ class Edit(NamedTuple):
 
     site: str  # the name of the attention
     at: str  # "out", one of READ, or "weights"
-    n: int | slice  # the number of the head; ALL: each of the attention
-    # (T,E), (T,D), (S,D) or (T,S), with an axis of texts or heads before it where several are changed; at "weights"
-    # also the call whose queries and keys make them
-    value: Any
+    n: int | slice  # the number of the head; ALL, at "out" alone: each of them
+    # (T,E), (T,D), (S,D) or (T,S); of ALL heads with an axis of these before it
+    value: Tensor
     tokens: Places = ALL
 
 
-def edited(call: Call, edits: Sequence[tuple[int | slice, Edit]]) -> Tensor:
-    """What the heads of a call give, (B,H,T,E), with edits; before each edit the text that has it, or several."""
-    out, options, index = call.out.clone(), call.options, kv_index_of(call)
-    parts = {"out": out}
-    anew = [(row, edit) for row, edit in edits if edit.at != "out"]
-    for at in (*READ, "weights") if anew else ():
-        if getattr(call, at) is not None:
-            parts[at] = getattr(call, at).clone()
+def edited(call: Call, edits: Sequence[tuple[int, Edit]]) -> Tensor:
+    """What the heads of a call give, (B,H,T,E), with edits; before each edit the number of the text that has it."""
+    out, index = call.out.clone(), kv_index_of(call)
+    anew = [(row, edit) for row, edit in edits if edit.at in READ]
+    parts = {at: getattr(call, at).clone() for at in READ if anew} | {"out": out}
     for row, (_, at, n, value, tokens) in edits:
-        if "weights" in parts and at in ("q", "k"):
-            raise HeadwiseError(
-                f"at={at!r}: {type(call.layer).__name__} makes its weights itself, and what it makes them of is not "
-                f"known; pass at='out', 'weights' or 'v'"
-            )
-        if isinstance(value, Call):  # a mask may hang on the text, too; a gate stays
-            options = value.options._replace(gate=options.gate)
-            parts["q"][row, n] = value.q[0, n]
-            parts["k"][row, index[n]] = value.k[0, index[n]]
-        else:
-            part = parts[at][row, n]  # a view: what is written there is in `parts`
-            part[..., tokens, :] = value[..., tokens, :].to(part)
-    if "weights" in parts:
-        made = parts["weights"].to(out) @ parts["v"][:, index].to(out)
-    elif anew:
-        made = attend(parts["q"], parts["k"], parts["v"], options).to(out)
-    for row, (_, at, n, _, tokens) in anew:
-        # other keys and values change every token that looks at them
-        rows = ALL if at in SHARED else tokens
-        for h, g in enumerate(index):
-            if n == (g if at in SHARED else h):
-                out[row, h, rows] = made[row, h, rows]
+        if at == "weights":
+            at, value = "out", value @ call.v[row, index[n]].to(value)
+            if call.options.gate is not None:
+                value = value * torch.as_tensor(call.options.gate).to(value)[n]
+        part = parts[at][row, n]  # a view: what is written there is in `parts`
+        part[..., tokens, :] = value[..., tokens, :].to(part)
+    if not anew:
+        return out
+    q, k, v = (parts[at] for at in READ)
+    if call.weights is None:
+        made = attend(q, k, v, call.options).to(out)
+    elif all(edit.at == "v" for _, edit in anew):
+        made = call.weights.to(out) @ v[:, index].to(out)
+    else:
+        raise HeadwiseError(
+            f"{type(call.layer).__name__} makes its weights itself, and what it makes them of is not known; pass "
+            f"at='out', 'weights' or 'v'"
+        )
+    for row, edit in anew:
+        numbers = index if edit.at in SHARED else range(len(index))
+        heads = [h for h, number in enumerate(numbers) if number == edit.n]
+        out[row, heads] = made[row, heads]
     return out
 
 
@@ -130,9 +123,14 @@ def ablate(
     if how != "resample":
         return _changing(model, dict.fromkeys(heads, WAYS[how]))
     others: dict[str, list[Tensor]] = {name: [] for name in heads}
-    reading = {name: partial(_kept, gave) for name, gave in others.items()}
+
+    def keep(site: Site, call: Call) -> None:
+        for name, out in zip(site.heads, call.out[0], strict=True):
+            if name in others:
+                others[name].append(out)
+
     for text in texts_of(model, texts):
-        with _changing(model, reading), evaluating(model), torch.no_grad():
+        with attach(sites_of(model), keep), evaluating(model), torch.no_grad():
             run_body(model, text[None])
     return _changing(
         model, {name: partial(_resampled, gave) for name, gave in others.items()}
@@ -160,12 +158,6 @@ WAYS: dict[str, Change] = {
     "zero": lambda out, documents: torch.zeros_like(out),
     "mean": _row_mean,
 }
-
-
-def _kept(others: list[Tensor], out: Tensor, documents: Sequence[Document]) -> Tensor:
-    """What a head gives, as it is; that of the text, (T,E), is added to `others`."""
-    others.append(out[0].detach())
-    return out
 
 
 def _resampled(
@@ -246,13 +238,12 @@ def _changing(
             raise unknown_head(name, known)
 
     def changed(site: Site, call: Call, documents: Sequence[Document]) -> Tensor:
-        edits = []
+        out = call.out.clone()
         # A call that was not read has no documents: replaced nevertheless, it is refused with the reason.
         for h, name in enumerate(site.heads if documents else ()):
             if name in changes:
-                value = changes[name](call.out[:, h], documents)
-                edits.append((ALL, Edit(site.name, "out", h, value)))
-        return edited(call, edits)
+                out[:, h] = changes[name](call.out[:, h], documents)
+        return out
 
     chosen = [site for site in sites if not changes.keys().isdisjoint(site.heads)]
     return listening(model, changed, sites=chosen)
@@ -319,7 +310,6 @@ def ablation(
 ) -> dict[str, Interval]:
     """Change in next-token loss, in nats a token, when one head at a time is silenced; the interval is over documents.
 
-    Several variants of a layer, each without another head, run as one batch where memory allows.
     `progress(done, total)` counts heads, batch by batch; `after` is that of `next_token_losses`, and `whole` are the
     losses (B,) of the whole model on each batch where they are known.
     """
@@ -327,34 +317,25 @@ def ablation(
     _check_how(how, WAYS)
     changes: dict[str, list[float]] = defaultdict(list)
     with evaluating(model):
-        sites = list(dict.fromkeys(calls_of(model, batches[0][:1])))
+        sites = dict.fromkeys(calls_of(model, batches[0][:1]))
         # each head counts once a batch
         done, total = 0, sum(site.n_heads for site in sites) * len(batches)
         for n, ids in enumerate(batches):
             base = next_token_losses(model, ids, after) if whole is None else whole[n]
-            # How many run at once. A config that tells no vocabulary bounds nothing: all heads of a layer.
-            most = max(1, LARGEST // (ids.numel() * (vocabulary_of(model) or 1)))
             for site in sites:
-                for start in range(0, site.n_heads, most):
-                    heads = range(site.n_heads)[start : start + most]
-                    with attach([site], partial(_silence_each, heads, how)):
-                        losses = next_token_losses(
-                            model, ids.repeat(len(heads), 1), after
-                        )
-                    for h, loss in zip(heads, losses.view(len(heads), -1), strict=True):
-                        changes[site.head(h)].extend((loss - base).tolist())
-                    done += len(heads)
+                for h, name in enumerate(site.heads):
+                    with attach([site], partial(_silence, h, how)):
+                        losses = next_token_losses(model, ids, after)
+                    changes[name].extend((losses - base).tolist())
+                    done += 1
                     progress(done, total)
     return {name: interval_of(values) for name, values in changes.items()}
 
 
-def _silence_each(heads: Sequence[int], how: str, site: Site, call: Call) -> Tensor:
-    """What the heads give, (n B,H,T,E), in n copies of a batch, each of which is without another head."""
+def _silence(h: int, how: str, site: Site, call: Call) -> Tensor:
+    """What the heads give, (B,H,T,E), without one of them. There is no padding: all rows are real."""
     out = call.out.clone()
-    # what is set there is set in `out`
-    for copy, h in zip(out.chunk(len(heads)), heads, strict=True):
-        # no padding here: all rows are real
-        copy[:, h] = 0 if how == "zero" else copy[:, h].mean((0, 1))
+    out[:, h] = 0 if how == "zero" else out[:, h].mean((0, 1))
     return out
 
 

@@ -9,10 +9,9 @@ appendix on direct effects). What a head writes is in turn a sum over the tokens
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,8 +22,8 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.heads.blocks import row_weights
-from headwise.heads.patch import Compared, HeadNumbers, Reading, frame_by
-from headwise.heads.table import Row
+from headwise.heads.patch import Compared, HeadNumbers, Reading
+from headwise.heads.table import Row, frame
 from headwise.models.ask import ROWS, evaluating, output_matrix, require_next
 from headwise.models.hook import hooked
 from headwise.models.open import row_of
@@ -60,44 +59,32 @@ class Attribution(HeadNumbers):
     target: tuple[int, ...]
     position: int  # of the token whose next one is predicted
     heads: dict[str, float]  # what each adds to the logit
-    feed_forwards: dict[str, float]  # by layer, "L0"
-    mixers: dict[str, float]  # by layer, what one without attention adds: a delta net
+    # by layer, "L0": what it adds beside its heads; all of one without attention, a delta net
+    feed_forwards: dict[str, float]
     embedding: float  # of the token at the position, and of the position itself
     bias: float  # of W_O, of norms, and of the output matrix
     logit: float  # what the model says, before a softcap of its logits
     # head -> (S,): what it adds by looking at each token; the sum is the head's
     tokens: dict[str, Float64Array]
-    weights: dict[str, Float64Array]  # head -> (S,): how much it looks at each
 
     @property
     def parts(self) -> dict[str, dict[str, float]]:
         """All that adds to the logit, by its kind."""
         rest = {"embedding": self.embedding, "bias": self.bias}
-        kinds = {"head": self.heads, "feed_forward": self.feed_forwards}
-        return kinds | {"mixer": self.mixers, "rest": rest}
+        return {"head": self.heads, "feed_forward": self.feed_forwards, "rest": rest}
 
     @property
     def total(self) -> float:
         """The sum of all parts: the logit, but for rounding."""
         return math.fsum(x for parts in self.parts.values() for x in parts.values())
 
-    def to_frame(self, by: str = "part") -> DataFrame:
-        """The parts as a pandas DataFrame.
-
-        by  "part": a row for each head, feed-forward and other part; "token": a row for each head and token, with
-            what the head adds by looking there, and its weight
-        """
-        parts: list[Row] = []
+    def to_frame(self) -> DataFrame:
+        """A row for each head, feed-forward and other part; `pandas.DataFrame(parts.tokens)` has the tokens."""
+        rows: list[Row] = []
         for kind, of_kind in self.parts.items():
             for name, adds in of_kind.items():
-                parts.append({"part": name, "kind": kind, "adds": adds})
-        tokens: list[Row] = []
-        for name, adds_s in self.tokens.items():
-            looks = zip(adds_s, self.weights[name], strict=True)
-            for t, (adds, weight) in enumerate(looks):
-                row = {"head": name, "position": t, "adds": adds, "weight": weight}
-                tokens.append(row)
-        return frame_by(by, {"part": parts, "token": tokens})
+                rows.append({"part": name, "kind": kind, "adds": adds})
+        return frame(rows)
 
     def _shown(self) -> tuple[Mapping[str, Any], str]:
         return self.heads, "added to the logit"
@@ -126,6 +113,7 @@ def attribute(
             is refused.
     """
     require_next(model)
+    require_held(model, "what each part adds")
     row = row_of(model, ids)
     T = row.shape[1]
     if not -T <= position < T:
@@ -140,75 +128,80 @@ def attribute(
         )
     compared = Compared.of(model, words)
     layers = layers_of(model)
-    with evaluating(model), recorded(model, layers) as rows:
+    with evaluating(model), heard(model.modules(), _last) as rows:
         # The text is cut behind the position, which so becomes the last one: what comes later changes nothing here.
-        text = Reading(model, layers, row[0, : position + 1])
-    return added(text, rows, compared, position)
+        text = Reading(model, row[0, : position + 1])
+    # layers of pictures may not run
+    ran = [layer for layer in layers if layer.site.name in text.calls]
+    return _added(text, ran, rows, compared, position)
 
 
-def added(text: Reading, rows: States, target: Compared, position: int) -> Attribution:
+def _added(
+    text: Reading,
+    layers: Sequence[Layer],
+    rows: States,
+    target: Compared,
+    position: int,
+) -> Attribution:
     """What each part of a model adds to a logit. Raises HeadwiseError where the parts do not sum to it.
 
     A logit is direction . x, x being the last hidden state. `direction` (C,) says what the logit reads: of the last
     hidden state it is a row of W_U. Taken back through the last norm, it is what the logit reads of the residual
     stream, and so of all that parts have written there. Whatever is constant on the way goes to the bias.
 
-    Args:
-        text: up to the position, that of its last token
-        rows: what modules read and gave while the text was read
-        target: the token, or the token and the one that its logit is compared with
+    rows  what modules read and gave while the text was read
     """
     model, kind = text.model, type(text.model).__name__
-    require_held(model, "what each part adds")
     # CLOSE for this pass: in a coarse number format it is the spacing of its numbers, 2^-7 of bfloat16.
     spacings = [torch.finfo(call.out.dtype).eps for call in text.calls.values()]
     close = max(CLOSE, *spacings)
     direction, offset = _unembedding(model, target)
-    # layers of pictures may not run
-    layers = [layer for name, layer in text.layers.items() if name in text.calls]
-    ran = {layer.block: layer for layer in layers}
+    attending = {layer.block: layer for layer in layers}
     names = _stacked(model, layers)
-    chain = _chain(kind, rows, names, ran, len(direction))
+    # the layers in the order in which they ran, with those that have no attention
+    chain = [module for module in rows if module in names]
+    sizes = {len(state) for block in chain for state in rows[block]}
+    if sizes != {len(direction)} or not attending.keys() <= rows.keys():
+        raise HeadwiseError(
+            f"the layers of {kind} read and give {sorted(sizes)} numbers a token, and its output matrix reads "
+            f"{len(direction)}: what its parts add is not known, as of several streams; patch the heads"
+        )
     # (C,) the residual stream behind the last layer, and what the output matrix reads
     normed = last = rows[chain[-1]].gave
-    # The norm is the last module that read it; W_U reads it, too, and gives other numbers. A model may have none.
-    reading = [module for module, row in rows.items() if row.read.equal(last)]
-    norms = [module for module in reading if rows[module].gave.shape == last.shape]
-    if norms:
-        normed = rows[norms[-1]].gave
+    norm = _last_norm(layers[-1], rows, last)
+    if norm is not None:
+        normed = rows[norm].gave
     scale = _logit_scale(model, normed, text.answer.cpu().double(), close)
     direction, bias = scale * direction, scale * offset
     logit = float(direction @ normed) + bias
     # Products that sum to the logit, or to a part of it. The model has rounded a factor of each.
     rounded = [direction * normed]
-    for norm in norms[-1:]:
+    if norm is not None:
         direction, constant = _back(norm, rows[norm], direction)
         bias += constant
     heads: dict[str, float] = {}
     feed_forwards: dict[str, float] = {}
-    mixers: dict[str, float] = {}
     tokens: dict[str, Float64Array] = {}
-    weights: dict[str, Float64Array] = {}
     for block in chain:
         change = rows[block].gave - rows[block].read
-        if block not in ran:
-            mixers[names[block]] = float(direction @ change)
+        if block not in attending:
+            feed_forwards[names[block]] = float(direction @ change)
             continue
-        layer = ran[block]
-        at_w_o, wrote, constant = _way_of(kind, layer, rows, close, direction, rounded)
+        layer = attending[block]
+        site = layer.site
+        wrote, at_w_o, constant = _way_of(kind, layer, rows, close, direction)
         bias += constant
-        parts = _heads_of(text.calls[layer.site.name], layer, rows, at_w_o)
-        for name, share, by_token, looks in zip(layer.site.heads, *parts, strict=True):
-            heads[name] = float(share)
-            tokens[name], weights[name] = by_token.numpy(), looks.numpy()
+        rounded += [direction * wrote, at_w_o * _gave(layer, rows)]
+        parts = _heads_of(text.calls[site.name], layer, at_w_o)
+        for name, share, by_token in zip(site.heads, *parts, strict=True):
+            heads[name], tokens[name] = float(share), by_token.numpy()
         # The feed-forward gets what is left of the layer, whatever that is. So the sum cannot be wrong by it: the test
         # below says whether heads, norms and biases are right, and nothing of the feed-forwards.
-        feed_forwards[layer.site.name] = float(direction @ (change - wrote))
+        feed_forwards[site.name] = float(direction @ (change - wrote))
     # of the token and of its position
     embedding = float(direction @ rows[chain[0]].read)
-    of_kinds = heads, feed_forwards, mixers
-    ends = embedding, bias, logit
-    whole = Attribution(target.tokens, position, *of_kinds, *ends, tokens, weights)
+    sums = heads, feed_forwards, embedding, bias
+    whole = Attribution(target.tokens, position, *sums, logit, tokens)
     # Each product in `rounded` may be off by `close` of its size. Roundings fall to either side and partly cancel:
     # those of many numbers add up as a norm does, not as a sum. Twice that is allowed, a round margin.
     rounding = 2 * close * float(torch.cat(rounded).norm())
@@ -224,36 +217,27 @@ def added(text: Reading, rows: States, target: Compared, position: int) -> Attri
     return whole
 
 
-def _chain(
-    kind: str,
-    rows: States,
-    names: Mapping[nn.Module, str],
-    blocks: Iterable[nn.Module],
-    C: int,
-) -> list[nn.Module]:
-    """The layers in the order in which they ran, with those that have no attention; all of one stream of C numbers."""
-    chain = [module for module in rows if module in names]
-    for block in [*chain, *blocks]:
-        sizes = [len(state) for state in rows.get(block, ())]
-        if sizes != [C, C]:
-            raise HeadwiseError(
-                f"{names.get(block, 'a layer')} of {kind} reads and gives {sizes} numbers a token, and its output "
-                f"matrix reads {C}: what its parts add is not known, as of several streams; patch the heads"
-            )
-    return chain
+def _last_norm(layer: Layer, rows: States, last: Tensor) -> nn.Module | None:
+    """The norm behind the last layer: the last module beside the layers that read `last` (C,), what that gave."""
+    norm = None
+    for module, row in rows.items():
+        is_beside = module in layer.around and row.gave.shape == last.shape
+        if is_beside and row.read.equal(last):
+            norm = module
+    return norm
 
 
 def _unembedding(model: nn.Module, target: Compared) -> tuple[Tensor, float]:
     """What a logit reads of the last hidden state, (C,), and its bias; of two the differences."""
     matrix, bias = output_matrix(model)
     target.check(len(matrix))
-    # of each token its part in the difference of two means
-    signs = [1 / len(target.answer)] * len(target.answer)
-    for _ in target.other:
-        signs.append(-1 / len(target.other))
-    weights, tokens = torch.tensor(signs, dtype=torch.float64), list(target.tokens)
-    offset = 0.0 if bias is None else float(weights @ bias[tokens].cpu().double())
-    return weights @ matrix[tokens].cpu().double(), offset
+
+    def compared(rows: Tensor) -> Tensor:
+        sides = [rows[list(side)] for side in (target.answer, target.other) if side]
+        answer, *other = (side.cpu().double().mean(0) for side in sides)
+        return answer - sum(other)
+
+    return compared(matrix), 0.0 if bias is None else float(compared(bias))
 
 
 def _logit_scale(
@@ -266,12 +250,11 @@ def _logit_scale(
     """
     matrix, bias = output_matrix(model)
     # Some thousand tokens tell it; a float32 copy of a large vocabulary's matrix is not made.
-    some = matrix[:ROWS]
+    some, logits = matrix[:ROWS], logits[:ROWS]
     wide = torch.promote_types(some.dtype, torch.float32)
     raw = (some.to(wide) @ normed.to(some.device, wide)).cpu().double()
     if bias is not None:
         raw = raw + bias[:ROWS].cpu().double()
-    logits = logits[:ROWS]
     # the factor that fits best, by least squares; the clamp keeps 0 / 0 from being NaN
     scale = float(logits @ raw / (raw @ raw).clamp(min=1e-30))
     if _apart(scale * raw, logits) <= close:
@@ -288,67 +271,61 @@ def _logit_scale(
     )
 
 
+def _gave(layer: Layer, rows: States) -> Tensor:
+    """What W_O of a layer gave, (C,). Torch's own attention calls no module for it, and gives that itself."""
+    module = layer.projection if layer.projection in rows else layer.site.module
+    return rows[module].gave
+
+
 def _way_of(
-    kind: str,
-    layer: Layer,
-    rows: States,
-    close: float,
-    direction: Tensor,
-    rounded: list[Tensor],
+    kind: str, layer: Layer, rows: States, close: float, direction: Tensor
 ) -> tuple[Tensor, Tensor, float]:
     """How what W_O of a layer gives comes into the residual stream: as it is, or through a norm after it.
 
-    What the logit reads of W_O's output (C,), of which it reads `direction` in the stream; what the attention adds to
-    the stream (C,); the constant on the way. Products that the model has rounded are added to `rounded`. Raises
-    HeadwiseError where the rest of the layer does not go on with the stream that this makes.
+    What the attention adds to the stream (C,); what the logit reads of W_O's output (C,), of which it reads `direction`
+    in the stream; the constant on the way. Raises HeadwiseError where the rest of the layer does not go on with the
+    stream that this makes.
     """
     children = [child for child in layer.block.children() if child in rows]
-    w_o = layer.projection
+    out, block = _gave(layer, rows), rows[layer.block]
     # Granite has a factor, and no norm after W_O.
-    writer, factor = w_o, getattr(layer.block, "residual_multiplier", 1.0)
+    at_w_o = getattr(layer.block, "residual_multiplier", 1.0) * direction
+    wrote, constant = getattr(layer.block, "residual_multiplier", 1.0) * out, 0.0
     for child in children:
-        read, gave = rows[child]
         # What reads W_O's output and gives it back as it is, a dropout for instance, is no norm.
-        if read.equal(rows[w_o].gave) and not read.equal(gave):
-            writer, factor = child, 1.0
-    wrote = factor * rows[writer].gave
-    state = rows[layer.block].read + wrote
+        if rows[child].read.equal(out) and not rows[child].gave.equal(out):
+            wrote = rows[child].gave
+            at_w_o, constant = _back(child, rows[child], direction)
+    state = block.read + wrote
     # Either a child reads the stream, as the norm of a feed-forward does; or what a child gives is added to it and
     # makes the layer's output, as of a feed-forward that runs beside the attention.
     # Without a feed-forward the state is the layer's output. Of a mixer beside the attention (Falcon H1) the same.
-    known, states = [rows[layer.block].gave], [state]
-    for child in children:
-        known.append(rows[child].read)
-        if rows[child].gave.shape == state.shape:
-            states.append(state + rows[child].gave)
-    pairs = itertools.product(known, states)
-    if not any(x.shape == y.shape and _apart(x, y) <= close for x, y in pairs):
+    inner = [rows[child] for child in children]
+    known = [block.gave, *(row.read for row in inner)]
+    sums = [state + row.gave for row in inner if row.gave.shape == state.shape]
+    pairs = [(x, y) for x in known for y in (state, *sums) if x.shape == y.shape]
+    # The layer ends with a norm of the whole stream, as of GPT-1: what was written is no part of its output.
+    is_normed = any(
+        row.gave.equal(block.gave) and not row.gave.equal(row.read) for row in inner
+    )
+    if is_normed or not any(_apart(x, y) <= close for x, y in pairs):
         raise HeadwiseError(
             f"{kind}: it is not known how the attention of {layer.site.name} enters the residual stream; patch the "
             f"heads"
         )
-    at_w_o, constant = factor * direction, 0.0
-    rounded.append(direction * wrote)
-    if writer is not w_o:
-        at_w_o, constant = _back(writer, rows[writer], at_w_o)
-        rounded.append(at_w_o * rows[w_o].gave)
-    bias = getattr(w_o, "bias", None)
+    bias = getattr(layer.projection, "bias", None)
     if bias is not None:  # it belongs to no head
         constant += float(at_w_o @ bias.cpu().double())
-    return at_w_o, wrote, constant
+    return wrote, at_w_o, constant
 
 
-def _heads_of(
-    call: Call, layer: Layer, rows: States, at_w_o: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What each head adds, (H,); what it adds for each token that it looks at, and its weight there, (H,S) each.
+def _heads_of(call: Call, layer: Layer, at_w_o: Tensor) -> tuple[Tensor, Tensor]:
+    """What each head adds, (H,); and what it adds for each token that it looks at, (H,S).
 
     `at_w_o` (C,) is what the logit reads of the output of W_O; all of it at the last position.
     """
     H, T = call.q.shape[1:3]
-    entered = rows[layer.projection].read.reshape(
-        H, -1
-    )  # (H,E) what W_O reads of each head
+    entered = call.out[0, :, -1].cpu().double()  # (H,E) what W_O reads of each head
     # (H,E) what the logit reads of each head
     back = (as_rows(layer.projection).cpu().double().T @ at_w_o).reshape(H, -1)
     weights = row_weights(call, 0, [T - 1])[:, 0].cpu().double()  # (H,S)
@@ -359,9 +336,8 @@ def _heads_of(
     # Between the mixed values and what W_O reads there may be a gate, or a norm of the head. It is held as it was in
     # this pass: a factor for each number, (H,E); 1 where there is neither.
     between = _ratio(entered, mixed)
-    by_head = (entered * back).sum(1)
     by_token = weights * torch.einsum("hse,he->hs", values, between * back)
-    return by_head, by_token, weights
+    return (entered * back).sum(1), by_token
 
 
 def _ratio(x: Tensor, y: Tensor) -> Tensor:
@@ -369,22 +345,10 @@ def _ratio(x: Tensor, y: Tensor) -> Tensor:
     return torch.where(y == 0, 0, x / y)
 
 
-def recorded(
-    model: nn.Module, layers: Sequence[Layer]
-) -> AbstractContextManager[States]:
-    """What the modules that take part in a pass inside a block read and gave at its last position, float64."""
-    # an ordered set: each module is heard once
-    wanted = dict.fromkeys(_stacked(model, layers))
-    for layer in layers:
-        parts = layer.block, layer.projection, *layer.block.children()
-        wanted |= dict.fromkeys((*layer.around, *parts))
-
-    def last(x: Tensor) -> Tensor:
-        # of (1,T,C), or (T,C); of several streams, (1,T,n,C), the numbers of all
-        of_tokens = x if x.ndim < 3 else x.flatten(2)
-        return of_tokens.flatten(0, -2)[-1].cpu().double()
-
-    return heard(wanted, last)
+def _last(x: Tensor) -> Tensor:
+    """The last position of (1,T,C), or (T,C), in float64; of several streams, (1,T,n,C), the numbers of all."""
+    of_tokens = x if x.ndim < 3 else x.flatten(2)
+    return of_tokens.flatten(0, -2)[-1].cpu().double()
 
 
 @contextmanager
@@ -395,7 +359,9 @@ def heard(
     states: States = {}
 
     def is_state(x: Any) -> bool:
-        return isinstance(x, Tensor) and x.ndim > 1 and x.is_floating_point()
+        # an expert of a mixture may be given no token
+        is_full = isinstance(x, Tensor) and x.ndim > 1 and x.numel() > 0
+        return is_full and x.is_floating_point()
 
     def keep(module: nn.Module, args: Any, keywords: dict[str, Any], gave: Any) -> None:
         # transformers names it where it passes it by name, models of one's own call it x
@@ -420,13 +386,13 @@ def _stacked(model: nn.Module, layers: Iterable[Layer]) -> dict[nn.Module, str]:
     attending = {layer.block: layer.site.name for layer in layers}
     names: dict[nn.Module, str] = {}
     for module in model.modules():
-        children = [*module.children()]
-        numbered = isinstance(module, nn.ModuleList | nn.Sequential)
-        if numbered and not attending.keys().isdisjoint(children):
-            for n, child in enumerate(children):
-                # one list may hold the whole model
-                if not (isinstance(child, nn.Linear) or is_norm(child)):
-                    names[child] = f"L{n}"
+        if not isinstance(module, nn.ModuleList | nn.Sequential):
+            continue
+        for n, child in enumerate(module):
+            # one list may hold the whole model
+            is_layer = not (isinstance(child, nn.Linear) or is_norm(child))
+            if is_layer and not attending.keys().isdisjoint(module):
+                names[child] = f"L{n}"
     return names | attending
 
 

@@ -23,7 +23,7 @@ from headwise.heads.attribute import States, heard, is_norm
 from headwise.heads.table import frame
 from headwise.models.ask import device_of, evaluating, run_body
 from headwise.models.hook import attach
-from headwise.models.sites import Site, as_rows, require_held, sites_of
+from headwise.models.sites import NUMBER, Site, as_rows, require_held, sites_of
 from headwise.records import Call
 from headwise.spec import resolve_kv_index
 
@@ -53,29 +53,30 @@ def composition(model: nn.Module) -> DataFrame:
     # Cross attention reads the residual stream of another stack.
     sites = [site for site in sites_of(model) if not site.cross]
     weights, gains = _seen(model, sites)
-    plain = [_matrices(site, weights[site], {}) for site in sites]
-    forms = {"": plain}
+    forms = {"": [_matrices(site, weights[site], {}) for site in sites]}
     if len(gains) == len(sites):
         forms["_gain"] = [_matrices(site, weights[site], gains[site]) for site in sites]
+    paths = {module: path for path, module in model.named_modules()}
+    # the list of layers that each is in: up to the first number, "encoder.block" of "encoder.block.3.layer.0"
+    split = (NUMBER.split(paths[site.module]) for site in sites)
+    stacks = [before if behind else "" for before, *behind in split]
     rows = []
     for number, later in enumerate(sites):
         for before, earlier in enumerate(sites[:number]):
-            if later.name.startswith("encoder.") != earlier.name.startswith("encoder."):
+            if stacks[number] != stacks[before]:
                 continue
-            # (C,E) of each sender
-            random = plain[before][1].shape[1] ** -0.5
-            columns: dict[str, Any] = {}  # of each receiver a number for each sender
+            scores: dict[str, Tensor] = {}  # (receivers, senders) each
             for suffix, layers in forms.items():
                 writes = layers[before][1]
                 for at, reads in layers[number][0].items():
-                    # (D,C) @ (S,C,E)
-                    norms = [torch.linalg.matrix_norm(x @ writes) for x in reads]
-                    columns[at + suffix] = torch.stack(norms).tolist()
-                columns["random"] = [[random] * earlier.n_heads] * later.n_heads
+                    # (R,1,D,C) @ (S,C,E)
+                    products = reads[:, None] @ writes
+                    scores[at + suffix] = torch.linalg.matrix_norm(products)
+            random = len(forms[""][before][1][0]) ** -0.5
             for r, receiver in enumerate(later.heads):
                 for s, sender in enumerate(earlier.heads):
-                    row = {"sender": sender, "receiver": receiver}
-                    rows.append(row | {at: x[r][s] for at, x in columns.items()})
+                    row = {"sender": sender, "receiver": receiver, "random": random}
+                    rows.append(row | {at: float(x[r, s]) for at, x in scores.items()})
     return frame(rows)
 
 
@@ -88,34 +89,35 @@ def _matrices(
     R_K W_Q (D,C) stands for W_QK (C,C), which is never made.
     """
     H = site.n_heads
-    # (H D,C), (G D,C), (G E,C) and (C,H E); None where not known
-    w_q, w_k, w_v, w_o = map(weights.get, "qkvo")
-    if w_q is None or w_k is None or w_v is None or w_o is None or w_o.shape[1] % H:
-        unknown = [f"W_{at.upper()}" for at in "qkvo" if weights.get(at) is None]
+    # (H D,C), (G D,C), (G E,C) and (C,H E)
+    known = [w for w in map(weights.get, "qkvo") if w is not None]
+    is_whole = len(known) == 4 and known[3].shape[1] % H == 0
+    if is_whole:
+        w_q, w_k, w_v, w_o = known
+        E = w_o.shape[1] // H
+        G = len(w_v) // E  # values are as wide as what W_O reads of a head
+        is_whole = not (len(w_v) % E or len(w_q) % H) and len(w_q) * G == len(w_k) * H
+    if not is_whole:
+        names = [f"W_{at.upper()}" for at in "qkvo" if weights.get(at) is None]
         raise HeadwiseError(
-            f"{site.name}: of {type(site.module).__name__} no matrix is known for {', '.join(unknown or ['W_O'])}; "
-            f"headwise.heads.patch.path_effects follows paths by running the model"
-        )
-    E = w_o.shape[1] // H
-    G = w_v.shape[0] // E  # values are as wide as what W_O reads of a head
-    if w_v.shape[0] % E or w_q.shape[0] % H or w_q.shape[0] * G != w_k.shape[0] * H:
-        raise HeadwiseError(
-            f"{site.name}: W_Q has {w_q.shape[0]} rows, W_K {w_k.shape[0]} and W_V {w_v.shape[0]}, which is no whole "
-            f"number of heads of one width for {H} heads of {E} values"
+            f"{site.name}: of {type(site.module).__name__} no matrix of whole heads is known for "
+            f"{', '.join(names) or 'W_Q to W_O'}; headwise.heads.patch.path_effects follows paths by running the model"
         )
     # Layers of ours may share key/value heads in any way.
     kv_index = getattr(getattr(site.module, "spec", None), "kv_index", None)
     index = list(resolve_kv_index(H, G, kv_index))
     ones = torch.ones(1, 1)
-    parts = {}
-    for at, w, kinds in (("q", w_q, range(H)), ("k", w_k, index), ("v", w_v, index)):
-        heads = w.cpu().double().reshape(H if at == "q" else G, -1, w.shape[1])
+
+    def heads(at: str, w: Tensor, n: int) -> Tensor:
+        parts = w.cpu().double().reshape(n, -1, w.shape[1])  # (n,D,C)
         if at in factors:
-            heads = heads * factors[at].reshape(-1, heads.shape[1], 1)
-        parts[at] = heads[list(kinds)] * factors.get("reads", ones)
+            parts = parts * factors[at].reshape(-1, parts.shape[1], 1)
+        return parts * factors.get("reads", ones)
+
+    q = heads("q", w_q, H)
+    k, v = (heads(at, w, G)[index] for at, w in (("k", w_k), ("v", w_v)))
     o = w_o.cpu().double().reshape(-1, H, E).transpose(0, 1)
     o = o * factors.get("writes", ones).mT
-    q, k, v = parts.values()
     # in matrices as small as these two threads wait for each other more than they work
     with one_thread():
         r_q, r_k, r_v, r_o = (
@@ -166,9 +168,8 @@ def _seen(
             # some families pack several in one matrix, or a gate beside each query
             if weight is None or (at == "q" and len(weight) == 2 * first.numel()):
                 if at in inner and read[inner[at]][0].shape[2:] == first.shape:
-                    first = read[inner[at]][0][
-                        0, 0
-                    ]  # the rows give what the norm reads
+                    # the rows give what the norm reads
+                    first = read[inner[at]][0][0, 0]
                 weights[site][at] = _rows_of(site, first, read)
         entered, left = read[site.module]
         ones = torch.ones(1, entered.shape[-1], dtype=torch.float64)

@@ -7,7 +7,6 @@ texts side by side: the desk keeps the latest reading of each, and nothing else.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -185,33 +184,25 @@ class Desk:
         Two words, "he works", give ("he", True, 0, False) and ("works", True, 0, False). The label of a token of
         spaces or line ends alone is "": the page writes a sign for it.
         """
-        n_before = len(self.tokens.frame[0])
-        shown = self.tokens.shown(ids)
         try:
             places = self.tokens.places(text)
         # a tokenizer that does not say: what it shows of each token is all there is
         except HeadwiseError:
             places = []
-        words = []
-        done = 0  # characters of the text that are shown already
-        # number among `ids` -> characters [start, end) of the text
-        place_of = dict(enumerate(places, n_before))
-        for n, (i, piece) in enumerate(zip(ids, shown, strict=True)):
-            if n not in place_of:  # it frames the text, or its place is not known
-                is_sign = i in self.signs
-                has_gap = is_sign or piece[:1].isspace()  # signs stand apart from words
-                words.append((piece.strip(), has_gap, piece.count("\n"), is_sign))
-                continue
-            start, end = place_of[n]
-            # what no token stands for, and what this one does
-            between, written = text[done:start], text[start:end]
-            # the first word stands apart from signs
-            has_gap = bool(re.match(r"\s", between + written)) or done == 0
+        # number among `ids` -> the character behind its token; what frames the text has no place in it
+        ends = dict(enumerate((end for _, end in places), len(self.tokens.frame[0])))
+        words, done = [], 0  # characters of the text that are shown already
+        for n, (i, piece) in enumerate(zip(ids, self.tokens.shown(ids), strict=True)):
+            is_sign, is_placed = i in self.signs, n in ends
+            end = ends.get(n, done)
+            written = text[done:end] if is_placed else piece
+            # signs stand apart from words, and the first word from signs
+            is_apart = done == 0 if is_placed else is_sign
             # A character such as an emoji may take several tokens, all at its place: the first one shows it, the
             # others are dots.
-            label = written.strip() if written and end > done else "\u00b7"
-            ends = (between + written).count("\n")
-            words.append((label, has_gap, ends, i in self.signs))
+            label = written.strip() if written else "\u00b7"
+            has_gap = is_apart or written[:1].isspace()
+            words.append((label, has_gap, written.count("\n"), is_sign))
             done = max(done, end)
         return words
 
@@ -300,16 +291,14 @@ class Desk:
             "self": t == s,
             "previous_token": s == t - 1,
             "next_token": s == t + 1,
-            "elsewhere": s >= 0,
         }
-        masses = {}
-        for name, cells in usual.items():
-            masses[name] = float((rows * cells).sum(1).mean())
-            # each key counts once, for the first kind that it is of
-            rows = rows * ~cells
-        # "elsewhere" has what no other kind has taken
-        name = max(masses, key=masses.__getitem__)
-        return name, masses[name]
+        # each key counts once, for the first kind that it is of
+        kinds = np.select(list(usual.values()), range(len(usual)), len(usual))
+        masses = [
+            float(rows[kinds == n].sum()) / len(rows) for n in range(len(usual) + 1)
+        ]
+        best = int(np.argmax(masses))
+        return [*usual, "elsewhere"][best], masses[best]
 
     def _hardest(
         self, reading: Reading, other: Reading | None = None
@@ -320,8 +309,7 @@ class Desk:
         of as many tokens: the heads whose weights differ most between the texts, at which key, and by how much.
         """
         T = len(reading.ids)
-        skipped = np.isin(np.array(reading.ids), list(self.signs))
-        skipped[0] = True
+        skipped = [t == 0 or i in self.signs for t, i in enumerate(reading.ids)]
         # of each row the largest weight, or difference, and its key
         best = np.zeros((len(self.heads), T), np.float32)
         keys = np.zeros((len(self.heads), T), int)

@@ -5,18 +5,15 @@ answer comes back is the effect of that part (Meng et al. 2022, arXiv 2202.05262
 Heimersheim & Nanda 2024, arXiv 2404.15255). Effects are shares of the difference between the two answers: 0
 changes nothing, 1 restores the clean answer.
 
-Variants of a text are rows of one batch, each with its edits (`headwise.heads.ablate`); the batch begins at the first
-layer that differs.
+Variants of a text are rows of one batch, each with its edits (`headwise.heads.ablate`).
 """
 
 from __future__ import annotations
 
-import copy
 import itertools
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,20 +25,15 @@ from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
 from headwise.heads.ablate import ALL, READ, SHARED, Edit, Places, edited, kv_index_of
+from headwise.heads.blocks import row_weights
 from headwise.heads.documents import Progress, no_progress
 from headwise.heads.statistics import unknown_head
 from headwise.heads.table import Row, frame
 from headwise.intervals import Interval, interval_of
-from headwise.models.ask import (
-    answer_logits,
-    device_of,
-    evaluating,
-    require_next,
-    stands_for,
-)
-from headwise.models.hook import attach, hooked
+from headwise.models.ask import answer_logits, device_of, evaluating, require_next
+from headwise.models.hook import attach
 from headwise.models.open import texts_of, token_of
-from headwise.models.sites import Layer, Site, layers_of
+from headwise.models.sites import Site, sites_of
 from headwise.records import Call
 from headwise.table import head_figure
 from headwise.words import unknown
@@ -90,13 +82,6 @@ class HeadNumbers(ABC):
         return f"{type(self).__name__}({self._shown()[1]}: {', '.join(heads)}, ...)"
 
 
-def frame_by(by: str, rows: Mapping[str, Iterable[Row]]) -> DataFrame:
-    """The rows of this kind as a pandas DataFrame."""
-    if by not in rows:
-        raise unknown(f"by={by!r} is no row", by, list(rows))
-    return frame(list(rows[by]))
-
-
 @dataclass(frozen=True, repr=False)
 class Patching(HeadNumbers):
     """What each head brings back of the clean answer, with its interval over pairs of texts.
@@ -112,33 +97,19 @@ class Patching(HeadNumbers):
     clean: Interval  # what is compared, as the difference of two logits, of the clean texts
     corrupted: Interval  # the same of the corrupted ones
     ends: Values  # (N,2) both of each pair
-    # (T,), where positions="each"
+    # head -> (T,), where positions="each"; pandas.DataFrame makes a table of it, and of the next
     by_position: dict[str, Values]
-    # (N,) share of each pair's own difference
+    # head -> (N,): share of each pair's own difference
     by_pair: dict[str, Values]
 
-    def to_frame(self, by: str = "head") -> DataFrame:
-        """The effects as a pandas DataFrame.
-
-        by  "head": a row a head, with the share of the means, its bounds, and the mean of the shares of pairs;
-            "pair": a row for each pair and head, with what is compared in both texts; "token": a row for each head
-            and position, of positions="each"
-        """
-        heads: list[Row] = []
-        pairs: list[Row] = []
-        tokens: list[Row] = []
-        for name, shares in self.by_pair.items():
-            effect = self.effects[name]
+    def to_frame(self) -> DataFrame:
+        """A row a head: the share of the means, its bounds, and the mean of the shares of pairs, `by_pair`."""
+        rows: list[Row] = []
+        for name, effect in self.effects.items():
             row = {"head": name, "share_of_means": effect.mean, "low": effect.low}
-            row |= {"high": effect.high, "mean_of_shares": float(shares.mean())}
-            heads.append(row)
-            for n, share in enumerate(shares):
-                clean, corrupted = self.ends[n]
-                row = {"head": name, "pair": n, "share": share, "clean": clean}
-                pairs.append(row | {"corrupted": corrupted})
-            for t, share in enumerate(self.by_position.get(name, ())):
-                tokens.append({"head": name, "position": t, "share": share})
-        return frame_by(by, {"head": heads, "pair": pairs, "token": tokens})
+            mean = float(self.by_pair[name].mean())
+            rows.append(row | {"high": effect.high, "mean_of_shares": mean})
+        return frame(rows)
 
     def _shown(self) -> tuple[Mapping[str, Any], str]:
         return self.effects, f"share of the difference, {self.at}"
@@ -172,26 +143,21 @@ def patch(
         target: the answer to the clean text and the one to the corrupted text: two token ids, or words such as
             " Mary"; two sets of them, whose mean logits are compared, ({7, 13}, {11}) or [[7], [11]]; (N,2), a row
             of two for each pair, so that [[7, 11], [13, 17]] is one where there are two pairs; or a function of the
-            logits (V,), float64, that gives a number, or a list of them, one for each pair. Default: what the model
-            likes best after each
+            logits (V,), float64, that gives a number. Default: what the model likes best after each
         together: patch all `heads` at once; the one effect is named "together"
     """
     if at not in PLACES:
         raise unknown(f"at={at!r} is no place of a head", at, PLACES)
-    pairs = _pairs(model, clean, corrupted)
-    moments = _moments(positions, {len(good) for good, _ in pairs})
 
     def tried(study: Study) -> dict[tuple[str, int | None], float]:
         names = _chosen(study.text.names(at), heads)
-        sets = dict(zip(names, names, strict=True))
-        if together:
-            sets = {"together": "+".join(names)}
-        variants = {}
+        sets = {"together": "+".join(names)} if together else {x: x for x in names}
+        moments, variants = _moments(positions, study.text.ids.shape[1]), {}
         for name, t in itertools.product(sets, moments):
             variants[name, t] = study.variant(at, sets[name], moments[t])
-        return study.text.ask(variants, study.share)
+        return study.ask(variants)
 
-    shares, by_pair, ends = _of_pairs(model, pairs, target, tried)
+    shares, by_pair, ends = _of_pairs(model, clean, corrupted, target, tried)
     effects: dict[str, Interval] = {}
     by_position: dict[str, Any] = defaultdict(list)
     for (name, t), share in shares.items():
@@ -199,11 +165,12 @@ def patch(
             effects[name] = share
         else:
             by_position[name].append(share.mean)
+    clean_ends, corrupted_ends = map(interval_of, ends.T.tolist())
     return Patching(
         at,
         effects,
-        interval_of(ends[:, 0].tolist()),
-        interval_of(ends[:, 1].tolist()),
+        clean_ends,
+        corrupted_ends,
         ends,
         {name: np.array(means) for name, means in by_position.items()},
         {name: by_pair[name, None] for name in effects},
@@ -238,45 +205,15 @@ def path_effects(
         paths = study.paths([(at, receiver)])
         return {sender: effect for (_, sender), effect in paths.items()}
 
-    return _of_pairs(model, _pairs(model, clean, corrupted), target, tried)[0]
+    return _of_pairs(model, clean, corrupted, target, tried)[0]
 
 
-def _pairs(model: nn.Module, clean: Any, corrupted: Any) -> list[tuple[Tensor, Tensor]]:
-    """Both texts (T,) of each pair."""
-    require_next(model)
-    good, bad = texts_of(model, clean), texts_of(model, corrupted)
-    if len(good) != len(bad):
-        raise HeadwiseError(
-            f"clean is {len(good)} texts and corrupted {len(bad)}; pass as many"
-        )
-    pairs = list(zip(good, bad, strict=True))
-    for number, (first, second) in enumerate(pairs):
-        if len(first) != len(second):
-            raise HeadwiseError(
-                f"pair {number}, counted from 0: clean is {len(first)} tokens and corrupted {len(second)}; exchange "
-                f"a word for one of as many tokens"
-            )
-    return pairs
-
-
-def _moments(
-    positions: Sequence[int] | str | None, lengths: set[int]
-) -> dict[int | None, Places]:
-    """The tokens that `patch` changes at once: None -> those that are asked for; with "each" a token -> itself.
-
-    lengths  of the texts
-    """
-    T = min(lengths)
-    moments: dict[int | None, Places] = {None: ALL}
+def _moments(positions: Sequence[int] | str | None, T: int) -> dict[int | None, Places]:
+    """The tokens that `patch` changes at once: None -> those that are asked for; with "each" a token -> itself."""
     if positions is None:
-        return moments
+        return {None: ALL}
     if isinstance(positions, str) and positions == "each":
-        if len(lengths) > 1:
-            raise HeadwiseError(
-                f"positions='each' needs texts of one length, and they have {T} to {max(lengths)} tokens; pass "
-                f"positions=[-1], or texts of one length"
-            )
-        return moments | {t: [t] for t in range(T)}
+        return {None: ALL} | {t: [t] for t in range(T)}
     # `len`, as an array has no truth
     if isinstance(positions, str) or not len(positions):
         raise HeadwiseError(
@@ -290,23 +227,32 @@ def _moments(
 
 def _of_pairs(
     model: nn.Module,
-    pairs: Sequence[tuple[Tensor, Tensor]],
+    clean: Any,
+    corrupted: Any,
     target: Any,
     tried: Callable[[Study], dict[Key, float]],
 ) -> tuple[dict[Key, Interval], dict[Key, Values], Values]:
     """Shares of the means of what `tried` finds in each pair; these effects (N,); and both ends of each pair, (N,2)."""
-    metrics = _metrics(model, target, len(pairs))
+    require_next(model)
+    texts = [texts_of(model, side) for side in (clean, corrupted)]
+    if len(texts[0]) != len(texts[1]):
+        raise HeadwiseError(
+            f"clean is {len(texts[0])} texts and corrupted {len(texts[1])}; pass as many"
+        )
+    metrics = _metrics(model, target, len(texts[0]))
     ends, effects = [], []
     with evaluating(model):
-        layers = layers_of(model)
-        for number, (pair, metric) in enumerate(zip(pairs, metrics, strict=True)):
-            good, bad = (Reading(model, layers, ids) for ids in pair)
+        for number, (first, second, metric) in enumerate(
+            zip(*texts, metrics, strict=True)
+        ):
             try:
-                study = Study(good, bad, metric)
+                study = Study(Reading(model, first), Reading(model, second), metric)
+                effects.append(tried(study))
             except HeadwiseError as error:
                 raise HeadwiseError(f"pair {number}, counted from 0: {error}") from None
-            ends.append((study.clean, study.corrupted))
-            effects.append(tried(study))
+            ends.append(study.ends)
+    if any(each.keys() != effects[0].keys() for each in effects):
+        raise HeadwiseError("positions='each' needs texts of one length; pass a list")
     ends_n2 = np.array(ends)
     effects_nk = np.array([[*each.values()] for each in effects])
     size = ends_n2 @ [1, -1]  # (N,) what there is to bring back
@@ -328,22 +274,19 @@ def _of_pairs(
 def _metrics(model: nn.Module, target: Any, n: int) -> list[Metric | None]:
     """What is compared in each of n pairs; None: what the model likes best after each text."""
     if target is None or callable(target):
-        target = [target] * n
+        return [target and partial(_row_by_row, target)] * n
     rows = target.tolist() if hasattr(target, "tolist") else target
     # one token alone is no pair, and the letters of a word are not its tokens
     rows = [] if isinstance(rows, int | str) else list(rows)
-    if len(rows) == n and all(row is None or callable(row) for row in rows):
-        return [row and partial(_row_by_row, row) for row in rows]
     is_each = [isinstance(row, list | tuple) and len(row) == 2 for row in rows]
-    if len(rows) != n or not all(is_each):
-        kinds = {_is_several(side) for side in rows}
-        if len(rows) != 2 or len(kinds) > 1:
-            raise HeadwiseError(
-                f"target={target!r:.60} is not known; pass two token ids, or ({n}, 2) of them, two sets of tokens, a "
-                f"function of the logits, or {n} functions"
-            )
-        return [Compared.of(model, rows)] * n
-    return [Compared.of(model, row) for row in rows]
+    if len(rows) == n and all(is_each):
+        return [Compared.of(model, row) for row in rows]
+    if len(rows) != 2 or len({_is_several(side) for side in rows}) > 1:
+        raise HeadwiseError(
+            f"target={target!r:.60} is not known; pass two token ids, or ({n}, 2) of them, two sets of tokens, or a "
+            f"function of the logits"
+        )
+    return [Compared.of(model, rows)] * n
 
 
 def _is_several(side: Any) -> bool:
@@ -409,22 +352,15 @@ class Compared:
 
 
 class Reading:
-    """A text (1,T) that a model has read, and its answer at a position; variants of it are asked for.
+    """A text (1,T) that a model has read, and its answer at a position; variants of it are rows of one batch."""
 
-    Variants begin at the first block that changes: the blocks below give at once what they gave when the text was
-    read. The model runs from its beginning, so that masks and positions are its own.
-    """
-
-    def __init__(
-        self, model: nn.Module, layers: Sequence[Layer], ids: Tensor, position: int = -1
-    ) -> None:
+    def __init__(self, model: nn.Module, ids: Tensor, position: int = -1) -> None:
         self.model, self.position = model, position
-        self.layers = {layer.site.name: layer for layer in layers}
+        self.sites = {site.name: site for site in sites_of(model)}
         self.ids = ids[None].to(device_of(model))
         # of each attention that ran, by the name of its site
         self.calls: dict[str, Call] = {}
-        # what each block gave, blocks in their order
-        self.outputs: dict[nn.Module, Any] = {}
+        self._maps: dict[str, Tensor] = {}
 
         def keep(site: Site, call: Call) -> None:
             if not len(call.out):
@@ -436,12 +372,7 @@ class Reading:
                 )
             self.calls[site.name] = call
 
-        def record(block: nn.Module, args: Any, output: Any) -> None:
-            self.outputs[block] = output
-
-        sites = [layer.site for layer in layers]
-        hooks = [(layer.block.register_forward_hook, record) for layer in layers]
-        with attach(sites, keep), hooked(hooks):
+        with attach(self.sites.values(), keep):
             # (V,) logits of the token that is answered
             self.answer = answer_logits(model, self.ids, position)[0]
 
@@ -459,11 +390,15 @@ class Reading:
         g = kv_index_of(self.calls[site])[h]
         return f"{site}.KV{g}" if at in SHARED else head
 
+    def maps(self, site: str) -> Tensor:
+        """The weights (H,T,S) of an attention."""
+        if site not in self._maps:
+            call = self.calls[site]
+            self._maps[site] = row_weights(call, 0, range(call.n_queries))
+        return self._maps[site]
+
     def ask(
-        self,
-        variants: Mapping[Key, Variant],
-        metric: Metric,
-        progress: Progress = no_progress,
+        self, variants: Mapping[Key, Variant], metric: Metric, progress: Progress
     ) -> dict[Key, float]:
         """What a metric makes of the answer to each variant."""
         answers: dict[Key, float] = {}
@@ -473,30 +408,16 @@ class Reading:
         return answers
 
     def batches(
-        self, variants: Mapping[Key, Variant], until: str = ""
-    ) -> Iterator[tuple[list[Key], dict[str, Call], Any]]:
-        """Run variants: of each batch those in it, the calls of the sites that change, by name, and logits (n,V).
-
-        until  the site at which passes end, without logits
-        """
-        order = list(self.outputs)
-        # Only the states of the block below are handed on, and a block that reads an encoder takes more than these.
-        is_crossed = any(call.cross for call in self.calls.values())
-        starts = defaultdict(list)  # number of the first block that changes -> variants
-        for key, edits in variants.items():
-            numbers = [order.index(self.layers[edit.site].block) for edit in edits]
-            starts[0 if is_crossed else min(numbers)].append(key)
+        self, variants: Mapping[Key, Variant]
+    ) -> Iterator[tuple[list[Key], dict[str, Call], Tensor]]:
+        """Run variants: of each batch those in it, the calls of the sites that change, by name, and logits (n,V)."""
         most = max(1, LARGEST // next(iter(self.calls.values())).out.numel())
-        for start, keys in starts.items():
-            for first in range(0, len(keys), most):
-                batch = keys[first : first + most]
-                rows = [variants[key] for key in batch]
-                yield batch, *self._run(rows, order[:start], until)
+        keys = list(variants)
+        for first in range(0, len(keys), most):
+            batch = keys[first : first + most]
+            yield batch, *self._run([variants[key] for key in batch])
 
-    def _run(
-        self, variants: Sequence[Variant], skipped: Sequence[nn.Module], until: str
-    ) -> tuple[dict[str, Call], Tensor | None]:
-        """One batch of variants, which begin behind the skipped blocks."""
+    def _run(self, variants: Sequence[Variant]) -> tuple[dict[str, Call], Tensor]:
         calls: dict[str, Call] = {}
         edits: dict[str, list[tuple[int, Edit]]] = defaultdict(list)
         for row, variant in enumerate(variants):
@@ -512,49 +433,11 @@ class Reading:
                     f"{site.name} of {type(call.layer).__name__} attends twice in a pass; pass at='out'"
                 )
             calls[site.name] = call
-            if site.name == until:
-                raise _ReachedError
             return edited(call, edits[site.name])
 
-        n = len(variants)
-        outputs = {block: _repeated(self.outputs[block], n) for block in skipped}
-        sites, rows = [self.layers[name].site for name in edits], self.ids.expand(n, -1)
-        with suppress(_ReachedError), attach(sites, change, early):
-            model = _begun(self.model, outputs)
-            stands_for(model, self.model)
-            return calls, answer_logits(model, rows, self.position)
-        return calls, None
-
-
-class _ReachedError(Exception):
-    """A pass has come to the last site that is asked about."""
-
-
-def _begun(module: nn.Module, outputs: Mapping[nn.Module, Any]) -> nn.Module:
-    """The module with blocks that compute nothing and give these outputs.
-
-    What holds such a block is a shallow copy, so that other threads do not see it; all else is the module's own.
-    """
-    if module in outputs:
-        block = copy.copy(module)
-        block.forward = lambda *args, **keywords: outputs[module]
-        return block
-    children = dict(module.named_children())
-    begun = {name: _begun(child, outputs) for name, child in children.items()}
-    if begun == children:
-        return module
-    holder = copy.copy(module)
-    holder._modules = {**module._modules, **begun}
-    return holder
-
-
-def _repeated(output: Any, n: int) -> Any:
-    """What a block gave for one text, as for n: a tensor, (1,T,C) or (T,1,C), or a tuple that begins with it."""
-    if isinstance(output, tuple):
-        return (_repeated(output[0], n), *output[1:])
-    sizes = list(output.shape)
-    sizes[sizes.index(1)] = n
-    return output.expand(sizes)
+        rows = self.ids.expand(len(variants), -1)
+        with attach([self.sites[name] for name in edits], change, early):
+            return calls, answer_logits(self.model, rows, self.position)
 
 
 # One pair of texts
@@ -564,34 +447,49 @@ class Study:
     """One pair of texts in a model, and variants of the corrupted one. Effects are shares of the difference."""
 
     def __init__(self, clean: Reading, text: Reading, metric: Metric | None) -> None:
-        self.clean_text, self.text = clean, text
+        self.clean, self.text = clean, text
+        sizes = [each.ids.shape[1] for each in (clean, text)]
+        if sizes[0] != sizes[1]:
+            raise HeadwiseError(
+                f"clean is {sizes[0]} tokens and corrupted {sizes[1]}; exchange a word for one of as many tokens"
+            )
         if metric is None:  # what the model likes best after each text
             best = [(int(each.answer.argmax()),) for each in (clean, text)]
             metric = Compared(*best)
         if isinstance(metric, Compared):
             metric.check(len(text.answer))
-        # what is compared in each text
-        answers = torch.stack([clean.answer, text.answer])
-        self.clean, self.corrupted = metric(answers).tolist()
-        if self.clean == self.corrupted:
+        self.metric = metric
+        # what is compared, in the clean text and in the corrupted one
+        self.ends: list[float] = metric(
+            torch.stack([clean.answer, text.answer])
+        ).tolist()
+        if self.ends[0] == self.ends[1]:
             raise HeadwiseError(
                 "both texts give the answer the same logits: there is no difference to bring back"
             )
-        self.metric = metric
 
     def share(self, logits: Tensor) -> Tensor:
         """How far answers (n,V) to variants of the corrupted text have come from there to the clean one, (n,)."""
-        return (self.metric(logits) - self.corrupted) / (self.clean - self.corrupted)
+        clean, corrupted = self.ends
+        return (self.metric(logits) - corrupted) / (clean - corrupted)
+
+    def ask(
+        self, variants: Mapping[Key, Variant], progress: Progress = no_progress
+    ) -> dict[Key, float]:
+        """The effect of each variant of the corrupted text."""
+        return self.text.ask(variants, self.share, progress)
 
     def variant(self, at: str, names: str, tokens: Places = ALL) -> list[Edit]:
         """The corrupted text in which a head, or "L0.H1+L0.H2", has this part of the clean run at these tokens."""
         edits = []
         for name in names.split("+"):
             site, n = place_of(name)
-            value: Any = self.clean_text.calls[site]
-            if at != "weights" or value.weights is not None:
-                value = getattr(value, at)[0, n]
-            edits.append(Edit(site, at, n, value, tokens))
+            parts = (
+                self.clean.maps(site)
+                if at == "weights"
+                else getattr(self.clean.calls[site], at)[0]
+            )
+            edits.append(Edit(site, at, n, parts[n], tokens))
         return edits
 
     def paths(
@@ -608,26 +506,23 @@ class Study:
         kept. Then each receiver has it, from one sender after another.
         """
         order = list(self.text.calls)  # from the first layer up
-        wanted = {each: self.variant(*each) for each in receivers}
-        last = max(order.index(edit.site) for each in wanted.values() for edit in each)
-        first, variants = {}, {}
+        above, variants = {}, {}
         for sender in [*self.text.names("out"), *groups]:
-            first[sender] = order.index(place_of(sender)[0]) + 1  # that may receive
-            if first[sender] <= last:
-                variants[sender] = self.variant("out", sender)
-                for site in order[first[sender] : last + 1]:
-                    frozen = self.text.calls[site].out[0]
-                    variants[sender].append(Edit(site, "out", ALL, frozen))
+            above[sender] = order[order.index(place_of(sender)[0]) + 1 :]
+            variants[sender] = self.variant("out", sender)
+            for site in above[sender]:
+                frozen = self.text.calls[site].out[0]
+                variants[sender].append(Edit(site, "out", ALL, frozen))
         received: dict[tuple[Receiver, str], list[Edit]] = defaultdict(list)
-        for senders, calls, _ in self.text.batches(variants, order[last]):
-            for receiver, (row, sender) in itertools.product(
-                receivers, enumerate(senders)
+        wanted = [(each, edit) for each in receivers for edit in self.variant(*each)]
+        for senders, calls, _ in self.text.batches(variants):
+            for (row, sender), (receiver, edit) in itertools.product(
+                enumerate(senders), wanted
             ):
-                for edit in wanted[receiver]:
-                    if order.index(edit.site) >= first[sender]:
-                        value = getattr(calls[edit.site], edit.at)[row, edit.n]
-                        received[receiver, sender].append(edit._replace(value=value))
-        return self.text.ask(received, self.share, progress)
+                if edit.site in above[sender]:
+                    value = getattr(calls[edit.site], edit.at)[row, edit.n]
+                    received[receiver, sender].append(edit._replace(value=value))
+        return self.ask(received, progress)
 
 
 def place_of(name: str) -> tuple[str, int]:

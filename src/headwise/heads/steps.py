@@ -1,7 +1,7 @@
 """The arithmetic of one head at one position, number by number; and a small model to show it on.
 
 The model is copied to double precision and run once on the text. `observe` hands over what the layer's attention was
-given, and torch's hooks what the modules around it read and give. `trace` gives the steps from scores to weights.
+given, and `heard` what it and the norms around it read and give. `trace` gives the steps from scores to weights.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from headwise.files import packaged, read_text
 from headwise.gpt.gpt import GPT, Block, GPTConfig
 from headwise.gpt.presets import find_preset
 from headwise.gpt.train import fit, one_thread
+from headwise.heads.attribute import heard
 from headwise.heads.watch import require_text
 from headwise.models.hook import observe
 from headwise.records import Call, HeadSteps, KeySteps
@@ -51,12 +52,12 @@ def head_steps(
     is empty or longer than the context.
     """
     require_text(ids, model.config.context, "the model's context")
-    _check_place("position", "at", at, "the text", len(ids))
-    _check_place("layer", "layer", layer, "the model", len(model.blocks))
+    _check_place("position", at, "the text", len(ids))
+    _check_place("layer", layer, "the model", len(model.blocks))
     block, call, stream = _run(model, ids, layer)
     spec, heads, options = block.attention.spec, block.attention.heads, call.options
     # Only now: layers may differ in their heads.
-    _check_place("head", "head", head, f"layer {layer}", spec.n_heads)
+    _check_place("head", head, f"layer {layer}", spec.n_heads)
     if block.attention.o_proj is None:
         raise HeadwiseError(
             "this layer has no output projection, so no head adds through one; trace a layer with W_O"
@@ -114,12 +115,11 @@ def _keys(call: Call, head: int, kv_head: int, at: int) -> tuple[KeySteps, ...]:
     return tuple(keys)
 
 
-def _check_place(what: str, name: str, number: int, owner: str, count: int) -> None:
+def _check_place(name: str, number: int, owner: str, count: int) -> None:
     # Refuse a number that none of the owner's `count` places has.
     if not 0 <= number < count:
-        last = "0" if count == 1 else f"0 to {count - 1}"
         raise HeadwiseError(
-            f"there is no {what} {number}: {owner} has {count}, counted from 0; pass {name}={last}"
+            f"there is no {name} {number}: {owner} has {count}, counted from 0"
         )
 
 
@@ -134,23 +134,13 @@ def _run(
     block = twin.blocks[number]
     # for the type checker: torch's list of modules says `Module`
     assert isinstance(block, Block)
-    stream: dict[str, Tensor] = {}
+    parts = block.attention_norm, block.attention, block.feed_forward_norm
     calls: list[Call] = []
-    # What a module reads is what the step before it gave: the feed-forward's norm reads the stream after the attention.
-    for name, module in (
-        ("x", block.attention_norm),
-        ("x_new", block.feed_forward_norm),
-    ):
-        # `name=name` keeps the name of this turn of the loop; else all hooks would use the last one. `inputs` are
-        # the module's arguments: the first is (1,T,C), and [0] takes the only text of the batch.
-        module.register_forward_pre_hook(
-            lambda _, inputs, name=name: stream.update({name: inputs[0][0]})
-        )
-    block.attention.register_forward_hook(
-        lambda _, inputs, output: stream.update(layer_out=output[0])
-    )
-    with observe(block.attention, calls.append):
+    with observe(block.attention, calls.append), heard(parts, lambda x: x[0]) as rows:
         twin(torch.tensor([list(ids)]))
+    # What a module reads is what the step before it gave: the feed-forward's norm reads the stream after the attention.
+    before, attention, after = (rows[part] for part in parts)
+    stream = {"x": before.read, "layer_out": attention.gave, "x_new": after.read}
     return block, calls[0], stream
 
 

@@ -15,13 +15,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from headwise.corpus.tokens import TextTokens
 from headwise.errors import HeadwiseError
 from headwise.heads.ablate import READ, Edit
-from headwise.heads.attribute import Attribution, States, added, recorded
-from headwise.heads.blocks import row_weights
+from headwise.heads.attribute import attribute
 from headwise.heads.patch import (
     Compared,
     Reading,
@@ -32,7 +31,6 @@ from headwise.heads.patch import (
 from headwise.heads.table import Story, StoryHead, StoryKeys, StoryPath
 from headwise.models.ask import answering, evaluating
 from headwise.models.open import folder_of, row_of, tokens_of
-from headwise.models.sites import Layer, layers_of
 from headwise.records import head_name
 from headwise.words import Note
 
@@ -47,7 +45,7 @@ HARD = 0.3
 CLEAR = Story.CLEAR
 # why it is not known what each part adds to the logit
 UNKNOWN = {
-    "masked": "{} turns the last hidden state into logits in more than one step",
+    "masked": "the last hidden state becomes logits in more than one step",
     "first": "what an encoder adds reaches the logits through the decoder alone",
 }
 
@@ -81,9 +79,7 @@ def why(
         progress: is called with the name of a stage, the steps done and of all
     """
     way, tokens = answering(model), folder_of(model).tokens
-    for word in (answer, other):
-        if isinstance(word, str):
-            _choices(tokens_of(model), word)  # refused before the model runs
+    words = [_meant(model, word) for word in (answer, other)]
     question = _Question(way, tokens, row_of(model, prompt)[0].tolist())
     twin = None
     if corrupt is not None:
@@ -91,21 +87,21 @@ def why(
         _check_twin(question, twin)
     notes: list[str] = []
     with evaluating(model):
-        layers = layers_of(model)
-        with recorded(model, layers) as rows:
-            text = question.read(model, layers)
-        corrupted = None if twin is None else twin.read(model, layers)
-        words = answer, other
-        token, second, rival = _compared(question, words, text, corrupted, notes)
+        text = question.read(model)
+        corrupted = None if twin is None else twin.read(model)
+        token, second, rival = _compared(words, text, corrupted)
         study = parts = None
         if corrupted is not None:
             metric = Compared((token,), () if second is None else (second,))
             study = Study(text, corrupted, metric)
         try:
-            parts = question.added(text, rows, Compared((token,), (rival,)))
+            if way in UNKNOWN:
+                raise HeadwiseError(UNKNOWN[way])
+            parts = attribute(model, question.ids, (token, rival))
         except HeadwiseError as error:
             notes.append(Note.of("why.no_parts", reason=str(error)))
-        asked = _Asked(question, text, study, parts, progress)
+        adds = parts.heads if parts else {}
+        asked = _Asked(question, text, study, adds, progress)
         heads = asked.heads(token)
         keys, paths = asked.read_by(heads, notes)
     row = text.answer.cpu().double()  # some devices have no float64
@@ -124,12 +120,12 @@ def why(
         predicted_probability=float(chances[predicted]),
         probability=float(chances[token]),
         counts="logits" if study is None or second is not None else "probability",
-        clean_value=study.clean if study else difference,
-        corrupted_value=study.corrupted if study else None,
+        clean_value=study.ends[0] if study else difference,
+        corrupted_value=study.ends[1] if study else None,
         logit=parts.logit if parts else difference,
         embedding=parts.embedding if parts else None,
         bias=parts.bias if parts else None,
-        feed_forwards=parts.feed_forwards | parts.mixers if parts else {},
+        feed_forwards=parts.feed_forwards if parts else {},
         layers=tuple(text.calls),
         heads=tuple(heads),
         keys=tuple(keys),
@@ -193,14 +189,8 @@ class _Question:
         # % makes of -1 the last token's position
         return None if self.way == "first" else self.position % len(self.ids)
 
-    def read(self, model: nn.Module, layers: Sequence[Layer]) -> Reading:
-        return Reading(model, layers, torch.tensor(self.ids), self.position)
-
-    def added(self, text: Reading, rows: States, target: Compared) -> Attribution:
-        """What each part adds to the logit. Raises HeadwiseError where it is not known."""
-        if self.way in UNKNOWN:
-            raise HeadwiseError(UNKNOWN[self.way].format(type(text.model).__name__))
-        return added(text, rows, target, len(self.ids) - 1)
+    def read(self, model: nn.Module) -> Reading:
+        return Reading(model, torch.tensor(self.ids), self.position)
 
     def is_word(self, t: int) -> bool:
         """Is a token none of the special ones, on which attention rests?"""
@@ -215,7 +205,7 @@ class _Question:
 
 
 def _check_twin(question: _Question, twin: _Question) -> None:
-    """Refuse a corrupted text unless it has as many tokens, others, and its masked word at the same place."""
+    """Refuse a corrupted text unless it has as many tokens, and its masked word at the same place."""
     if len(twin.ids) != len(question.ids):
         first, second = (
             f"{len(each.ids)} tokens ({' '.join(each.shown(each.ids))})"
@@ -230,25 +220,23 @@ def _check_twin(question: _Question, twin: _Question) -> None:
             f"the masked word is token {question.position} of the prompt and token {twin.position} of the corrupted "
             f"one; it must be the same, since heads are compared place by place"
         )
-    if twin.ids == question.ids:
-        raise HeadwiseError(
-            "the corrupted text is the prompt itself, so there is no difference to explain; change a word"
-        )
 
 
 def _compared(
-    question: _Question,
-    words: Iterable[str | int | None],
-    text: Reading,
-    corrupted: Reading | None,
-    notes: list[str],
+    words: Iterable[Any], text: Reading, corrupted: Reading | None
 ) -> tuple[int, int | None, int]:
-    """The token that is explained; what it is compared with, None where both texts are answered with it; its rival."""
-    token, second = (_token(question, word, text.answer, notes) for word in words)
-    best = text.answer.topk(2).indices.tolist()
+    """The token that is explained; what it is compared with, None where both texts are answered with it; its rival.
+
+    words  of both an id, ids of which the likeliest is meant, or None
+    """
+    best, row = text.answer.topk(2).indices.tolist(), text.answer.tolist()
+    token, second = (
+        max(word, key=row.__getitem__) if isinstance(word, list) else word
+        for word in words
+    )
     if token is None:
         token = int(best[0])
-    Compared((token,), () if second is None else (second,)).check(len(text.answer))
+    Compared((token,), () if second is None else (second,)).check(len(row))
     if second is None and corrupted is not None:
         second = int(corrupted.answer.argmax())
     if second in (None, token):  # then the likeliest other token
@@ -256,21 +244,9 @@ def _compared(
     return token, second, second
 
 
-def _token(
-    question: _Question, word: str | int | None, row: Tensor, notes: list[str]
-) -> int | None:
-    """The id of an answer, which is an id or a word; of the tokens that a word can be the likeliest by logits (V,)."""
-    if not isinstance(word, str):
-        return word
-    # `why` refuses a word where there is no tokenizer
-    assert question.tokens is not None
-    choices = _choices(question.tokens, word)
-    token = max(choices, key=lambda i: float(row[i]))
-    shown = question.shown([token])[0]
-    if shown != word or len(set(choices)) > 1:
-        names = {"word": repr(word), "token": repr(shown)}
-        notes.append(Note.of("why.token", id=token, **names))
-    return token
+def _meant(model: nn.Module, word: str | int | None) -> Any:
+    """Of a word the ids that it can be; an id, or None, as it is."""
+    return _choices(tokens_of(model), word) if isinstance(word, str) else word
 
 
 def _choices(tokens: TextTokens, word: str) -> list[int]:
@@ -298,20 +274,19 @@ class _Asked:
     question: _Question
     text: Reading
     study: Study | None  # with the corrupted text
-    parts: Attribution | None  # what each part adds to the logit
+    adds: dict[
+        str, float
+    ]  # what each head adds to the logit; empty where it is not known
     progress: Progress
 
     def heads(self, token: int) -> list[StoryHead]:
         """All heads, those first that carry most, or that add most, or without which most changes."""
         text, study, names = self.text, self.study, self.text.names("out")
         brings: dict[str, float] = {}
-        adds = {} if self.parts is None else self.parts.heads
         if study is not None:
             variants = {name: study.variant("out", name) for name in names}
-            brings = study.text.ask(
-                variants, study.share, partial(self.progress, "patching heads")
-            )
-        size = brings or adds
+            brings = study.ask(variants, partial(self.progress, "patching heads"))
+        size = brings or self.adds
         ranked = sorted(names, key=lambda name: -abs(size.get(name, 0.0)))
         # The heads that are asked about: all of them, where nothing else ranks them.
         first = ranked[: Story.MOST] if size else names
@@ -332,7 +307,7 @@ class _Asked:
             at = places.get(name, self.question.end)
             effects = without.get(name), brings.get(name)
             looks = self.looks(name, at)
-            heads.append(StoryHead(name, adds.get(name), at, looks, *effects))
+            heads.append(StoryHead(name, self.adds.get(name), at, looks, *effects))
         return heads
 
     def places(self, names: Iterable[str]) -> dict[str, int]:
@@ -345,14 +320,12 @@ class _Asked:
             site, h = place_of(name)
             if self.question.way == "first" and not site.startswith("encoder."):
                 continue  # a head of the decoder, which has its own text
-            clean = study.clean_text.calls[site].out[0, h]
-            difference = clean - study.text.calls[site].out[0, h]
-            distance = difference.float().norm(dim=-1)  # (T,)
+            clean, other = (x.calls[site].out[0, h] for x in (self.text, study.text))
+            distance = (clean - other).float().norm(dim=-1)  # (T,)
             for t in distance.argsort(descending=True)[:PLACES].tolist():
                 if distance[t] > 0:
                     variants[name, t] = study.variant("out", name, [t])
-        stage = partial(self.progress, "patching positions")
-        effects = study.text.ask(variants, study.share, stage)
+        effects = study.ask(variants, partial(self.progress, "patching positions"))
         for name, t in sorted(effects, key=lambda place: -abs(effects[place])):
             places.setdefault(name, t)
         return places
@@ -360,11 +333,10 @@ class _Asked:
     def looks(self, name: str, at: int | None) -> tuple[tuple[int, float], ...]:
         """The three places that a head looks at most from where it acts, with their weights; None: in another text."""
         site, h = place_of(name)
-        call = self.text.calls[site]
         # Without a place only a cross attention is shown: its last query looks at the text from the decoder.
-        if at is None and not call.cross:
+        if at is None and not self.text.calls[site].cross:
             return ()
-        looks = row_weights(call, 0, [call.n_queries - 1 if at is None else at])[h, 0]
+        looks = self.text.maps(site)[h, -1 if at is None else at]
         order = looks.argsort(descending=True, stable=True).tolist()
         words = [t for t in order if self.question.is_word(t)]
         return tuple((t, float(looks[t])) for t in words[:3])
@@ -390,32 +362,28 @@ class _Asked:
                     readers.setdefault((at, "+".join(read)), names[0])
         variants = {receiver: study.variant(*receiver) for receiver in readers}
         try:
-            effects = study.text.ask(
-                variants, study.share, partial(self.progress, "patching keys")
-            )
+            effects = study.ask(variants, partial(self.progress, "patching keys"))
         except HeadwiseError as error:  # a module makes its weights itself
             notes.append(Note.of("why.no_keys", reason=str(error)))
             return [], []
-        together = [name for _, name in readers if "+" in name]
         keys = []
-        for name in dict.fromkeys((*study.text.names("k"), *together)):
-            if ("k", name) in readers:
+        for at, name in readers:
+            if at == "k":
                 keys.append(StoryKeys(name, effects["k", name], effects["v", name]))
         # Where all that arrives there together changes little, no single path is followed.
         receivers = [each for each in readers if abs(effects[each]) >= CLEAR]
         if not receivers:
             return keys, []
+        # heads of one layer that bring to one token what these find it by
         senders: dict[tuple[int, int, str], list[str]] = defaultdict(list)
-        for t in groups:  # heads of one layer that bring there what these find it by
+        for t in groups:
             for key, names in self.looking_alike(t).items():
                 for name in names:
                     senders[t, key, place_of(name)[0]].append(name)
         joined = {"+".join(sorted(each)) for each in senders.values() if len(each) > 1}
-        stage = partial(self.progress, "following paths")
-        paths = []
-        for (receiver, sender), effect in study.paths(
-            receivers, stage, sorted(joined)
-        ).items():
+        stage, paths = partial(self.progress, "following paths"), []
+        followed = study.paths(receivers, stage, sorted(joined))
+        for (receiver, sender), effect in followed.items():
             if abs(effect) >= CLEAR:
                 at, name = receiver
                 paths.append(StoryPath(sender, name, readers[receiver], at, effect))
@@ -430,14 +398,11 @@ class _Asked:
         if at is None:  # a decoder has written nothing yet
             return {}
         for site, call in self.text.calls.items():
-            for h, row in enumerate(() if call.cross else row_weights(call, 0, [at])):
-                weight, t = row[0].max(-1)
-                if (
-                    weight >= HARD
-                    and t not in (0, at)
-                    and self.question.is_word(int(t))
-                ):
-                    looking[int(t)].append((float(weight), head_name(site, h)))
+            for h, row in enumerate(() if call.cross else self.text.maps(site)[:, at]):
+                weight, t = float(row.max()), int(row.argmax())
+                rests = t in (0, at) or not self.question.is_word(t)
+                if weight >= HARD and not rests:
+                    looking[t].append((weight, head_name(site, h)))
         alike = {}
         for t, heads in looking.items():
             if len(heads) > 1:

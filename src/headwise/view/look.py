@@ -4,8 +4,8 @@ The page has a secret in its path, `/SECRET/`, and `POST /SECRET/ask` answers on
 secret there is nothing. Requests must name the loopback address as their host, so that no other site's name can be made
 to lead here (DNS rebinding). Who reads slowly, or not at all, is dropped after some seconds.
 
-The model runs in this process, which answers one question after another: `Served.work` is the loop, in the main thread
-of `headwise look`, where Ctrl-C ends it at once. Of two texts that wait for the model only the later one is read.
+The model runs in this process, which answers one question after another. Of two texts that wait for the model only the
+later one is read.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ import json
 import secrets
 import threading
 from collections.abc import Mapping
-from concurrent.futures import Future
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from queue import Empty, Queue
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
@@ -124,7 +122,6 @@ EXAMPLES = {
     "masked": "The capital of France is {mask}.",
     None: "The weather is nice today.",
 }
-TICK = 0.2  # seconds, at most, until a worker sees that it is to end
 
 
 def look_html(about: Facts, example: str | None = None, lang: str = "en") -> str:
@@ -156,7 +153,7 @@ def look_html(about: Facts, example: str | None = None, lang: str = "en") -> str
 
 
 class Served(ThreadingHTTPServer):
-    """The page of a model on an address of this machine; `work` answers what it asks, until `close`."""
+    """The page of a model on an address of this machine, which answers what the page asks, until `close`."""
 
     # Of Python's server: the threads that answer end with the process, and `close` waits for none of them.
     daemon_threads = True
@@ -168,8 +165,7 @@ class Served(ThreadingHTTPServer):
         """`port` 0 takes a free one. Raises HeadwiseError where the port cannot be had."""
         self.desk, self.document = desk, look_html(desk.about(), example, lang)
         self.base = f"/{secrets.token_urlsafe(16)}"  # before every path
-        # questions, and where their answers are put
-        self._waiting: Queue[tuple[Facts, Future[Facts]]] = Queue()
+        self._turn = threading.Lock()  # the model answers one question at a time
         # the last reading of each text; two may stand side by side
         self._latest: dict[str, int] = {}
         self._over = threading.Event()
@@ -205,7 +201,7 @@ class Served(ThreadingHTTPServer):
         """A client that went away, or was too slow: nothing is printed."""
 
     def answered(self, asked: Facts) -> Facts:
-        """The answer to a question of the page, in a thread of the server, which waits for `work`."""
+        """The answer to a question of the page, in a thread of the server."""
         # `slot` is the text, "a" or "b"; `turn` counts the page's questions. It begins with the clock when the page is
         # opened, so that one opened anew begins above the last.
         slot, turn = str(asked.get("slot")), asked.get("turn")
@@ -213,18 +209,12 @@ class Served(ThreadingHTTPServer):
         if asked.get("do") == "read" and type(turn) is int:
             # Without a lock: where two threads meet here, a text may be read in vain, and the page drops that answer.
             self._latest[slot] = max(turn, self._latest.get(slot, turn))
-        answer: Future[Facts] = Future()
-        self._waiting.put((asked, answer))
-        return answer.result()
+        with self._turn:
+            return self._answered(asked)
 
     def work(self) -> None:
-        """Answer question after question, until `close`."""
-        while not self._over.is_set():
-            try:
-                asked, answer = self._waiting.get(timeout=TICK)
-            except Empty:  # nobody asked meanwhile
-                continue
-            answer.set_result(self._answered(asked))
+        """Wait until `close`, or Ctrl-C."""
+        self._over.wait()
 
     def _answered(self, asked: Facts) -> Facts:
         turn = asked.get("turn")
@@ -301,6 +291,4 @@ def look(model: Any, text: str) -> Served:
             "a text needs the tokenizer of a model that hw.open has read; hw.watch(model, maps=True) has the maps of "
             "any model"
         )
-    served = Served(Desk(folder), example=text)
-    threading.Thread(target=served.work, daemon=True).start()
-    return served
+    return Served(Desk(folder), example=text)

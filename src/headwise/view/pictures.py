@@ -102,16 +102,15 @@ def overlay(
 
     Args:
         path: of the PNG
-        image: what the model saw, as its processor cut it: a file, or an array (rows, columns, 3) or (3, rows,
-            columns)
+        image: what the model saw, as its processor cut it: an array (rows, columns, 3) or (3, rows, columns)
         head: a head of the text over the places of an image, or one of a tower that reads an image; the weights
             drawn are means over the rows of its `map`, each patch beside the largest one
         grid: rows and columns of patches; default: a square. Models that keep the shape of an image need it
             (Qwen2-VL)
 
     Raises:
-        HeadwiseError: where the grid does not fit, where the map was not kept, for a file that is no image, and
-            where matplotlib is missing.
+        HeadwiseError: where the grid does not fit, where the map was not kept, for what is no image, and where
+            matplotlib is missing.
     """
     new_figure = figure_class()
     pixels, weights = _pixels(image), patches(head, grid)
@@ -159,36 +158,25 @@ def patches(head: SeenHead, grid: tuple[int, int] | None) -> NDArray[np.float64]
 
 
 def _pixels(image: Any) -> Any:
-    """An image as matplotlib draws it, numbers from 0 to 1: (rows, columns), or with 1 or 3 colours as last axis."""
-    if isinstance(image, str | Path):
-        from matplotlib.image import imread
-
-        try:
-            image = imread(image)
-        # PIL raises SyntaxError for a broken PNG
-        except (OSError, SyntaxError, ValueError) as error:
-            raise HeadwiseError(
-                f"{image} cannot be read as an image: {error}"
-            ) from None
+    """An image as matplotlib draws it, numbers from 0 to 1: (rows, columns, 1 or 3)."""
     if hasattr(image, "detach"):
         image = image.detach().cpu().float()
-    pixels = np.asarray(image, np.float64)
+    try:
+        pixels = np.asarray(image, np.float64)
+    except (TypeError, ValueError):
+        raise HeadwiseError(
+            f"image={image!r:.60} is no array of numbers; matplotlib.image.imread reads a file"
+        ) from None
     # Colours first, as processors give them, become colours last: 1 is grey, 3 are colours, 4 have opacity besides.
-    colours = (1, 3, 4)
-    if (
-        pixels.ndim == 3
-        and pixels.shape[0] in (1, 3)
-        and pixels.shape[2] not in colours
-    ):
+    if pixels.ndim == 3 and pixels.shape[2] not in (1, 3, 4):
         pixels = pixels.transpose(1, 2, 0)
-    if not pixels.size or not (
-        pixels.ndim == 2 or pixels.shape[2:] in [(n,) for n in colours]
-    ):
+    if pixels.ndim == 2:
+        pixels = pixels[..., None]
+    if not pixels.size or pixels.shape[2:] not in [(1,), (3,), (4,)]:
         raise HeadwiseError(
             f"an image is (rows, columns, 3) or (3, rows, columns), and this one is {pixels.shape}"
         )
-    if pixels.ndim == 3:
-        pixels = pixels[..., :3]  # without opacity
+    pixels = pixels[..., :3]  # without opacity
     # From the darkest to the brightest: what a processor normed lies around 0. A copy, for the image is the caller's.
     pixels = pixels - pixels.min()
     return pixels / (pixels.max() or 1)
