@@ -15,7 +15,7 @@ SIZES: dict[str, Any] = {
 
 
 def word_folder(folder: Path, kind: str) -> Path:
-    """A model of random weights, so large that every head matters. A kind: next, masked, states, again (and again)."""
+    """A model of random weights, so large that every head matters. A kind: next, masked, states."""
     vocabulary = {word: i for i, word in enumerate([*SIGNS, *WORDS])}
     torch.manual_seed(5)
     if kind == "next":
@@ -25,8 +25,6 @@ def word_folder(folder: Path, kind: str) -> Path:
     else:
         config = tf.BertConfig(vocab_size=len(vocabulary), num_attention_heads=3, **SIZES)
         model = (tf.BertForMaskedLM if kind == "masked" else tf.BertModel)(config)
-        if kind == "again":
-            model = tf.AlbertModel(tf.AlbertConfig(vocab_size=len(vocabulary), num_attention_heads=3, **SIZES))
         template = "[CLS] $A [SEP]"
     with torch.no_grad():
         for parameter in model.parameters():

@@ -118,14 +118,3 @@ def test_a_model_without_words_says_how_far_its_output_turns(folders: dict[str, 
 
 def test_what_is_refused(desk: Desk) -> None:
     refuses_table("desk", globals() | {"desk": desk})
-
-
-def test_a_layer_that_runs_twice_is_two(tmp_path: Path) -> None:
-    """ALBERT runs one attention again and again: each run is a layer whose heads are silenced alone."""
-    desk = Desk(open_folder(word_folder(tmp_path, "again")))
-    assert desk.heads == [f"L{layer}.H{h}" for layer in range(2) for h in range(3)]
-    answers = [desk.answer({**READ, "text": "the cat saw", "changes": {h: 0}})["state"]["kept"] for h in desk.heads]
-    kept = desk.readings["a"].maps
-    assert len(set(answers)) == 6 and not np.allclose(kept[0], kept[3])
-    ranking = [row[1] for layer in (0, 1) for row in desk.answer({"do": "each", "layer": layer, "follow": -1})["each"]]
-    assert ranking == pytest.approx(answers, abs=1e-5)

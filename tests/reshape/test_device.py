@@ -148,7 +148,7 @@ def test_a_device_is_refused_by_name(folder: Any, device: str, invoke: Any, monk
         for name in ("toy:1", "tpu", "meta"):
             code, out, err = invoke(command, path, *options, "--device", name)
             assert (code, out) == (2, "")
-            assert err.startswith(f"headwise: device {name} is not on this machine; there is 1 cpu, ")
+            assert err.startswith(f"headwise: device {name} is not on this machine; there is 1 cpu")
             assert err.count("\n") == 1
     with pytest.raises(hw.HeadwiseError, match="device= is where a folder is opened"):
         hw.share(build("rope", dtype=torch.float32), 1, text=IDS, device=device)

@@ -24,7 +24,6 @@ from headwise.models.ask import (
     evaluating,
     next_token_losses,
     require_next,
-    require_slopes,
     run_body,
 )
 from headwise.models.hook import attach
@@ -266,7 +265,6 @@ def importance(
     parameters' own gradients are left alone.
     """
     require_next(model)
-    require_slopes(model)
     # (H,) sums over rows, once there is one: 0.0 before
     totals: dict[Site, Any] = defaultdict(float)
     outs: list[tuple[Site, Tensor]] = []

@@ -7,14 +7,11 @@ through it where there is a network: weights as safetensors, never pickles or co
 from __future__ import annotations
 
 import re
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from headwise.errors import HeadwiseError, first_line
 from headwise.families import require_transformers
-from headwise.files import read_json
 from headwise.words import unknown
 
 # "openai-community/gpt2", with one slash and no leading dot
@@ -104,25 +101,17 @@ def _is_hub_name(source: Path) -> bool:
 
 
 def _from_hub(name: str, patterns: list[str] = PATTERNS) -> Path:
-    """The folder with the files of a name on the hub: as the cache has them, else downloaded."""
+    """The folder with the files of a name on the hub, downloaded as far as the cache lacks them."""
     try:
         import huggingface_hub as hub
     except ModuleNotFoundError:
         raise HeadwiseError(
             f"{name} is no folder here; to look it up on the hub: pip install 'headwise[hf]', or pass a folder"
         ) from None
-    ask = partial(hub.snapshot_download, name, allow_patterns=patterns)
-    with suppress(Exception):  # it is not in the cache, or not whole
-        folder = Path(ask(local_files_only=True))
-        # Handed out is what the cache has: the config alone after `cost`, or some shards after a broken download.
-        if patterns is PATTERNS and not (folder / "model.safetensors").exists():
-            index = read_json(folder / "model.safetensors.index.json")
-            for shard in index["weight_map"].values():
-                (folder / shard).stat()
-        return folder
     try:
-        # It asks first which version is the newest: so many seconds at most, for there may be no network.
-        return Path(ask(etag_timeout=5))
+        # It asks for the newest version, so many seconds at most; without a network it hands out the cache's.
+        folder = hub.snapshot_download(name, allow_patterns=patterns, etag_timeout=5)
+        return Path(folder)
     # no network, no such name, no right to read it: the library lets through what it meets
     except Exception as error:
         raise HeadwiseError(

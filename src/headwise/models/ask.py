@@ -12,7 +12,6 @@ from contextlib import contextmanager, suppress
 from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
-from threading import Lock
 from types import SimpleNamespace
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -269,25 +268,17 @@ def _wide_row(model: nn.Module, position: int) -> Iterator[None]:
     head = _head_of(model)
 
     def widen(module: Any, args: tuple[Tensor, ...], gave: Tensor) -> Tensor | None:
-        # over processes, each of which gives its part
-        is_split = hasattr(module.weight, "device_mesh")
-        if (
-            gave.dtype not in (torch.bfloat16, torch.float16)
-            or gave.ndim != 3
-            or is_split
-        ):
+        if gave.dtype.itemsize > 2 or gave.ndim != 3:
             return None
         rest, state = gave.float(), args[0][:, position].float()
         # A float32 copy of a large vocabulary's matrix is not held as a whole.
-        wide = torch.cat(
-            [state @ rows.float().T for rows in torch.split(module.weight, ROWS)], -1
-        )
+        pieces = torch.split(module.weight, ROWS)
+        wide = torch.cat([state @ rows.float().T for rows in pieces], -1)
         rest[:, position] = wide if module.bias is None else wide + module.bias.float()
         return rest
 
-    with hooked(
-        [(head.register_forward_hook, widen)] if isinstance(head, nn.Linear) else []
-    ):
+    is_linear = isinstance(head, nn.Linear)
+    with hooked([(head.register_forward_hook, widen)] if is_linear else []):
         yield
 
 
@@ -315,15 +306,6 @@ def _start_of(model: Any) -> list[int] | None:
             f"the config of {type(model).__name__} does not say its decoder_start_token_id; set it there"
         )
     return start
-
-
-def require_slopes(model: nn.Module) -> None:
-    """Raise HeadwiseError for a model without gradients."""
-    backend = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    if backend == "flex_attention" and device_of(model).type == "cpu":
-        raise HeadwiseError(
-            "flex_attention has no gradients on a CPU; call model.set_attn_implementation('sdpa') first"
-        )
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -496,32 +478,17 @@ def config_fields(model: Any) -> dict[str, Any]:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode inside this block.
+    """The model in eval mode inside this block; behind it each module has the mode again that it had before.
 
-    After the last of the blocks that are open, in any thread, each module has the mode again that it had before them.
+    Blocks of several threads on one model that is in training are not kept apart.
     """
-    modules = list(model.modules())
-    with _lock:
-        for module in modules:
-            n_open, mode = _modes.get(module, (0, module.training))
-            _modes[module] = n_open + 1, mode
-        model.eval()
+    before = [(module, module.training) for module in model.modules()]
+    model.eval()
     try:
         yield
     finally:
-        with _lock:
-            for module in modules:
-                n_open, mode = _modes.pop(module)
-                # another block, of this thread or of another one, is open still
-                if n_open > 1:
-                    _modes[module] = n_open - 1, mode
-                else:
-                    module.training = mode
-
-
-# open blocks, and the mode before them
-_modes: WeakKeyDictionary[nn.Module, tuple[int, bool]] = WeakKeyDictionary()
-_lock = Lock()
+        for module, training in before:
+            module.training = training
 
 
 # the argument of transformers for a cache: from version 5.24 on, and before

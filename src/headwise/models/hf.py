@@ -6,7 +6,6 @@ Everything is read from disk: nothing is downloaded, no code of a folder is run,
 from __future__ import annotations
 
 import copy
-import gc
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -15,7 +14,6 @@ from typing import Any
 
 import torch
 import transformers
-from torch import nn
 from transformers.utils import logging
 
 from headwise.corpus.tokens import TextTokens, tokenising
@@ -66,29 +64,7 @@ def load_folder(
             raise HeadwiseError(
                 f"{folder} has NaN or inf in {name}; the model is not usable"
             )
-    return _layers_apart(model.eval())
-
-
-def _layers_apart(model: Any) -> Any:
-    """The model; of an ALBERT, which runs one layer again and again, with a module for each time that it runs.
-
-    Then a hook can tell the times apart, as layers with the same weights and heads of their own names.
-    """
-    for module in [*model.modules()]:
-        groups, config = getattr(module, "albert_layer_groups", None), model.config
-        if groups is not None:
-            n_layers = config.num_hidden_layers
-            # What deepcopy finds in its memo, by id, it takes for copied: so all layers have these in common.
-            shared = {id(x): x for x in (config, module.config, *groups.parameters())}
-            # ALBERT's own rule for the group of layer n: it divides so even where that gives no whole number.
-            group_of = [
-                groups[int(n / (n_layers / len(groups)))] for n in range(n_layers)
-            ]
-            layers = [copy.deepcopy(group, dict(shared)) for group in group_of]
-            module.albert_layer_groups = nn.ModuleList(layers)
-            # As many groups as layers: then ALBERT's rule picks group n for layer n.
-            module.config.num_hidden_groups = config.num_hidden_groups = n_layers
-    return model
+    return model.eval()
 
 
 def gguf_config(path: Path) -> dict[str, Any]:
@@ -202,9 +178,6 @@ def _loading(config: Path, failure: str, remedy: str = "") -> Iterator[None]:
 
     config  where a field auto_map shows that the folder relies on code of its own, that is the reason
     """
-    collects = gc.isenabled()
-    # of a million new strings and pairs of a tokenizer none is garbage, and each search reads them all
-    gc.disable()
     try:
         with quiet():
             yield
@@ -214,9 +187,6 @@ def _loading(config: Path, failure: str, remedy: str = "") -> Iterator[None]:
             if "auto_map" in read_json(config):
                 first = f"transformers has no class for it{FOREIGN_CODE}"
         raise HeadwiseError(f"{failure}: {first}{remedy}") from None
-    finally:
-        if collects:
-            gc.enable()
 
 
 def _architecture(folder: Path, config: Mapping[str, Any]) -> Any:
@@ -256,8 +226,7 @@ class FolderTokens(TextTokens):
             if framed[start:end] == plain:
                 self.frame = framed[:start], framed[end:]
         self.specials = frozenset(source.all_special_ids)
-        # Of a slow one None: where an unknown character stands is asked of `places`, which it does not have.
-        self.unknown = source.unk_token_id if source.is_fast else None
+        self.unknown = source.unk_token_id
         self.mask: str | None = source.mask_token
 
     def _read(self, text: str, **options: Any) -> Any:
@@ -279,8 +248,6 @@ class FolderTokens(TextTokens):
         return len(before) if is_begun else 0
 
     def places(self, text: str) -> list[tuple[int, int]]:
-        if not self._tokenizer.is_fast:
-            return super().places(text)
         framed = self._read(text, return_offsets_mapping=True)
         return [*map(tuple, framed.offset_mapping)][self._begun(framed.input_ids) :]
 
@@ -320,8 +287,3 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if has_bars:
             logging.enable_progress_bar()
-
-
-def static_cache(model: Any, length: int) -> Any:
-    """A cache of transformers with a fixed number of places."""
-    return transformers.StaticCache(config=model.config, max_cache_len=length)

@@ -43,7 +43,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from headwise.errors import HeadwiseError
 from headwise.layer.layer import MultiHeadAttention
-from headwise.masks import all_of
 from headwise.models import softmax
 from headwise.models.reading import Asked, read_call
 from headwise.models.sites import Site, is_attention, is_watchable, remember
@@ -200,20 +199,15 @@ class Tap:
     Between the attention function and W_O some families gate, norm or rotate what the heads gave. What a head gives is
     what W_O reads of it: so a call waits until W_O is called, and is handed to the handler then. That the projection of
     a free attention is its W_O is only a guess by its name: it is, if what it reads are the heads, number by number.
-
-    Heads that are modules of a list (`site.members`) make a call together once the last has run. What they give is
-    changed where the module around the list has joined it: before its W_O, or where it leaves that module.
     """
 
     def __init__(self, site: Site, handler: Handler, early: bool = False) -> None:
         self.site, self.handler = site, handler
+        self.kind = type(site.module).__name__
         # W_O; None: not known
         is_left = early and not site.free
         self.projection = None if is_left else site.projection
         self.waiting: list[Call] = []  # calls whose heads have not entered W_O yet
-        self.of_members: list[Call] = []  # of a list, by the heads that have run so far
-        # the norm between attention and W_O that reads several heads at once
-        self.mixed = ""
         self.normed = False  # did a norm read what the heads of these calls gave?
         # is it known in which order the heads of the calls that wait lie?
         self.sure = True
@@ -229,9 +223,7 @@ class Tap:
             if "norm" in type(child).__name__.lower():
                 hooks.append((child.register_forward_pre_hook, self.at_norm))
         if self.projection is not None:
-            return [*hooks, (self.projection.register_forward_pre_hook, self.at_w_o)]
-        if self.site.members:
-            return [*hooks, (module.register_forward_hook, self.at_output)]
+            hooks.append((self.projection.register_forward_pre_hook, self.at_w_o))
         return hooks
 
     def take(
@@ -249,50 +241,32 @@ class Tap:
         if isinstance(call, str):
             return self.refuse(call)
         site, n_heads = self.site, call.out.shape[1]
-        kind = type(site.module).__name__
         # 0: the module does not say how many it has
         if site.n_heads not in (0, n_heads):
             return self.refuse(
-                f"{kind} says that it has {site.n_heads} heads, and its attention gives {n_heads}: chunks or windows, "
-                f"or heads that cannot be told apart"
+                f"{self.kind} says that it has {site.n_heads} heads, and its attention gives {n_heads}: chunks or "
+                f"windows, or heads that cannot be told apart"
             )
         if self.projection is None and not sure:
             return self.refuse(
-                f"{kind} has heads and texts in one axis, and its W_O is not known"
+                f"{self.kind} has heads and texts in one axis, and its W_O is not known"
             )
         call = call._replace(cross=call.cross or site.cross)
         self.site = replace(site, n_heads=n_heads)
         self.sure = self.sure and sure
-        if w_o is not None or not (self.projection or site.members):
-            # Are the matrices the same?
-            places = [x.data_ptr() for x in (w_o, site.w_o) if x is not None]
-            is_of_site = len(places) == 2 and places[0] == places[1]
-            return self.hand(call, "" if is_of_site else NO_W_O, at_w_o=is_of_site)
-        # DiffLlama lays the same maps over other values in a second call: these are the same heads. Calls whose maps
-        # were read off their weights have a q and a k of their own each, which are empty.
-        last = self.waiting[-1] if self.waiting else None
-        if last is None or last.q is not call.q or last.k is not call.k:
+        if w_o is None and self.projection is not None:
+            self.normed = False
             self.waiting.append(call)
-        self.normed = last is not None  # a second call is mixed with the first
-        return None
-
-    def take_member(self, number: int, call: Call | str, **more: Any) -> None:
-        """The head of this number in a list has given its call: see `take`."""
-        if isinstance(call, Call):
-            if call.out.shape[1] == 1 and number == len(self.of_members):
-                self.of_members.append(call)
-            if len(self.of_members) < len(self.site.members):
-                return
-            call = _side_by_side(self.site.module, self.of_members)
-        self.of_members = []
-        self.take(call)
+            return None
+        # Are the matrices the same?
+        known = site.w_o
+        both = w_o is not None and known is not None
+        at_w_o = both and w_o.data_ptr() == known.data_ptr()
+        return self.hand(call, "" if at_w_o else NO_W_O, at_w_o=at_w_o)
 
     def at_norm(self, module: nn.Module, args: Any) -> None:
-        """A norm of the attention is called: one of a row wider than a head's mixes several heads."""
-        # Norms of queries and keys run before a call waits, and do not count.
+        """A norm of the attention is called. Those of queries and keys run before a call waits, and do not count."""
         self.normed = bool(self.waiting)
-        if self.waiting and args and args[0].shape[-1] > self.waiting[0].out.shape[-1]:
-            self.mixed = type(module).__name__
 
     def at_w_o(self, module: nn.Module, args: Any) -> Any:
         """W_O is about to read the joined heads, `args[0]`; give what it shall read in their place, None: no other.
@@ -306,10 +280,6 @@ class Tap:
         if rows is None:  # what W_O reads are not the heads of the calls that wait
             return self.end()
         calls, self.waiting = self.waiting, []
-        at_w_o = self.projection is not None
-        note = "" if at_w_o else NO_W_O
-        if self.mixed:
-            note = f"{self.mixed} norms several heads at once before W_O: what one gives hangs on all"
         counts = [_n_rows(call) for call in calls]
         parts = [*torch.split(rows.reshape(-1, rows.shape[-1]), counts)]
         changed = False
@@ -317,7 +287,7 @@ class Tap:
             B, H, T, _ = call.out.shape
             out = part.view(B, T, H, -1).transpose(1, 2)
             before = None if self.normed or self.site.free else call.out
-            result = self.hand(call, note, out=out, at_w_o=at_w_o, before_gate=before)
+            result = self.hand(call, out=out, before_gate=before)
             if result is not None:
                 changed = True
                 parts[place] = result.to(part.dtype).transpose(1, 2).reshape(part.shape)
@@ -331,11 +301,6 @@ class Tap:
         _before[replaced] = _before.get(joined, joined)
         return (replaced, *args[1:])
 
-    def at_output(self, module: nn.Module, args: Any, out: Any) -> Any:
-        """A forward hook of the module around a list whose W_O is not known."""
-        replaced = self.at_w_o(module, (out,)) if isinstance(out, Tensor) else None
-        return None if replaced is None else replaced[0]
-
     def rows_in(self, joined: Tensor) -> Tensor | None:
         """What W_O reads, documents first, where these are the heads of the calls that wait; else None.
 
@@ -345,9 +310,9 @@ class Tap:
         """
         before, out = _before.get(joined, joined), self.waiting[0].out
         is_one_call = len(self.waiting) == 1
-        sizes = {len(call.out) for call in self.waiting}
         n_rows = sum(map(_n_rows, self.waiting))
-        if joined.shape[:-1].numel() != n_rows or not (is_one_call or sizes == {1}):
+        of_one_document = all(len(call.out) == 1 for call in self.waiting)
+        if joined.shape[:-1].numel() != n_rows or not (is_one_call or of_one_document):
             return None
         if not self.site.free:
             return joined
@@ -369,40 +334,35 @@ class Tap:
 
         Also a forward pre-hook of the attention, whose arguments (`args`) are not needed.
         """
-        site, kind = self.site, type(self.site.module).__name__
-        calls, self.waiting, self.of_members = self.waiting, [], []
-        sure, self.sure, self.ran = self.sure, True, self.ran or bool(args)
+        calls, self.waiting, self.ran = self.waiting, [], self.ran or bool(args)
+        sure, self.sure = self.sure, True
+        if calls and not sure:
+            self.refuse(
+                f"{self.kind} has heads and texts in one axis, and its W_O does not read them side by side"
+            )
+            return
         note = "what enters W_O is not its heads side by side"
         for call in calls:
-            if not sure:
-                self.refuse(
-                    f"{kind} has heads and texts in one axis, and its W_O does not read them side by side"
-                )
-                continue
             told = f"{note}; they are read before, no norm"
             if self.hand(call, told, at_w_o=False) is not None:
                 raise HeadwiseError(
-                    f"{site.name}: {note}, so they cannot be replaced there"
+                    f"{self.site.name}: {note}, so they cannot be replaced there"
                 )
 
     def close(self) -> None:
-        """The block ends. A free attention that ran, and of which nothing was heard, is refused."""
+        """The block ends. An attention that ran, and of which nothing was heard, is refused."""
         self.end()
-        if self.heard or not (self.ran and self.site.free):
-            return
-        module = self.site.module
         # one around other attentions may leave it to those
-        inner = {*module.modules()} - {module, *self.site.members}
-        if not any(map(is_attention, inner)):
+        _, *inner = self.site.module.modules()
+        if self.ran and not self.heard and not any(map(is_attention, inner)):
             self.refuse(
-                f"{type(module).__name__} ran, and no softmax over keys was seen that it multiplies with values"
+                f"{self.kind} ran, and no softmax over keys was seen that it multiplies with values"
             )
 
     def hand(self, call: Call, note: str = "", **changes: Any) -> Tensor | None:
         """Give the handler a call with these fields changed, and a further note behind the one that it has."""
         # the module may not say how many heads it has: kept for the next block
-        if self.site.free:
-            remember(self.site.module, call.out.shape[1])
+        remember(self.site.module, call.out.shape[1])
         notes = [f"{self.site.name}: {line}" for line in (call.note, note) if line]
         return self.handler(call._replace(note="; ".join(notes), **changes))
 
@@ -426,33 +386,6 @@ def _n_rows(call: Call) -> int:
     return len(call.out) * call.n_queries
 
 
-def _side_by_side(module: nn.Module, calls: list[Call]) -> Call | str:
-    """The calls of one head each as a call of all of them; or why they are none."""
-    first, kinds, masks = calls[0], set(), []
-    for call in calls:
-        mask, scale = call.options.mask, call.options.scale
-        masks.append(() if mask is None else mask.parts())
-        # arrays may differ in what they hold, and other masks in nothing
-        told = [
-            (type(part), part.array.shape) if hasattr(part, "array") else repr(part)
-            for part in masks[-1]
-        ]
-        kinds.add((call.q.shape, call.v.shape, scale, *told))
-    if len(kinds) > 1:
-        return f"the modules of its list, {type(first.layer).__name__}, have lengths, scales or masks of their own"
-    joined: dict[str, Any] = {"layer": module}
-    for name in ("q", "k", "v", "out", "weights"):
-        if getattr(first, name) is not None:
-            joined[name] = torch.cat([getattr(call, name) for call in calls], 1)
-    merged = []
-    for parts in zip(*masks, strict=True):
-        part: Any = parts[0]
-        if hasattr(part, "array"):
-            part = type(part)(torch.cat([each.array for each in parts], 1))
-        merged.append(part)
-    return first._replace(options=first.options._replace(mask=all_of(merged)), **joined)
-
-
 # What a block made W_O read -> what W_O was to read before any block changed it.
 _before: Any = WeakIdKeyDictionary()
 
@@ -460,28 +393,15 @@ _before: Any = WeakIdKeyDictionary()
 @contextmanager
 def _read(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
     """Inside this block, and in its thread, what attentions make by functions of torch goes to their taps."""
-    takes: dict[nn.Module, tuple[Any, int]] = {}
-    for module, tap in taps.items():
-        if not tap.site.members:
-            takes[module] = tap.take, tap.site.n_heads
-        for number, head in enumerate(tap.site.members):
-            takes[head] = partial(tap.take_member, number), 1
-    # Attentions inside of one another, too: which is the innermost that runs? Dicts, for their order.
-    parts: dict[nn.Module, None] = {}
-    for module in taps:
-        for part in module.modules():
-            if part in taps or is_attention(part):
-                parts[part] = None
+    # Attentions inside of one another, too: which is the innermost that runs? A dict, for its order.
+    parts = dict.fromkeys(part for module in taps for part in module.modules())
+    parts = [part for part in parts if part in taps or is_attention(part)]
+    before = [(part.register_forward_pre_hook, softmax.enter) for part in parts]
+    behind = [(part.register_forward_hook, softmax.leave) for part in parts]
     with (
-        hooked(
-            [(part.register_forward_pre_hook, softmax.enter) for part in parts],
-            with_kwargs=True,
-        ),
-        hooked(
-            [(part.register_forward_hook, softmax.leave) for part in parts],
-            always_call=True,
-        ),
-        softmax.opened(takes),
+        hooked(before, with_kwargs=True),
+        hooked(behind, always_call=True),
+        softmax.opened(taps),
     ):
         yield
 
@@ -519,58 +439,46 @@ def _replace_interface() -> None:
     """What the attention interface of transformers hands out is ours until the last block of all threads ends."""
     # It is loaded, since a model of it is watched.
     interface: Any = sys.modules["transformers"].AttentionInterface
-    # by itself the class only inherits that: another block has put ours there
-    if "__getitem__" in vars(interface):
+    get = interface.get_interface
+    if get.__module__ == __name__:  # another block has put ours there
         return
-    get, item = interface.get_interface, interface.__getitem__
+
+    def get_ours(self: Any, attn_implementation: str | None, default: Any) -> Any:
+        function = get(self, attn_implementation, default)
+        # A module that is used alone may name none: then it is given its own default, which is eager code.
+        return partial(_listened, function, attn_implementation or "eager")
+
     _library.callback(setattr, interface, "get_interface", get)
-    _library.callback(delattr, interface, "__getitem__")
-    # A module that is used alone may name none: then it is given its own default, which is eager code.
-    # Both ways by which models look a function up, with the arguments that they have in transformers.
-    interface.get_interface = lambda self, attn_implementation, default: _listened(
-        get(self, attn_implementation, default), attn_implementation or "eager"
-    )
-    interface.__getitem__ = lambda self, key: _listened(item(self, key), key)
+    interface.get_interface = get_ours
 
 
-def _listened(function: Any, name: str) -> Any:
-    """An attention function of transformers whose output goes to the taps of the module that calls it.
+def _listened(
+    function: Any,
+    name: str,
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any = None,
+    **keywords: Any,
+) -> Any:
+    """Call an attention function of transformers; what it gives goes to the taps of the module that calls it.
 
-    name  by which it was looked up: "eager", "sdpa", ...
+    name  by which it was looked up: "eager", "sdpa", ...; what follows are its arguments, some of them by these names
     """
-    # the mark of ours: `get_interface` may look up by `__getitem__`
-    if hasattr(function, "headwise"):
-        return function
-
-    # the names by which some models pass them
-    def listening(
-        module: Any,
-        query: Any,
-        key: Any,
-        value: Any,
-        attention_mask: Any = None,
-        **keywords: Any,
-    ) -> Any:
-        # A copy of the list, for another thread may open or close a block meanwhile.
-        tapped = [
-            taps[module] for here, taps in [*_blocks] if module in taps and here()
-        ]
-        arguments = module, query, key, value, attention_mask
-        if not tapped or name in ("eager", "sdpa"):
-            result = function(*arguments, **keywords)
-        else:
-            # what the function compiles by itself, as flex attention, runs as it does without us
-            with torch.compiler.set_stance("default"):
-                result = function(*arguments, **keywords)
-        if not tapped:
-            return result
-        # result[0] is (B,T,H,E); what follows it, as weights, stays as it is.
-        gave = result[0].transpose(1, 2)
-        call = read_call(Asked(*arguments, keywords, name, function, gave))
-        out = softmax.handed(call, [tap.take for tap in tapped])
-        if out is None:
-            return result
-        return (out.transpose(1, 2).contiguous(), *result[1:])
-
-    listening.headwise = True  # type: ignore[attr-defined]
-    return listening
+    # A copy of the list, for another thread may open or close a block meanwhile.
+    tapped = [taps[module] for here, taps in [*_blocks] if module in taps and here()]
+    arguments = module, query, key, value, attention_mask
+    if not tapped:
+        return function(*arguments, **keywords)
+    # What the function compiles by itself, as flex attention, runs as it does without us.
+    way = "force_eager" if name in ("eager", "sdpa") else "default"
+    with torch.compiler.set_stance(way):
+        result = function(*arguments, **keywords)
+    # result[0] is (B,T,H,E); what follows it, as weights, stays as it is.
+    gave = result[0].transpose(1, 2)
+    call = read_call(Asked(*arguments, keywords, name, function, gave))
+    out = softmax.handed(call, [tap.take for tap in tapped])
+    if out is None:
+        return result
+    return (out.transpose(1, 2).contiguous(), *result[1:])

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -40,8 +40,9 @@ from headwise.records import Call
 from headwise.spec import Options
 
 # keywords that a function may name and that are read, or change no number beside the mask
-READ = {"scaling", "is_causal", "position_bias", "softcap", "s_aux", "dropout"}
-READ |= {"sliding_window"}
+READ = {
+    "scaling", "is_causal", "position_bias", "softcap", "s_aux", "dropout", "sliding_window",
+}  # fmt: skip
 # keywords of flash attention that are refused: a cache in pages, which `k` and `v` are not, and lengths of packed texts
 REFUSED = {"block_table", "k_cache", "v_cache", "cu_seq_lens_q", "cu_seq_lens_k"}
 # transformers' own backends, by which others are read: those of the same mask function
@@ -88,7 +89,8 @@ def read_call(asked: Asked) -> Call:
         raise HeadwiseError(
             f"{name} gives its attention queries of {asked.q.ndim} axes; 4 are needed, (B,H,T,D)"
         )
-    q, k, v = for_documents(len(asked.out), asked.q, asked.k, asked.v)
+    # queries that are learned may be one set for all documents
+    q, k, v = (x.expand(len(asked.out), -1, -1, -1) for x in asked[1:4])
     # Autocast takes values of 16 bits beside queries and keys that a rotation made float32.
     dtype = torch.promote_types(q.dtype, torch.promote_types(k.dtype, v.dtype))
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
@@ -107,19 +109,10 @@ def backend_of(name: str) -> str | None:
         return name
     # It is loaded, since a model of it runs.
     functions = sys.modules["transformers.masking_utils"].ALL_MASK_ATTENTION_FUNCTIONS
-    function = functions.get(name.removeprefix("paged|"))
+    function = functions.get(name)
     if function is None:
         return None
     return next((known for known in BACKENDS if functions[known] is function), name)
-
-
-def for_documents(B: int, *tensors: Tensor) -> Iterator[Tensor]:
-    """Tensors of B documents, (B,h,n,d); queries that are learned may be one set for all, (1,h,n,d).
-
-    All others are handed back themselves: where two calls have the very same q and k, `hook` knows that their maps are
-    the same, and an expanded view would be another tensor.
-    """
-    return (x if len(x) == B else x.expand(B, -1, -1, -1) for x in tensors)
 
 
 @cache
@@ -147,11 +140,8 @@ def options_of(asked: Asked) -> Options:
         # A backend that is not transformers' own may get no mask for queries behind a cache.
         offset = 0 if backend == "sdpa" else None
         parts = [Causal(offset=offset)] if causal and has_flag else []
-        if backend == "flex_attention" and mask is not None:
-            mask = mask[:, :1]
         if mask is not None:
-            bools_allow = backend not in ("eager", "flex_attention")
-            parts += masks_of(mask, bools_allow)
+            parts += masks_of(mask, backend not in ("eager", "flex_attention"))
     if keywords.get("position_bias") is not None and backend != "flash_attention_2":
         parts += numbers_added(keywords["position_bias"])
     return Options(
@@ -260,13 +250,8 @@ def check(call: Call, eager: bool) -> None:
         # torch may multiply in TF32, which keeps 10 bits of each factor
         digits = max(digits, 2**-10)
     # a document that is nothing but padding may have turned to NaN
-    sizes = [
-        steps.scores.nan_to_num().abs().max(),
-        call.v.nan_to_num(0, 0, 0).abs().max(),
-    ]
-    # In one tensor, so that a device is waited for once; `any_sees` is 1.0 or 0.0 then.
-    sizes += [difference.max(), sees_some.any()]
-    score, value, largest, any_sees = torch.stack(sizes).tolist()
+    score = float(steps.scores.nan_to_num().abs().max())
+    value = float(call.v.nan_to_num(0, 0, 0).abs().max())
     # Sums of large terms may cancel and leave more of their rounding. In half precision `digits` are larger than that.
     sums = 4 if multiplied.itemsize >= 4 else 1
     # `score` roundings for the scores, which the softmax makes a factor, and 8 as room for the softmax and the output.
@@ -274,7 +259,7 @@ def check(call: Call, eager: bool) -> None:
     bound = digits * (8 + score) * sums * value
     # Where no row was compared, only zeros and NaN pass: other numbers may come of keys that our reading of the mask
     # forbids wrongly.
-    if largest <= bound and (any_sees or not theirs.nan_to_num().any()):
+    if difference.max() <= bound and (sees_some.any() or not theirs.nan_to_num().any()):
         return
     # The message names the row that differs most, and of it the feature that does.
     b, h, t = map(int, torch.unravel_index(difference.argmax(), difference.shape))

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.families import FAMILIES, USUAL, Family
 from headwise.layer.layer import MultiHeadAttention
-from headwise.models.softmax import JOINS, attends, codes_of, uses_interface
+from headwise.models.softmax import attends, uses_interface
 from headwise.records import head_name
 
 # a part of a path that is a number: ".3" of "layers.3.attn"
@@ -81,13 +81,11 @@ class Site:
     # "L3"; in a model of several stacks with the stack before it: "encoder.L3", "cross.L3"
     name: str
     module: Any
-    n_heads: int  # 0 of a free one that has not run yet and does not say it
+    n_heads: int  # 0 of one that has not run yet and does not say it
     cross: bool = False  # as far as the module tells; a call of ours has the last word
     free: bool = False  # does it call functions of torch itself?
     # W_Q to W_O by "q", "k", "v" and "o", those that are found
     matrices: Mapping[str, Matrix] = field(default_factory=dict)
-    # of a free one: the modules of a list, each of which is one of its heads
-    members: tuple[nn.Module, ...] = ()
 
     def weights(self, name: str) -> Tensor | None:
         """W_Q, W_K, W_V or W_O ("q" to "o") as rows, as it is now: a layer that lies on the disk has some for a while.
@@ -250,16 +248,12 @@ def _other_sites(
     All whose code reads as a free one are named, whether they run or not, so that a run changes no name; `n_heads` is 0
     where it is known after a run only.
     """
-    attending = []
+    paths = []
     for path, module in modules.items():
         is_foreign = uses_interface(module)
         is_free = not is_foreign and module not in apart and attends(module)
         if is_free if free else is_foreign:
-            attending.append(path)
-    lists = _listed(modules, attending) if free else {}
-    heads = set(itertools.chain(*lists.values()))
-    paths = [path for path in modules if path in lists or path in attending]
-    paths = [path for path in paths if path in lists or path not in heads]
+            paths.append(path)
     # An attention that has others inside belongs to none of their layers, and does not change their names.
     innermost = [
         path
@@ -270,36 +264,13 @@ def _other_sites(
     for path in paths:
         # "whole": the model itself, whose path is ""
         name, module = names.get(path, f"{path or 'whole'}.L0"), modules[path]
-        members = tuple(modules[member] for member in lists.get(path, ()))
         config = None if free else _config_around(modules, path)
-        n_heads = len(members) or _ran.get(module) or _count(module, config)
-        if n_heads or free:
-            family = FAMILIES.get(str(getattr(config, "model_type", None)))
-            matrices = _matrices(modules, path, family, free)
-            cross = _is_cross(modules, path)
-            yield Site(name, module, n_heads, cross, free, matrices, members)
-
-
-def _listed(modules: Modules, paths: Sequence[str]) -> Listed:
-    """Modules that join what the attentions of one list give, by their paths, and the paths of those: their heads."""
-    lists = {}
-    for path, module in modules.items():
-        parent, _, name = path.rpartition(".")
-        if not isinstance(module, nn.ModuleList) or len(module) < 2 or parent in paths:
-            continue
-        members = [f"{path}.{n}" for n in range(len(module))]
-        # One with several heads, or a W_O of its own, is a layer.
-        are_heads = all(
-            member in paths
-            and _told_count(modules[member]) in (None, 1)
-            and "o" not in _matrices(modules, member, free=True)
-            for member in members
-        )
-        code = codes_of(type(modules[parent]).forward)
-        names = set(itertools.chain(*(part.co_names for part in code)))
-        if are_heads and name in names and names & JOINS:
-            lists[parent] = members
-    return lists
+        holders = module, getattr(module, "config", None), config
+        n_heads = _ran.get(module) or _told_count(*holders) or 0
+        family = FAMILIES.get(str(getattr(config, "model_type", None)))
+        matrices = _matrices(modules, path, family, free)
+        cross = _is_cross(modules, path)
+        yield Site(name, module, n_heads, cross, free, matrices)
 
 
 def _within(path: str, outer: str) -> bool:
@@ -491,16 +462,6 @@ def _told_count(*holders: Any) -> int | None:
         if type(value) is int:  # a bool is an int to isinstance
             return value
     return None
-
-
-def _count(module: Any, around: Any) -> int:
-    """Heads of a module: as it, its config or that of its model says, or W_Q (RF-DETR); else 0."""
-    told = _told_count(module, getattr(module, "config", None), around)
-    width, w_q = getattr(module, "head_dim", 0), getattr(module, "q_proj", None)
-    if told is None and width and isinstance(w_q, nn.Linear):
-        # a call with another number is refused (`Tap.take`)
-        return w_q.out_features // int(width)
-    return told or 0
 
 
 def _matrices(

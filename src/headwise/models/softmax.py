@@ -37,7 +37,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from headwise.masks import Causal, Mask, all_of
-from headwise.models.reading import check, for_documents, masks_of, probed_rows
+from headwise.models.reading import check, masks_of, probed_rows
 from headwise.records import Call
 from headwise.spec import Options
 
@@ -69,13 +69,13 @@ MAKES_NEW = {
 # The note of a call of a module that does not make its queries and keys itself.
 HANDED = "it is handed queries and keys, perhaps of two texts: there are no distances"
 # `@` and `@=` in bytecode, each as the byte of its operation and the byte of its argument. To let `dis` take every line
-# of every class apart takes far longer than to look for these two pairs.
+# of every class apart takes seven times as long as all else here.
 PRODUCT_LINES = dis.get_instructions(compile("a @ b; a @= b", "", "exec"))
 PRODUCT_CODES = {
     (step.opcode, step.arg) for step in PRODUCT_LINES if step.opname == "BINARY_OP"
 }
 # whose functions are no part of a class
-LIBRARIES = {"torch", "numpy", "einops", "transformers"}
+LIBRARIES = {"torch", "numpy", "einops", "transformers"} | sys.stdlib_module_names
 # Arguments that hold another sequence, of which keys are made.
 CONTEXT = {
     "key", "k", "context", "memory", "encoder_hidden_states", "key_value_states", "enc_output", "encoder_output",
@@ -87,23 +87,26 @@ def attends(module: nn.Module) -> bool:
 
     Its softmax may be a module, nn.Softmax, which the code of the class does not name.
     """
-    _, fused, product, softmax = _names_in(type(module))  # type: ignore[arg-type]
-    children = map(type, module.children())
-    return fused or (product and (softmax or nn.Softmax in children))
+    names = _names_in(type(module))  # type: ignore[arg-type]
+    if names & {FUSED.__name__, PACKED.__name__}:
+        return True
+    has_softmax = any("softmax" in name.lower() for name in names)
+    return bool(names & PRODUCTS) and (
+        has_softmax or nn.Softmax in map(type, module.children())
+    )
 
 
 def uses_interface(module: nn.Module) -> bool:
-    """Does the code of this module's class call the attention interface of transformers?"""
-    return _names_in(type(module))[0]  # type: ignore[arg-type]  # the checker doubts that a class has a hash
+    """Does the code of this module's class ask the attention interface of transformers for a function?"""
+    return "get_interface" in _names_in(type(module))  # type: ignore[arg-type]
 
 
 @cache
-def _names_in(kind: type[nn.Module]) -> tuple[bool, bool, bool, bool]:
-    """Does the code of a class name the interface of transformers, a fused attention, a product, a softmax?
+def _names_in(kind: type[nn.Module]) -> set[str]:
+    """The names in the code of a class, where a product by `@` is "matmul".
 
     That is its `forward` and its `__init__`, and the functions and methods that these call.
     """
-    uses = False
     names: set[str] = set()
     read = set()
     # functions, and other things, None too, which the loop passes by
@@ -122,25 +125,16 @@ def _names_in(kind: type[nn.Module]) -> tuple[bool, bool, bool, bool]:
         read.add(function)
         # None of one that `exec` made, as torch.fx makes `forward`
         home = function.__module__ or ""
-        package = home.partition(".")[0]
         # Of libraries, models of transformers are read. What other functions of theirs call is no part of the class.
         is_read = home in homes or home.startswith("transformers.models")
-        if package in sys.stdlib_module_names or (package in LIBRARIES and not is_read):
+        if home.partition(".")[0] in LIBRARIES and not is_read:
             continue
-        for code in codes_of(function):
+        for code in _codes_of(function.__code__):
             names.update(code.co_names)
-            # Kosmos 2.5 asks the interface for an attribute, finds none, and runs a function of its own.
-            asks_alone = (
-                "getattr" in code.co_names and "get_interface" not in code.co_names
-            )
-            uses = uses or (
-                "ALL_ATTENTION_FUNCTIONS" in code.co_names and not asks_alone
-            )
             # Bytecode is pairs of bytes, operation and argument: 0, 2, 4, ... are operations, 1, 3, 5, ... arguments.
             # What CPython keeps room for behind an instruction takes whole pairs, too, so none is read askew.
-            if PRODUCT_CODES & set(
-                zip(code.co_code[::2], code.co_code[1::2], strict=True)
-            ):
+            pairs = zip(code.co_code[::2], code.co_code[1::2], strict=True)
+            if not PRODUCT_CODES.isdisjoint(pairs):
                 names.add("matmul")
             # What a name stands for: a global of the function's file, a method, or a function of a module named here.
             # Any name that the code mentions may be that of a method or of a module's function: all are tried.
@@ -149,20 +143,15 @@ def _names_in(kind: type[nn.Module]) -> tuple[bool, bool, bool, bool]:
             for place in (kind, *named):
                 if place is kind or isinstance(place, types.ModuleType):
                     waiting += [getattr(place, name, None) for name in code.co_names]
-    fused = not names.isdisjoint({FUSED.__name__, PACKED.__name__})
-    product = any(name in PRODUCTS or "matmul" in name for name in names)
-    return uses, fused, product, any(name.lower().endswith("softmax") for name in names)
+    return names
 
 
-def codes_of(function: Any) -> list[types.CodeType]:
+def _codes_of(code: types.CodeType) -> Iterator[types.CodeType]:
     """The code of a function, and that of the functions and comprehensions inside of it."""
-    parts = [getattr(inspect.unwrap(function), "__code__", None)]
-    codes: list[types.CodeType] = []
-    for part in parts:  # the list grows in the loop
+    yield code
+    for part in code.co_consts:
         if isinstance(part, types.CodeType):
-            codes.append(part)
-            parts += part.co_consts
-    return codes
+            yield from _codes_of(part)
 
 
 # What tensors come from
@@ -173,14 +162,13 @@ class Trail(NamedTuple):
 
     weights: bool = False  # is it weights? Else it is scores
     whole: bool = True  # of weights: is every row still what a softmax gave?
-    # the same tensor without dropout, where there was some
-    undropped: Tensor | None = None
+    dropped: bool = False  # did dropout take some of the weights?
     # was it put together of several products, as the scores of chunks are?
     joined: bool = False
 
 
 class Product(NamedTuple):
-    """Weights times values, with the last axes as named here; the axes before them are equal in all three, or 1."""
+    """Weights times values, with the last axes as named here; the axes before them broadcast."""
 
     weights: Tensor  # (...,T,S)
     v: Tensor  # (...,S,E)
@@ -189,56 +177,40 @@ class Product(NamedTuple):
     back: Callable[[Tensor], Tensor]
 
 
-# Weights times values, and values times weights, with axes before them that broadcast.
-MATMULS = "...ts,...se->...te", "...es,...st->...et"
-
-
 def _product(
-    args: Sequence[Any], pair: Sequence[Tensor], result: Tensor, side: int
+    equation: Any, pair: Sequence[Tensor], result: Tensor, side: int
 ) -> Product | None:
     """The product of a pair whose number `side` is the weights; None where it has another form than attention.
 
-    args  of the function: an einsum has its equation there, such as "bhts,bshe->bthe"
+    equation  of an einsum, such as "bhts,bshe->bthe"; else anything that is no string
 
-    What its axes are is told by the letters that its three parts share.
+    What the axes of an einsum are is told by the letters that its three parts share.
     """
-    equation = args[0]
-    if min(x.ndim for x in pair) < 2:
+    p, v = pair[side], pair[1 - side]
+    if min(p.ndim, v.ndim) < 2:
         return None
     if not isinstance(equation, str):
-        equation = MATMULS[side]
-        pair = [x[(None,) * (result.ndim - x.ndim)] for x in pair]
+        if side == 0:
+            return Product(p, v, result, lambda gave: gave)
+        return Product(p.mT, v.mT, result.mT, lambda gave: gave.mT)
     inputs, arrow, out = equation.replace(" ", "").partition("->")
     parts = inputs.split(",")
     if not arrow or len(parts) != 2:
         return None
-
-    def spelled_out(letters: str, x: Tensor) -> str:
-        """With capitals for "...", the same in all tensors: its axes broadcast, so they are counted from the last.
-
-        "...ts" is "BAts" of a tensor of 4 axes, and "Ats" of one of 3.
-        """
-        # axes that "..." stands for
-        n_hidden = x.ndim - len(letters.replace("...", ""))
-        return letters.replace("...", ascii_uppercase[:n_hidden][::-1])
-
-    p, v = pair[side], pair[1 - side]
-    weights, values = spelled_out(parts[side], p), spelled_out(parts[1 - side], v)
-    out = spelled_out(out, result)
+    weights, values = _letters(parts[side], p), _letters(parts[1 - side], v)
+    out = _letters(out, result)
     w, x, y = set(weights), set(values), set(out)
     # Keys are summed over; queries stand in the weights and in the output, features in the values and in the output.
     keys, queries, features = w & x - y, w & y - x, x & y - w
-    # The second: an axis that the weights alone have, over which they would be summed before they meet the values.
-    if len(keys) != 1 or w - x - y:
-        return None
-    (key,) = keys
     # heads that share values are such axes, too; queries are the one that is as long as the keys
     if len(queries) > 1:
         sizes = dict(zip(weights, p.shape, strict=True))
-        queries = {letter for letter in queries if sizes[letter] == sizes[key]}
-    if not len(queries) == len(features) == 1:
+        lengths = {sizes[letter] for letter in keys}
+        queries = {letter for letter in queries if sizes[letter] in lengths}
+    # The last: an axis that the weights alone have, over which they would be summed before they meet the values.
+    if not len(keys) == len(queries) == len(features) == 1 or w - x - y:
         return None
-    query, feature = queries.pop(), features.pop()
+    (key,), (query,), (feature,) = keys, queries, features
     lead = weights.replace(key, "").replace(query, "")  # documents, heads, ...
     ours = f"{lead}{query}{feature}"
     # an axis that v alone has is summed up; it gets those that it lacks, of length 1
@@ -252,9 +224,18 @@ def _product(
     )
 
 
+def _letters(axes: str, x: Tensor) -> str:
+    """With capitals for "...", the same in all tensors: its axes broadcast, so they are counted from the last.
+
+    "...ts" is "BAts" of a tensor of 4 axes, and "Ats" of one of 3.
+    """
+    n_hidden = x.ndim - len(axes.replace("...", ""))
+    return axes.replace("...", ascii_uppercase[:n_hidden][::-1])
+
+
 def _turned(x: Tensor, axes: str, wanted: str) -> Tensor:
     """The tensor with its axes in another order: a view, of which a checkpoint keeps nothing."""
-    return x if axes == wanted else torch.einsum(f"{axes}->{wanted}", x)
+    return torch.einsum(f"{axes}->{wanted}", x)
 
 
 # The blocks of a thread
@@ -262,10 +243,6 @@ def _turned(x: Tensor, axes: str, wanted: str) -> Tensor:
 
 class UnreadError(Exception):
     """What a module does is no attention that is read; the message says why."""
-
-
-# Of a block of the hook: who takes the calls of a module, as `hook.Tap.take`; how many heads that says it has, or 0.
-Takes = Mapping[nn.Module, tuple[Any, int]]
 
 
 @dataclass
@@ -296,18 +273,19 @@ def enter(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) ->
     _thread.listener.running.append(running)
     names = inspect.signature(module.forward).parameters
     inputs = dict(zip(names, args, strict=False)) | keywords
-    first: Any = None  # by custom the sequence of the queries, or the queries
-    others: dict[str, Tensor] = {}
-    for name, x in inputs.items():
-        if isinstance(x, Tensor) and x.is_floating_point():
-            first = x if first is None else first
-            if x is not first:
-                others[name] = x
-    if first is None:
+    tensors = {
+        name: x
+        for name, x in inputs.items()
+        if isinstance(x, Tensor) and x.is_floating_point()
+    }
+    if not tensors:
         return
-    running.cross = not CONTEXT.isdisjoint(others)
+    # by custom the sequence of the queries, or the queries
+    first = next(iter(tensors.values()))
+    others = {name: x for name, x in tensors.items() if x is not first}
     # An argument called `key` alone tells it: DETR passes x + positions as query and key, and x as value, which is
     # another tensor and no other sequence.
+    running.cross = not CONTEXT.isdisjoint(others)
     if "key" not in inputs:
         running.others = [x for x in others.values() if x.ndim == first.ndim == 3]
     # (B,T,C) or (T,B,C), or one document (T,C); with more axes they are heads, or height and width of an image.
@@ -327,7 +305,8 @@ class Listener(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks: list[Takes] = []
+        # of each block the taps of its modules: see `hook.Tap`
+        self.blocks: list[Mapping[nn.Module, Any]] = []
         self.running: list[Running] = []  # the outermost first; once for each block
         self.quiet = False  # while those who listen compute
         self.trails: Any = WeakIdKeyDictionary()  # tensor -> its Trail
@@ -360,23 +339,16 @@ class Listener(TorchFunctionMode):
             # chunk and split give several
             for part in result if isinstance(result, tuple | list) else [result]:
                 if isinstance(part, Tensor) and part.is_floating_point():
-                    self._follow(func, args, keywords, part)
+                    self._follow(func, inputs, part)
         return result
 
     def _trail(self, x: Any) -> Trail | None:
         return self.trails.get(x) if isinstance(x, Tensor) else None
 
-    def _undropped(self, x: Any) -> Any:
-        """Weights without dropout; anything else as it is."""
-        trail = self._trail(x)
-        return x if trail is None or trail.undropped is None else trail.undropped
-
-    def _follow(self, func: Any, args: Any, keywords: Any, result: Tensor) -> None:
+    def _follow(self, func: Any, inputs: Any, result: Tensor) -> None:
         """What is made of a tensor with a trail has one, too."""
         name = getattr(func, "__name__", "")
-        operands = [*args, *keywords.values()]
-        if name in JOINS:
-            operands = [x for x in tree_leaves(operands) if isinstance(x, Tensor)]
+        operands = tree_leaves(inputs)
         # the first operand that has a trail
         source = next((x for x in operands if self._trail(x)), None)
         trail = self._trail(source)
@@ -386,20 +358,15 @@ class Listener(TorchFunctionMode):
             trail = Trail(True, joined=trail.joined)
         elif name in JOINS:
             # One more column of scores, of a sink, leaves them those of one product.
-            is_sink = len(operands) == 2 and source.shape[-1] + 1 == result.shape[-1]
+            n_tensors = sum(isinstance(x, Tensor) for x in operands)
+            is_sink = n_tensors == 2 and source.shape[-1] + 1 == result.shape[-1]
             trail = trail._replace(joined=trail.joined or not is_sink)
         elif trail.weights:
-            undropped = trail.undropped
-            if func is F.dropout:
-                undropped = None if result is source else self._undropped(source)
-            elif undropped is not None:
-                # After a dropout there are two forms of the weights. What is done to the dropped one (a view, a cast)
-                # is done to the other one, too, so that both keep the same shape.
-                again = func(*map(self._undropped, args), **keywords)
-                undropped = again if isinstance(again, Tensor) else None
+            # In evaluation dropout hands back what it is given.
+            dropped = trail.dropped or (func is F.dropout and result is not source)
             # Once a function came that may change the sum of a row (a product with a gate), `whole` stays False.
             whole = trail.whole and name in KEEPS_ROWS
-            trail = trail._replace(whole=whole, undropped=undropped)
+            trail = trail._replace(whole=whole, dropped=dropped)
         self.trails[result] = trail
 
     def _multiplied(self, name: str, inputs: Any, result: Tensor) -> Tensor:
@@ -419,15 +386,17 @@ class Listener(TorchFunctionMode):
             self.trails[result] = Trail()
         if not sides or has_parameter:  # with a parameter, weights of a codebook
             return result
+        trail = trails[sides[0]] or Trail()
+        why = ""
         if len(sides) == 2:
             why = "multiplies the weights of one softmax with those of another, as attention through landmarks does"
-            return self._hand(partial(_refused, why), result)
-        (side,) = sides
-        trail = trails[side] or Trail()
-        if trail.joined:
+        elif trail.joined:
             why = "joins the scores of several products before its softmax: its map lies in pieces, as of chunks"
+        elif trail.dropped:
+            why = "drops weights of its map, as in training; call model.eval(), or set that dropout to 0"
+        if why:
             return self._hand(partial(_refused, why), result)
-        product = _product(inputs, operands, result, side)
+        product = _product(inputs[0], operands, result, *sides)
         if product is None:
             return result
         # Weights by distance, shifted after the softmax, times embeddings of distances (Shaw et al. 2018): no attention
@@ -435,12 +404,7 @@ class Listener(TorchFunctionMode):
         n_values, n_maps = (x.shape[:-2].numel() for x in (product.v, product.out))
         if n_values == 1 < n_maps and not trail.whole:
             return result
-        undropped = product  # what a watcher sees: the weights before dropout
-        if trail.undropped is not None:
-            pair = [*map(self._undropped, operands)]
-            undropped = _product(inputs, pair, result, side) or product
-        read = partial(_mapped, product, undropped.weights, trail.whole)
-        return self._hand(read, result, product)
+        return self._hand(partial(_mapped, product, trail.whole), result, product)
 
     def _hand(
         self, read: Any, result: Tensor, product: Product | None = None
@@ -452,12 +416,12 @@ class Listener(TorchFunctionMode):
         product  how the heads lie in it; None: as they are
         """
         running, w_o = self.running[-1], self.running[-1].packed.get("out_proj_weight")
-        takes = [
+        taps = [
             block[running.module] for block in self.blocks if running.module in block
         ]
-        if not takes or running.refused:
+        if not taps or running.refused:
             return result
-        running.n_heads = max(n_heads for _, n_heads in takes)
+        running.n_heads = max(tap.site.n_heads for tap in taps)
         with self.silence():
             call: Call | str
             try:
@@ -465,9 +429,8 @@ class Listener(TorchFunctionMode):
             except UnreadError as why:
                 running.refused = True
                 call, sure = str(why), True
-            gave = handed(
-                call, [partial(take, sure=sure, w_o=w_o) for take, _ in takes]
-            )
+            takes = [partial(tap.take, sure=sure, w_o=w_o) for tap in taps]
+            gave = handed(call, takes)
             if gave is None:
                 return result
             if product is None:
@@ -497,16 +460,16 @@ _thread = Thread()
 
 
 @contextmanager
-def opened(takes: Takes) -> Iterator[None]:
+def opened(taps: Mapping[nn.Module, Any]) -> Iterator[None]:
     """Calls of this thread go to a block. One listener serves all blocks of a thread: they may end in any order."""
     listener = _thread.listener
     if not listener.blocks:
         listener.__enter__()  # type: ignore[no-untyped-call]
-    listener.blocks.append(takes)
+    listener.blocks.append(taps)
     try:
         yield
     finally:
-        listener.blocks.remove(takes)
+        listener.blocks.remove(taps)
         if not listener.blocks:
             listener.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             listener.trails = WeakIdKeyDictionary()
@@ -531,17 +494,13 @@ def unheard() -> AbstractContextManager[None]:
 
 
 def _laid(x: Tensor, lead: Sequence[int], n_heads: int) -> Tensor:
-    """(B,h,n,d) of a tensor (...,n,d) whose other axes broadcast to `lead`: documents, heads, windows, ..."""
+    """(B,h,n,d) of a tensor (...,n,d) whose other axes broadcast to `lead`: documents, heads."""
     x = x[(None,) * (len(lead) + 2 - x.ndim)]
     if len(lead) == 2:  # what all heads share stays one
-        return next(for_documents(lead[0], x))
+        return x.expand(lead[0], -1, -1, -1)
     x = x.expand(*lead, *x.shape[-2:])
-    if len(lead) < 2:
-        return x.reshape(-1, n_heads, *x.shape[-2:])
-    # by the key/value head that they read
-    if len(lead) == 3 and n_heads == lead[1] * lead[2]:
-        return x.flatten(1, 2)
-    return x.flatten(0, -4)  # windows of a document are documents
+    # of three axes, (B,G,r): query heads by the key/value head that they read
+    return x.reshape(-1, n_heads, *x.shape[-2:])
 
 
 def _n_heads(running: Running, shape: Sequence[int]) -> tuple[int, bool]:
@@ -577,22 +536,18 @@ def _refused(why: str, running: Running) -> Any:
     raise UnreadError(why)
 
 
-def _mapped(
-    product: Product, weights: Tensor, whole: bool, running: Running
-) -> tuple[Call, bool]:
+def _mapped(product: Product, whole: bool, running: Running) -> tuple[Call, bool]:
     """A softmax over keys times values. Raises UnreadError where that is no attention, or is not what the model did.
 
     It is tried on a few rows: are they distributions over keys, and do they times the values give the output?
 
-    weights  before dropout, which are shown; those of the product are what the model multiplied
-    whole    is each row still what a softmax gave?
+    whole  is each row still what a softmax gave?
     """
-    lead = product.out.shape[:-2]
-    H, sure = _n_heads(running, (*lead, *weights.shape[-2:]))
-    p, used = (
-        x.detach().expand(*lead, *x.shape[-2:]) for x in (weights, product.weights)
-    )
-    p, used, v, out = (_laid(x, lead, H) for x in (p, used, product.v, product.out))
+    lead, weights = product.out.shape[:-2], product.weights.detach()
+    shape = *lead, *weights.shape[-2:]
+    H, sure = _n_heads(running, shape)
+    tensors = weights.expand(shape), product.v, product.out
+    p, v, out = (_laid(x, lead, H) for x in tensors)
     B, _, T, S = p.shape
     rows = probed_rows(T)
     wide = torch.promote_types(out.dtype, torch.float32)
@@ -601,30 +556,30 @@ def _mapped(
     # for which 8 are allowed.
     sums, close = probed.sum(-1), max(1e-3, 8 * torch.finfo(weights.dtype).eps)
     # A row that may attend nothing sums to 0, or is NaN; weights changed after the softmax may sum to less than 1.
-    as_weights = (sums <= 1 + close) & ~(probed < -close).any(-1) | ~sums.isfinite()
+    odd = (sums > 1 + close) | (probed < -close).any(-1)
     if whole:
-        as_weights &= ~((sums > close) & (sums < 1 - close))
-    if not as_weights.all():
+        odd |= (sums > close) & (sums < 1 - close)
+    odd &= sums.isfinite()
+    if odd.any():
         raise UnreadError(
             f"what {running.kind} multiplies with values is no distribution over keys: a row of {S} weights sums to "
-            f"{float(sums[~as_weights][0]):.5g}, and the least weight is {float(probed.min()):.5g}"
+            f"{float(sums[odd][0]):.5g}, and the least weight is {float(probed.min()):.5g}"
         )
-    values, theirs = v.detach(), out.detach()[:, :, rows].to(wide)
-    difference = (used[:, :, rows].to(wide) @ values.to(wide) - theirs).abs()
-    most = float(difference.nan_to_num().max()) if difference.numel() else 0.0
+    values, theirs = v.detach().to(wide), out.detach()[:, :, rows].to(wide)
     # A wrong reading is off by about the size of the values. Sums in another order are off by some roundings of it; 64
     # of them, a round number, lie far from either. A rounding counts as 1e-6 at least, in float32 and float64, too.
     rounding = max(torch.finfo(out.dtype).eps, 1e-6)
-    if most > 64 * rounding * max(1.0, float(values.abs().max())):
+    most = values.nan_to_num(0, 0, 0).abs().amax().clamp(min=1) if S else values.sum()
+    difference = (probed @ values - theirs).nan_to_num()
+    if (difference.abs() > 64 * rounding * most).any():
         raise UnreadError(
-            f"in {running.kind} weights times values differ from what it goes on with by {most:.3g}"
+            f"in {running.kind} weights times values differ from what it goes on with"
         )
     # not known; the weights stand for them
     q, k = p.new_empty(B, H, T, 0), p.new_empty(B, v.shape[1], S, 0)
     causal = running.gets_heads and not p.triu(1).any()
-    return _call(running, q, k, v, Options(), out, bool(causal))._replace(
-        weights=p
-    ), sure
+    call = _call(running, q, k, v, Options(), out, bool(causal))
+    return call._replace(weights=p), sure
 
 
 FUSED_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
