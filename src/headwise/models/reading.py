@@ -4,24 +4,22 @@ The model's own function makes the output. We read beside it what its backend wa
 
     a mask (B,H,T,S)        bools allow, numbers are added to the scores; to eager and flex code bools are numbers, too
     a BlockMask             `mask_mod`, asked for the blocks of queries and keys that are looked at
-    a mask (B,S), or none   of flash attention: the keys that are padding; then is_causal= and sliding_window=
-    none                    is_causal= alone
+    none                    of flash attention is_causal= and sliding_window=, else is_causal= alone
+    a mask (B,S)            of flash attention over padded texts: refused
 
-By which of them a backend goes, the mask function tells that is registered for its name. A few rows are computed from
+A backend of one's own is read like sdpa, or like flash attention where its name says so. A few rows are computed from
 that reading, and held against the output: O(T) work in each call. Where they differ the call is refused.
 """
 
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise.backends.torch_ import trace
@@ -45,8 +43,6 @@ READ = {
 }  # fmt: skip
 # keywords of flash attention that are refused: a cache in pages, which `k` and `v` are not, and lengths of packed texts
 REFUSED = {"block_table", "k_cache", "v_cache", "cu_seq_lens_q", "cu_seq_lens_k"}
-# transformers' own backends, by which others are read: those of the same mask function
-BACKENDS = ("eager", "sdpa", "flex_attention", "flash_attention_2")
 
 
 class Asked(NamedTuple):
@@ -72,11 +68,12 @@ def read_call(asked: Asked) -> Call:
     Whether keys and values are of another text the interface does not tell.
     """
     name, backend = type(asked.module).__name__, asked.implementation
-    if backend_of(backend) is None:
+    if asked.mask is not None and (
+        "flash" in backend or getattr(asked.mask, "ndim", 4) == 2
+    ):
         raise HeadwiseError(
-            f"{name} runs its attention by {backend!r}, which has no mask function, so no mask tells what it reads; "
-            f"register one, transformers.AttentionMaskInterface.register({backend!r}, sdpa_mask), or call "
-            f"model.set_attn_implementation('sdpa')"
+            f"{name} gives flash attention padded texts, whose keys are not read; pass texts of one length without a "
+            f"mask, or call model.set_attn_implementation('sdpa')"
         )
     for keyword in sorted((_parameters(asked.function) | REFUSED) - READ):
         if asked.keywords.get(keyword) is not None:
@@ -103,18 +100,6 @@ def read_call(asked: Asked) -> Call:
     return call
 
 
-def backend_of(name: str) -> str | None:
-    """The one of `BACKENDS` that has the mask function of this backend; its own name, where none; None without one."""
-    if name == "eager":
-        return name
-    # It is loaded, since a model of it runs.
-    functions = sys.modules["transformers.masking_utils"].ALL_MASK_ATTENTION_FUNCTIONS
-    function = functions.get(name)
-    if function is None:
-        return None
-    return next((known for known in BACKENDS if functions[known] is function), name)
-
-
 @cache
 def _parameters(function: Any) -> set[str]:
     """Names of what a function is given beside module, query, key, value and mask."""
@@ -125,15 +110,19 @@ def _parameters(function: Any) -> set[str]:
 def options_of(asked: Asked) -> Options:
     """Mask, scale, softcap and sinks of a call, as the backend reads them."""
     keywords, mask, T = asked.keywords, asked.mask, asked.q.shape[2]
-    backend = backend_of(asked.implementation)
+    backend = asked.implementation
     causal = keywords.get("is_causal")
     # As the functions of transformers decide it, here and below.
     if causal is None:
         causal = getattr(asked.module, "is_causal", True)
     if hasattr(mask, "mask_mod"):
         parts: list[Mask] = [OfFunction(mask.mask_mod, mask.shape[1] == 1)]
-    elif backend == "flash_attention_2" or getattr(mask, "ndim", 4) == 2:
-        parts = _flash_masks(asked, causal)
+    elif "flash" in backend:
+        window = keywords.get("sliding_window")
+        left = None if window is None else window - 1
+        right = 0 if causal else left
+        # the last query lies beside the last key
+        parts = [] if left is right is None else [Window(left, right)]
     else:
         # Eager and flex code reads no such flag; and the fused call drops it for a single query, which may see all.
         has_flag = backend not in ("eager", "flex_attention") and mask is None and T > 1
@@ -142,7 +131,7 @@ def options_of(asked: Asked) -> Options:
         parts = [Causal(offset=offset)] if causal and has_flag else []
         if mask is not None:
             parts += masks_of(mask, backend not in ("eager", "flex_attention"))
-    if keywords.get("position_bias") is not None and backend != "flash_attention_2":
+    if keywords.get("position_bias") is not None and "flash" not in backend:
         parts += numbers_added(keywords["position_bias"])
     return Options(
         mask=all_of(parts),
@@ -181,31 +170,6 @@ class OfFunction(Mask):
         b = grid.pick(torch.arange(grid.B, device=grid.j.device), "b")
         h = grid.pick(torch.arange(grid.H, device=grid.j.device), "h")
         return self.function(b, h, grid.i, grid.j)
-
-
-def _flash_masks(asked: Asked, causal: bool) -> list[Mask]:
-    """What flash attention reads: it lays real tokens side by side, the last query of a text beside its last key."""
-    B, T, S = len(asked.q), asked.q.shape[2], asked.k.shape[2]
-    window = asked.keywords.get("sliding_window")
-    left = None if window is None else window - 1
-    right = 0 if causal else left
-    if asked.mask is None:
-        return [] if left is right is None else [Window(left, right)]
-    # A static cache has room behind the tokens that the mask knows. A single query is real.
-    real = asked.mask.bool()
-    rows = real[:, -T:] if T > 1 else real.new_ones(B, 1)
-    keys = F.pad(real, (0, S - real.shape[1]))
-    # places are counted back from the end of the text
-    of_rows, of_keys = (x.cumsum(1) - x.sum(1, keepdim=True) for x in (rows, keys))
-    near, far = (S if bound is None else bound for bound in (left, right))
-
-    def seen(b: Any, h: Any, i: Any, j: Any) -> Any:
-        """Of real tokens keys from `near` places before their query to `far` behind it."""
-        ahead = of_keys[b, j] - of_rows[b, i]
-        in_window = (ahead >= -near) & (ahead <= far)
-        return rows[b, i] & keys[b, j] & in_window
-
-    return [OfFunction(seen, True)]
 
 
 def probed_rows(T: int) -> list[int]:

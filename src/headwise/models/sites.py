@@ -35,8 +35,6 @@ NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 NUMBERED = re.compile(r"(.*\.)?\d+(?=\.|$)")
 # Parameters of a matrix and a bias; torch.nn.utils.parametrize makes `weight` of those with the last names.
 PLAIN = re.compile(r"weight|bias|parametrizations[.]weight[.].*")
-# the path up to the number of a layer, and is it cross attention? See `_stack`
-Stack = tuple[str, bool]
 Modules = Mapping[str, Any]  # by their paths
 Listed = dict[str, list[str]]  # paths that go together, by what they share
 # by name: models of ours need no transformers
@@ -295,11 +293,7 @@ def layers_of(model: nn.Module) -> list[Layer]:
     layers = []
     for site in sites_of(model):
         path = block_path(paths[site.module])
-        w_o = site.matrices["o"].module if "o" in site.matrices else None
-        # one that is no matrix, but holds it
-        names = (getattr(site.module, name, None) for name in ("o_proj", "out_proj"))
-        projection = w_o or next(filter(None, names), None)
-        if not path or projection is None:
+        if not path or "o" not in site.matrices:
             raise HeadwiseError(
                 f"{site.name} of {type(model).__name__}: where its output projection lies is not known"
             )
@@ -308,6 +302,7 @@ def layers_of(model: nn.Module) -> list[Layer]:
         around = tuple(
             child for child in body.children() if not isinstance(child, nn.ModuleList)
         )
+        projection = site.matrices["o"].module
         layers.append(Layer(site, model.get_submodule(path), projection, around))
     return layers
 
@@ -322,45 +317,46 @@ def block_path(path: str) -> str:
 
 
 def missing(model: nn.Module, sites: Sequence[Site]) -> list[str]:
-    """What of a model has no heads to be watched, in lines, "L0 and 2 more: Qwen3NextGatedDeltaNet, no map".
+    """What of a model has no heads to be watched, in lines, "L0 and 2 more: no attention, no map".
 
     sites  its attentions
 
     Then where watching takes the model off torch's native fast path, so that its answers may be rounded differently.
     """
     modules = dict(model.named_modules())
+    paths = {module: path for path, module in modules.items()}
+    attentions = {site.module for site in sites}
+    covered = [paths[site.module] for site in sites]  # of these something is said
+    stacks: dict[str, str] = {}  # lists of layers, by their paths, and their names
+    for site in sites:
+        if not site.free and not is_watchable(site.module):
+            stacks[_place(paths[site.module])] = site.name.rpartition("L")[0]
+    stacks.pop("", None)
     lines = []
-    if any(map(is_hf, modules.values())):
-        attentions = {site.module for site in sites if not site.free}
-        counted = [
-            path
-            for path, module in modules.items()
-            if module in attentions and not is_watchable(module)
+    for place, prefix in stacks.items():
+        numbers = [
+            number
+            for number, layer in modules[place].named_children()
+            if number.isdigit() and attentions.isdisjoint(layer.modules())
         ]
-        covered = set(counted)  # the paths of modules of which something is said
-        places = dict.fromkeys(_stack(modules, path)[0] for path in counted)
-        for place in filter(None, places):
-            prefix = _stack_names(model, [(place, False)])[place, False]
-            without = _layers_without(modules[place], attentions)
-            for kind, (first, *others) in without.items():
-                more = f" and {len(others)} more" if others else ""
-                lines.append(f"{prefix}L{first}{more}: {kind}, no map")
-                covered.update(f"{place}.{number}" for number in (first, *others))
-        covered.update(path for path, module in modules.items() if attends(module))
-        # Modules with weights whose class calls itself an attention, and of which nothing is read or told yet.
-        told = set()
-        for path, module in modules.items():
-            kind = type(module).__name__
-            if "attention" not in kind.lower() or not [*module.parameters()]:
-                continue
-            if any(_within(path, x) or _within(x, path) for x in covered):
-                continue
-            covered.add(path)
-            if kind not in told:
-                lines.append(
-                    f"{path} and its kin: {kind} is no attention that headwise reads, no map"
-                )
-            told.add(kind)
+        if numbers:
+            more = f" and {len(numbers) - 1} more" if numbers[1:] else ""
+            lines.append(f"{prefix}L{numbers[0]}{more}: no attention, no map")
+            covered += [f"{place}.{number}" for number in numbers]
+    # Modules with weights whose class calls itself an attention, and of which nothing is read or told yet.
+    told = set()
+    for path, module in modules.items():
+        kind = type(module).__name__
+        if "attention" not in kind.lower() or not [*module.parameters()]:
+            continue
+        if any(_within(path, x) or _within(x, path) for x in covered):
+            continue
+        covered.append(path)
+        if kind not in told:
+            lines.append(
+                f"{path} and its kin: {kind} is no attention that headwise reads, no map"
+            )
+        told.add(kind)
     native = [x for x in modules if isinstance(modules[x], nn.MultiheadAttention)]
     if native and not model.training:  # in training torch does not take it
         lines.append(
@@ -370,54 +366,56 @@ def missing(model: nn.Module, sites: Sequence[Site]) -> list[str]:
     return lines
 
 
-def _layers_without(layers: nn.Module, attentions: set[nn.Module]) -> Listed:
-    """Numbers of the layers of a list that have no heads, by the first kind of module that those with heads lack."""
-    usual: set[type] = set()
-    without: dict[str, nn.Module] = {}
-    for number, layer in layers.named_children():
-        if not number.isdigit():  # an attention outside of any list
-            continue
-        if attentions.isdisjoint(layer.modules()):
-            without[number] = layer
-        else:
-            usual.update(map(type, layer.modules()))
-    numbers: Listed = {}
-    for number, layer in without.items():
-        # What stands in the place of the attention: not the layer itself, and no norm or feed-forward that all have.
-        _, *parts = map(type, layer.modules())
-        unusual = (kind.__name__ for kind in parts if kind not in usual)
-        numbers.setdefault(next(unusual, "no attention"), []).append(number)
-    return numbers
-
-
 def _names(model: nn.Module, modules: Modules, paths: Sequence[str]) -> dict[str, str]:
-    """For each attention a name, "encoder.L3"; those that would share one get what tells their paths apart."""
-    stacks = {path: _stack(modules, path) for path in paths}
-    prefixes = _stack_names(model, list(dict.fromkeys(stacks.values())))
-    orders: Counter[Stack] = Counter()  # attentions of a stack so far
+    """For each attention a name, "encoder.L3"; those that would share one get what tells their paths apart.
+
+    Before `L3` stands nothing for the one stack of self attention, else what tells the stacks apart.
+    """
+    crosses = {path: _is_cross(modules, path) for path in paths}
+    places = list(dict.fromkeys(_place(path) for path in paths if not crosses[path]))
+    config = getattr(model, "config", None)
+    is_alone = len(places) == 1 and not getattr(config, "is_encoder_decoder", False)
+    orders: Counter[tuple[str, bool]] = Counter()  # attentions of a stack so far
     sharing: Listed = {}  # paths by the name that they would have
-    for path, stack in stacks.items():
+    for path, cross in crosses.items():
+        place = _place(path)
         # The first number of a path is its layer's. A path without one counts the attentions of its stack.
         number = NUMBER.search(path)
-        layer = f"L{orders[stack] if number is None else number[1]}"
-        sharing.setdefault(prefixes[stack] + layer, []).append(path)
-        orders[stack] += 1
-    names = dict.fromkeys(paths, "")
+        layer = f"L{orders[place, cross] if number is None else number[1]}"
+        orders[place, cross] += 1
+        prefix = "cross." if cross else "" if is_alone else _telling(place, places)
+        sharing.setdefault(prefix + layer, []).append(path)
+    names = {group[0]: name for name, group in sharing.items()}
     for name, group in sharing.items():
-        parts_of: Listed = {}
-        for path in group:
-            # its parts with their numbers, without that of the layer: "layers.3.attn.1" is layers, attn1
-            without_layer = NUMBER.sub("", path, count=1)
-            parts_of[path] = NUMBER.sub(r"\1", without_layer).strip(".").split(".")
-        # what all of them have tells none from another
-        shared = set.intersection(*map(set, parts_of.values()))
-        prefix, _, layer = name.rpartition(".")  # "encoder" of "encoder.L3", "" of "L3"
-        for path, parts in parts_of.items():
-            # layers.3.attn.0 and layers.3.attn.1 would both be L3: they become attn0.L3 and attn1.L3.
-            telling = [part for part in parts if part not in shared] or parts
-            before = [prefix] if prefix and prefix not in telling else []
-            apart = ".".join([*before, *telling, layer])
-            names[path] = apart if len(group) > 1 else name
+        if len(group) > 1:
+            names |= _apart(name, group)
+    return {path: names[path] for path in paths}
+
+
+def _telling(place: str, places: Sequence[str]) -> str:
+    """The part of the path of a stack that no other has, else its side, else the first part; with a dot."""
+    parts = place.split(".")
+    elsewhere = ".".join(other for other in places if other != place).split(".")
+    telling = [part for part in parts if part not in elsewhere]
+    side = [part for part in parts if part in ("encoder", "decoder")]
+    return f"{(telling or side or parts)[0]}."
+
+
+def _apart(name: str, paths: Sequence[str]) -> dict[str, str]:
+    """Names of attentions that would share one: layers.3.attn.0 and layers.3.attn.1 are attn0.L3 and attn1.L3."""
+    parts_of: Listed = {}
+    for path in paths:
+        # its parts with their numbers, without that of the layer: "layers.3.attn.1" is layers, attn1
+        without_layer = NUMBER.sub("", path, count=1)
+        parts_of[path] = NUMBER.sub(r"\1", without_layer).strip(".").split(".")
+    # what all of them have tells none from another
+    shared = set.intersection(*map(set, parts_of.values()))
+    prefix, _, layer = name.rpartition(".")  # "encoder" of "encoder.L3", "" of "L3"
+    names = {}
+    for path, parts in parts_of.items():
+        telling = [part for part in parts if part not in shared] or parts
+        before = [prefix] if prefix and prefix not in telling else []
+        names[path] = ".".join([*before, *telling, layer])
     return names
 
 
@@ -429,30 +427,10 @@ def _is_cross(modules: Modules, path: str) -> bool:
     return not CROSS.isdisjoint(path.lower().split("."))
 
 
-def _stack(modules: Modules, path: str) -> Stack:
-    """The stack of layers that a module belongs to: its path up to the number, and whether it is cross attention."""
+def _place(path: str) -> str:
+    """The path of the list of layers that a module belongs to: what stands before its first number."""
     before = itertools.takewhile(lambda part: not part.isdigit(), path.split("."))
-    return ".".join(before), _is_cross(modules, path)
-
-
-def _stack_names(model: nn.Module, stacks: Sequence[Stack]) -> dict[Stack, str]:
-    """What stands before `L3`: nothing for the one stack of self attention, else what tells the stacks apart."""
-    of_self = [place for place, cross in stacks if not cross]
-    # The config is asked, too: `missing` asks for one stack at a time, which may not be the model's only one.
-    is_alone = len(of_self) == 1 and not getattr(
-        getattr(model, "config", None), "is_encoder_decoder", False
-    )
-    names = {}
-    for place, cross in stacks:
-        parts = place.split(".")
-        elsewhere = ".".join(other for other in of_self if other != place).split(".")
-        telling = [part for part in parts if part not in elsewhere]
-        side = [part for part in parts if part in ("encoder", "decoder")]
-        # The part of its path that no other stack has, else its side, else the first part.
-        first, *_ = telling or side or parts
-        name = "cross." if cross else f"{first}."
-        names[place, cross] = "" if is_alone and not cross else name
-    return names
+    return ".".join(before)
 
 
 def _told_count(*holders: Any) -> int | None:
