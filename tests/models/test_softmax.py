@@ -427,34 +427,50 @@ def test_weights_that_fully_shard_gathers_are_those_of_all_heads() -> None:
 
 
 @torch.no_grad()
-def test_a_part_that_is_handed_queries_and_keys_has_distances_where_it_is_causal() -> None:
+def test_a_part_that_is_handed_queries_and_keys_has_no_distances() -> None:
     class Attend(nn.Module):
-        def __init__(self, causal: bool) -> None:
-            super().__init__()
-            self.causal = causal
-
         def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            scores = torch.einsum("bhid,bhjd->bhij", q, k)
-            if self.causal:
-                scores = scores.masked_fill(torch.ones(scores.shape[-2:]).triu(1).bool(), -1e9)
-            return torch.einsum("bhij,bhjd->bhid", scores.softmax(-1), v)
+            return torch.einsum("bhij,bhjd->bhid", torch.einsum("bhid,bhjd->bhij", q, k).softmax(-1), v)
 
     class Around(nn.Module):
-        def __init__(self, causal: bool) -> None:
+        def __init__(self) -> None:
             super().__init__()
-            self.attend, self.qkv, self.to_out = Attend(causal), nn.Linear(C, 3 * C), nn.Linear(C, C)
+            self.attend, self.qkv, self.to_out = Attend(), nn.Linear(C, 3 * C), nn.Linear(C, C)
 
         def forward(self, x: Tensor) -> Tensor:
             q, k, v = (y.unflatten(-1, (H, -1)).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
             return self.to_out(self.attend(q, k, v).transpose(1, 2).flatten(2))
 
-    for causal in (True, False):
-        model = shaken(Around(causal))
-        seen = watch_call(model, X)
-        assert ("distance" in seen["L0.H0"].means) == causal and seen["L0.H0"].norm > 0
-        assert any("handed queries and keys" in note for note in seen.notes) == (not causal)
+    model = shaken(Around())
+    seen = watch_call(model, X)
+    assert "distance" not in seen["L0.H0"].means and seen["L0.H0"].norm > 0
+    assert any("handed queries and keys" in note for note in seen.notes)
     model.attend.out_proj = nn.Linear(C, C)  # is never called, which a note says behind that of the call
     assert watch_call(model, X).notes[0].startswith(f"L0: {softmax.HANDED}; L0: what enters W_O")
+
+
+@pytest.mark.parametrize("way", ["flag", "mask", "softmax"])
+@torch.no_grad()
+def test_heads_that_are_modules_of_a_list_are_read_one_by_one(way: str) -> None:
+    class Heads(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.heads, self.proj = nn.ModuleList([CausalHead(way) for _ in range(3)]), nn.Linear(21, C)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.proj(torch.cat([head(x) for head in self.heads], dim=-1))
+
+    model = shaken(nn.Sequential(Heads(), Heads()))
+    plain = model(X)
+    with hw.watch(model, maps=True) as seen:
+        assert torch.equal(model(X), plain)
+    assert list(seen) == [f"heads{h}.L{n}.H0" for n in range(2) for h in range(3)]
+    alone = watch_call(model[0].heads[1], X, maps=True)["L0.H0"]
+    torch.testing.assert_close(torch.tensor(seen["heads1.L0.H0"].map), torch.tensor(alone.map), rtol=0, atol=1e-6)
+    with hw.ablate(model, ["heads1.L1.H0"]):
+        without = model(X)
+    model[1].heads[1].W_value.weight.zero_()
+    torch.testing.assert_close(without, model(X))
 
 
 def test_gradients_pass_in_training() -> None:

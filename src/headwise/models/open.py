@@ -60,11 +60,11 @@ class Folder:
     @property
     def name(self) -> str:
         """How a reader knows the model: the name of its folder, with that above it where it is just `model`."""
-        path = self.path.resolve()
+        *_, owner, parent, name = ("", "", *self.path.resolve().parts)
         # of the hub's cache, models--owner--name/snapshots/revision
-        if path.parent.name == "snapshots":
-            return path.parent.parent.name.removeprefix("models--").replace("--", "/")
-        return f"{path.parent.name}/model" if path.name == "model" else path.name
+        if parent == "snapshots":
+            return owner.removeprefix("models--").replace("--", "/")
+        return f"{parent}/model" if name == "model" else name
 
 
 # Of each model that was opened its path, its tokenizer, its family.
@@ -78,12 +78,10 @@ def open_model(
     *,
     dtype: str = "auto",
     device: str = "cpu",
-    device_map: Any = None,
-    max_memory: dict[Any, Any] | None = None,
-    offload_folder: str | Path | None = None,
     tokenizer: Any = None,
     logits: Callable[[Any, Tensor], Tensor] | None = None,
     unembed: nn.Module | str | None = None,
+    **placing: Any,
 ) -> nn.Module:
     """The model of a folder, in eval mode: our GPT, or a model of transformers. A model is handed back as it is.
 
@@ -98,13 +96,12 @@ def open_model(
         dtype: its number format: "auto", as it is stored, but float32 for bfloat16 on a processor without
             instructions for it, where it is slower and coarser; or "float32", "bfloat16", "float16"
         device: where it computes: "cpu", "cuda", "cuda:1", "mps"; "auto" is device_map="auto"
-        device_map: for a model of transformers that is larger than a device or than memory: "auto" lets accelerate
-            spread it over what there is, and leave on the disk what does not fit; or where each part goes
-        max_memory: for `device_map`: what each device may take, such as {0: "10GB", "cpu": "20GB"}
-        offload_folder: for `device_map`: where weights are written that cannot be read from the model's own files
         tokenizer: of a model: one of transformers, tokenizers or tiktoken, or anything with `encode` and `decode`
         logits: of a model of one's own: from the model and ids (B,T) its logits (B,T,V)
         unembed: the module, or its path, that has W_U (V,C)
+        **placing: for a model of transformers that is larger than a device or than memory, device_map="auto" lets
+            accelerate spread it over what there is, and leave on the disk what does not fit; max_memory={0: "10GB"} and
+            offload_folder= as in `from_pretrained`
 
     Raises:
         HeadwiseError: for a folder that is no model, is damaged, or holds pickled weights; and where `logits` gives
@@ -125,11 +122,8 @@ def open_model(
         raise HeadwiseError(
             f"source={source!r} is no model; pass a folder, a name on the hub, or the model itself"
         )
-    placing = {
-        "device_map": device_map,
-        "max_memory": max_memory,
-        "offload_folder": offload_folder,
-    }
+    if unknown := placing.keys() - {"device_map", "max_memory", "offload_folder"}:
+        raise TypeError(f"hw.open has no argument {min(unknown)}")
     return open_folder(Path(source), dtype=dtype, device=device, **placing).model
 
 
@@ -251,7 +245,6 @@ def open_folder(
     check  is called with the tokenizer of a model of others before its weights are read: what it raises saves the wait
     """
     path = located(path)
-    placing = {name: value for name, value in placing.items() if value is not None}
     if device == "auto":
         device, placing = "cpu", {"device_map": "auto", **placing}
     place = device_named(device)

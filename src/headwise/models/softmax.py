@@ -90,7 +90,7 @@ def attends(module: nn.Module) -> bool:
     names = _names_in(type(module))  # type: ignore[arg-type]
     if names & {FUSED.__name__, PACKED.__name__}:
         return True
-    has_softmax = any("softmax" in name.lower() for name in names)
+    has_softmax = any(name.lower().endswith("softmax") for name in names)
     return bool(names & PRODUCTS) and (
         has_softmax or nn.Softmax in map(type, module.children())
     )
@@ -256,8 +256,7 @@ class Running:
     others: Sequence[Tensor] = ()
     # lengths, of which one is the number of its documents: see `enter`
     sizes: tuple[int, ...] = ()
-    # is it handed queries and keys that another module has made?
-    gets_heads: bool = False
+    note: str = ""  # of its calls
     # the arguments of PACKED, while it runs
     packed: Mapping[str, Any] = field(default_factory=dict)
     refused: bool = False  # was a call of it refused? Then its others are not handed on
@@ -265,6 +264,11 @@ class Running:
     @property
     def kind(self) -> str:
         return type(self.module).__name__
+
+    def call(
+        self, q: Tensor, k: Tensor, v: Tensor, options: Options, out: Tensor
+    ) -> Call:
+        return Call(self.module, q, k, v, options, out, self.cross, note=self.note)
 
 
 def enter(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
@@ -290,7 +294,8 @@ def enter(module: nn.Module, args: tuple[Any, ...], keywords: dict[str, Any]) ->
         running.others = [x for x in others.values() if x.ndim == first.ndim == 3]
     # (B,T,C) or (T,B,C), or one document (T,C); with more axes they are heads, or height and width of an image.
     running.sizes = (1, *first.shape[:2]) if first.ndim < 4 else tuple(first.shape[:1])
-    running.gets_heads = first.ndim > 3 and not {"k", "key"}.isdisjoint(others)
+    if first.ndim > 3 and not {"k", "key"}.isdisjoint(others):
+        running.note = HANDED
 
 
 def leave(module: nn.Module, *more: Any) -> None:
@@ -577,8 +582,7 @@ def _mapped(product: Product, whole: bool, running: Running) -> tuple[Call, bool
         )
     # not known; the weights stand for them
     q, k = p.new_empty(B, H, T, 0), p.new_empty(B, v.shape[1], S, 0)
-    causal = running.gets_heads and not p.triu(1).any()
-    call = _call(running, q, k, v, Options(), out, bool(causal))
+    call = running.call(q, k, v, Options(), out)
     return call._replace(weights=p), sure
 
 
@@ -609,27 +613,7 @@ def _fused(
     parts: list[Mask] = [Causal(offset=0)] if causal else []
     parts += [] if mask is None else masks_of(mask)
     options = Options(mask=all_of(parts), scale=asked.get("scale"), dropout=dropout)
-    call = _call(running, q, k, v, options, out, causal)
+    call = running.call(q, k, v, options, out)
     if not dropout:  # what it has dropped is not known
         check(call, eager=False)
     return call, sure
-
-
-def _call(
-    running: Running,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    options: Options,
-    out: Tensor,
-    causal: bool,
-) -> Call:
-    """A call, and whether it is cross attention: of queries and keys that are handed in it is not known whose they are.
-
-    Where as many queries as keys look at none behind themselves (`causal`), they are taken for one text's. A single
-    query and key cannot look behind themselves, so these tell nothing.
-    """
-    is_one_text = running.gets_heads and q.shape[2] == k.shape[2] > 1 and causal
-    cross = running.cross and not is_one_text
-    note = HANDED if running.gets_heads and cross else ""
-    return Call(running.module, q, k, v, options, out, cross, note=note)
