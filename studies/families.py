@@ -496,7 +496,6 @@ class Comparison:
         self.calls: Counter[nn.Module] = Counter()
         self.heard: set[nn.Module] = set()  # attentions that gave maps
         self.notes: dict[str, None] = {}
-        self.mixed: set[str] = set()  # attentions whose heads are normed together before W_O
         self.elsewhere: set[str] = set()  # attentions whose W_O reads something else than their heads
         self.shapes: dict[nn.Module, Sequence[int]] = {}  # of the maps of an attention
 
@@ -505,7 +504,6 @@ class Comparison:
         self.calls[site.module] += 1
         if call.note:
             self.notes.setdefault(call.note.partition(": ")[2])
-        self.mixed |= {site.name} if "norms several heads" in call.note else set()
         self.elsewhere |= set() if call.at_w_o else {site.name}
         if not len(call.out):
             return
@@ -610,8 +608,7 @@ def try_ablation(model: nn.Module, inputs: dict[str, Any], seen: Comparison) -> 
         head, ways, apart = number % site.n_heads, [], []
         if site.projection is not None and site.name not in seen.elsewhere:
             ways.append((silenced_at_w_o, nullcontext()))
-        if site.name not in seen.mixed:
-            ways.append((silenced, spelled_out(model)))
+        ways.append((silenced, spelled_out(model)))
         for hook, way in ways:
             with way, sdpa_kernel(SDPBackend.MATH):
                 try:
