@@ -259,9 +259,8 @@ class Tap:
             self.waiting.append(call)
             return None
         # Are the matrices the same?
-        known = site.w_o
-        both = w_o is not None and known is not None
-        at_w_o = both and w_o.data_ptr() == known.data_ptr()
+        places = [x.data_ptr() for x in (w_o, site.w_o) if x is not None]
+        at_w_o = len(places) == 2 and places[0] == places[1]
         return self.hand(call, "" if at_w_o else NO_W_O, at_w_o=at_w_o)
 
     def at_norm(self, module: nn.Module, args: Any) -> None:
@@ -394,8 +393,8 @@ _before: Any = WeakIdKeyDictionary()
 def _read(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
     """Inside this block, and in its thread, what attentions make by functions of torch goes to their taps."""
     # Attentions inside of one another, too: which is the innermost that runs? A dict, for its order.
-    parts = dict.fromkeys(part for module in taps for part in module.modules())
-    parts = [part for part in parts if part in taps or is_attention(part)]
+    found = dict.fromkeys(part for module in taps for part in module.modules())
+    parts = [part for part in found if part in taps or is_attention(part)]
     before = [(part.register_forward_pre_hook, softmax.enter) for part in parts]
     behind = [(part.register_forward_hook, softmax.leave) for part in parts]
     with (
