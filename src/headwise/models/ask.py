@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import Context
 from dataclasses import dataclass
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
@@ -161,32 +160,31 @@ def _tensor_in(gave: Any) -> Tensor:
 def _tried(model: nn.Module, way: Any, unembed: str | None = None) -> Adapter:
     """How a model is asked, seen while it reads four ids. Raises whatever the model raises."""
     ids = torch.tensor([[1, 0, 1, 1]], device=device_of(model))
-    # of each module with a matrix that ran: its path, itself, what it read, what it gave
-    seen: list[tuple[str, Any, Tensor, Tensor]] = []
-
-    def keep(path: str, module: Any, args: Any, gave: Any) -> None:
-        if args and isinstance(args[0], Tensor) and isinstance(gave, Tensor):
-            seen.append((path, module, args[0], gave))
-
-    hooks = [
-        (module.register_forward_hook, partial(keep, path))
+    paths = {
+        module: path
         for path, module in model.named_modules()
         if getattr(getattr(module, "weight", None), "ndim", 0) == 2
-    ]
+    }
+    # of each module with a matrix that ran: itself, what it read, what it gave
+    seen: list[tuple[nn.Module, Tensor, Tensor]] = []
+
+    def keep(module: nn.Module, args: Any, gave: Any) -> None:
+        if args and isinstance(args[0], Tensor) and isinstance(gave, Tensor):
+            seen.append((module, args[0], gave))
+
+    hooks = ((module.register_forward_hook, keep) for module in paths)
     with evaluating(model), hooked(hooks):
         rows = _tensor_in(way(model, ids))
     if rows.ndim != 3 or rows.shape[:2] != ids.shape or not rows.is_floating_point():
         raise HeadwiseError(f"it gives {tuple(rows.shape)} of {rows.dtype}")
     embed, context, last = None, None, None
-    for path, module, read, gave in seen:
+    for module, read, gave in seen:
         if read.numel() == ids.numel() and read.flatten().equal(ids[0]):
-            embed = embed or path
+            embed = embed or paths[module]
         elif isinstance(module, nn.Embedding):  # of positions
             context = module.num_embeddings
         elif gave.shape == rows.shape:
-            last = path
-    for holder in (model, getattr(model, "config", None)):
-        context = getattr(holder, "block_size", context)
+            last = paths[module]
     # tied: the table itself is W_U
     return Adapter(way, embed, unembed or last or embed, rows.shape[-1], context)
 

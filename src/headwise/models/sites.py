@@ -295,7 +295,8 @@ def layers_of(model: nn.Module) -> list[Layer]:
         path = block_path(paths[site.module])
         if not path or "o" not in site.matrices:
             raise HeadwiseError(
-                f"{site.name} of {type(model).__name__}: where its output projection lies is not known"
+                f"{site.name} of {type(model).__name__}: where its output projection lies is not known; give a layer "
+                f"one attention, whose W_O is called out_proj"
             )
         # "model", which has the list of layers
         body = model.get_submodule(path.rpartition(".")[0].rpartition(".")[0])

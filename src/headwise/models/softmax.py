@@ -90,10 +90,10 @@ def attends(module: nn.Module) -> bool:
     names = _names_in(type(module))  # type: ignore[arg-type]
     if names & {FUSED.__name__, PACKED.__name__}:
         return True
+    if not any(name in PRODUCTS or "matmul" in name for name in names):
+        return False
     has_softmax = any(name.lower().endswith("softmax") for name in names)
-    return bool(names & PRODUCTS) and (
-        has_softmax or nn.Softmax in map(type, module.children())
-    )
+    return has_softmax or nn.Softmax in map(type, module.children())
 
 
 def uses_interface(module: nn.Module) -> bool:
