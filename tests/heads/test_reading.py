@@ -70,17 +70,16 @@ def test_each_number_format_is_read_by_its_own_digits(dtype: torch.dtype, way: s
 
 
 def test_what_is_not_read_is_refused() -> None:
-    """An attention of the user's own, and a keyword that the function reads and we do not."""
+    """An attention of the user's own that reads a keyword which we do not; and half of the heads."""
     model, inputs = build("llama"), inputs_of("llama")
 
     def scaled(module: Any, q: Any, k: Any, v: Any, mask: Any, temper: float | None = None, **keywords: Any) -> Any:
-        return sdpa_attention_forward(module, q, k, v, mask, **keywords)
+        return sdpa_attention_forward(module, q * (temper or 1), k, v, mask, **keywords)
 
     before = dict(AttentionInterface._global_mapping)
     try:
         AttentionInterface._global_mapping["sdpa"] = scaled
-        with pytest.raises(hw.HeadwiseError, match="LlamaAttention passes temper= "), torch.no_grad(), hw.watch(model):
-            model(**inputs, temper=0.5)
+        refuses(lambda: watch_call(model, **inputs, temper=0.5), "watching it would give wrong numbers")
     finally:
         AttentionInterface._global_mapping.clear()
         AttentionInterface._global_mapping.update(before)

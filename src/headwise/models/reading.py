@@ -13,10 +13,8 @@ that reading, and held against the output: O(T) work in each call. Where they di
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -36,13 +34,6 @@ from headwise.masks import (
 )
 from headwise.records import Call
 from headwise.spec import Options
-
-# keywords that a function may name and that are read, or change no number beside the mask
-READ = {
-    "scaling", "is_causal", "position_bias", "softcap", "s_aux", "dropout", "sliding_window",
-}  # fmt: skip
-# keywords of flash attention that are refused: a cache in pages, which `k` and `v` are not, and lengths of packed texts
-REFUSED = {"block_table", "k_cache", "v_cache", "cu_seq_lens_q", "cu_seq_lens_k"}
 
 
 class Asked(NamedTuple):
@@ -75,12 +66,6 @@ def read_call(asked: Asked) -> Call:
             f"{name} gives flash attention padded texts, whose keys are not read; pass texts of one length without a "
             f"mask, or call model.set_attn_implementation('sdpa')"
         )
-    for keyword in sorted((_parameters(asked.function) | REFUSED) - READ):
-        if asked.keywords.get(keyword) is not None:
-            raise HeadwiseError(
-                f"{name} passes {keyword}= to its attention, which headwise does not know; watching it would give "
-                f"wrong numbers; where it is the backend's, call model.set_attn_implementation('sdpa')"
-            )
     # a nested tensor holds keys of several lengths
     if asked.q.ndim != 4 or asked.k.is_nested:
         raise HeadwiseError(
@@ -98,13 +83,6 @@ def read_call(asked: Asked) -> Call:
     ):
         check(call, backend == "eager")
     return call
-
-
-@cache
-def _parameters(function: Any) -> set[str]:
-    """Names of what a function is given beside module, query, key, value and mask."""
-    spec = inspect.getfullargspec(inspect.unwrap(function))
-    return {*spec.args[5:], *spec.kwonlyargs}
 
 
 def options_of(asked: Asked) -> Options:
