@@ -245,7 +245,7 @@ class Tap:
         if site.n_heads not in (0, n_heads):
             return self.refuse(
                 f"{self.kind} says that it has {site.n_heads} heads, and its attention gives {n_heads}: chunks or "
-                f"windows, or heads that cannot be told apart"
+                f"windows, heads that cannot be told apart, or those of one process of several"
             )
         if self.projection is None and not sure:
             return self.refuse(

@@ -134,15 +134,13 @@ class Site:
 def sites_of(model: nn.Module) -> list[Site]:
     """The attentions of a model: own ones, then foreign, then free ones, each in the order of its modules.
 
-    Raises HeadwiseError where there are none, and where tensor parallelism spreads them over processes. What stays
-    without a map is said by `missing`.
+    Raises HeadwiseError where there are none. What stays without a map is said by `missing`.
     """
     if not isinstance(model, nn.Module):
         raise HeadwiseError(
             f"model={model!r} is no model; pass an nn.Module, such as headwise.open gives"
         )
     modules = dict(model.named_modules())
-    _check_whole(modules)
     sites: list[Site] = []
     parts: set[nn.Module] = set()
     for module in modules.values():
@@ -173,23 +171,6 @@ def sites_of(model: nn.Module) -> list[Site]:
             f"module that calls scaled_dot_product_attention or multiplies a softmax with values"
         )
     return sites
-
-
-def _check_whole(modules: Modules) -> None:
-    """Refuse attentions whose weights tensor parallelism has cut: other processes hold some of their heads."""
-    # Modules whose weights torch's `fully_shard` gathers while they run: every process has all of their heads then.
-    gathered: set[nn.Module] = set()
-    for path, module in modules.items():
-        if "FSDPModule" in [kind.__name__ for kind in type(module).__mro__]:
-            gathered.update(module.modules())
-        if module in gathered or not is_attention(module):
-            continue
-        # A part is a DTensor, whose class takes long to import; it is known by what only it has.
-        if any(hasattr(weights, "placements") for weights in module.parameters()):
-            raise HeadwiseError(
-                f"{path or type(module).__name__}: this process holds some of its heads, as tensor parallelism leaves "
-                "them; run the whole model in each process"
-            )
 
 
 def attention_layers(model: nn.Module) -> list[MultiHeadAttention]:
