@@ -396,8 +396,8 @@ _before: Any = WeakIdKeyDictionary()
 def _read(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
     """Inside this block, and in its thread, what attentions make by functions of torch goes to their taps."""
     # Attentions inside of one another, too: which is the innermost that runs? A dict, for its order.
-    found = dict.fromkeys(part for module in taps for part in module.modules())
-    parts = [part for part in found if part in taps or is_attention(part)]
+    within = dict.fromkeys(part for module in taps for part in module.modules())
+    parts = [part for part in within if part in taps or is_attention(part)]
     before = [(part.register_forward_pre_hook, softmax.enter) for part in parts]
     behind = [(part.register_forward_hook, softmax.leave) for part in parts]
     with (
