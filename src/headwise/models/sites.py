@@ -108,11 +108,6 @@ class Site:
         return matrix.weight
 
     @property
-    def w_v(self) -> Tensor | None:
-        """(G*E, C), y = W x; None where it is not known."""
-        return self.weights("v")
-
-    @property
     def w_o(self) -> Tensor | None:
         """(C, H*E); None, too, where the heads' output is not projected."""
         return self.weights("o")
