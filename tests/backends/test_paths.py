@@ -260,7 +260,7 @@ def test_arguments_of_torchs_function_are_named_as_they_are_here() -> None:
     function: Any
     for function in (hw.attend, hw.trace):
         refuses(partial(function, q, q, q, is_causal=True, dropout_p=0.1), "is_causal= is here mask=hw.Causal")
-        for word, way in {"n_heads": "axis of q", "h": "axis of q", "d_k": "last axis", "block_size": "Causal"}.items():
+        for word, way in {"attn_mask": "Allowed", "valid_lens": "Lengths"}.items():
             refuses(partial(function, q, q, q, **{word: 4}), f"{word}= is here .*{way}")
         with pytest.raises(TypeError, match="colour"):
             function(q, q, q, colour=1)

@@ -122,7 +122,7 @@ def test_evaluation_and_reports(data: Stream, config: Any, tmp_path: Path) -> No
     assert [vars(point) for point in curve] == [
         {"step": x.step, "train_loss": x.loss, "held_out_loss": x.held_out_loss} for x in evaluated
     ]
-    assert all(math.isfinite(x.loss) and x.tokens_per_second > 0 and x.steps == 31 for x in reports)
+    assert all(math.isfinite(x.loss) and x.steps == 31 for x in reports)
 
 
 def test_a_divergence_keeps_a_state(tmp_path: Path, data: Stream, config: Any, monkeypatch: pytest.MonkeyPatch) -> None:

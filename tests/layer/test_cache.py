@@ -104,14 +104,14 @@ def test_a_cache_takes_no_more_room_than_it_needs() -> None:
 def test_what_does_not_fit_a_cache_leaves_it_as_it_was() -> None:
     cache = hw.KVCache()
     cache.append(torch.zeros(2, 5, 3, 7), torch.zeros(2, 5, 3, 11))
-    with pytest.raises(hw.HeadwiseError, match=r"holds values of .* \(2, 5, 11\), and these are \(2, 5, 13\)"):
+    with pytest.raises(hw.HeadwiseError, match=r"holds values of .* \(2, 5, 11, .* and these are \(2, 5, 13, "):
         cache.append(torch.zeros(2, 5, 1, 7), torch.zeros(2, 5, 1, 13))
     assert cache.length == 3
     cache = hw.KVCache()
     cache.append(torch.zeros(2, 5, 3, 7), torch.zeros(2, 5, 3, 7))
     refuses_table("keys", {"append": lambda shape: cache.append(torch.zeros(shape), torch.zeros(shape))})
     assert cache.length == 3
-    with pytest.raises(hw.HeadwiseError, match=r"holds keys in torch.float32 on cpu, not torch.float64 on cpu"):
+    with pytest.raises(hw.HeadwiseError, match=r"holds keys of .*torch.float32.* these are .*torch.float64"):
         cache.append(torch.zeros(2, 5, 1, 7).double(), torch.zeros(2, 5, 1, 7).double())
     layer, x, cache = noisy(**{"mask": hw.Causal()}), draw(), hw.KVCache()
     with torch.no_grad():

@@ -6,7 +6,6 @@ the torch backend. A backend loads when it is first used, so only those who hold
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -16,9 +15,6 @@ from headwise.masks import Mask, bare_mask_error
 from headwise.records import AnyArray, Trace
 from headwise.shapes import shape_of
 from headwise.spec import Options, PerHead
-
-# by the name of the module
-TITLES = {"loops": "loop", "numpy_": "NumPy", "torch_": "torch"}
 
 # What those type who come from torch's function or from kernels, and what it is called here.
 ELSEWHERE = {
@@ -30,17 +26,6 @@ ELSEWHERE = {
     "softmax_scale": "scale=",
     "enable_gqa": "left out: k and v may have fewer heads than q",
     "key_padding_mask": "mask=hw.Allowed(~key_padding_mask[:, None, None]), where True is padding",
-    **dict.fromkeys(
-        ("n_heads", "num_heads", "n_head", "h"),
-        "the second axis of q, (B, heads, T, D): q.reshape(B, T, heads, -1).transpose(1, 2)",
-    ),
-    **dict.fromkeys(
-        ("d_k", "d_model", "n_embd", "d_in", "d_out", "head_dim"),
-        "left out: the last axis of q is the width of a head",
-    ),
-    **dict.fromkeys(
-        ("context_length", "block_size"), "mask=hw.Causal(), for texts of any length"
-    ),
     "valid_lens": "mask=hw.Lengths(valid_lens)",
 }
 
@@ -117,43 +102,42 @@ def trace(
 
 
 def _prepared(q: Any, k: Any, v: Any, mask: Any) -> tuple[Any, ...]:
-    """The backend; are these one head of one document? And q, k and v with four axes then: (T,D) as (1,1,T,D)."""
-    backend, heads = _backend(q, k, v, mask), (q, k, v)
+    """The backend; are these one head of one document? And q, k and v with four axes then: (T,D) as (1,1,T,D).
+
+    Raises HeadwiseError for a mixture, and for a bare mask.
+    """
+    kinds = {_kind("q", q), _kind("k", k), _kind("v", v)}
+    if len(kinds) > 1:
+        raise HeadwiseError(
+            f"q is a {type(q).__name__}, k a {type(k).__name__}, v a {type(v).__name__}; pass all three as lists, as "
+            f"NumPy arrays or as torch tensors"
+        )
+    if mask is not None and not isinstance(mask, Mask):
+        raise bare_mask_error(mask)
+    backend: Any
+    # spelled out, since torch.compile does not look into importlib
+    if "torch" in kinds:
+        from headwise.backends import torch_ as backend
+    elif "numpy" in kinds:
+        from headwise.backends import numpy_ as backend
+    else:
+        from headwise.backends import loops as backend
+    heads = q, k, v
     if any(len(shape_of(x)) != 2 for x in heads):
         return backend, False, q, k, v
     is_list = isinstance(q, list | tuple)
     return backend, True, *([[x]] if is_list else x[None, None] for x in heads)
 
 
-def _backend(q: Any, k: Any, v: Any, mask: Any) -> Any:
-    """The module of the backend that q, k and v belong to. Raises HeadwiseError for a mixture, and for a bare mask."""
-    kinds = {name: _kind(name, x) for name, x in (("q", q), ("k", k), ("v", v))}
-    if len(set(kinds.values())) > 1:
-        backends = ", ".join(
-            f"{name} is on the {TITLES[kind]} backend" for name, kind in kinds.items()
-        )
-        raise HeadwiseError(
-            f"{backends}; pass all three as lists, as NumPy arrays or as torch tensors"
-        )
-    if mask is not None and not isinstance(mask, Mask):
-        raise bare_mask_error(mask)
-    # The module has the name of its kind. This one is spelled out, since torch.compile does not look into importlib.
-    if kinds["q"] == "torch_":
-        from headwise.backends import torch_
-
-        return torch_
-    return importlib.import_module(f"headwise.backends.{kinds['q']}")
-
-
 def _kind(name: str, x: Any) -> str:
     # What was never imported has made no tensor or array; to ask so loads neither library.
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(x, torch.Tensor):
-        return "torch_"
+        return "torch"
     if numpy is not None and isinstance(x, numpy.ndarray):
-        return "numpy_"
+        return "numpy"
     if isinstance(x, list | tuple):
-        return "loops"
+        return "list"
     raise HeadwiseError(
         f"{name} is {type(x).__name__}; pass nested lists, a numpy.ndarray or a torch.Tensor"
     )

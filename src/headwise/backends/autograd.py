@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import cast
@@ -72,18 +73,15 @@ class Value:
 
     def backward(self) -> None:
         """Fill `.grad` of every Value that this one depends on with d self / d that Value, added to what is there."""
-        made = self._made_below()
-        # What an earlier walk left in `grad` is set aside, so that it is not sent down again, and added at the end.
-        earlier = [node.grad for node in made]
-        for node in made:
-            node.grad = 0.0
-        self.grad = 1.0  # d self / d self
-        for node in made:
-            grad = node.grad
-            for parent, slope in zip(node._inputs, node._slopes, strict=True):
-                parent.grad += slope * grad
-        for node, grad in zip(made, earlier, strict=True):
-            node.grad += grad
+        # apart from `grad`, so that what an earlier walk left there is not sent down again
+        slopes = defaultdict[Value, float](float)
+        slopes[self] = 1.0  # d self / d self
+        for node in self._made_below():
+            slope = slopes[node]
+            for parent, along in zip(node._inputs, node._slopes, strict=True):
+                slopes[parent] += along * slope
+        for node, slope in slopes.items():
+            node.grad += slope
 
     def _made_below(self) -> list[Value]:
         """This Value and those below it, youngest first; without leaves, which have nothing to pass on."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import operator
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,8 +54,8 @@ class KVCache:
         self._offered: tuple[tuple[Tensor, ...], int, int, int] | None = None
         self._layer: int | None = None  # number of the layer that filled it
         self.holds_context = False  # has it the keys of a cross attention's context?
-        # What those keys and values were made of, mostly one tensor. Weak: to recognise it needs no hold on its memory.
-        self._sources: tuple[weakref.ref[Tensor], ...] = ()
+        # what those keys and values were made of, mostly one tensor
+        self._sources: tuple[Tensor, ...] = ()
 
     def __repr__(self) -> str:
         kinds = {"max_length": self.max_length, "window": self.window}
@@ -76,11 +74,6 @@ class KVCache:
 
     def _views(self) -> tuple[Tensor, ...]:
         """The keys and the values held; nothing before the first."""
-        # code that torch.compile traces cannot ask for the mode
-        is_plain = torch.compiler.is_compiling() or torch.is_inference_mode_enabled()
-        if not is_plain and any(x.is_inference() for x in self._buffers):
-            # Buffers made in inference mode may not be written outside of it: copies may.
-            self._buffers = tuple(buffer.clone() for buffer in self._buffers)
         return tuple(buffer[:, :, self._begin : self._end] for buffer in self._buffers)
 
     def check_layer(self, layer: int) -> None:
@@ -104,11 +97,6 @@ class KVCache:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> KVCache:
         """Hold what another cache's `state_dict` says, in the place of what was held; returns the cache itself."""
-        if not {"length", "holds_context"} <= state.keys():
-            raise HeadwiseError(
-                f"the state of a cache has length and holds_context, and this has {', '.join(state) or 'nothing'}; "
-                f"pass what cache.state_dict() gave"
-            )
         self.__init__(self.max_length, self.window)  # type: ignore[misc]
         if "keys" in state:
             self.check_room(int(state["length"]))
@@ -118,9 +106,13 @@ class KVCache:
         self.holds_context = bool(state["holds_context"])
         return self
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __getstate__(self) -> tuple[Any, ...]:
         held = {name: x.detach() for name, x in self.state_dict().items()}
-        return _filled, (type(self), self.max_length, self.window, held)
+        return self.max_length, self.window, held
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.max_length, self.window, held = state
+        self.load_state_dict(held)
 
     @property
     def batch(self) -> int | None:
@@ -165,7 +157,11 @@ class KVCache:
     def _move(self, held: tuple[Tensor, ...], room: int) -> None:
         """New buffers of `room` rows, with what is held at their beginning."""
         kept = held[0].shape[2]
-        self._buffers = tuple(x.new_empty(*x.shape[:2], room, x.shape[3]) for x in held)
+        # buffers made in inference mode could not be written outside of it
+        with torch.inference_mode(False):
+            self._buffers = tuple(
+                x.new_empty(*x.shape[:2], room, x.shape[3]) for x in held
+            )
         for buffer, view in zip(self._buffers, held, strict=True):
             buffer[:, :, :kept] = view
         self._begin, self._end = 0, kept
@@ -198,8 +194,7 @@ class KVCache:
             return  # a context is counted once
         if context is not None:
             self.holds_context = True
-            sources = context, context if values is None else values
-            self._sources = tuple(map(weakref.ref, sources))
+            self._sources = context, context if values is None else values
         if self._offered is not None:
             self._buffers, self._begin, self._end, n_new = self._offered
             self._offered = None
@@ -213,26 +208,18 @@ class KVCache:
     ) -> tuple[Tensor, Tensor]:
         """The context's keys and values. Both arguments may be left out, or must be the tensors they came from."""
         if context is not None:
-            tensors = context, context if values is None else values
-            for n, (name, tensor) in enumerate(
-                zip(("keys", "values"), tensors, strict=True)
-            ):
-                if not self._sources or self._sources[n]() is not tensor:
-                    raise HeadwiseError(
-                        f"the cache holds the {name} of another context tensor; use a new KVCache for this one"
-                    )
+            sources = context, context if values is None else values
+            same = [ours is x for ours, x in zip(self._sources, sources, strict=False)]
+            if same != [True, True]:
+                name = "values" if same == [True, False] else "keys"
+                raise HeadwiseError(
+                    f"the cache holds the {name} of another context tensor; use a new KVCache for this one"
+                )
         k, v = self._views()
         return k, v
 
     def crop(self, length: int) -> None:
         """Forget all but the first `length` tokens, as speculative decoding does with a rejected draft."""
-        try:
-            length = operator.index(length)
-        except TypeError:
-            raise HeadwiseError(
-                f"crop({length!r}): all documents of a cache have one length; pass one whole number, and forbid what "
-                f"is too long for others by mask=hw.Allowed(...)"
-            ) from None
         if not 0 <= length <= self.length:
             raise HeadwiseError(
                 f"cannot crop to {length} tokens; the cache has seen {self.length}"
@@ -253,29 +240,16 @@ class KVCache:
         """Row b becomes what row index[b] was, as beam search does; `index` (B',) may repeat and leave out rows."""
         index = torch.as_tensor(index)
         self.reorders += 1
-        # copies of what is held alone
-        self._buffers = tuple(view[index.to(view.device)] for view in self._views())
-        self._begin, self._end = 0, self.kept
-        # With gradients `offer` concatenates, and needs no room to spare.
-        has_gradients = any(buffer.requires_grad for buffer in self._buffers)
-        if self._buffers and self.max_length is not None and not has_gradients:
-            # a static cache has its room from the first token on
-            self._move(self._buffers, self.max_length)
+        if self._buffers:
+            room = self._buffers[0].shape[2]
+            rows = (view[index.to(view.device)] for view in self._views())
+            self._move(tuple(rows), room)
 
 
-def _filled(kind: type[KVCache], *arguments: Any) -> KVCache:
-    *limits, held = arguments
-    return kind(*limits).load_state_dict(held)
-
-
-def _check_fit(name: str, buffer: Tensor, new: Tensor) -> None:
-    ours, theirs = ((x.shape[0], x.shape[1], x.shape[3]) for x in (buffer, new))
+def _check_fit(name: str, *pair: Tensor) -> None:
+    ours, theirs = ((*x.shape[:2], x.shape[3], x.dtype, x.device) for x in pair)
     if ours != theirs:
         raise HeadwiseError(
-            f"the cache holds {name} of (batch, heads, width) = {ours}, and these are {theirs}; "
+            f"the cache holds {name} of (batch, heads, width, dtype, device) = {ours}, and these are {theirs}; "
             f"use one cache for each layer and batch"
-        )
-    if (buffer.dtype, buffer.device) != (new.dtype, new.device):
-        raise HeadwiseError(
-            f"the cache holds {name} in {buffer.dtype} on {buffer.device}, not {new.dtype} on {new.device}"
         )

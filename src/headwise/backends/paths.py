@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import NamedTuple
 
 from headwise.masks import Grid, Mask, Rectangle
-from headwise.spec import Options, Sizes, is_adjacent
+from headwise.spec import Options, Sizes
 
 Band = tuple[int, int]  # low <= j - i <= high
 
@@ -23,9 +23,18 @@ FUSED = "fused"  # one kernel call, no mask
 CAUSAL = "fused causal"  # one kernel call, with its causal flag
 MASKED = "fused masked"  # one kernel call, with a mask tensor
 BLOCKS = "fused blocks"  # one kernel call: blocks of queries, each over the keys of its window
-APART = "fused apart"  # a kernel call for each document, over its own keys
-GROUPED = "grouped decode"  # one query folded over its group, so that K and V are read once a group
-NAMES = (EXPLICIT, FUSED, CAUSAL, MASKED, BLOCKS, APART, GROUPED)
+APART = "fused apart"  # kernel calls for each document, over its own keys
+# and when each is not taken
+REASONS = {
+    EXPLICIT: "the fused kernel gives the same answer without holding (B,H,T,S) numbers",
+    FUSED: "it is for calls in which nothing is masked",
+    CAUSAL: "its flag is for a triangle of a square: a causal mask alone, as many queries as keys, no sink, a scale "
+    "above 0",
+    MASKED: "nothing is masked, or another way leaves out what is",
+    BLOCKS: "it is for a window alone, at most two fifths as wide as the keys",
+    APART: "it is for one mask that tells documents or padding apart, beside causal bounds, where that leaves out "
+    "enough to pay for a call each",
+}
 
 
 class Path(NamedTuple):
@@ -37,24 +46,19 @@ class Path(NamedTuple):
     # what is left to forbid of windows and causal bounds within those keys; j counts all keys
     band: Band | None
     rest: tuple[Mask, ...]  # the other masks
-    documents: tuple[Documents, ...] = ()  # of `APART`
+    # of `APART`: how many neighbouring documents go the same ways, and which
+    documents: tuple[tuple[int, list[Rows]], ...] = ()
 
     @property
     def keys(self) -> slice:
         return slice(self.first, self.last)
 
-    @property
-    def block(self) -> tuple[int, int]:
-        """Queries of one of the `BLOCKS`, and the keys that it reads."""
-        assert self.band is not None
-        return _block(*self.band)
-
     def pairs(self, B: int, T: int) -> int:
         """Pairs of a query and a key that are multiplied in one head of all documents, those that a mask hides too."""
         if self.name == APART:
-            return sum(group.pairs for group in self.documents)
-        if self.name == BLOCKS:
-            block, width = self.block
+            return sum(_pairs(self.documents))
+        if self.name == BLOCKS and self.band is not None:
+            block, width = block_of(*self.band)
             return B * -(-T // block) * block * width
         # The kernel skips the upper triangle only with its causal flag.
         keys = self.last - self.first
@@ -62,23 +66,11 @@ class Path(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Neighbouring queries of a document, the range of keys that their document has, and their way over those."""
+    """Neighbouring queries of a document, the range of keys that they are held against, and their way over those."""
 
     n: int
     keys: tuple[int, int]
     path: Path | None  # None: they see nothing
-
-
-class Documents(NamedTuple):
-    """Neighbouring documents that go the same ways."""
-
-    n: int
-    rows: list[Rows]
-
-    @property
-    def pairs(self) -> int:
-        paths = [(rows.path, rows.n) for rows in self.rows]
-        return sum(path.pairs(self.n, n) for path, n in paths if path is not None)
 
 
 def choose(
@@ -91,14 +83,24 @@ def choose(
         return Path(EXPLICIT, 0, sizes.S, None, masks)
     low, high, rest = _bounds(options.mask, sizes)
     path = _within(sizes, low, high, rest, options, blocks)
-    if len(rest) == 0 or grid is None or sizes.T == 1:
+    if len(rest) != 1 or grid is None or sizes.T == 1:
         return path
-    documents = _documents(rest, grid, sizes, low, high, options)
-    cost = sum(group.pairs + CALL * len(group.rows) for group in documents)
+    rectangles = rest[0].rectangles(grid) or []
+    documents = tuple(
+        (len(list(same)), _rows(of_one, sizes, low, high, options))
+        for of_one, same in groupby(rectangles)
+    )
+    seen = _pairs(documents)
     # A call that hides pairs takes a little longer than one that has only those that count.
-    if documents and 5 * cost < 4 * path.pairs(sizes.B, sizes.T):
+    if seen and 5 * (sum(seen) + CALL * len(seen)) < 4 * path.pairs(sizes.B, sizes.T):
         return Path(APART, 0, sizes.S, None, (), documents)
     return path
+
+
+def _pairs(documents: tuple[tuple[int, list[Rows]], ...]) -> list[int]:
+    """Pairs of each call of the kernel."""
+    calls = [(n, row) for n, rows in documents for row in rows]
+    return [row.path.pairs(n, row.n) for n, row in calls if row.path]
 
 
 def _bounds(mask: Mask | None, sizes: Sizes) -> tuple[int, int, tuple[Mask, ...]]:
@@ -143,79 +145,36 @@ def _within(
     elif low <= first - (sizes.T - 1) and high >= last - 1:
         band = None  # all see all
     name = MASKED  # unless nothing is masked, or the kernel's flag says it
-    if sizes.T == 1 and why_ungrouped(sizes, options) is None:
-        name = GROUPED
-    elif band is None and len(rest) == 0:
+    if band is None and len(rest) == 0:
         name = FUSED
     elif band is not None and len(rest) == 0:
         # Does query i see keys 0 to i, of as many keys as queries? 1 - T is the least j - i: no lower bound.
         is_triangle = (
             band[0] <= 1 - sizes.T and band[1] == 0 and first == 0 and last == sizes.T
         )
-        if (
-            is_triangle
-            and options.sink is None
-            and (options.scale is None or options.scale > 0)
-        ):
+        # The flag would hide a sink, which is one more key; and it hides by -inf before it scales.
+        scales_up = options.scale is None or options.scale > 0
+        if is_triangle and options.sink is None and scales_up:
             name = CAUSAL
-        elif blocks and 2 * _block(*band)[1] <= last - first:
+        elif blocks and 2 * block_of(*band)[1] <= last - first:
             name = MASKED if runs_off(band, sizes.T, sizes.S) else BLOCKS
     return Path(name, first, last, band, rest)
 
 
-def _block(low: int, high: int) -> tuple[int, int]:
-    """A quarter of a window of queries, 32 to 512, reads one and a quarter windows of keys: fewer queries waste fewer
+def block_of(low: int, high: int) -> tuple[int, int]:
+    """Queries of one of the `BLOCKS`, and the keys that it reads.
+
+    A quarter of a window of queries, 32 to 512, reads one and a quarter windows of keys: fewer queries waste fewer
     pairs, but the kernel is slower on a few.
     """
     queries = 32 * max(1, min(16, (high - low + 64) // 128))
     return queries, queries + high - low
 
 
-def _documents(
-    masks: tuple[Mask, ...],
-    grid: Grid,
-    sizes: Sizes,
-    low: int,
-    high: int,
-    options: Options,
-) -> tuple[Documents, ...]:
-    """The ways of each document by itself; none where a mask is no set of rectangles, or nobody sees anything."""
-    of_documents: list[list[Rectangle]] = [[(0, sizes.T, 0, sizes.S)]] * sizes.B
-    for mask in masks:
-        rectangles = mask.rectangles(grid)
-        if rectangles is None:
-            return ()
-        of_documents = list(map(_common, of_documents, rectangles))
-    groups = []
-    for rectangles_of_one, same in groupby(of_documents):
-        n, rows, row = len(list(same)), [], 0
-        for start, stop, first, last in sorted(rectangles_of_one):
-            rows.append(Rows(start - row, (first, first), None))  # what lies between
-            piece = sizes._replace(B=n, T=stop - start, S=last - first)
-            shift = start - first
-            for count, path in _strips(piece, low + shift, high + shift, options):
-                rows.append(Rows(count, (first, last), path))
-            row = stop
-        rows.append(Rows(sizes.T - row, (0, 0), None))
-        groups.append(Documents(n, [each for each in rows if each.n]))
-    is_seen = any(rows.path for group in groups for rows in group.rows)
-    return tuple(groups) if is_seen else ()
-
-
-def _common(ours: list[Rectangle], theirs: list[Rectangle]) -> list[Rectangle]:
-    """What lies in a rectangle of both."""
-    common = []
-    for a, b, c, d in ours:
-        for e, f, g, h in theirs:
-            if max(a, e) < min(b, f) and max(c, g) < min(d, h):
-                common.append((max(a, e), min(b, f), max(c, g), min(d, h)))
-    return common
-
-
-def _strips(
-    sizes: Sizes, low: int, high: int, options: Options
-) -> list[tuple[int, Path | None]]:
-    """Queries of a rectangle from above to below, and the way of each: those that see no key, or all, by themselves.
+def _rows(
+    rectangles: list[Rectangle], sizes: Sizes, low: int, high: int, options: Options
+) -> list[Rows]:
+    """The queries of one document from above to below: those that see no key, or all of a rectangle, by themselves.
 
         k e y s
     q   . . . .   no key yet
@@ -223,67 +182,30 @@ def _strips(
     e   x x . .
     .   x x x x   all keys: padding behind the text, which still may look back
     """
-    begin = min(sizes.T, max(0, -high))
-    end = max(begin, min(sizes.T, sizes.S - low)) if low <= high else begin
-    has_window = low > 1 - sizes.T
-    full = end if has_window else max(begin, min(end, sizes.S - high))
-    strips: list[tuple[int, Path | None]] = []
-    for start, stop in pairwise((0, begin, full, end, sizes.T)):
-        n, path = stop - start, None
-        if begin <= start < end and n:
-            bounds = (
-                max(low + start, 1 - n),
-                min(high + start, sizes.S - 1),
-            )
-            path = _within(sizes._replace(T=n), *bounds, (), options)
-        strips.append((n, path))
-    return strips
+    rows, done = [], 0
+    for start, stop, first, last in sorted(rectangles):
+        begin = min(stop, max(start, first - high))
+        end = min(stop, max(begin, last - low))
+        has_window = low > 1 - sizes.T
+        full = end if has_window else min(end, max(begin, last - high))
+        if full == begin + 1:  # the first of them sees all keys, too
+            full = begin
+        rows.append(Rows(begin - done, (first, first), None))
+        for top, bottom in ((begin, full), (full, end)):
+            piece = sizes._replace(B=1, T=bottom - top, S=last - first)
+            shift = top - first
+            path = _within(piece, low + shift, high + shift, (), options)
+            rows.append(Rows(bottom - top, (first, last), path))
+        done = end
+    rows.append(Rows(sizes.T - done, (0, 0), None))
+    return [each for each in rows if each.n]
 
 
 def refusals(path: Path, sizes: Sizes, options: Options) -> dict[str, str]:
     """Why each other way was not taken."""
     explicit = why_explicit(sizes, options)
-    if explicit:
-        return dict.fromkeys((name for name in NAMES if name != path.name), explicit)
-    low, high, rest = _bounds(options.mask, sizes)
-    whole = _within(sizes, low, high, rest, options)
-    masked = whole.band is not None or bool(rest)
-    others = ", ".join(sorted({type(part).__name__ for part in rest}))
-    # Why the kernel's causal flag does not do; not asked for where it does.
-    if not masked:
-        no_flag = "nothing is masked"
-    elif rest:
-        no_flag = f"{others}: the flag says no more than causal"
-    elif options.sink is not None:
-        no_flag = "a sink is one more key, which the flag would hide"
-    elif options.scale is not None and options.scale <= 0:
-        no_flag = f"scale={options.scale}: the flag hides keys by -inf before it scales, and that makes NaN"
-    else:
-        no_flag = "a window, or queries that begin after the first key: what is allowed is no triangle of a square"
-    no_window = "no window that is narrow beside the keys, at most two fifths of them"
-    grouped = (
-        "one query, folded over its group with its mask, reads K and V once a group"
-    )
-    instead = {
-        CAUSAL: "the causal flag says the same without a tensor",
-        GROUPED: grouped,
-        BLOCKS: "most pairs lie outside of the window: blocks of queries leave them out",
-        APART: "most pairs are of two documents, or padding: documents apart leave them out",
-    }
-    reasons = {
-        EXPLICIT: "the fused kernel gives the same answer without holding (B,H,T,S) numbers",
-        FUSED: "something is masked"
-        if masked
-        else "one query, folded over its group, reads K and V once a group",
-        CAUSAL: no_flag,
-        MASKED: instead[path.name] if masked and path.name in instead else no_flag,
-        BLOCKS: f"{others}: blocks know windows alone" if rest else no_window,
-        APART: "masks do not tell documents apart, or too little is left out to pay for a call each"
-        if rest
-        else "no mask tells documents apart",
-        GROUPED: why_ungrouped(sizes, options) or "",
-    }
-    return {name: reasons[name] for name in NAMES if name != path.name}
+    others = [name for name in REASONS if name != path.name]
+    return {name: explicit or REASONS[name] for name in others}
 
 
 def why_explicit(sizes: Sizes, options: Options) -> str | None:
@@ -300,21 +222,6 @@ def why_explicit(sizes: Sizes, options: Options) -> str | None:
     # D = 0 is refused before.
     if any(n == 0 for n in (sizes.B, sizes.H, sizes.T, sizes.S, sizes.E)):
         return "an axis is empty: not every kernel takes that"
-    return None
-
-
-def why_ungrouped(sizes: Sizes, options: Options) -> str | None:
-    """Why queries are not folded over their group; None when they are."""
-    if sizes.T > 1:
-        return f"T={sizes.T} queries: only a single one is folded"
-    if sizes.G >= sizes.H:
-        return (
-            f"{sizes.G} key/value heads for {sizes.H} query heads: there are no groups"
-        )
-    if options.kv_index is not None and not is_adjacent(
-        options.kv_index, sizes.H, sizes.G
-    ):
-        return "kv_index names no equal, adjacent groups: K and V are picked for each query head"
     return None
 
 

@@ -95,29 +95,28 @@ def _together(
 
 def _apart(call: _Call, path: paths.Path, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Each document over its own keys, cut out by `split`: the gradient of a slice would be as long as the whole."""
-    outs = []
-    counts = [group.n for group in path.documents]
-    parts = (torch.split(x, counts) for x in (q, k, v))
-    for group, q_b, k_b, v_b in zip(path.documents, *parts, strict=True):
-        edges = {0, k.shape[2]}.union(*[rows.keys for rows in group.rows])
-        starts = sorted(edges)
-        lengths = [stop - start for start, stop in pairwise(starts)]
-        keys, values = (
-            dict(zip(starts, torch.split(x, lengths, 2), strict=False))
-            for x in (k_b, v_b)
-        )
-        q_parts = torch.split(q_b, [rows.n for rows in group.rows], 2)
-        of_group = []
-        for rows, q_p in zip(group.rows, q_parts, strict=True):
+    outs, S = [], k.shape[2]
+    counts = [n for n, _ in path.documents]
+    groups = (torch.split(x, counts) for x in (q, k, v))
+    for (n, stretches), q_n, k_n, v_n in zip(path.documents, *groups, strict=True):
+        edges = sorted({0, S}.union(*[rows.keys for rows in stretches]))
+        lengths = [stop - start for start, stop in pairwise(edges)]
+        keys = dict(zip(edges, torch.split(k_n, lengths, 2), strict=False))
+        values = dict(zip(edges, torch.split(v_n, lengths, 2), strict=False))
+        q_parts = torch.split(q_n, [rows.n for rows in stretches], 2)
+        parts = []
+        for rows, q_p in zip(stretches, q_parts, strict=True):
             if rows.path is None:
-                of_group.append(q_p.new_zeros(*q_p.shape[:3], v.shape[3]))
-                continue
-            k_p, v_p = keys[rows.keys[0]], values[rows.keys[0]]
-            axes = group.n, q.shape[1], rows.n, k_p.shape[2]
-            grid = _grid(axes, q.device)
-            of_group.append(_together(call, rows.path, grid, q_p, k_p, v_p))
-        outs.append(_joined(of_group, 1))
-    return _joined(outs, 0)
+                part = q_p.new_zeros(*q_p.shape[:3], v.shape[3])
+            else:
+                k_p, v_p = keys[rows.keys[0]], values[rows.keys[0]]
+                grid = _grid((n, q.shape[1], rows.n, k_p.shape[2]), q.device)
+                part = _together(call, rows.path, grid, q_p, k_p, v_p)
+            parts.append(part.transpose(1, 2))
+        outs.append(torch.cat(parts, 1))
+    # in the order in which the kernel writes: tokens before heads
+    joined = outs[0] if len(outs) == 1 else torch.cat(outs)
+    return joined.transpose(1, 2)
 
 
 def _in_blocks(
@@ -130,7 +129,7 @@ def _in_blocks(
     assert path.band is not None
     k, v = k[:, :, path.keys], v[:, :, path.keys]
     low, high = path.band[0] - path.first, path.band[1] - path.first
-    (B, H, T, _), S, (block, width) = q.shape, k.shape[2], path.block
+    (B, H, T, _), S, (block, width) = q.shape, k.shape[2], paths.block_of(low, high)
     n = -(-T // block)
     padding = (0, 0, -low, (n - 1) * block + width + low - S)
     k, v = (
@@ -155,13 +154,6 @@ def _in_blocks(
     )
     out = out.reshape(n, B, H, block, -1).permute(1, 2, 0, 3, 4)
     return out.flatten(2, 3)[:, :, :T]
-
-
-def _joined(outs: list[Tensor], axis: int) -> Tensor:
-    """Joined by documents (0) or tokens (1), in the order in which the kernel writes: tokens before heads."""
-    if len(outs) == 1:
-        return outs[0]
-    return torch.cat([out.transpose(1, 2) for out in outs], axis).transpose(1, 2)
 
 
 def trace(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Trace[Tensor]:
@@ -237,8 +229,10 @@ class _Call:
     ) -> Tensor:
         """One call of torch's fused attention: (B,H,T,E). The mask is bool or added; no row of it is empty."""
         B, H, T, _ = q.shape
-        G, width = k.shape[1], v.shape[-1]
+        G, width, dtype = k.shape[1], v.shape[-1], q.dtype
         if self.sink_h11 is not None:
+            # half precision would round the sink to 8 or 11 bits
+            q, k, v = (x.to(self.dtype) for x in (q, k, v))
             # blocks have the heads of all documents
             sink = self.sink_h11.flatten().repeat(H // self.sizes.H)
             q, k, v, mask = _sink_as_key(q, k, v, mask, sink, self.scale)
@@ -255,11 +249,12 @@ class _Call:
         # added at the end, it brings back the NaN that FEW_KEYS speaks of
         zero_or_nan = None
         # A compiler does not compare the length, or it would make two graphs.
-        is_short = torch.compiler.is_compiling() or k.shape[2] < FEW_KEYS
-        if mask is None and is_short and q.device.type == "cpu":
-            zero_or_nan = _zero_or_nan(q, k, causal)
-        # The heads of a group take the place of the queries: K and V are read once a group. A single query has no
-        # causal flag: `paths.choose` gives it GROUPED, or a mask.
+        may_hide = mask is None and q.device.type == "cpu"
+        if may_hide and not torch.compiler.is_compiling() and k.shape[2] < FEW_KEYS:
+            zeros = by_group(q, k.transpose(-1, -2)) * 0
+            zero_or_nan = (zeros.tril() if causal else zeros).sum(-1, keepdim=True)
+        # The heads of a group take the place of the queries: K and V are read once a group. A single query never has
+        # the causal flag.
         if T == 1 and G < H:
             q = q.reshape(B, G, H // G, q.shape[-1])
             if mask is not None and mask.shape[1] == H:
@@ -269,7 +264,7 @@ class _Call:
         out = F.scaled_dot_product_attention(
             q, k, v, mask, self.dropout, causal, scale=self.scale, enable_gqa=has_groups
         )
-        out = out.reshape(B, H, T, out.shape[-1])[..., :width]
+        out = out.reshape(B, H, T, -1)[..., :width].to(dtype)
         return out if zero_or_nan is None else out + zero_or_nan
 
 
@@ -349,19 +344,6 @@ def _dense(
     return _Seen(allowed, bias, rows, alive)
 
 
-def _zero_or_nan(q: Tensor, k: Tensor, causal: bool) -> Tensor:
-    """(B,H,T,1): NaN for each query that holds NaN or inf, or sees a key that holds NaN; 0 for the others."""
-    # NaN or inf times 0 is NaN, and all else 0. Inf counts, too, for its score with a key that holds 0 is NaN. (Where
-    # it makes every score -inf, the explicit path differs: it takes the row for an empty one, and gives 0.)
-    of_queries = (q * 0).sum(-1, keepdim=True)
-    nan_keys = k.isnan().any(-1)  # (B,G,S)
-    # Under the causal flag T is S and query i sees keys 0 to i: place i of the running count is for query i, (B,G,T).
-    # Without the flag (and without a mask, see the caller) each query sees all keys: (B,G,1).
-    sees_nan = nan_keys.cumsum(-1) > 0 if causal else nan_keys.any(-1, keepdim=True)
-    sees_nan = sees_nan.repeat_interleave(q.shape[1] // k.shape[1], 1)
-    return of_queries.masked_fill(sees_nan[..., None], math.nan)
-
-
 def _sink_as_key(
     q: Tensor,
     k: Tensor,
@@ -370,43 +352,25 @@ def _sink_as_key(
     sink_h: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """The sink as a last key: queries get features whose products with this key's numbers add up to sink / scale.
+    """The sink as a last key: queries get one more feature, whose product with this key's number is sink / scale.
 
-    With n features, D being the width before:
+    With D being the width before:
 
-                        D              n
-        queries     q           |  features     the sum of features * factors is sink / scale
+                        D           1
+        queries     q           |  sink / scale
         keys        k           |  0
-        the sink    0           |  factors      the last key; its value is 0
+        the sink    0           |  1            the last key; its value is 0
 
-    The other keys have zeros there. Half precision takes several features, so that the sum keeps the 24 bits of the
-    sink (three times the 8 of bfloat16), and float16, which ends at 65504, two that count 2^15 times. A feature times
-    a key's zero must be zero, and the kernel must not overflow, so an infinite sink becomes a large one.
+    A feature times a key's zero must be zero, and the kernel must not overflow, so an infinite sink becomes a large
+    one.
     """
-    factors = [1.0] if q.dtype.itemsize >= 4 else [1.0] * 3
     # The kernel scales the sum of a score's products, the sink's among them: a quarter leaves them room.
     most = torch.finfo(q.dtype).max / (4 * max(1.0, abs(scale)))
-    if q.dtype == torch.float16:
-        # Rounding leaves up to 2^19 of a large sink, too much for a feature that counts once: so a second counts 2^15
-        # times. Small sinks are lost in those two, and need both of the others for their 24 bits.
-        factors = [2.0**15, 2.0**15, 1.0, 1.0]
-        # below 2^31: sums, which are in float32, have room
-        most = torch.finfo(q.dtype).max * factors[0]
     # `scale` is not near 0: `paths.why_explicit` keeps such calls away.
-    # what the features so far do not add up to
-    left = (sink_h / scale).clamp(-most, most)
-    parts = []
-    for factor in factors:
-        # Only the features that count once carry the gradient: times 2^15 it would leave the range of float16.
-        parts.append((left if factor == 1 else left.detach() / factor).to(q.dtype))
-        left = left - parts[-1].to(left.dtype) * factor
-    # (H,n) -> (B,H,T,n)
-    features = torch.stack(parts, -1)[None, :, None].expand(
-        q.shape[0], -1, q.shape[2], -1
-    )
-    sink_key = F.pad(k.new_tensor(factors), (k.shape[-1], 0))
-    q = torch.cat([q, features], -1)
-    k = torch.cat([F.pad(k, (0, len(parts))), sink_key.expand(*k.shape[:2], 1, -1)], 2)
+    feature_h11 = (sink_h / scale).clamp(-most, most)[:, None, None]
+    q = torch.cat([q, feature_h11.expand(q.shape[0], -1, q.shape[2], 1)], -1)
+    sink_key = F.pad(k.new_ones(1), (k.shape[-1], 0)).expand(*k.shape[:2], 1, -1)
+    k = torch.cat([F.pad(k, (0, 1)), sink_key], 2)
     v = F.pad(v, (0, 0, 0, 1))
     if mask is not None:
         # Expanded first: a mask of one column for all keys must not get a second one.
@@ -498,7 +462,7 @@ class Rotation:
         # YaRN multiplies cosines and sines by a factor
         self.frequencies, self.factor = rope.frequencies(head_dim)
         # cosines and sines, by position
-        self._table = torch.empty(0, self.dim // 2), torch.empty(0, self.dim // 2)
+        self._table = torch.empty(2, 0, self.dim // 2)
 
     def __call__(
         self, x_bhtd: Tensor, start: int, positions: Tensor | None = None
@@ -506,43 +470,38 @@ class Rotation:
         """x (B,H,T,D) rotated; position of the first token `start`, or `positions` (T,) or (B,T) of all."""
         cos, sin = self._angles(x_bhtd, start, positions)
         edge = -self.dim if self.last else self.dim
-        first, second = x_bhtd.tensor_split([edge], -1)
-        rotated, rest = (second, first) if self.last else (first, second)
+        parts = list(x_bhtd.tensor_split([edge], -1))
+        x = parts[self.last]
         if self.rope.interleaved:
-            a, b = rotated[..., 0::2], rotated[..., 1::2]
+            a, b = x[..., 0::2], x[..., 1::2]
+            turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
         else:
-            a, b = rotated.chunk(2, -1)
-        turned = [a * cos - b * sin, b * cos + a * sin]
-        if self.rope.interleaved:
-            rotated = torch.stack(turned, -1).flatten(-2)
-        else:
-            rotated = torch.cat(turned, -1)
-        rotated = rotated.to(x_bhtd.dtype)
-        if not rest.shape[-1]:
-            return rotated
-        return torch.cat([rest, rotated] if self.last else [rotated, rest], -1)
+            a, b = x.chunk(2, -1)
+            turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+        parts[self.last] = turned.to(x_bhtd.dtype)
+        is_whole = self.dim == x_bhtd.shape[-1]
+        return parts[self.last] if is_whole else torch.cat(parts, -1)
 
-    def _angles(
-        self, x_bhtd: Tensor, start: int, positions: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, (T, dim/2) or (B, 1, T, dim/2)."""
+    def _angles(self, x_bhtd: Tensor, start: int, positions: Tensor | None) -> Tensor:
+        """Cosines and sines, (2, T, dim/2) or (2, B, 1, T, dim/2)."""
         device, end = x_bhtd.device, start + x_bhtd.shape[2]
         if positions is not None:
-            cos, sin = self._cos_sin(positions.to(device))
-            return (cos[:, None], sin[:, None]) if positions.ndim == 2 else (cos, sin)
+            angles = self._cos_sin(positions.to(device))
+            return angles[:, :, None] if positions.ndim == 2 else angles
         # A table kept while torch traces would hold symbols, and its size would be a reason to compile again.
         # A subclass of Tensor stands for such symbols.
         if type(x_bhtd) is not Tensor or torch.compiler.is_compiling():
             return self._cos_sin(torch.arange(start, end, device=device))
-        cos, sin = self._table
-        if len(cos) < end or cos.device != device:
-            # Twice as long: a text that grows by a token makes few tables. One assignment: other threads read it, too.
-            length = max(end, 2 * len(cos))
-            cos, sin = self._table = self._cos_sin(torch.arange(length, device=device))
-        return cos[start:end], sin[start:end]
+        table = self._table
+        if table.shape[1] < end or table.device != device:
+            # twice as long: a text that grows by a token makes few tables
+            length = max(end, 2 * table.shape[1])
+            table = self._cos_sin(torch.arange(length, device=device))
+            self._table = table
+        return table[:, start:end]
 
-    def _cos_sin(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of these positions in float32, (..., dim/2), by way of float64.
+    def _cos_sin(self, positions: Tensor) -> Tensor:
+        """Cosines and sines of these positions in float32, (2, ..., dim/2), by way of float64.
 
         At position 100,000 an angle in float32 would be off by 0.004.
         """
@@ -557,5 +516,4 @@ class Rotation:
             )
             angles = positions.clone()[..., None].double() * frequencies
             both = torch.stack([angles.cos(), angles.sin()]) * self.factor
-            cos, sin = both.float().to(device).unbind()
-            return cos, sin
+            return both.float().to(device)

@@ -78,12 +78,7 @@ def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
         if not (folder / name).exists():
             raise HeadwiseError(f"{folder} has no {name}")
     try:
-        fields = {**described["headwise"]}
-        if fields.pop("windows", None):
-            raise HeadwiseError(
-                "windows: layers with windows are of an earlier version"
-            )
-        config = GPTConfig(**fields)
+        config = GPTConfig(**described["headwise"])
     except HeadwiseError as error:
         raise HeadwiseError(f"{path}: {error}") from None
     except (KeyError, TypeError) as error:

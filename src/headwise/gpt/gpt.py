@@ -6,9 +6,9 @@ residual blocks: x + attention(norm(x)), then x + feed_forward(norm(x)).
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import math
+import runpy
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,9 +34,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-# No size exceeds it: larger ones would loop for hours over layers and heads before memory is asked for, and the largest
-# matrix, of n_heads * head_dim rows and d_model columns, has fewer than 2^63 bytes, as torch wants. A round choice.
-MOST = 2**20
 OPTIONAL_SIZES = ("n_kv_heads", "head_dim", "d_ff")
 SIZES = ("vocab_size", "context", "n_layers", "n_heads", "d_model", *OPTIONAL_SIZES)
 CHOICES = {
@@ -89,12 +86,8 @@ class GPTConfig:
         for name in SIZES:
             if getattr(self, name) is None and name in OPTIONAL_SIZES:
                 continue
-            size = require_size(name, getattr(self, name))
-            if size > MOST:
-                raise HeadwiseError(
-                    f"{name}={size:,} is more than headwise builds, {MOST:,}"
-                )
-            vars(self)[name] = size  # a frozen record has no assignment to its fields
+            # a frozen record has no assignment to its fields
+            vars(self)[name] = require_size(name, getattr(self, name))
         for name in ("norm_eps", "rope_theta", "init_std"):
             value = getattr(self, name)
             if not (isinstance(value, int | float) and 0 < value < math.inf):
@@ -192,25 +185,7 @@ def register_file(place: str) -> str:
         raise HeadwiseError(
             f"attention={place!r} names no class in a file; pass FILE:CLASS, such as attention.py:Mine"
         )
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return register(getattr(module, name, None), f"{path}:{name}")
-
-
-class InputCache:
-    """What a class without a cache of its own has read: the inputs (B,T,C), which it reads again at each step."""
-
-    inputs: Tensor | None = None
-
-    @property
-    def length(self) -> int:
-        return 0 if self.inputs is None else self.inputs.shape[1]
-
-    def join(self, x: Tensor) -> Tensor:
-        self.inputs = x if self.inputs is None else torch.cat([self.inputs, x], 1)
-        return self.inputs
+    return register(runpy.run_path(str(path)).get(name), f"{path}:{name}")
 
 
 class OwnAttention(nn.Module):
@@ -241,11 +216,16 @@ class OwnAttention(nn.Module):
                 )
         self.module = kind(**arguments)
 
-    def forward(self, x: Tensor, cache: InputCache | None = None) -> Tensor:
+    def forward(self, x: Tensor, cache: KVCache | None = None) -> Tensor:
         if not self.is_checked and x.shape[1] > 1:
             self._check(x[:1].detach())
             self.is_checked = True
-        return self._call(x if cache is None else cache.join(x))[:, -x.shape[1] :]
+        inputs = x
+        # A class without a cache of its own reads all inputs again at each step: they are kept as keys.
+        if cache is not None:
+            kept, _ = cache.append(x[:, None], x[:, None, :, :0])
+            inputs = kept[:, 0]
+        return self._call(inputs)[:, -x.shape[1] :]
 
     def _call(self, x: Tensor) -> Tensor:
         """Each input that the class asks for is x; a mask (T,T) is True where a token may be attended."""
@@ -385,8 +365,6 @@ class GPT(nn.Module):
 
     def new_caches(self) -> list[KVCache]:
         """One empty cache for each layer."""
-        if self.config.own_attention is not None:
-            return [InputCache() for _ in self.blocks]  # type: ignore[misc]  # it has `length`, all that is read here
         return [KVCache() for _ in self.blocks]
 
     @property

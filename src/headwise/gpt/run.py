@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -187,11 +188,9 @@ def run_training(
 def film_of(folder: Path, corpus: Corpus, config: GPTConfig, recipe: Recipe) -> Film:
     """The film of a training, on its example."""
     ids = corpus.tokens.prompt(corpus.example)[: min(FILMED, config.context)]
-    heads = []
-    for layer in range(config.n_layers):
-        heads += [head_name(layer, head) for head in range(config.n_heads)]
+    places = product(range(config.n_layers), range(config.n_heads))
     about = {
-        "heads": heads,
+        "heads": [head_name(*place) for place in places],
         "tokens": list(corpus.tokens.shown(ids)),
         "steps": recipe.steps,
     }

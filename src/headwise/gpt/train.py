@@ -14,7 +14,7 @@ import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -53,7 +53,6 @@ class Progress:
     step: int
     steps: int
     loss: float
-    tokens_per_second: float
     held_out_loss: float | None  # on the steps that are evaluated
 
 
@@ -89,14 +88,13 @@ class Film:
     def see(self, model: GPT, step: int) -> None:
         """Take a frame where the step is due."""
         steps = self.about["steps"]
-        # The first steps, where most happens, one by one: 0, 1, 2, 4, 8, ...; then evenly, and the last.
-        due = {0, *(2**n for n in range(FRAMES // 2) if 2**n < steps)}
-        due |= {steps * n // 9 for n in range(1, 10)}
+        # most of the first steps, where most happens, and the last
+        due = {round(steps * (n / (FRAMES - 1)) ** 3) for n in range(FRAMES)}
         if step not in due:
             return
-        frames = read_json(self.path)["frames"] if step and self.path.exists() else []
-        if step in [frame["step"] for frame in frames]:
-            return
+        # a training that goes on may see a step again
+        seen = read_json(self.path)["frames"] if self.path.exists() else []
+        frames = [frame for frame in seen if frame["step"] < step]
         maps = maps_on(model, self.ids).numpy().tobytes()
         frame = {"step": step, "maps": b64encode(maps).decode("ascii")}
         write_whole(self.path, json.dumps({**self.about, "frames": [*frames, frame]}))
@@ -111,12 +109,12 @@ def maps_on(model: GPT, ids: list[int]) -> Tensor:
         maps.append(trace(call.q, call.k, call.v, call.options).weights[0])
 
     training = model.training
-    with ExitStack() as stack:
-        for attention in model.modules():
-            if isinstance(attention, MultiHeadAttention):
-                attention.watchers.append(keep)
-                stack.callback(attention.watchers.remove, keep)
-        model.eval()(torch.tensor([ids]))
+    layers = [m for m in model.modules() if isinstance(m, MultiHeadAttention)]
+    for layer in layers:
+        layer.watchers.append(keep)
+    model.eval()(torch.tensor([ids]))
+    for layer in layers:
+        layer.watchers.remove(keep)
     model.train(training)
     return (255 * torch.cat(maps)).round().byte()
 
@@ -143,8 +141,7 @@ def train(
     )
     start = state.restore()
     interval = min(max(1, recipe.steps // EVALUATIONS), LONGEST_WAIT)
-    saved_at = reported_at = time.monotonic()
-    tokens_read = 0  # since the last report
+    saved_at = time.monotonic()
     try:
         with interrupts() as interrupted:
             if film is not None:
@@ -162,7 +159,6 @@ def train(
                 number = take_step(
                     loss, weights, state.optimizers, done - 1, rate, recipe.clip
                 )
-                tokens_read += batch[0].numel()
                 if film is not None:
                     film.see(model, done)
                 is_last, held_out = done == recipe.steps, None
@@ -173,9 +169,7 @@ def train(
                     require_finite(done, held_out_loss=held_out)
                     state.curve.append((done, number, held_out))
                 if held_out is not None or done % REPORTED == 0:
-                    speed = tokens_read / (time.monotonic() - reported_at)
-                    report(Progress(done, recipe.steps, number, speed, held_out))
-                    tokens_read, reported_at = 0, time.monotonic()
+                    report(Progress(done, recipe.steps, number, held_out))
                 # Asked once a step: a Ctrl-C that comes while the state is being saved is for the next step.
                 stopping = interrupted()
                 if stopping or is_last or time.monotonic() - saved_at > save_seconds:
@@ -218,12 +212,8 @@ class State:
         self.curve = [(int(step), *losses) for step, *losses in curve]
         # before the first step there are weights alone
         shapes = {name: weight.shape for name, weight in self._tensors().items()}
-        weights_saved = {
-            name: tensor.shape
-            for name, tensor in saved.items()
-            if name.startswith("model.")
-        }
-        if weights_saved != shapes:
+        of_file = {n: x.shape for n, x in saved.items() if n.startswith("model.")}
+        if of_file != shapes:
             raise HeadwiseError(
                 f"{self.path} is the state of another model; resume with the settings it began with"
             )
@@ -239,9 +229,7 @@ class State:
 
     def _tensors(self) -> dict[str, Tensor]:
         """The weights and the moments by their names in the file."""
-        tensors = {
-            f"model.{name}": weight.detach() for name, weight in self.weights.items()
-        }
+        tensors = {f"model.{name}": x.detach() for name, x in self.weights.items()}
         for n, optimizer in enumerate(self.optimizers):
             for index, moments in optimizer.state_dict()["state"].items():
                 for name, moment in moments.items():

@@ -1,4 +1,4 @@
-"""Which path a call of the layer takes, why not another, and what it costs."""
+"""Which path a call of the layer takes, why not another, and its operations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headwise.errors import HeadwiseError
 from headwise.layer.layer import MultiHeadAttention
 from headwise.masks import Mask
 from headwise.spec import Sizes, check_per_head
-from headwise.table import BINARY, DECIMAL, plural, scaled
+from headwise.table import DECIMAL, plural, scaled
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,12 @@ class Explanation:
     """The way of one call.
 
     Attributes:
-        path: the way taken: "fused", "fused causal", "fused masked", "fused blocks", "fused apart", "grouped decode" or
-            "explicit"; the top of `headwise.backends.paths` explains them
+        path: the way taken: "fused", "fused causal", "fused masked", "fused blocks", "fused apart" or "explicit"; the
+            top of `headwise.backends.paths` explains them
         refused: for each other way the reason
         sizes: B, H, G, T, S, D, E; S counts what a cache holds
         keys: the number of keys read, after windows have cut K and V
         flops: of the projections and of the attention products, a multiplication and an addition counting 2
-        bytes: read and written at least once: weights, x and result, q, k, v and heads; `maps`, the (B,H,T,S) numbers
-            of the explicit path; the tensor of a mask is not counted
     """
 
     path: str
@@ -36,22 +34,15 @@ class Explanation:
     sizes: Sizes
     keys: int
     flops: dict[str, int]
-    bytes: dict[str, int]
 
-    @property
-    def summary(self) -> str:
-        """The way and what it reads, in one line."""
+    def __str__(self) -> str:
         B, H, G, T, S, _, _ = self.sizes
         queries = "1 query" if T == 1 else f"{T} queries"
         heads, groups = plural(H, "head"), plural(G, "head")
-        return f"{self.path}: {queries} of {heads} read {self.keys} of {S} keys of {groups}, batch {B}"
-
-    def __str__(self) -> str:
-        lines = [
-            self.summary,
-            f"  flops  {_parts(self.flops, 1000, DECIMAL)}",
-            f"  bytes  {_parts(self.bytes, 1024, BINARY)}",
-        ]
+        summary = f"{self.path}: {queries} of {heads} read {self.keys} of {S} keys of {groups}, batch {B}"
+        counts = {"": sum(self.flops.values()), **self.flops}
+        flops = [f"{scaled(n, 1000, DECIMAL)} {name}" for name, n in counts.items()]
+        lines = [summary, f"  flops  {flops[0]}= {' + '.join(flops[1:])}"]
         lines += [f"  not {name}: {reason}" for name, reason in self.refused.items()]
         return "\n".join(lines)
 
@@ -110,30 +101,4 @@ def explain(
         sizes=sizes,
         keys=path.last - path.first,
         flops=flops,
-        bytes=_bytes(layer, x, sizes, path),
-    )
-
-
-def _bytes(
-    layer: MultiHeadAttention, x: Tensor, sizes: Sizes, path: paths.Path
-) -> dict[str, int]:
-    # The names are explained at `Explanation.bytes`.
-    spec, (B, H, G, T, _, D, E) = layer.spec, sizes
-    size, keys = x.element_size(), path.last - path.first
-    counts = {
-        "weights": sum(p.numel() * p.element_size() for p in layer.parameters()),
-        "x and result": B * T * (spec.d_in + spec.d_out) * size,
-        "q, k, v and heads": B * (H * T + G * keys) * (D + E) * size,
-    }
-    if path.name == paths.EXPLICIT:
-        # scores, their exp, weights; in float32 or wider
-        counts["maps"] = 3 * B * H * T * keys * max(4, size)
-    return counts
-
-
-def _parts(counts: dict[str, int], base: int, units: tuple[str, ...]) -> str:
-    # Such as "5 M = 4 M projections + 1 M attention".
-    total = scaled(sum(counts.values()), base, units)
-    return f"{total} = " + " + ".join(
-        f"{scaled(count, base, units)} {name}" for name, count in counts.items()
     )

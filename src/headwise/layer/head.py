@@ -1,4 +1,4 @@
-"""Heads as objects: hand one out, take some away, put them in another order."""
+"""Heads as objects: hand one out, take some away."""
 
 from __future__ import annotations
 
@@ -218,16 +218,6 @@ def without(layer: LayerT, heads: Sequence[int]) -> LayerT:
             f"all {layer.spec.n_heads} heads are to go; a layer needs one"
         )
     return _selected(layer, kept)
-
-
-def permuted(layer: LayerT, order: Sequence[int]) -> LayerT:
-    """A layer whose head i is head order[i] of `layer`; key/value heads follow in the order in which they are read."""
-    wanted = [Heads(layer)[head].index for head in order]
-    if sorted(wanted) != list(range(layer.spec.n_heads)):
-        raise HeadwiseError(
-            f"order={list(order)} is no permutation of the {layer.spec.n_heads} heads 0 to {layer.spec.n_heads - 1}"
-        )
-    return _selected(layer, wanted)
 
 
 @torch.no_grad()

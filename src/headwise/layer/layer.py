@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from headwise.backends.cache import KVCache
 from headwise.backends.torch_ import Rotation, attend
 from headwise.errors import HeadwiseError, refuses_foreign
-from headwise.layer.head import Heads, permuted, without
+from headwise.layer.head import Heads, without
 from headwise.layer.projections import ELSEWHERE, AttentionLayer, check_rolling
 from headwise.masks import Mask
 from headwise.positions import RoPE
@@ -94,9 +94,8 @@ class MultiHeadAttention(AttentionLayer):
         """The heads, one by one: `layer.heads[3].wq` is head 3's own slice, to read and to write."""
         return Heads(self)
 
-    # Functions of `layer.head` as methods: another layer with fewer heads, or with them in another order.
+    # a function of `layer.head` as a method: another layer with fewer heads
     without = without
-    permuted = permuted
 
     @refuses_foreign(ELSEWHERE["called"])
     def forward(
@@ -204,24 +203,11 @@ class MultiHeadAttention(AttentionLayer):
     def batched(
         self, x: Tensor, context: Tensor | None, values: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The inputs of a call as (B,T,width) each. Values that are the context become None, and both if they are x.
-
-        Raises:
-            HeadwiseError: for what is no tensor, and where some have the axis of documents and others not.
-        """
+        """The inputs of a call as (B,T,width) each. Values that are the context become None, and both if they are x."""
         for name, tensor in (("x", x), ("context", context), ("values", values)):
-            if isinstance(tensor, Mask):
-                raise HeadwiseError(
-                    f"{name} is {tensor!r}; layer(q, k, v) takes tensors there, and a mask as mask="
-                )
             if not isinstance(tensor, Tensor) and (tensor is not None or name == "x"):
                 raise HeadwiseError(
-                    f"{name} is a {type(tensor).__name__}; the layer takes torch.as_tensor({name})"
-                )
-            if tensor is not None and x.ndim == 2 and tensor.ndim != 2:
-                raise HeadwiseError(
-                    f"x has shape {tuple(x.shape)}, one document, and {name} {tuple(tensor.shape)}; pass both with the "
-                    f"axis of documents, or both without"
+                    f"{name} is a {type(tensor).__name__}; the layer takes torch.as_tensor({name}), and a mask as mask="
                 )
         # layer(x, m, m) is layer(x, m), and layer(x, x, x) is layer(x), as the paper writes self attention. But
         # layer(x, x) stays cross attention: a context alone asks for that.
@@ -270,18 +256,11 @@ class MultiHeadAttention(AttentionLayer):
         # self attention: x has to serve for keys and values, too
         elif cache is None or not cache.holds_context:
             spec = self.spec
-            if spec.d_context != spec.d_in:
-                what, remedy = f"keys of width d_context={spec.d_context}", "context="
-            elif spec.d_values != spec.d_in:
-                what, remedy = (
-                    f"values of width d_values={spec.d_values}",
-                    "context= and values=",
+            if not spec.d_in == spec.d_context == spec.d_values:
+                raise HeadwiseError(
+                    f"this layer reads keys of width d_context={spec.d_context} and values of width d_values="
+                    f"{spec.d_values}, and x has {spec.d_in}; pass context=, and values= where they differ"
                 )
-            else:
-                return
-            raise HeadwiseError(
-                f"this layer reads {what} and x has {spec.d_in}; pass {remedy}"
-            )
 
     def _check_context(
         self, x: Tensor, context: Tensor, cache: KVCache | None, values: Tensor | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -213,16 +214,14 @@ class AttentionLayer(nn.Module):
             raise HeadwiseError(
                 "positions= is for RoPE, and this layer has none; build it with rope=RoPE()"
             )
-        if (
-            not isinstance(positions, Tensor)
-            or positions.is_floating_point()
-            or positions.dtype == torch.bool
-        ):
-            raise HeadwiseError("positions= must be a tensor of whole numbers")
-        if tuple(positions.shape) not in (tuple(x.shape[:2]), (x.shape[1],)):
+        is_whole = isinstance(positions, Tensor) and not (
+            positions.is_floating_point() or positions.dtype == torch.bool
+        )
+        shapes = (x.shape[1],), tuple(x.shape[:2])
+        if not is_whole or tuple(positions.shape) not in shapes:
             raise HeadwiseError(
-                f"positions has shape {tuple(positions.shape)}; x has {x.shape[1]} tokens in {x.shape[0]} documents, "
-                f"so it must be ({x.shape[1]},) or {tuple(x.shape[:2])}"
+                f"positions= must be a tensor of whole numbers, one for each of {x.shape[1]} tokens of "
+                f"{x.shape[0]} documents, {shapes[0]} or {shapes[1]}"
             )
 
     def extra_repr(self) -> str:
@@ -238,23 +237,19 @@ def normed(norm: nn.Module, x: Tensor) -> Tensor:
 
 def check_rolling(window: int, mask: Mask | None) -> None:
     """A rolling cache has only the latest keys: the mask must want no others, and must not count from the first."""
-    parts = () if mask is None else mask.parts()
-    for part in parts:
+    lows = [-math.inf]  # the least j - i of each part with a bound
+    for part in () if mask is None else mask.parts():
         if part.counts_from_first():
             raise HeadwiseError(
                 f"{part!r} with a cache of window={window}: it counts from the first key, which rolls away; "
                 f"leave it out, or its offset, or use a growing cache"
             )
-    lefts = []  # how far back each part with a bound lets a query look
-    for part in parts:
         # of one query that stands at its own key
         low, _ = part.band(1, 1) or (None, None)
-        if low is not None:
-            lefts.append(-low)
-    if not lefts or min(lefts) > window:
-        reach = f"Window(left={min(lefts)})" if lefts else "no Window"
+        lows += [] if low is None else [low]
+    if max(lows) < -window:
         raise HeadwiseError(
-            f"a cache of window={window} drops what is older, and this layer looks further back: it has {reach}; "
+            f"a cache of window={window} drops what is older, and this layer looks further back with mask={mask}; "
             f"give the layer Window(left, 0) with left <= {window}, or use a growing cache"
         )
 
