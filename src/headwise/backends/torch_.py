@@ -264,7 +264,8 @@ class _Call:
         out = F.scaled_dot_product_attention(
             q, k, v, mask, self.dropout, causal, scale=self.scale, enable_gqa=has_groups
         )
-        out = out.reshape(B, H, T, -1)[..., :width].to(dtype)
+        out = out.reshape(B, H, T, -1)[..., :width]
+        out = out if out.dtype == dtype else out.to(dtype)
         return out if zero_or_nan is None else out + zero_or_nan
 
 
