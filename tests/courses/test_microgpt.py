@@ -1,4 +1,4 @@
-"""microgpt: a frozen run, and the published one, loss by loss and letter by letter."""
+"""microgpt: two files, one function; and the published run, loss by loss and letter by letter."""
 
 import math
 import random
@@ -6,9 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from headwise.courses import microgpt
+from headwise.courses import microgpt, microgpt_numpy
 from headwise.courses.microgpt import Draw, Value
 
 # All letters, so that the vocabulary is 27; the last name is longer than the context.
@@ -50,14 +51,30 @@ def test_sizes_and_documents() -> None:
         microgpt.replay([" "])
 
 
-def test_the_frozen_run() -> None:
+@pytest.mark.parametrize("module", [microgpt, microgpt_numpy])
+def test_the_frozen_run(module: object) -> None:
     told: list[tuple[int, float]] = []
     state = random.getstate()
     report = lambda step, loss: told.append((step, loss))  # noqa: E731
-    losses, samples = microgpt.replay(NAMES, STEPS, n_samples=5, report=report)
+    losses, samples = module.replay(NAMES, STEPS, n_samples=5, report=report)  # type: ignore[attr-defined]
     assert random.getstate() == state and told == list(enumerate(losses, 1))
     assert {step: losses[step - 1] for step in LOSSES} == pytest.approx(LOSSES, rel=CLOSE)
     assert samples == SAMPLES
+
+
+@pytest.mark.parametrize("name", ["a", "anna", "bartholomewalexander"])
+def test_the_gradient_by_hand_is_that_of_the_scalars(name: str) -> None:
+    draw = Draw(NAMES, 42)
+    ids = [26, *map(draw.characters.index, name), 26][:17]
+    scalars, arrays = microgpt.Learner(draw.weights), microgpt_numpy.Learner(draw.weights)
+    expected = scalars.loss(ids)
+    expected.backward()
+    arrays.gradient([0] * 17)  # what a longer document left behind must be gone
+    loss, slopes = arrays.gradient(ids)
+    assert loss == pytest.approx(expected.data, rel=1e-12)
+    grads = np.array([weight.grad for weight in scalars.weights])
+    assert all(np.abs(part).max() > 1e-5 for part in arrays.parts(grads))  # every matrix is tested by this
+    np.testing.assert_allclose(slopes, grads, rtol=0, atol=1e-12)
 
 
 def test_a_number_knows_its_slopes() -> None:
@@ -71,10 +88,13 @@ def test_a_number_knows_its_slopes() -> None:
 
 def test_the_command_prints_losses_and_names(tmp_path: Path) -> None:
     (tmp_path / "names.txt").write_text("\n".join(NAMES), encoding="utf-8")
-    words = [sys.executable, "-W", "error", "-m", "headwise.courses.microgpt", "names.txt", "2"]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300)
-    told = done.stdout.splitlines()
-    assert told[:2] == ["step    1  loss 3.2955", "step    2  loss 3.2969"] and len(told) == 22
+    told = []
+    for name in ("microgpt", "microgpt_numpy"):
+        words = [sys.executable, "-W", "error", "-m", f"headwise.courses.{name}", "names.txt", "2"]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300)
+        told.append(done.stdout.splitlines())
+    assert told[0] == told[1] and told[0][:2] == ["step    1  loss 3.2955", "step    2  loss 3.2969"]
+    assert len(told[0]) == 22
 
 
 @pytest.mark.slow
@@ -82,7 +102,9 @@ def test_the_published_run() -> None:
     if not NAMES_FILE.exists():
         pytest.skip(f"{NAMES_FILE} is absent (makemore's names.txt, 32,033 names)")
     names = NAMES_FILE.read_text(encoding="utf-8").splitlines()
-    losses, samples = microgpt.replay(names)
+    losses, samples = microgpt_numpy.replay(names)
     assert losses[:5] == pytest.approx(PUBLISHED_FIRST, rel=CLOSE)
     assert [round(loss, 4) for loss in losses[-3:]] == PUBLISHED_LAST
     assert samples == PUBLISHED_SAMPLES.split()
+    first, _ = microgpt.replay(names, 5, n_samples=0)
+    assert first == pytest.approx(PUBLISHED_FIRST, rel=CLOSE)

@@ -4,7 +4,7 @@
 
 The algorithm, its names and the order of its random draws are those of Karpathy's microgpt (2026), so the same list
 gives the same losses and the same samples. A dot product is one node of the graph here, and so is log(sum(exp)): ten
-times as fast as a node for each + and *.
+times as fast as a node for each + and *. `microgpt_numpy` does the same in arrays.
 """
 
 from __future__ import annotations
@@ -297,14 +297,16 @@ def replay(
     n_samples: int = 20,
     seed: int = 42,
     report: Callable[[int, float], object] = lambda step, loss: None,
+    learner: Callable[[dict[str, Any]], Any] = Learner,
 ) -> tuple[list[float], list[str]]:
     """Learn from one name a step, then write some: the loss of each step, in nats a token, and the samples.
 
-    steps   the rate falls to 0 in a line of 1,000: fewer steps are the beginning of it, more stretch it
-    report  gets the number of a step, from 1, and its loss
+    steps    the rate falls to 0 in a line of 1,000: fewer steps are the beginning of it, more stretch it
+    report   gets the number of a step, from 1, and its loss
+    learner  makes a model of the drawn weights: the one above, or that of `microgpt_numpy`
     """
     draw, losses = Draw(names, seed), []
-    model = Learner(draw.weights)
+    model = learner(draw.weights)
     for step in range(steps):
         losses.append(
             model.learn(draw.ids(step), step + 1, RATE * (1 - step / max(steps, STEPS)))
@@ -313,16 +315,16 @@ def replay(
     return losses, [draw.write(model.writer()) for _ in range(n_samples)]
 
 
-def main() -> None:
-    """The command line: NAMES [STEPS] -> losses, then samples."""
+def main(learner: Callable[[dict[str, Any]], Any]) -> None:
+    """The command line of this file and of `microgpt_numpy`: NAMES [STEPS] -> losses, then samples."""
     names = Path(sys.argv[1]).read_text(encoding="utf-8").splitlines()
     steps = int(sys.argv[2]) if len(sys.argv) > 2 else STEPS
 
     def report(step: int, loss: float) -> None:
         print(f"step {step:4}  loss {loss:.4f}")
 
-    print("\n".join(replay(names, steps, report=report)[1]))
+    print("\n".join(replay(names, steps, report=report, learner=learner)[1]))
 
 
 if __name__ == "__main__":
-    main()
+    main(Learner)
