@@ -125,11 +125,16 @@ class Target:
         source = self.source
         nodes = [source.definitions[name] for name in source.reach(self.name)]
         lines = [*source.lines]
-        numbers = [n for x in nodes for n in range(x.lineno - 1, x.end_lineno or 0)]
+        numbers: list[int] = []
+        for node in nodes:
+            first = node.lineno - 1
+            while first and lines[first - 1].startswith("#"):  # it belongs to it
+                first -= 1
+            numbers += range(first, node.end_lineno or 0)
         whole = "\n".join(lines[n] for n in numbers)
         classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
-        for node in classes * (self.kind == "layer"):
-            for method in methods_of(node):
+        for kind in classes * (self.kind == "layer"):
+            for method in methods_of(kind):
                 # what nothing calls, such as a helper for other callers, tells nothing
                 is_called = (
                     re.search(rf"\.{method.name}\b", whole) or method.name in CALLS
@@ -256,7 +261,8 @@ def build(target: Target, sizes: Settings, theirs: bool = False) -> Any:
     arguments: dict[str, Any] = {}
     for name, parameter in arguments_of(target.thing).items():
         plain, default = name.lower(), parameter.default
-        required = default is parameter.empty
+        # some write `n_heads=int`
+        required = default is parameter.empty or default in (int, float, bool)
         is_record = CALL["config"].fullmatch(plain) or (
             required
             and meaning_of(name) is None
@@ -854,7 +860,9 @@ def _bound(target: Target, call: Callable[..., Any], module: Any) -> Attention:
     masks = [
         name
         for name in filter(MASK.search, names)
+        # `head_mask` silences heads
         if not isinstance(parameters[name].default, bool)
+        and not CALL["nothing"].fullmatch(name)
     ]
     # of several the one that the code reads
     masks.sort(key=lambda name: len(re.findall(rf"\b{name.lower()}\b", code)) < 2)

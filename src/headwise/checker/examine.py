@@ -29,6 +29,7 @@ from headwise.checker import contract as size
 from headwise.checker.bugs import (
     UNKNOWN,
     Finding,
+    Settings,
     UncheckedError,
     Verdict,
     bug_named,
@@ -232,38 +233,9 @@ class Examiner:
             thing = copy.deepcopy(thing)  # it gets other weights, and gradients
             yield Built(thing, call_of(thing), thing)
             return
-        names = set(arguments_of(thing))
-        meanings = set(map(meaning_of, names))
-        attempts = [(args, False), (args, True)]
-        if "HEADS" in meanings:  # `dim_K` may be the width of keys
-            attempts.append(({"HEAD_DIM": size.WIDTH, **args}, False))
-        elif "HEAD_DIM" not in meanings and takes_all_three(
-            arguments_of(call_of(thing))
-        ):
-            # it is given heads, whose width is all that it knows
-            attempts.insert(0, ({"WIDTH": size.HEAD_DIM, **args}, False))
-        of_keys = [
-            name for name in names if re.fullmatch("(key|value|kv|[kv])_?dim", name)
-        ]
-        if of_keys and {"head_dim", "d_head", "dim_head"} & names:  # then of their text
-            attempts.append(({**dict.fromkeys(of_keys, size.WIDTH), **args}, False))
-        if {"d_in", "d_out"} <= names:
-            # Narrower than its input first, so that a scale by the wrong width shows, and a matrix on the wrong side.
-            attempts.insert(0, ({"d_out": size.WIDTH // 2, **args}, False))
-        widths = [
-            value
-            for name, value in self.target.namespace.items()
-            if name in self.read and type(value) is int and meaning_of(name) == "WIDTH"
-        ]
-        for width in widths[:1]:  # a constant of the file, of which a head is a part
-            heads = size.HEADS if width % size.HEADS == 0 else 4
-            fitting = {"HEADS": heads, "HEAD_DIM": width // heads}
-            attempts.append(({**fitting, **args}, False))
-        for name, number in re.findall(r"(\w+) = (\d+)\n", self.scope.code):
-            if meaning_of(name) == "HEAD_DIM":  # a width that stands in the code
-                attempts.append(({"WIDTH": 2 * int(number), **args}, False))
+        attempts = self._sizes()
         for sizes, theirs in attempts:  # the list grows in the loop
-            guessed = sizes.keys() - args.keys() - {"HEAD_DIM", "d_out"}
+            guessed = sizes.keys() - args.keys() - {"HEAD_DIM", "narrow"}
             self.target.guesses |= bool(guessed)
             try:
                 instance = build(self.target, sizes, theirs)
@@ -273,10 +245,6 @@ class Examiner:
                 if not guessed or "unexpected keyword" in str(error):
                     self.errors.append(error)
                 # a parameter, or a field of a config, of which nothing is known
-                if isinstance(error, AssertionError) and "HEADS" not in sizes:
-                    # a power of two may be wanted
-                    four = {"HEADS": 4, "WIDTH": 4 * size.HEAD_DIM}
-                    attempts.append(({**four, **args}, False))
                 is_asked = getattr(error, "key", "") in (
                     "asks_parameter",
                     "asks_config",
@@ -284,6 +252,51 @@ class Examiner:
                 if is_asked and not theirs and len(guessed) < 2:
                     name = vars(error)["facts"]["name"]
                     attempts += [({**sizes, name: x}, theirs) for x in GUESSES]
+
+    def _sizes(self) -> list[tuple[Settings, bool]]:
+        """What a class may be built with, the likeliest first, and whether its own defaults come before ours."""
+        thing, given = self.target.thing, dict(self.options.args)
+        names = arguments_of(thing)
+        meanings = [*map(meaning_of, names)]
+        if self.scope.says(r"/ (\w+\.)*(\w+_)?scal(e|ing)\b"):
+            given.setdefault("SCALE", size.VALUES["ROOT"])
+        if self.scope.says(r"window\w*\[0\]"):  # of an image
+            given.setdefault("WINDOW", (size.TOKENS, 1))
+        attempts: list[tuple[Settings, bool]] = [(given, False), (given, True)]
+
+        def add(sizes: Settings, place: int = len(attempts)) -> None:
+            attempts.insert(place, ({**sizes, **given}, False))
+
+        if "HEADS" in meanings:  # `dim_K` may be the width of keys
+            add({"HEAD_DIM": size.WIDTH})
+        elif "HEAD_DIM" not in meanings and takes_all_three(
+            arguments_of(call_of(thing))
+        ):
+            # it is given heads, whose width is all that it knows
+            add({"WIDTH": size.HEAD_DIM}, 0)
+        of_keys = [x for x in names if re.fullmatch("(key|value|kv|[kv])_?dim", x)]
+        if of_keys and {"head_dim", "d_head", "dim_head"} & names.keys():
+            add(dict.fromkeys(of_keys, size.WIDTH))  # of the text of keys
+        widths = [name for name in names if meaning_of(name) == "WIDTH"]
+        if len(widths) == 2:
+            # Narrower than its input first, so that a scale by the wrong width shows, and a matrix on the wrong side.
+            add({widths[1]: size.WIDTH // 2, "narrow": True}, 0)
+        kept = dict(self.target.namespace)
+        for name, value in self.target.namespace.items():
+            if CALL["config"].fullmatch(name):
+                kept |= vars(value) if hasattr(value, "__dict__") else {}
+        for name, value in kept.items():
+            is_read = type(value) is int and self.scope.says(rf"\b{name.lower()}\b")
+            if is_read and meaning_of(name) == "WIDTH":
+                # a constant of the file, of which a head is a part
+                heads = size.HEADS if value % size.HEADS == 0 else 4
+                add({"HEADS": heads, "HEAD_DIM": value // heads})
+        for name, number in re.findall(r"(\w+) = (\d+)\n", self.scope.code):
+            if meaning_of(name) == "HEAD_DIM":  # a width that stands in the code
+                add({"WIDTH": 2 * int(number)})
+        if "HEADS" not in given:  # a power of two may be wanted
+            add({"HEADS": 4, "WIDTH": 4 * size.HEAD_DIM}, len(attempts))
+        return attempts
 
     def _hoisted(self) -> Built | None:
         """A function that draws its weights in each call, as one that is handed those of a first call."""
@@ -1039,8 +1052,11 @@ class Examiner:
     def _lacks_output(self, trial: Trial) -> bool:
         """Has it several heads, no matrix W_O, and no other class that may hold it?"""
         w = trial.explanation.reading.weights
+        # a function that draws its weights shows a step, most often
+        draws = inspect.isfunction(self.target.thing) and not self.takes_weights
         if (
             w.n_heads < 2
+            or draws
             or self.target.kind != "layer"
             or w.matrices.get("o") is not None
             or trial.explanation.settings.get("residual")

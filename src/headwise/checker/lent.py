@@ -5,6 +5,7 @@ To lend another name is a function of that name in LENT, or in OF_NUMPY for thos
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import importlib
@@ -97,6 +98,9 @@ class Lazy:
         owner, count = Lazy.calls[-1]
         return vars(owner).setdefault(name or f"{cls.__name__}_{next(count)}", made)
 
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Nothing is kept of what a learner's class hands on."""
+
     def __init_subclass__(cls) -> None:
         for name in {"__call__", "call"} & vars(cls).keys():
             setattr(cls, name, _lazily(vars(cls)[name]))
@@ -112,6 +116,9 @@ class Lazy:
 
     def add_weight(self, *_: Any, shape: Any, **__: Any) -> Any:
         return drawn(shape)
+
+    def param(self, name: str, _: Any, shape: Any) -> Any:
+        return vars(self).setdefault(name, drawn(shape))
 
 
 def _lazily(call: Any) -> Any:
@@ -172,13 +179,46 @@ def unchanged(x: Any, *others: Any, **_: Any) -> Any:
     return (x, *alike) if alike else x
 
 
+class Unturned:
+    """Rotary positions of another file: as an object, a function or tables. What they are given stays as it is."""
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        arrays = [x for x in (*args, *named.values()) if np.ndim(x) > 1]
+        return unchanged(*arrays) if arrays else self
+
+    def __getattr__(self, name: str) -> Any:
+        if not re.search("rot|rope|cos|sin|freq|cache|forward|^to$", name):
+            raise AttributeError(name)
+        return self
+
+    def __getitem__(self, key: Any) -> Any:
+        return self
+
+    def __iter__(self) -> Any:
+        return iter((self, self))  # cosines and sines
+
+
 def matmul(a: Any, b: Any, transpose_a: bool = False, transpose_b: bool = False) -> Any:
     return (a.swapaxes(-1, -2) if transpose_a else a) @ (
         b.swapaxes(-1, -2) if transpose_b else b
     )
 
 
+def clones(*args: Any, **named: Any) -> Any:
+    """Copies of a module, as many as the other argument says."""
+    module, count = sorted((*args, *named.values()), key=lambda arg: type(arg) is int)
+    copies = [copy.deepcopy(module) for _ in range(count)]
+    return importlib.import_module("torch.nn").ModuleList(copies)
+
+
+def norm(*_: Any, **__: Any) -> Any:
+    """The identity, which stands in for every norm around an attention."""
+    return importlib.import_module("torch.nn").Identity()
+
+
 LENT: dict[str, Any] = {
+    **dict.fromkeys(("clones", "get_clones", "_get_clones"), clones),
+    **dict.fromkeys(("RMSNorm", "LayerNorm"), norm),
     "rearrange": rearrange,
     "repeat": rearrange,
     "reduce": rearrange,
@@ -246,4 +286,6 @@ def stand_in(name: str) -> Any:
     for place in (OF_NUMPY, vars(np)) if LIKE_NUMPY.match(name) else ():
         if last in place and not isinstance(place[last], types.ModuleType):
             return place[last]
+    if re.search(r"rope|rotar", last, re.I):
+        return Unturned()
     return LENT.get(last)

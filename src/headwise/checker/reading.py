@@ -35,7 +35,7 @@ from headwise.checker.contract import (
     unwrapped,
 )
 from headwise.checker.form import Weights
-from headwise.checker.lent import LENT, unchanged
+from headwise.checker.lent import LENT, Unturned, unchanged
 
 # Role -> the pattern of a whole name, from parts in names.toml: "wq", "qproj" and "toqueries" are q. The first
 # role that fits counts.
@@ -483,7 +483,9 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
         others = [n for n in target.source.numbers if 100 <= n < 1e7 and n != 10000.0]
         bases = [10000.0, *others[:3]]
     # Where they are a choice of the code, or made elsewhere, it may have made none.
-    optional = any(kept is unchanged for kept in inside.values()) or target.scope.says(
+    elsewhere = [*inside.values(), *target.namespace.values()]
+    optional = any(x is unchanged or isinstance(x, Unturned) for x in elsewhere)
+    optional |= target.scope.says(
         r"(cos|sin|rope|rotary)\w*(: [^,=)]*)? ?= ?none|use_(rope|rotary)"
     )
     for node in ast.walk(target.scope.tree):
@@ -546,6 +548,8 @@ def _extras(target: Target, parts: Parts, inside: Any, heads: Any) -> list[Setti
         slopes = to_array(value) if is_slope else None
         if slopes is not None and slopes.size == heads:
             extras = [{"slopes": slopes.ravel(), **extra} for extra in extras]
+    if re.search("[mg]qa|multi_?query|group", target.name, re.I):
+        extras += [{"shared": "KV"}]  # the first head of a matrix for all
     values = parts.weights.get("v", [])
     shape = set(values[0].value.shape) if len(values) > 1 else set()
     if len(shape) == 1 and "o" not in parts.weights:

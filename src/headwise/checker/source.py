@@ -43,7 +43,8 @@ HELPER = re.compile(
 )
 # What a text that attends has a name for.
 QUERIES = r"\b(w_?q\w*|q|q_\w+|to_q\w*|quer\w+|c_attn|consultas?)\b"
-_END = r"(_?(new|in|input|states?|heads?|x|vec\w*))?\w?$"  # what may follow: "k_new", "q_heads", "ks"
+# what may follow: "k_new", "q_heads", "ks"
+_END = r"(_?(new|in|input|states?|heads?|x|vec\w*|emb\w*|feat\w*|tensor))?\w?$"
 # Names of what attention takes: q, k_new, x_v, values, consultas.
 QUERY, KEY, VALUE = DATA = tuple(
     re.compile(rf"^(_|x_?|encodings_for_|input_?|in_|pre_?)*({words}){_END}", re.I)
@@ -335,9 +336,11 @@ def meanings_of(scope: Source, whole: Source, name: str) -> list[str]:
     told = own_text or _told(whole.text)
     # Ends of the keys: "may attend", "forbidden", "added"; "" is the end of every one.
     conventions = [told or next((rule["means"] for rule in rules), "")]
-    # A text may say what is added, and in an error message what True would mean: then either is right.
-    conventions += [rule["means"] for rule in rules[:1] if told and "text" in rule]
-    # What the rest of a file says may be of another mask than this one, where True hides.
+    # A text may say what is added, and in an error message what True would mean; and
+    # the rest of a file may speak of another mask. Then what the code does is right too.
+    if told:
+        is_open = [rule for rule in rules[:1] if "text" in rule or not own_text]
+        conventions += [rule["means"] for rule in is_open]
     if not own_text and scope.says(rf"masked_fill_?\((mask=)?{name}\b(?! *[=!]=)"):
         conventions.append("forbidden")
     return [meaning for meaning in ENCODINGS if meaning.endswith(tuple(conventions))]
@@ -615,7 +618,10 @@ def _import(
             if other := _module_of(near) if near else stand_in(whole):
                 value = other
                 lent += [] if near else [alias.name]
-        namespace[alias.asname or alias.name] = value or Stub(whole)
+        value = Stub(whole) if value is None else value
+        bound = alias.asname or alias.name
+        if not (isinstance(value, Stub) and bound in namespace):
+            namespace[bound] = value
     return lent
 
 

@@ -44,9 +44,11 @@ from headwise.checker.bugs import (
 )
 from headwise.checker.contract import (
     CALL,
+    Config,
     Options,
     Target,
     adapter_of,
+    is_config,
     meaning_of,
     value_of,
 )
@@ -488,12 +490,18 @@ def read_request(request: Mapping[str, Any]) -> tuple[Target, Callable[[], None]
         target.namespace = vars(module)
         is_loop = bool(source.numbers_of_lines)
         target.namespace.update(CALLED if is_loop else {})
-        if source.says(r"import \*"):
-            # of a file that is not here: sizes, by what their names mean
-            for word in set(names_of([source.tree], ast.Load)):
-                size = value_of(word, options.args)
-                if type(size) in (int, float) and meaning_of(word) is not True:
-                    target.namespace[word] = size
+        # Of a file that is not here: sizes, by what their names mean, and configs.
+        imported = [n for n in ast.walk(source.tree) if isinstance(n, ast.ImportFrom)]
+        words = {each.asname or each.name for node in imported for each in node.names}
+        if "*" in words:
+            words |= set(names_of([source.tree], ast.Load))
+        for word in words:
+            known = value_of(word, options.args)
+            is_size = type(known) in (int, float) and meaning_of(word) is not True
+            if is_size and (word.isupper() or "*" in words):
+                target.namespace[word] = known
+            elif is_config(word):
+                target.namespace[word] = Config(options.args, code=source.code)
         if torch := sys.modules.get(
             "torch"
         ):  # there is no graphics card, and none is needed
