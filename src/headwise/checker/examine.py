@@ -235,7 +235,9 @@ class Examiner:
             return
         attempts = self._sizes()
         for sizes, theirs in attempts:  # the list grows in the loop
-            guessed = sizes.keys() - args.keys() - {"HEAD_DIM", "narrow"}
+            guessed = sizes.keys() - args.keys() - size.VALUES.keys()
+            if "narrow" in sizes:
+                guessed = set()
             self.target.guesses |= bool(guessed)
             try:
                 instance = build(self.target, sizes, theirs)

@@ -1,4 +1,4 @@
-"""Stand-ins for what a machine may lack: einops, libraries that compute as NumPy does, parts of a layer in other files.
+"""Stand-ins for what a machine may lack: libraries that compute as NumPy does, parts of a layer in other files.
 
 To lend another name is a function of that name in LENT, or in OF_NUMPY for those libraries alone.
 """
@@ -28,44 +28,9 @@ def softmax(x: Any, axis: int = -1, **named: int) -> Any:
     return powers / powers.sum(axis, keepdims=True)
 
 
-def named_einsum(*args: Any) -> Any:
-    """einsum whose axes are words: "b p e, n e h -> b p n h", the text first or last."""
-    text = next(arg for arg in args if isinstance(arg, str))
-    arrays = [arg for arg in args if not isinstance(arg, str)]
-    words = dict.fromkeys(re.findall(r"[A-Za-z_]\w*", text))
-    letters = {word: chr(ord("a") + place) for place, word in enumerate(words)}
-    plain = re.sub(r"[A-Za-z_]\w*", lambda match: letters[match[0]], text)
-    return library_of(arrays[0]).einsum(plain.replace(" ", ""), *arrays)
-
-
-def rearrange(x: Any, pattern: str, reduction: str = "sum", **sizes: int) -> Any:
-    """einops.rearrange, repeat and reduce: "b t (h d) -> b h t d", h=4.
-
-    A new axis on the right is repeated; over one that is missing there the `reduction`, a method, is taken.
-    """
-    left, right = pattern.split("->")
-    part = r"\([^)]*\)|\w+"
-    count = len(x.shape) - len(re.findall(part, left))
-    free = " ".join(f"_{i}" for i in range(count))
-    sides: list[list[list[str]]] = []
-    for side in (left, right):
-        groups = re.findall(part, side.replace("...", free))
-        sides.append([re.findall(r"\w+", group) for group in groups])
-    sizes["1"] = 1
-    for names, size in zip(sides[0], x.shape, strict=True):
-        known = math.prod(int(sizes.get(name, 1)) for name in names)
-        sizes = {**dict.fromkeys(names, size // known), **sizes}
-    axes, wanted = ([n for names in side for n in names if n != "1"] for side in sides)
-    new = [name for name in wanted if name not in axes]
-    x = x.reshape([sizes[name] for name in axes])
-    for name in [name for name in axes if name not in wanted]:
-        x = getattr(x, reduction)(axes.index(name))
-        axes.remove(name)
-    x = x.reshape([*(sizes[name] for name in axes), *(1 for _ in new)])
-    order = [[*axes, *new].index(name) for name in wanted]
-    x = getattr(x, "permute", x.transpose)(order)
-    x = library_of(x).broadcast_to(x, [sizes[name] for name in wanted])
-    return x.reshape([math.prod(sizes[name] for name in names) for names in sides[1]])
+def named_einsum(pattern: str, *arrays: Any) -> Any:
+    """The einsum of fancy_einsum, whose axes are words and whose text comes first."""
+    return importlib.import_module("einops").einsum(*arrays, pattern)
 
 
 def attend(*args: Any, mask: Any = None, **named: Any) -> tuple[Any, Any]:
@@ -219,10 +184,6 @@ def norm(*_: Any, **__: Any) -> Any:
 LENT: dict[str, Any] = {
     **dict.fromkeys(("clones", "get_clones", "_get_clones"), clones),
     **dict.fromkeys(("RMSNorm", "LayerNorm"), norm),
-    "rearrange": rearrange,
-    "repeat": rearrange,
-    "reduce": rearrange,
-    "einsum": named_einsum,
     "softmax": softmax,
     **dict.fromkeys(
         ("ScaledDotProductAttention", "ScaleDotProductAttention", "Attention"),
@@ -280,8 +241,8 @@ def stand_in(name: str) -> Any:
         # of a course, from a file of that name, however it is spelt
         course = importlib.import_module("headwise.courses.from_scratch")
         return vars(course)["CausalAttention"]
-    if name in ("einops", "fancy_einsum"):
-        return types.SimpleNamespace(**LENT)
+    if name == "fancy_einsum":
+        return types.SimpleNamespace(einsum=named_einsum)
     last = name.rpartition(".")[2]
     for place in (OF_NUMPY, vars(np)) if LIKE_NUMPY.match(name) else ():
         if last in place and not isinstance(place[last], types.ModuleType):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import contextlib
 import importlib
 import json
@@ -545,19 +546,27 @@ def needed_statements(source: Source, name: str) -> list[ast.stmt]:
     return kept[::-1]
 
 
-def run_definitions(source: Source, name: str, namespace: dict[str, Any]) -> list[str]:
-    """Run what `name` needs of a file. What fails beside it becomes a stub; returns the names of imports lent."""
-    lent = []
+def run_definitions(
+    source: Source,
+    name: str,
+    namespace: dict[str, Any],
+    known: Mapping[str, Any] = types.MappingProxyType({}),
+) -> list[str]:
+    """Run what `name` needs of a file. What fails beside it becomes a stub; returns the names of imports lent.
+
+    known  what files that are not here would have
+    """
+    imports = Imports(Path(source.path), known)
+    namespace["__builtins__"] = {**vars(builtins), "__import__": imports}
     bound = bound_by(source.tree)
     for word in [word for word in names_of([source.tree], ast.Load) if word in MODULES]:
         namespace.setdefault(word, importlib.import_module(MODULES[word]))
-        lent += [] if word in bound else [word]
+        imports.lent += [] if word in bound else [word]
     Stub.loading = True
     try:
         for node in needed_statements(source, name):
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                lent += _import(node, Path(source.path), namespace)
-                continue
+            # what tries an import has another way
+            imports.are_tried = isinstance(node, ast.Try)
             # of a name that a function binds itself the file knows nothing
             stubs = {x for x in free_names(node) if isinstance(namespace.get(x), Stub)}
             module = ast.Module([_Silent(stubs).visit(node)], [])
@@ -568,61 +577,74 @@ def run_definitions(source: Source, name: str, namespace: dict[str, Any]) -> lis
                 if name in bound_by(node):
                     raise
                 namespace.update({each: Stub(each) for each in bound_by(node)})
-                for inner in ast.walk(node):
-                    if isinstance(inner, ast.Import | ast.ImportFrom):
-                        lent += _import(inner, Path(source.path), namespace)
     finally:
-        Stub.loading = False
-    return lent
+        Stub.loading = imports.are_tried = False
+    return imports.lent
 
 
 FUTURE = __import__("__future__").annotations.compiler_flag
 
 
-def _import(
-    node: ast.Import | ast.ImportFrom, path: Path, namespace: dict[str, Any]
-) -> list[str]:
-    """Run an import: of what is installed, of a file beside this one, of a stand-in, or a stub. Names of stand-ins."""
-    lent = []
-    for alias in node.names:
-        origin = alias.name if isinstance(node, ast.Import) else node.module or ""
-        module: Any = None
-        if near := _sibling(origin, path, 1):
-            module = _module_of(near)
-        with contextlib.suppress(Exception, SystemExit):
-            if not (module or getattr(node, "level", 0)):
-                module = importlib.import_module(origin)
-        if module is None and (near := _sibling(origin or alias.name, path)):
-            module = _module_of(near)
-        if module is None and (
-            (module := stand_in(origin)) or LIKE_NUMPY.match(origin)
-        ):
-            lent.append(origin)
-        module = module or Stub(origin or alias.name)
-        if isinstance(node, ast.Import):
-            first = origin.split(".")[0]
-            top = module if alias.asname else sys.modules.get(first, module)
-            namespace[alias.asname or first] = top
-            continue
-        if alias.name == "*":
-            public = {k: v for k, v in vars(module).items() if not k.startswith("_")}
-            namespace.update(public)
-            continue
-        whole = f"{origin}.{alias.name}"
-        value = getattr(module, alias.name, None) if origin else module
-        if value is None:
+class Imports:
+    """What `import` calls in a learner's file: for what is installed, a file beside this one, a stand-in, or a stub.
+
+    known  what a file that is not here would have
+    lent   names of stand-ins that were imported
+    """
+
+    def __init__(self, path: Path, known: Mapping[str, Any]) -> None:
+        self.path, self.known = path, known
+        self.lent: list[str] = []
+        self.are_tried = False  # is one that fails to raise?
+
+    def __call__(
+        self,
+        name: str,
+        _: Any = None,
+        __: Any = None,
+        wanted: Any = (),
+        level: int = 0,
+    ) -> Any:
+        module = self._module(name, level)
+        if "*" in (wanted or ()):
+            return module
+        if wanted:
+            parts = {each: self._part(module, name, each) for each in wanted}
+            return types.SimpleNamespace(**parts)
+        # `import a.b` binds a
+        first, *rest = name.split(".")
+        if first in sys.modules or isinstance(module, Stub):
+            return sys.modules.get(first) or Stub(first)
+        for part in reversed(rest):
+            module = types.SimpleNamespace(**{part: module})
+        return module
+
+    def _module(self, name: str, level: int) -> Any:
+        near = _sibling(name, self.path, 1)
+        if not near and not level:
+            try:
+                return importlib.import_module(name)
+            except (Exception, SystemExit):
+                if self.are_tried:
+                    raise
+        if near := near or _sibling(name, self.path):
+            return _module_of(near)
+        if (module := stand_in(name)) or LIKE_NUMPY.match(name):
+            self.lent.append(name)
+        return module or Stub(name)
+
+    def _part(self, module: Any, origin: str, name: str) -> Any:
+        """What `from origin import name` binds."""
+        whole = f"{origin}.{name}".strip(".")
+        if not isinstance(module, Stub):
             with contextlib.suppress(Exception):
-                value = importlib.import_module(whole)
-        if value is None or isinstance(module, Stub):
-            near = _sibling(whole, path)
-            if other := _module_of(near) if near else stand_in(whole):
-                value = other
-                lent += [] if near else [alias.name]
-        value = Stub(whole) if value is None else value
-        bound = alias.asname or alias.name
-        if not (isinstance(value, Stub) and bound in namespace):
-            namespace[bound] = value
-    return lent
+                return getattr(module, name, None) or importlib.import_module(whole)
+        if near := _sibling(whole, self.path):
+            return _module_of(near)
+        if (part := stand_in(whole)) is not None:
+            self.lent.append(name)
+            return part
+        return self.known.get(name) or Stub(whole)
 
 
 def _sibling(name: str, path: Path, folders: int = 4) -> Path | None:

@@ -492,23 +492,25 @@ def read_request(request: Mapping[str, Any]) -> tuple[Target, Callable[[], None]
         target.namespace.update(CALLED if is_loop else {})
         # Of a file that is not here: sizes, by what their names mean, and configs.
         imported = [n for n in ast.walk(source.tree) if isinstance(n, ast.ImportFrom)]
-        words = {each.asname or each.name for node in imported for each in node.names}
+        words = {each.name for node in imported for each in node.names}
         if "*" in words:
             words |= set(names_of([source.tree], ast.Load))
+        known: dict[str, Any] = {}
         for word in words:
-            known = value_of(word, options.args)
-            is_size = type(known) in (int, float) and meaning_of(word) is not True
+            value = value_of(word, options.args)
+            is_size = type(value) in (int, float) and meaning_of(word) is not True
             if is_size and (word.isupper() or "*" in words):
-                target.namespace[word] = known
+                known[word] = value
             elif is_config(word):
-                target.namespace[word] = Config(options.args, code=source.code)
+                known[word] = Config(options.args, code=source.code)
+        target.namespace.update(known if "*" in words else {})
         if torch := sys.modules.get(
             "torch"
         ):  # there is no graphics card, and none is needed
             torch.Tensor.cuda = torch.nn.Module.cuda = lambda x, *_, **__: x
             if source.says("cuda"):
                 on_processor(torch)
-        lent = run_definitions(source, target.name, target.namespace)
+        lent = run_definitions(source, target.name, target.namespace, known)
         if lent and not is_loop:
             target.lent.append(
                 target.say("unimported", names=", ".join(dict.fromkeys(lent)))
