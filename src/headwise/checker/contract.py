@@ -268,7 +268,7 @@ def build(target: Target, sizes: Settings, theirs: bool = False) -> Any:
             and meaning_of(name) is None
             and target.scope.says(rf"\b{plain}(\.[a-z_]\w*\b(?!\()|\[')")
         )
-        if re.fullmatch(NAMES["call"]["matrix"], plain):
+        if default is not None and re.fullmatch(NAMES["call"]["matrix"], plain):
             arguments[name] = _projection(plain, parameter, target)
         elif is_record and name not in sizes:
             defaults = _defaults(parameter, target)

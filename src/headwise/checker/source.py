@@ -48,7 +48,9 @@ QUERIES = r"\b(w_?q\w*|q|q_\w+|to_q\w*|quer\w+|c_attn|consultas?)\b"
 _END = r"(_?(new|in|input|states?|heads?|x|vec\w*|emb\w*|feat\w*|tensor))?\w?$"
 # Names of what attention takes: q, k_new, x_v, values, consultas.
 QUERY, KEY, VALUE = DATA = tuple(
-    re.compile(rf"^(_|x_?|encodings_for_|input_?|in_|pre_?)*({words}){_END}", re.I)
+    re.compile(
+        rf"^(_|x_?|encodings_for_|input_?|in_|pre_?|src_?)*({words}){_END}", re.I
+    )
     for words in (
         "q|query|queries|consultas?|requ[eê]tes?",
         "k|keys?|claves?|chaves?|cl[eé]s?",
@@ -154,7 +156,7 @@ class Source:
         return [
             line
             for f in functions
-            for line in range(f.body[0].lineno, (f.end_lineno or f.lineno) + 1)
+            for line in range(_first(f).lineno, (f.end_lineno or f.lineno) + 1)
         ]
 
     @cached_property
@@ -195,6 +197,12 @@ class Source:
         for each in reached:  # the loop goes on over what is added within it
             reached += sorted(self.uses(each) - set(reached))
         return reached
+
+
+def _first(function: ast.FunctionDef) -> ast.stmt:
+    """Its first statement behind the documentation."""
+    has_words = isinstance(getattr(function.body[0], "value", None), ast.Constant)
+    return function.body[int(has_words and len(function.body) > 1)]
 
 
 def methods_of(node: ast.AST | None) -> list[ast.FunctionDef]:
@@ -369,7 +377,9 @@ def _told(text: str) -> str | None:
         for line in lines
         if (re.search(r"mask|m[aá]scara|pad|tril|triu", line, re.I) or len(lines) < 4)
         # what another implementation, or another argument, does
-        and not re.search("0 for.*negative|is_causal|(?i:pytorch|future mask)", line)
+        and not re.search(
+            r"0 for.*negative|is_causal|(?i:pytorch|future mask|\bnan\b)", line
+        )
         # "0 for tokens and -10000 for padding" speaks of what is added
         and not re.search(
             r"\b0 (for|at|where|on|and|or|o|y|en|para)\b[^.;:]{0,40}-\s?(inf|1e\d|\d{3})",
@@ -386,7 +396,7 @@ def _told(text: str) -> str | None:
         # After it, 3 to 60 characters are read, none past a full stop, a comma, a semicolon or the end of the line.
         # The shortest words of _MAY and _NOT have 3; 60 is a round choice: a longer text may speak of something else.
         for match in re.finditer(
-            rf"(?!(?<== )1 -)\b(?:{number})\b(?:['\"`:=)]|\s)([^.;,\n]{{3,60}})",
+            rf"(?!(?<== )1 -)\b(?:{number})\b(?:['\"`:=)]|[ \t])([^.;,\n]{{3,60}})",
             text,
             re.I,
         ):

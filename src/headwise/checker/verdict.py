@@ -15,6 +15,7 @@ An exercise calls it with the learner's file and reads the verdict:
 from __future__ import annotations
 
 import ast
+import builtins
 import inspect
 import json
 import random
@@ -58,6 +59,8 @@ from headwise.checker.loops import CALLED, NAME, head_loop
 from headwise.checker.reading import ROLES
 from headwise.checker.sandbox import MEMORY, alone, require_torch, run_apart
 from headwise.checker.source import (
+    MODULES,
+    Imports,
     Source,
     attends,
     candidates,
@@ -494,15 +497,18 @@ def read_request(request: Mapping[str, Any]) -> tuple[Target, Callable[[], None]
         imported = [n for n in ast.walk(source.tree) if isinstance(n, ast.ImportFrom)]
         words = {each.name for node in imported for each in node.names}
         if "*" in words:
-            words |= set(names_of([source.tree], ast.Load))
+            words |= {*names_of([source.tree], ast.Load)} - vars(builtins).keys()
         known: dict[str, Any] = {}
-        for word in words:
+        for word in words - {"*", *MODULES}:
             value = value_of(word, options.args)
             is_size = type(value) in (int, float) and meaning_of(word) is not True
-            if is_size and (word.isupper() or "*" in words):
-                known[word] = value
-            elif is_config(word):
+            is_module = source.says(rf"\b{word.lower()}\.")
+            if is_config(word):
                 known[word] = Config(options.args, code=source.code)
+            elif is_size and not is_module and (word.isupper() or "*" in words):
+                known[word] = value
+            elif is_module and "*" in words:
+                known[word] = Imports(Path(path), {})(word)
         target.namespace.update(known if "*" in words else {})
         if torch := sys.modules.get(
             "torch"
