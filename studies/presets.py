@@ -31,7 +31,7 @@ def preset_shape(name: str) -> ModelShape:
     if is_palm:
         layers = tuple(dataclasses.replace(layer, norm_parameters=shape.d_model) for layer in layers)
     family = name.split("-")[0] if is_palm else shape.family
-    return dataclasses.replace(shape, family=family, layers=layers).noted(*notes)
+    return dataclasses.replace(shape, family=family, way="config", layers=layers).noted(*notes)
 
 
 def data_of(shape: ModelShape) -> dict[str, Any]:

@@ -81,7 +81,7 @@ def row(family: str, counts: Counter[str]) -> str:
         bill, is_equal = default_price(family)
     except Exception as error:  # also of the default config itself
         counts["refused"] += 1
-        cells = [family, "refused: " + str(error).split(": ", 1)[-1].splitlines()[0][:90], *[""] * 4]
+        cells = [family, "refused: " + str(error).split(": ", 1)[-1].splitlines()[0][:90], *[""] * 5]
     else:
         seconds = time.process_time() - start
         counts["priced"] += 1
@@ -89,7 +89,7 @@ def row(family: str, counts: Counter[str]) -> str:
         kinds = Counter(layer.kind for layer in bill.layers)
         told = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
         sizes = [bill.parameters.total, bill.cache.bytes_per_token, bill.cache.state_bytes]
-        cells = [family, *(f"{size:,}" for size in sizes), told, f"{seconds:.1f}"]
+        cells = [family, bill.way, *(f"{size:,}" for size in sizes), told, f"{seconds:.1f}"]
     try:
         rows = small_prices(small_model(family))
         wrong = [f"{tokens}: {theirs:,} != {ours:,}" for tokens, theirs, ours in rows if theirs != ours]
@@ -108,6 +108,7 @@ def main() -> None:
     logging.set_verbosity_error()
     columns = (
         "family",
+        "way",
         "parameters",
         "bytes a token",
         "bytes of states",

@@ -99,6 +99,11 @@ hw.trace(np.array(lists), np.array(lists), np.array(lists), mask=mask, sink=[1.0
 hw.AttentionSpec(d_model=6, n_heads=3, mask=mask).n_parameters
 """
     assert not loaded_after(code) & HEAVY
+    shown = "import headwise as hw\nq = [[[1.0], [2.0]]]\nassert '<table>' in hw.trace(q, q, q)._repr_html_()"
+    assert not loaded_after(shown) & {*HEAVY, "numpy"}
+    sizes = "n_embd=768, n_layer=12, n_head=12, vocab_size=50257, n_positions=1024"
+    priced = f"import headwise as hw\nassert hw.price(dict(model_type='gpt2', {sizes})).way == 'config'"
+    assert not loaded_after(priced) & HEAVY
     loaded = loaded_after("import torch, headwise as hw\nx = torch.ones(1, 1, 2, 3)\nhw.attend(x, x, x)")
     assert "torch" in loaded
     assert "transformers" not in loaded

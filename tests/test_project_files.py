@@ -74,7 +74,8 @@ q = [[[0.5, 1.0], [1.0, -1.0], [0.0, 2.0]]]
 out = hw.attend(q, q, q, mask=hw.Causal())
 steps = hw.trace(np.array([q]), np.array([q]), np.array([q]), mask=hw.Causal())
 assert np.allclose(np.array(out), steps.out[0]) and hw.__file__.startswith(sys.argv[1])
-assert hw.price("gpt2").parameters.total > 10**8
+sizes = {"n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
+assert hw.price({"model_type": "gpt2", **sizes}).parameters.total > 10**8
 from headwise.words import table
 from headwise.checker.bugs import catalogue
 assert table() and catalogue()

@@ -21,7 +21,8 @@ from typing import (
 )
 
 from headwise.errors import HeadwiseError
-from headwise.shapes import shape_of
+from headwise.shapes import flat, shape_of
+from headwise.table import Cell, Table, escaped, number
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,6 +37,7 @@ AnyArray = TypeVar("AnyArray", list[Any], "NDArray[Any]", "Tensor")
 Vector = tuple[float, ...]  # its numbers, one a feature
 # of arrays in plain data: of numbers up to 1, as weights are, float32 has no more that mean anything
 DECIMALS = 6
+PICTURED = 16  # heads, queries and keys of a trace in a notebook, at most
 # "L3.H5", "encoder.L3.H5"
 HEAD_NAME = re.compile(r"(?:(?P<part>.+)\.)?L(?P<layer>\d+)\.H(?P<head>\d+)")
 
@@ -116,6 +118,24 @@ class Trace(Generic[AnyArray]):
         dtype = getattr(self.weights, "dtype", "nested lists")
         weights, lse, out = map(shape_of, (self.weights, self.lse, self.out))
         return f"Trace({dtype}: scores, capped, masked, weights {weights}, lse {lse}, out {out})"
+
+    def _repr_html_(self) -> str:
+        """The weights of the first heads, queries and keys of the first document: a table a head, a row a query."""
+        html, shape = f"<p>{escaped(repr(self))}</p>", shape_of(self.weights)
+        if 0 in shape:
+            return html
+        heads: Any = self.weights[0] if len(shape) == 4 else self.weights
+        for h, weights in enumerate([heads] if len(shape) == 2 else heads[:PICTURED]):
+            rows: list[list[Cell]] = []
+            for query, row in enumerate(weights[:PICTURED]):
+                # a Value of the scalar autograd has its number in `data`
+                keys: list[float] = [
+                    getattr(x, "data", x) for x in flat(row[:PICTURED])
+                ]
+                rows.append([str(query), *(number(weight, 3) for weight in keys)])
+            columns = ["query", *map(str, range(len(rows[0]) - 1))]
+            html += f"<p>head {h}</p>{Table(columns, rows).html()}"
+        return html
 
 
 class Call(NamedTuple):

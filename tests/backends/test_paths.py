@@ -1,6 +1,7 @@
 """Which way the torch backend goes, blocks and documents apart among them; what `attend` and `trace` take and show."""
 
 import math
+import re
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 
 import headwise as hw
 from headwise.backends import paths
+from headwise.backends.autograd import Value
 
 # 37 to 131 tokens: the narrowest blocks have 32 queries.
 LENGTHS = (37, 101, 131)
@@ -243,6 +245,32 @@ def test_a_trace_says_its_shapes_and_its_dtype(backend: str) -> None:
     t = hw.trace(**draw(N, mask="causal").arguments(NATIVE[backend]))
     dtype = {"plain": "nested lists", "array": "float64", "explicit": "torch.float64"}[backend]
     assert repr(t) == f"Trace({dtype}: scores, capped, masked, weights (2, 3, 5, 7), lse (2, 3, 5), out (2, 3, 5, 13))"
+
+
+def cells(html: str) -> list[float]:
+    """The weight in each cell, line by line."""
+    return [float(weight) for weight in re.findall(r"<td>([\d.]+)</td>", html)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_trace_in_a_notebook_shows_the_weights_of_each_head(backend: str) -> None:
+    """One key has weight 1, all others 0; of two documents the first is shown."""
+    problem = draw(N, mask="window offset")
+    html = hw.trace(**problem.arguments(NATIVE[backend]) | {"mask": hw.Window(0, 0)})._repr_html_()
+    assert html.count("<p>head ") == 3
+    assert cells(html) == [float(j == i + 2) for i in range(5) for j in range(7)] * 3
+
+
+def test_traces_at_the_edge_show_themselves() -> None:
+    q = [[[Value(1.0)], [Value(2.0)]]]
+    assert len(cells(hw.trace(q, q, q)._repr_html_())) == 4
+    x = torch.ones(1, 2, 3, 5, dtype=torch.bfloat16, requires_grad=True)
+    assert len(cells(hw.trace(x, x, x)._repr_html_())) == 2 * 3 * 3
+    assert len(cells(hw.trace(x[0, 0], x[0, 0], x[0, 0])._repr_html_())) == 3 * 3
+    x = torch.ones(1, 17, 37, 1)
+    assert len(cells(hw.trace(x, x, x)._repr_html_())) == 16**3
+    x = torch.ones(1, 2, 0, 5)
+    assert "<table" not in hw.trace(x, x, x)._repr_html_()
 
 
 def test_one_head_goes_without_its_axes() -> None:

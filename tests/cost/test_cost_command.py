@@ -66,10 +66,12 @@ def test_bad_files_get_one_line(invoke: Invoke, tmp_path: Path) -> None:
     assert_refused(invoke("cost", path), str(path), "has no model_type 'lama'", "llama")
 
 
-def test_without_torch_a_config_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_a_family_without_a_formula_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "headwise.cost.built", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)  # type: ignore[arg-type]  # as if it were missing
-    with pytest.raises(HeadwiseError, match=r"needs torch.*: pip install.*a preset needs nothing: bert-base"):
+    with pytest.raises(
+        HeadwiseError, match=r"of a gpt_neox .* needs torch.*: pip install.*a preset needs nothing: bert-base"
+    ):
         price({"model_type": "gpt_neox", "hidden_size": 64})
 
 

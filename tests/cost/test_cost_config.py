@@ -8,22 +8,35 @@ import pytest
 import real_models
 import transformers
 from cases import refuses, refuses_table
-from real_models import TABLES, WIDE, fields_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from real_models import CASES, TABLES, WIDE, fields_of
 from transformers import CONFIG_MAPPING
 
 import headwise
 from headwise.cost import price
+from headwise.cost.config import FAMILIES, USUAL, UndescribedError, shape_by_formula
 from headwise.errors import HeadwiseError
+from headwise.gpt.gpt import GPTConfig
 
 CONFIG: dict[str, Any] = {"model_type": "llama", **WIDE}
 OWN = {"vocab_size": 7, "context": 8, "n_layers": 1, "n_heads": 2, "d_model": 4}
 
 
-def test_sizes_that_are_left_to_the_class() -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_flags_left_out_have_the_default_of_the_config_class(family: str) -> None:
+    config: Any = GPTConfig if family == "headwise" else CONFIG_MAPPING[family]
+    for name, value in FAMILIES[family].get("flags", {}).items():
+        assert getattr(config, name) == value, name
+
+
+def test_a_config_that_leaves_sizes_to_its_class_is_built() -> None:
     config = {"model_type": "mistral", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 16}
+    with pytest.raises(UndescribedError, match=r"no (sliding_window|vocab_size|intermediate_size)"):
+        shape_by_formula(config)
     bill = price(config)
     real = transformers.MistralForCausalLM(transformers.MistralConfig(**config))
-    assert bill.parameters.total == sum(p.numel() for p in real.parameters())
+    assert bill.parameters.total == sum(p.numel() for p in real.parameters()) and bill.way == "built"
 
 
 @pytest.mark.parametrize("name", ["gpt_oss", "gemma2", "gemma3_text"])
@@ -82,3 +95,30 @@ def test_folders_and_files_are_read(tmp_path: Path) -> None:
     assert bill.model == "small" and bill.setting.dtype == "fp16"
     assert price(folder / "config.json") == bill
     refuses(lambda: price(tmp_path / "nowhere.json"), r"nowhere\.json does not exist")
+
+
+# small models of the families that a spec describes
+DESCRIBED = [c for c, (name, _) in CASES.items() if getattr(transformers, name).config_class.model_type in FAMILIES]
+ANYTHING = st.sampled_from(
+    [None, True, False, 0, -1, 2, 3, 7, 1.5, 10**30, "x", "", [], [1], ["a"], [[]], [{}], {}, {"a": 1}, {"0": {}}]
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=400)
+@given(data=st.data(), case=st.sampled_from(DESCRIBED), value=ANYTHING)
+def test_any_value_in_any_field_is_priced_or_refused(data: st.DataObject, case: str, value: Any) -> None:
+    """Never another error, and never a number that is not one."""
+    name, fields = CASES[case]
+    kind = getattr(transformers, name).config_class.model_type
+    known = ["architectures", "dtype", *USUAL]
+    for part in ("null", "flags", "off"):
+        known += FAMILIES[kind].get(part, ())
+    field = data.draw(st.sampled_from(known))
+    config = {"model_type": kind, **fields, field: value}
+    try:
+        shape = shape_by_formula(config)
+    except HeadwiseError as error:
+        assert len(str(error)) < 500
+    else:
+        assert 0 < shape.active_parameters <= 2 * shape.parameters

@@ -9,6 +9,7 @@ import pytest
 from transformers import CONFIG_MAPPING
 
 from headwise.cost import Price, make_setting, price, shape_of, variants
+from headwise.cost.built import shape_of_config
 
 sys.path.append(str(Path(__file__).parents[2] / "studies"))
 
@@ -58,6 +59,18 @@ def test_layers_of_every_kind() -> None:
     kinds = {family: [layer.kind for layer in default(family).layers] for family in ("gemma3n_text", "llama4_text")}
     assert kinds["gemma3n_text"][-15:] == ["shared"] * 15 and set(kinds["gemma3n_text"][:20]) == {"sliding", "full"}
     assert kinds["llama4_text"][:4] == ["chunked"] * 3 + ["full"]
+
+
+@pytest.mark.parametrize("config", [{"model_type": "llama", "num_key_value_heads": 8}, {"model_type": "gpt2"}])
+def test_both_ways_agree(config: dict[str, Any]) -> None:
+    """Also of grouped heads, and of projections that are one matrix."""
+    config = CONFIG_MAPPING[config["model_type"]](**config, num_hidden_layers=3).to_dict()
+    formula, built = shape_of(config)[1], shape_of_config(config)
+    assert (formula.way, built.way) == ("config", "built")
+    assert built.parameters == formula.parameters and built.active_parameters == formula.active_parameters
+    assert built.layers == formula.layers
+    setting = make_setting(formula, memory="80GB")
+    assert variants(dataclasses.replace(built, outside=formula.outside), setting) == variants(formula, setting)
 
 
 def test_variants_where_the_projections_are_one_matrix() -> None:

@@ -24,8 +24,9 @@ def cost(
 ) -> None:
     """Price a model: its parameters, cache, FLOPs and bytes.
 
-    With what fits in memory. Reads the fields of the model's own config.json, and needs neither weights nor a network:
-    the model is built without weights. Presets need no torch. Without MODEL a table of the models that courses compare.
+    With what fits in memory. Reads the fields of the model's own config.json, and needs neither weights nor a network;
+    families that no formula describes are built without weights, by transformers. Without MODEL a table of the models
+    that courses compare.
 
     Args:
         model: A folder with config.json, such a file, a .gguf file, a name on the hub, or a preset, for example

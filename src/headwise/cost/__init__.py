@@ -3,9 +3,9 @@
     hw.price("llama-2-70b", context=4096, dtype="bf16").cache.bytes_per_token     # 327,680
     hw.price(config, batch=8, memory="24GiB").memory.longest_context              # the dict of a config.json, a model
 
-A preset is layers as data, and an `AttentionSpec` gives one: neither needs torch. A model of ours is priced by its
-modules (`cost.config`), a family of transformers is built without memory and run without data (`cost.built`). What
-cannot be priced exactly is refused with a HeadwiseError that gives the reason.
+Two ways lead to one record, a `ModelShape`. Families that an `AttentionSpec` describes are priced from their config by
+formulas, without torch (`cost.config`). Any other family of transformers is built without memory and run without data
+(`cost.built`). What cannot be priced exactly is refused with a HeadwiseError that gives the reason.
 """
 
 from headwise.cost.config import PRESETS as PRESETS

@@ -277,6 +277,7 @@ def shape_of_config(fields: Mapping[str, Any]) -> ModelShape:
         positions=positions,
         generates=any(layer.kept for layer in layers),
         notes=(f"priced is {part}",) if part else (),
+        way="built",
     )
 
 

@@ -1,11 +1,14 @@
-"""Presets, layers out of specs, models with layers of ours; and sizes of a config that no model has.
+"""A shape without a model: out of a config, for the families that an `AttentionSpec` describes, or of a preset.
 
-Presets are layers as data, which `python studies/presets.py` writes out of configs.
+families.toml holds whatever of a config its class in transformers reads and sizes follow from. A config that leaves a
+size to its class, or that has a value not described there, is left to `cost.built`, which asks transformers. Presets
+are layers as data, which `python studies/presets.py` writes out of configs. Models with layers of ours have specs.
 """
 
 from __future__ import annotations
 
 import json
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -14,10 +17,15 @@ from typing import Any
 
 from headwise.cost.shape import Flops, Heads, Kept, Layer, ModelShape, Outside
 from headwise.errors import HeadwiseError
+from headwise.families import OURS
+from headwise.masks import Causal, Mask, Window
 from headwise.records import record_of
 from headwise.spec import AttentionSpec, LatentSpec
 
 _FILES = resources.files("headwise.cost")
+FAMILIES: dict[str, dict[str, Any]] = tomllib.loads(
+    (_FILES / "families.toml").read_text(encoding="utf-8")
+)
 PRESETS: dict[str, dict[str, Any]] = json.loads(
     (_FILES / "presets.json").read_text(encoding="utf-8")
 )
@@ -51,17 +59,60 @@ USUAL = {
 }
 
 
+class UndescribedError(HeadwiseError):
+    """A config that no formula describes exactly: the model has to be built."""
+
+
+class Fields(dict[str, Any]):
+    """The fields of one config by their usual names, those with a default of their class among them."""
+
+    def __init__(self, config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+        super().__init__(dict.fromkeys(facts["null"]) | facts["flags"])
+        self.facts = facts
+        for name, value in config.items():
+            name = USUAL.get(name, name)
+            if value is not None or name not in self:
+                self[name] = value
+
+    def __missing__(self, name: str) -> Any:
+        raise UndescribedError(f"no {name}")
+
+    def size(self, name: str) -> int:
+        size: int | None = self.optional(name)
+        if size is None:
+            raise UndescribedError(f"{name}=null")
+        return size
+
+    def optional(self, name: str) -> Any:
+        value = self[name]
+        return value if value is None else check_size(name, value)
+
+    def has(self, what: str, default: bool = False) -> bool:
+        """Is there a bias, a gate, ...? The facts say so by a constant, or by the name of a flag of the config."""
+        value = self.facts.get(what, default)
+        if isinstance(value, str):
+            what, value = value, self[value]
+        if not isinstance(value, bool):
+            raise UndescribedError(f"{what}={value!r:.60}")
+        return value
+
+
+def check_size(name: str, value: Any) -> int:
+    most = MOST.get(USUAL.get(name, name), LARGEST)
+    if type(value) is not int or not 0 < value <= most:
+        raise HeadwiseError(
+            f"{name}={value!r:.60} must be a whole number from 1 to {most:,}"
+        )
+    return value
+
+
 def check_sizes(config: Mapping[str, Any]) -> None:
     """Refuse sizes that no model has, before anything is built; also those of the dicts inside."""
     for name, value in config.items():
         if isinstance(value, dict):
             check_sizes(value)
         elif name in USUAL and not isinstance(value, list | None):
-            most = MOST.get(USUAL[name], LARGEST)
-            if type(value) is not int or not 0 < value <= most:
-                raise HeadwiseError(
-                    f"{name}={value!r:.60} must be a whole number from 1 to {most:,}"
-                )
+            check_size(name, value)
 
 
 def preset(name: str) -> ModelShape:
@@ -74,8 +125,50 @@ def preset(name: str) -> ModelShape:
     return replace(record_of(ModelShape, fields), layers=tuple(layers))
 
 
-def layer_of(name: str, spec: AttentionSpec) -> Layer:
-    """A layer with this attention alone."""
+def shape_by_formula(config: Mapping[str, Any]) -> ModelShape:
+    """The sizes that the dict of a config.json says; a model of ours is read from its section `headwise` alone.
+
+    Raises UndescribedError where only the built model has them, and HeadwiseError for what no model has.
+    """
+    kind = OURS if "headwise" in config else config.get("model_type")
+    section = config.get("headwise") if kind == OURS else config
+    if not isinstance(section, dict):
+        raise HeadwiseError(
+            "the section `headwise` is missing or no table; a run folder's config.json has one"
+        )
+    if kind not in FAMILIES:
+        raise UndescribedError(f"model_type={kind!r}")
+    facts = FAMILIES[kind]
+    while "like" in facts:
+        base = FAMILIES[facts["like"]]
+        facts = base | {name: facts[name] for name in facts if name != "like"}
+    f = Fields(section, facts)
+    for name in facts.get("off", ()):
+        if f.get(name):
+            raise UndescribedError(f"{name}={f[name]!r:.60}")
+    width = f.size("hidden_size")
+    n_norms, n_outside = facts["norms"]
+    gains = width
+    if kind == OURS:
+        gains *= f.has("gain") * (1 + (f["norm"] == "layer" and f.has("bias")))
+        n_outside = f.has("embedding_norm") + f.has("final_norm")
+    layer = layer_of("", _attention(f), whole_window=False)
+    layer = layer.beside(*_feed_forward(f)).beside(n_norms * gains, 0)
+    names = [f"L{n}" for n in range(f.size("num_hidden_layers"))]
+    return ModelShape(
+        family=kind,
+        d_model=width,
+        layers=tuple(replace(layer, name=name) for name in names),
+        outside=_outside(f, n_outside * gains),
+        positions=f.size("max_position_embeddings"),
+    )
+
+
+def layer_of(name: str, spec: AttentionSpec, whole_window: bool = True) -> Layer:
+    """A layer with this attention alone.
+
+    whole_window  does its cache keep a whole window between steps? That of transformers keeps one token less
+    """
     weights = spec.q_weights + spec.kv_weights + spec.o_weights
     values, rows = spec.cache_values_per_token, spec.window
     latent, kind = None, "full" if rows is None else "sliding"
@@ -97,33 +190,73 @@ def layer_of(name: str, spec: AttentionSpec) -> Layer:
         kv_head_parameters=spec.kv_head_parameters,
         parameters=spec.n_parameters,
     )
+    if rows and not whole_window:
+        rows -= 1
     return Layer(
         name=name,
         kind=kind,
         attention=heads,
-        kept=(Kept(values=values, rows=rows, heads=True),),
+        kept=(Kept(values=values, rows=rows, heads=True),) if rows != 0 else (),
         reading=Flops(2 * weights, 2 * spec.n_heads * width),
         writing=Flops(2 * weights, 2 * spec.n_heads * read_as),
     )
 
 
-def shape_of_run(section: Mapping[str, Any]) -> ModelShape:
-    """The shape of a GPT of ours, built without memory from the section `headwise` of its config.json."""
-    import torch  # here: presets and specs need none
+def _attention(f: Fields) -> AttentionSpec:
+    bias = f.has("bias")
+    # as `bias`, where the facts do not tell them apart
+    qkv_bias = f.has("qkv_bias", bias)
+    window = f.optional(f.facts["window"]) if "window" in f.facts else None
+    # A window counts the query itself, and `Window` only what stands before it.
+    mask: Mask = Window(window - 1, 0) if window else Causal()
+    return AttentionSpec(
+        d_model=f.size("hidden_size"),
+        n_heads=f.size("num_attention_heads"),
+        n_kv_heads=f.optional("num_key_value_heads"),
+        head_dim=f.optional("head_dim"),
+        mask=mask,
+        out_bias=bias,
+        q_bias=qkv_bias,
+        kv_bias=qkv_bias,
+        qk_norm=f.has("qk_norm"),
+    )
 
-    from headwise.gpt.gpt import GPT, GPTConfig
 
-    try:
-        config = GPTConfig(**section)
-    except TypeError as error:
-        raise HeadwiseError(
-            f"the section `headwise` describes no model: {error}"
-        ) from None
-    with torch.device("meta"):
-        return shape_of_modules(GPT(config), "headwise")
+def _feed_forward(f: Fields) -> tuple[int, int]:
+    """Parameters, and entries of matrices, of down(act(up x)), or of down(act(gate x) * up x)."""
+    d_model, factors = f.size("hidden_size"), 2 + f.has("gated", True)
+    width = f.optional("intermediate_size") or 4 * d_model
+    weights = factors * d_model * width
+    # The biases are those of up and, where there is one, of gate, each `width` long, and that of down.
+    biases = f.has("ff_bias") * ((factors - 1) * width + d_model)
+    return weights + biases, weights
 
 
-def shape_of_modules(model: Any, family: str = "own") -> ModelShape:
+def _outside(f: Fields, norms: int) -> Outside:
+    """Tables, norms, and what the class adds behind the layers.
+
+    The class is the first of `architectures`, or of the facts where it names none.
+    """
+    classes: dict[str, bool] = f.facts["heads"]
+    named = f.get("architectures") or list(classes)
+    if not isinstance(named, list) or named[0] not in list(classes):
+        raise UndescribedError(f"architectures={named!r:.60}")
+    width, rows = f.size("hidden_size"), f.size("vocab_size")
+    tables = [rows, *map(f.size, f.facts.get("tables", ()))]
+    if f.get("position") == "learned":  # our own GPT
+        tables.append(f.size("max_position_embeddings"))
+    has_head, is_tied, matrix = classes[named[0]], f.has("tied"), width * rows
+    return Outside(
+        embeddings=sum(tables) * width,
+        row=len(tables) * width,
+        norms=norms,
+        head=(not is_tied) * matrix if has_head else None,
+        borrowed=has_head * is_tied * matrix,
+        flops=has_head * 2 * matrix,
+    )
+
+
+def shape_of_modules(model: Any) -> ModelShape:
     """The shape of a model with layers of ours: attention by its specs, all else by its modules.
 
     Raises HeadwiseError for a matrix that is no Linear or Embedding.
@@ -167,13 +300,14 @@ def shape_of_modules(model: Any, family: str = "own") -> ModelShape:
         counted |= weights
     first = next(iter(specs.values()))
     return ModelShape(
-        family=family,
+        family="own",
         d_model=first.d_model,
         layers=tuple(layers.values()),
         outside=Outside(**outside),
         positions=context_of(model),
         generates=first.causal,
         dtype=str(next(model.parameters()).dtype),
+        way="built",
     )
 
 

@@ -19,11 +19,12 @@ from typing import Any
 
 from headwise.cost.config import (
     PRESETS,
+    UndescribedError,
     check_sizes,
     layer_of,
     preset,
+    shape_by_formula,
     shape_of_modules,
-    shape_of_run,
 )
 from headwise.cost.shape import (
     Heads,
@@ -147,24 +148,21 @@ def _shape_at(description: str | Path) -> tuple[str, ModelShape]:
 
 
 def shape_of_fields(config: dict[str, Any]) -> ModelShape:
-    """The sizes of the model of a config.json, which is built without memory."""
+    """The sizes that the dict of a config.json says: by formulas, else those of the model that is built of it."""
     is_ours = "headwise" in config
     if not is_ours and not isinstance(config.get("model_type"), str):
         raise HeadwiseError(
             f"model_type={config.get('model_type')!r}; a config names its family there, such as llama"
         )
-    check_sizes(config)
+    check_sizes({"headwise": config["headwise"]} if is_ours else config)
     try:
+        shape = shape_by_formula(config)
+    except UndescribedError as error:
         if is_ours:
-            return shape_of_run(config["headwise"])
-        from headwise.cost.built import shape_of_config
-
-        shape = shape_of_config(config)
-    except ModuleNotFoundError as error:
-        raise HeadwiseError(
-            f"the model of a config is built, which needs {error.name}: pip install 'headwise[hf]'; a preset needs "
-            f"nothing: {', '.join(PRESETS)}"
-        ) from None
+            raise HeadwiseError(
+                f"a run of headwise with {error} has no formula here"
+            ) from None
+        shape = _built(config, str(error))
     notes = []
     packing = config.get("quantization_config")
     packed = packing.get("quant_method") if isinstance(packing, dict) else None
@@ -179,6 +177,19 @@ def shape_of_fields(config: dict[str, Any]) -> ModelShape:
     if dtype == "auto" or not isinstance(dtype, str):
         dtype = None
     return replace(shape.noted(*notes), dtype=dtype, packed=packed)
+
+
+def _built(config: dict[str, Any], reason: str) -> ModelShape:
+    """The shape of a model that no formula describes, for this reason; it is built without memory."""
+    try:
+        from headwise.cost.built import shape_of_config
+
+        return shape_of_config(config)
+    except ModuleNotFoundError as error:
+        raise HeadwiseError(
+            f"{reason} of a {config['model_type']} has no formula here, and to build the model needs {error.name}: "
+            f"pip install 'headwise[hf]'; a preset needs nothing: {', '.join(PRESETS)}"
+        ) from None
 
 
 def price(config: Any, **setting: Any) -> Price:
@@ -291,6 +302,7 @@ class Price:
     # None where no memory was given, or there is no cache to fill it
     memory: MemoryPrice | None
     notes: tuple[str, ...]
+    way: str  # "config" by formulas, or "built" on a model
 
     @property
     def n_layers(self) -> int:
@@ -446,6 +458,7 @@ def _priced(name: str, shape: ModelShape, setting: Setting) -> Price:
         decode=decode,
         memory=memory,
         notes=(*shape.notes, *_notes(shape, setting)),
+        way=shape.way,
     )
 
 

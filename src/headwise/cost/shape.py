@@ -238,6 +238,7 @@ class ModelShape:
     # of the matrices of experts, where the config names a format of their own
     packed: str | None = None
     notes: tuple[str, ...] = ()
+    way: str = "config"  # or "built": counted on a model
 
     @property
     def parameters(self) -> int:

@@ -18,6 +18,8 @@ _decimal = partial(scaled, base=1000, units=DECIMAL)  # 8030261248 -> "8.03 G"
 def print_price(screen: Screen, price: Price) -> None:
     """What `headwise cost` says without further options."""
     screen.say(price.heading)
+    if price.way == "built":
+        screen.say("priced on the model, built by transformers without weights")
     _print_parameters(screen, price)
     _print_layers(screen, price)
     Table(("", "", ""), price.rows(), "Costs").print(screen)
