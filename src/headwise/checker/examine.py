@@ -257,17 +257,17 @@ class Examiner:
 
     def _sizes(self) -> list[tuple[Settings, bool]]:
         """What a class may be built with, the likeliest first, and whether its own defaults come before ours."""
-        thing, given = self.target.thing, dict(self.options.args)
+        thing, known = self.target.thing, dict(self.options.args)
         names = arguments_of(thing)
         meanings = [*map(meaning_of, names)]
         if self.scope.says(r"/ (\w+\.)*(\w+_)?scal(e|ing)\b"):
-            given.setdefault("SCALE", size.VALUES["ROOT"])
+            known.setdefault("SCALE", size.VALUES["ROOT"])
         if self.scope.says(r"window\w*\[0\]"):  # of an image
-            given.setdefault("WINDOW", (size.TOKENS, 1))
-        attempts: list[tuple[Settings, bool]] = [(given, False), (given, True)]
+            known.setdefault("WINDOW", (size.TOKENS, 1))
+        attempts: list[tuple[Settings, bool]] = [(known, False), (known, True)]
 
         def add(sizes: Settings, place: int = len(attempts)) -> None:
-            attempts.insert(place, ({**sizes, **given}, False))
+            attempts.insert(place, ({**sizes, **known}, False))
 
         if "HEADS" in meanings:  # `dim_K` may be the width of keys
             add({"HEAD_DIM": size.WIDTH})
@@ -296,7 +296,7 @@ class Examiner:
         for name, number in re.findall(r"(\w+) = (\d+)\n", self.scope.code):
             if meaning_of(name) == "HEAD_DIM":  # a width that stands in the code
                 add({"WIDTH": 2 * int(number)})
-        if "HEADS" not in given:  # a power of two may be wanted
+        if "HEADS" not in known:  # a power of two may be wanted
             add({"HEADS": 4, "WIDTH": 4 * size.HEAD_DIM}, len(attempts))
         return attempts
 

@@ -482,18 +482,6 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
         # Round bounds: below lie sizes, such as a width of 64; above lie numbers that hide scores, such as 1e9.
         others = [n for n in target.source.numbers if 100 <= n < 1e7 and n != 10000.0]
         bases = [10000.0, *others[:3]]
-    # Where they are a choice of the code, or made elsewhere, it may have made none.
-    elsewhere = [*inside.values(), *target.namespace.values()]
-    optional = any(x is unchanged or isinstance(x, Unturned) for x in elsewhere)
-    optional |= target.scope.says(
-        r"(cos|sin|rope|rotary)\w*(: [^,=)]*)? ?= ?none|use_(rope|rotary)"
-    )
-    for node in ast.walk(target.scope.tree):
-        if isinstance(node, ast.If) and re.search(
-            "None|(?i:rope|rotary)", ast.unparse(node.test)
-        ):
-            body = "\n".join(map(ast.unparse, node.body)).lower()
-            optional |= re.search(ROTATES, body) is not None
     fractions: Sequence[float] = FRACTIONS if target.scope.says(ROTATES_PART) else (1,)
     if parts.rotated:
         fractions = (parts.rotated,)
@@ -509,6 +497,7 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
         [{}, {"residual": True}] if target.scope.says(RESIDUAL) else [{}]
     )
     extras = _extras(target, parts, inside, counts[0][0])
+    may_rest = _may_not_rotate(target, inside)
     choices: list[Reading] = []
     # Of readings that give the same numbers the first one counts, so the usual ones come before a scale that is
     # folded into a weight.
@@ -517,10 +506,26 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
     ):
         settings = {**reading.settings, **scale, **residual, **extra}
         reading = replace(reading, settings=settings)
-        if optional:
+        if may_rest:
             choices += styles(reading, [], fractions, is_normed)
         choices += styles(reading, bases, fractions, is_normed)
     return choices
+
+
+def _may_not_rotate(target: Target, inside: Any) -> bool:
+    """Are rotary positions a choice of the code, or made elsewhere, so that it may have made none?"""
+    elsewhere = [*inside.values(), *target.namespace.values()]
+    optional = any(x is unchanged or isinstance(x, Unturned) for x in elsewhere)
+    optional |= target.scope.says(
+        r"(cos|sin|rope|rotary)\w*(: [^,=)]*)? ?= ?none|use_(rope|rotary)"
+    )
+    for node in ast.walk(target.scope.tree):
+        if isinstance(node, ast.If) and re.search(
+            "None|(?i:rope|rotary)", ast.unparse(node.test)
+        ):
+            body = "\n".join(map(ast.unparse, node.body)).lower()
+            optional |= re.search(ROTATES, body) is not None
+    return bool(optional)
 
 
 def _extras(target: Target, parts: Parts, inside: Any, heads: Any) -> list[Settings]:

@@ -476,6 +476,27 @@ def request_of(target: Target) -> dict[str, Any]:
     }
 
 
+def _known_elsewhere(source: Source, options: Options) -> dict[str, Any]:
+    """What imports of files that are not here bring: sizes, by what their names mean, and configs; modules of all."""
+    imported = [n for n in ast.walk(source.tree) if isinstance(n, ast.ImportFrom)]
+    words = {each.name for node in imported for each in node.names}
+    brings_all = "*" in words
+    if brings_all:
+        words |= {*names_of([source.tree], ast.Load)} - vars(builtins).keys()
+    known: dict[str, Any] = {}
+    for word in words - {"*", *MODULES}:
+        value = value_of(word, options.args)
+        is_size = type(value) in (int, float) and meaning_of(word) is not True
+        is_module = source.says(rf"\b{word.lower()}\.")
+        if is_config(word):
+            known[word] = Config(options.args, code=source.code)
+        elif is_size and not is_module and (word.isupper() or brings_all):
+            known[word] = value
+        elif is_module and brings_all:
+            known[word] = Imports(Path(source.path), {})(word)
+    return known
+
+
 def read_request(request: Mapping[str, Any]) -> tuple[Target, Callable[[], None]]:
     """What is to be checked, and a function that runs its file and puts the object in."""
     path = request["path"]
@@ -493,23 +514,8 @@ def read_request(request: Mapping[str, Any]) -> tuple[Target, Callable[[], None]
         target.namespace = vars(module)
         is_loop = bool(source.numbers_of_lines)
         target.namespace.update(CALLED if is_loop else {})
-        # Of a file that is not here: sizes, by what their names mean, and configs.
-        imported = [n for n in ast.walk(source.tree) if isinstance(n, ast.ImportFrom)]
-        words = {each.name for node in imported for each in node.names}
-        if "*" in words:
-            words |= {*names_of([source.tree], ast.Load)} - vars(builtins).keys()
-        known: dict[str, Any] = {}
-        for word in words - {"*", *MODULES}:
-            value = value_of(word, options.args)
-            is_size = type(value) in (int, float) and meaning_of(word) is not True
-            is_module = source.says(rf"\b{word.lower()}\.")
-            if is_config(word):
-                known[word] = Config(options.args, code=source.code)
-            elif is_size and not is_module and (word.isupper() or "*" in words):
-                known[word] = value
-            elif is_module and "*" in words:
-                known[word] = Imports(Path(path), {})(word)
-        target.namespace.update(known if "*" in words else {})
+        known = _known_elsewhere(source, options)
+        target.namespace.update(known)
         if torch := sys.modules.get(
             "torch"
         ):  # there is no graphics card, and none is needed
