@@ -22,7 +22,7 @@ JOBS = {
     "L0.H2": ("duplicate token",),
     "L0.H3": ("delimiter",),
     "L0.H4": ("self",),
-    "L0.H5": (),  # two back
+    "L0.H5": ("positional",),  # two back
     "L0.H6": (),  # looks at everything alike
     "L1.H0": ("induction",),
     "L1.H1": ("rare token",),

@@ -37,7 +37,7 @@ def test_controls_and_effects_stand_beside_the_scores(found: Survey) -> None:
     generator = torch.Generator().manual_seed(5)
     texts = [torch.randint(WORDS, (17,), generator=generator).tolist() for _ in range(11)]
     earned = {profile.name: profile.roles for profile in survey(induction_model(), texts, ablate="none").profiles}
-    assert {h: r for h, r in earned.items() if r} == {"L0.H1": ("previous token",), "L1.H0": ("induction",)}
+    assert {h: r for h, r in earned.items() if r} == {"L0.H1": ("previous token",), "L1.H0": ("induction", "copying")}
     assert {role.name for role in found.roles} == {name for names in JOBS.values() for name in names}
     for role in found.roles:  # one name, one number
         assert role.score == role.name.replace(" ", "_") or role.name.replace(" ", "_") not in all_statistics()
@@ -64,7 +64,7 @@ def test_no_untrained_head_has_a_role(family: str) -> None:
         model: nn.Module = UNTRAINED[family]().eval()
         result = survey(model, Text(documents(5, 41), shown), ablate="none")
         assert not any(profile.roles for profile in result.profiles), (seed, result)
-        assert {role.name for role in result.roles} >= {"previous token", "induction", "rare token"}
+        assert {role.name for role in result.roles} >= {"previous token", "induction", "copying", "rare token"}
 
 
 def test_the_even_control_knows_the_window_of_its_layer_and_the_tokens_of_its_document() -> None:

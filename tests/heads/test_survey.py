@@ -16,10 +16,11 @@ from headwise.corpus.tokens import Tokens
 from headwise.gpt.checkpoint import save_model
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.heads.statistics import all_statistics
-from headwise.heads.survey import survey
+from headwise.heads.survey import copying, survey, vocabulary_product
 from headwise.heads.table import Survey
 from headwise.intervals import interval_of
 from headwise.models.open import open_folder
+from headwise.models.sites import sites_of
 
 V, CONTEXT = 37, 41
 
@@ -117,6 +118,15 @@ def test_too_few_tokens_to_repeat(model: GPT) -> None:
     assert "duplicate" not in found.profiles[0].scores
     assert any("too few different tokens" in note for note in found.notes)
     assert found.profiles[0].scores["entropy"].high == math.inf  # one document
+
+
+def test_copying_is_the_eigenvalue_ratio_of_the_whole_product(model: GPT) -> None:
+    values = copying(sites_of(model)[1], vocabulary_product(model))
+    for value, head in zip(values, model.blocks[1].attention.heads, strict=True):
+        w_e, w_u = (w.detach().double() for w in (model.token_embedding.weight, model.lm_head.weight))
+        whole = w_u @ head.wo.detach().double() @ head.wv.detach().double() @ w_e.T  # (V,V)
+        eigenvalues = torch.linalg.eigvals(whole)
+        assert value.mean == pytest.approx(float(eigenvalues.sum().real / eigenvalues.abs().sum()), abs=1e-6)
 
 
 @pytest.fixture(scope="module")

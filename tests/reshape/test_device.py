@@ -190,6 +190,7 @@ def test_what_is_on_the_disk_is_read(shards: Path, offloaded: nn.Module, monkeyp
     assert found.untrained == wanted.untrained and found.untrained
     for head in wanted.profiles:
         assert found[head.name].means == pytest.approx(head.means, nan_ok=True), head.name
+        assert "copying" in found[head.name].means
     assert {weights.device.type for weights in ask.blocks(offloaded)[1].parameters()} == {"meta"}
 
 

@@ -147,7 +147,7 @@ def test_rows_and_roles() -> None:
     assert " ".join(header.split()) == "head roles entropy distance conf. first prev. import. ablation"
     text = printed_survey(survey_of(3, 5))
     assert re.search(r"^previous token +1  L0\.H0$", text, re.MULTILINE)
-    assert re.search(r"^roles without a head: .*rare token", text, re.MULTILINE)
+    assert re.search(r"^roles without a head: .*copying", text, re.MULTILINE)
     wide = survey_of(2, 9)
     many = printed_survey(replace(wide, profiles=tuple(replace(profile, roles=("self",)) for profile in wide.profiles)))
     assert re.search(r"^self +18  L0\.H0, .*L0\.H5 and 12 more$", many, re.MULTILINE)

@@ -37,7 +37,7 @@ class Statistic:
     """
 
     meaning: str  # and unit, for a reader
-    # None: a survey takes it from all documents together
+    # None: a survey takes it from all documents together, or from the weights
     formula: Formula | None = None
     # it is the statistic of this name, measured on random tokens that are repeated
     repeated: str = ""
@@ -138,6 +138,13 @@ class Statistics(ABC, Generic[V]):
     norm = Statistic(
         "length of what the head adds to the residual stream",
         lambda b: b.added,
+    )
+    # Voita et al. 2019, section 5.1; the offset is that at which all documents together look most
+    positional = Statistic(
+        "share of the rows with a key at one fixed offset that look hardest at it, -1 to 1 left out"
+    )
+    copying = Statistic(
+        "from the weights: does it raise the logits of what it looks at? -1 to 1"
     )
 
 

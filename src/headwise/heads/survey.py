@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from headwise.corpus.documents import (
     Relations,
@@ -40,6 +40,7 @@ from headwise.errors import HeadwiseError
 from headwise.families import require_run
 from headwise.gpt.presets import check_seed
 from headwise.gpt.run import held_out_documents, read_run
+from headwise.gpt.train import one_thread
 from headwise.heads.ablate import ablation, importance
 from headwise.heads.blocks import Measured, factors_of, measure, top_keys, uniform
 from headwise.heads.documents import Document, run_documents
@@ -57,9 +58,10 @@ from headwise.heads.table import (
 from headwise.intervals import Interval, interval_from
 from headwise.models import ask
 from headwise.models.open import Folder, folder_of, open_model
-from headwise.models.sites import Site, missing, sites_of
+from headwise.models.sites import Site, loaded, missing, sites_of
 from headwise.records import Call, parse_head
 from headwise.shapes import shape_of
+from headwise.spec import resolve_kv_index
 from headwise.words import Note
 
 # Round choices, all of them: larger ones take more time, or more room in the page; smaller ones make wider intervals.
@@ -68,6 +70,10 @@ EFFECTS = 4096  # tokens that heads are ablated on, in whole documents; two of t
 CONTROLS = 32  # documents that the controls are measured on: they vary little
 # texts of repeated random tokens, and the most tokens of one before it is repeated
 PROBES, PROBE = (4, 64)
+# offsets that "positional" counts, up to 32 on either side; -1, 0 and 1 have statistics of their own
+DISTANCES = torch.tensor([n for n in range(-32, 33) if abs(n) > 1])
+# multiplications at most for the product of embeddings, so that all tokens of GPT-2 small count
+PRODUCTS = 2**38
 # tokens of the first document whose top keys are kept, and how many keys
 PASSAGE, TOP = (128, 8)
 EXAMPLES = 5  # of each head
@@ -240,13 +246,14 @@ class OfSite:
     """What is summed up of the heads of one attention.
 
     means     (statistics, H+1) of each document; the last column is even attention, the control
+    offsets   (H, offsets) of each document, as `_offset_shares` gives them; none in cross attention
     examples  for each head -weight, document, row and key of the best ones: so they sort
     pictures  of the first document, (H,...)
     """
 
     def __init__(self, site: Site) -> None:
         self.site = site
-        self.means = Running()
+        self.means, self.offsets = Running(), Running()
         self.examples = [list[tuple[float, int, int, int]]() for _ in site.heads]
         self.pictures: dict[str, NDArray[Any]] = {}
 
@@ -267,12 +274,20 @@ class OfSite:
         """Every score of a head with its interval over documents."""
         n = self.means.n[:, :-1].sum(1)  # of any head
         rows = [i for i in range(len(NAMES)) if n[i]]
-        return {NAMES[i]: self.means.interval(i, head) for i in rows}
+        scores = {NAMES[i]: self.means.interval(i, head) for i in rows}
+        if self.offsets.n.any():
+            best = int(self.offsets.mean[head].argmax())
+            scores["positional"] = self.offsets.interval(head, best)
+        return scores
 
     def even(self) -> dict[str, float]:
         """The control: the same statistics of attention that is spread evenly."""
         n, mean = self.means.n[:, -1], self.means.mean[:, -1]
-        return {NAMES[i]: float(mean[i]) for i in n.nonzero()[0]}
+        even = {NAMES[i]: float(mean[i]) for i in n.nonzero()[0]}
+        # A key that is drawn evenly from n keys stands at a given offset with probability 1/n, its largest weight.
+        if "confidence" in even:
+            even["positional"] = even["confidence"]
+        return even
 
 
 class Tally:
@@ -340,15 +355,21 @@ class Tally:
             return
         if document.start is not None and len(measured.places):
             of_site.add_examples(number, measured, document.start)
+            shares = _offset_shares(measured, document.start, call.n_keys)
+            of_site.offsets.add(shares)
         if number == 0:
             of_site.pictures = _pictures(call, b, measured)
 
     def _profiles(self, text: Text) -> list[HeadProfile]:
         profiles = []
+        vocabulary = vocabulary_product(self.model)
         for of_site in self.sites.values():
+            copied = copying(of_site.site, vocabulary)
             for name in of_site.site.heads:
                 part, layer, head = parse_head(name)
                 scores = of_site.scores(head)
+                if copied:
+                    scores["copying"] = copied[head]
                 even, relations = of_site.even(), {}
                 for relation, by_head in self.followed.items():
                     if name in by_head:  # cross attention follows none
@@ -382,6 +403,18 @@ def _means(measured: Measured, repeated: bool) -> Array:
         if rows is not None:
             means[n] = rows.cpu().double().nanmean(1).numpy()
     return means
+
+
+def _offset_shares(measured: Measured, start: int, n_keys: int) -> Array:
+    """For each of DISTANCES the share, of the rows that have a key there, that look hardest at it: (H, offsets).
+
+    An offset that less than half of the rows have says too little, and counts as 0.
+    """
+    # (n,offsets) the key that each row has there
+    keys = (measured.places.cpu() + start)[:, None] - DISTANCES
+    able = ((keys >= 0) & (keys < n_keys)).sum(0)
+    hits = (measured.argmax.cpu()[..., None] == keys).sum(1).double()
+    return torch.where(2 * able >= len(keys), hits / able, 0).numpy()
 
 
 def _pictures(call: Call, b: int, measured: Measured) -> dict[str, NDArray[Any]]:
@@ -566,7 +599,56 @@ def repeated_tokens(
     return texts, len(before) + length
 
 
-# The same model with fresh weights.
+# What weights alone tell, and fresh ones.
+
+
+@torch.no_grad()
+def vocabulary_product(model: nn.Module) -> Tensor | None:
+    """W_E' W_U (C,C), the sum over tokens of embedding times unembedding, in float32; `copying` needs it.
+
+    Of at most PRODUCTS / C^2 tokens, spread evenly over the vocabulary. None where the model has no two such matrices
+    of one shape (V,C).
+    """
+    pair = ask.embeddings(model)
+    if pair is None or pair[0].shape != pair[1].shape:
+        return None
+    V, C = pair[0].shape
+    step = math.ceil(V * C * C / PRODUCTS)  # every step-th token
+    embed = pair[0][::step].float()
+    return embed.T @ pair[1][::step].to(embed)
+
+
+@torch.no_grad()
+def copying(site: Site, vocabulary: Tensor | None) -> list[Interval]:
+    """For each head the sum of the eigenvalues of W_U W_O W_V W_E over the sum of their moduli, -1 to 1.
+
+    Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", section on copying: 1 raises the logit of
+    every token that the head looks at. The product is V x V. With its first factors moved to the end, W_V W_E W_U W_O,
+    it is E x E and has the same non-zero eigenvalues; W_E W_U is `vocabulary`, of `vocabulary_product`. Norms between
+    the matrices are left out. No document has a part in it, so each bound is the number. Empty where heads write no
+    logits, or no matrices of whole heads are known.
+    """
+    with loaded(*filter(None, [site.module, site.projection])):
+        w_o, w_v, H = site.w_o, site.weights("v"), site.n_heads
+    # beside a decoder
+    writes_logits = not site.cross and not site.name.startswith("encoder.")
+    if vocabulary is None or w_o is None or w_v is None or not writes_logits:
+        return []
+    C, E = len(vocabulary), w_o.shape[1] // H
+    G = len(w_v) // E
+    if w_o.shape != (C, H * E) or w_v.shape != (G * E, C) or H % G:
+        return []
+    # layers of ours may share key/value heads in any way
+    kv_index = getattr(getattr(site.module, "spec", None), "kv_index", None)
+    index = list(resolve_kv_index(H, G, kv_index))
+    read = (w_v.to(vocabulary) @ vocabulary).reshape(G, E, C)[index]
+    through = read @ w_o.to(vocabulary).reshape(C, H, E).transpose(0, 1)  # (H,E,E)
+    # in matrices as small as these threads wait for each other: two take ten times as long
+    with one_thread():
+        values = torch.linalg.eigvals(through)
+    # 0 / 0 is that of a silent head: 0
+    ratios = (values.sum(-1).real / values.abs().sum(-1)).nan_to_num()
+    return [Interval(ratio, ratio, ratio, 1) for ratio in ratios.tolist()]
 
 
 def _size(model: nn.Module) -> int:

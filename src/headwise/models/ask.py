@@ -24,7 +24,7 @@ from headwise.errors import HeadwiseError, first_line
 from headwise.gpt.checkpoint import hf_config
 from headwise.gpt.gpt import GPT
 from headwise.models.hook import hooked
-from headwise.models.sites import is_hf
+from headwise.models.sites import is_hf, loaded
 from headwise.models.weights import blocks, body_of
 
 # Tokens of the vocabulary whose rows of the output matrix are copied to float32 at a time: at a width of 4096 that is
@@ -77,7 +77,8 @@ class Adapter:
 
     # the model and ids (B,T) -> logits (B,T,V), or what holds them; see `_tensor_in`
     logits: Callable[[Any, Tensor], Any]
-    # path of the module whose `weight` is W_U (V,C); None: not known
+    # paths of the modules whose `weight` is W_E, which reads the ids, and W_U, (V,C) each; None: not known
+    embed: str | None
     unembed: str | None
     vocabulary: int
     context: int | None
@@ -91,7 +92,7 @@ def adapter_of(model: nn.Module) -> Adapter | None:
     """How a model of one's own is asked, as `declare` was told or a run has shown, or a GPT of ours; else None."""
     if isinstance(model, GPT):
         sizes = model.config.vocab_size, model.config.context
-        return Adapter(GPT.__call__, "lm_head", *sizes)
+        return Adapter(GPT.__call__, "token_embedding", "lm_head", *sizes)
     if is_hf(getattr(model, "_orig_mod", model)):
         return None
     if model not in _adapters:
@@ -185,7 +186,7 @@ def _tried(model: nn.Module, way: Any, unembed: str | None = None) -> Adapter:
         elif gave.shape == rows.shape:
             last = paths[module]
     # tied: the table itself is W_U
-    return Adapter(way, unembed or last or embed, rows.shape[-1], context)
+    return Adapter(way, embed, unembed or last or embed, rows.shape[-1], context)
 
 
 @torch.no_grad()
@@ -389,6 +390,21 @@ def _losses(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.float(), targets, reduction="none")
 
 
+def embeddings(model: Any) -> tuple[Tensor, Tensor] | None:
+    """W_E and W_U, (V,C) each; None where a model has no such pair."""
+    head, adapter = _head_of(model), adapter_of(model)
+    if head is None:
+        return None
+    if adapter is None:
+        table = model.get_input_embeddings()
+    else:
+        table = _part(model, adapter.embed)
+    if table is None:
+        return None
+    with loaded(table, head):
+        return table.weight, head.weight
+
+
 def output_matrix(model: nn.Module) -> tuple[Tensor, Tensor | None]:
     """W_U (V,C) and its bias (V,), which turn the last hidden state into logits."""
     head = _head_of(model)
@@ -403,9 +419,12 @@ def _head_of(model: Any) -> Any:
     """The module of W_U; None of a model without logits."""
     adapter = adapter_of(model)
     if adapter is not None:
-        path = adapter.unembed
-        return None if path is None else model.get_submodule(path)
+        return _part(model, adapter.unembed)
     return getattr(model, "get_output_embeddings", lambda: None)()
+
+
+def _part(model: nn.Module, path: str | None) -> Any:
+    return None if path is None else model.get_submodule(path)
 
 
 def context_of(model: nn.Module) -> int | None:

@@ -111,8 +111,10 @@ TELLING = (
     "next token",
     "delimiter",
     "rare token",
+    "positional",
     "self",
     "first token",
+    "copying",
 )
 CLOSE = 0.0005  # nats; a smaller change is written as 0.000, with three decimals
 
