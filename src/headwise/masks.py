@@ -190,6 +190,9 @@ class Mask:
             raise bare_mask_error(other)
         return Both(self.parts() + other.parts())
 
+    def __rand__(self, other: object) -> Mask:
+        raise bare_mask_error(other)
+
 
 def bare_mask_error(mask: object) -> HeadwiseError:
     """What to raise where an array stands for a mask: the two polarities in the field contradict each other."""

@@ -58,7 +58,7 @@ class RoPE:
     attention_factor: float | None = None
 
     def __post_init__(self) -> None:
-        if self.scaling not in SCALINGS:
+        if self.scaling not in [*SCALINGS]:  # a dict of a config has no hash
             raise HeadwiseError(
                 f"rope scaling={self.scaling!r} is not known; one of linear, yarn, llama3"
             )

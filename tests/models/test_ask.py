@@ -104,6 +104,9 @@ def test_sizes_that_the_config_states(model: nn.Module) -> None:
     assert ask.context_of(tf.T5ForConditionalGeneration(T5)) is None
     endless = tf.XLNetModel(tf.XLNetConfig(vocab_size=V, d_model=20, n_layer=1, n_head=4, d_inner=7))
     assert ask.context_of(endless) is None
+    own: Any = nn.Sequential(nn.Embedding(V, V))
+    own.block_size = 5
+    assert ask.context_of(own) == 5
     assert ask.context_of(tf.RobertaModel(tf.RobertaConfig(**SIZES, pad_token_id=1))) == 31 - 2
     assert ask.context_of(tf.BertModel(BERT)) == 31
     assert ask.config_fields(model)["vocab_size"] == V

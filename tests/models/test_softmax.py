@@ -531,6 +531,28 @@ def test_behind_an_adapter_there_is_no_norm_and_a_head_is_silenced_exactly() -> 
         torch.testing.assert_close(silenced, model(X), rtol=0, atol=1e-6)
 
 
+class TwoTexts(nn.Module):
+    """The same queries read the keys of a text, and those of another one; both outputs are added up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.kv, self.out_proj = nn.Linear(C, 3 * C), nn.Linear(C, 2 * C), nn.Linear(C, C)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = [*self.qkv(x).chunk(3, -1), *self.kv(x.flip(1)).chunk(2, -1)]
+        q, *pairs = (part.unflatten(-1, (H, -1)).transpose(1, 2) for part in parts)
+        y = F.scaled_dot_product_attention(q, *pairs[:2]) + F.scaled_dot_product_attention(q, *pairs[2:])
+        return self.out_proj(y.transpose(1, 2).flatten(2))
+
+
+@torch.no_grad()
+def test_queries_that_read_two_sets_of_keys_are_two_calls() -> None:
+    model = shaken(nn.Sequential(TwoTexts()))
+    with hw.watch(model) as seen:
+        model(X)
+    assert seen["L0.H0"].n_rows == 2 * X.shape[0] * X.shape[1] and "norm" not in seen["L0.H0"].means
+
+
 @torch.no_grad()
 def test_names_stay_and_nothing_is_left_behind() -> None:
     model = shaken(nn.Sequential(Attention(told=False), Router(), Attention(told=False)))

@@ -185,6 +185,8 @@ def _tried(model: nn.Module, way: Any, unembed: str | None = None) -> Adapter:
             context = module.num_embeddings
         elif gave.shape == rows.shape:
             last = paths[module]
+    for holder in (model, getattr(model, "config", None)):
+        context = getattr(holder, "block_size", context)
     # tied: the table itself is W_U
     return Adapter(way, embed, unembed or last or embed, rows.shape[-1], context)
 

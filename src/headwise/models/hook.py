@@ -256,9 +256,9 @@ class Tap:
         self.sure = self.sure and sure
         if w_o is None and self.projection is not None:
             # DiffLlama lays the same maps over other values in a second call: these are the same heads.
-            last = self.waiting[-1].q.data_ptr() if self.waiting else 0
-            self.normed = bool(last)  # a second call is mixed with the first
-            if not last or last != call.q.data_ptr():
+            last = self.waiting[-1] if self.waiting else None
+            self.normed = last is not None  # a second call is mixed with the first
+            if not (last and last.q.is_set_to(call.q) and last.k.is_set_to(call.k)):
                 self.waiting.append(call)
             return None
         # Are the matrices the same?
