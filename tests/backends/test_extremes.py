@@ -89,6 +89,15 @@ def test_an_infinite_sink_takes_everything_or_nothing(mask: str, path: str) -> N
     assert_same(*(np.nan_to_num(x, nan=9) for x in (out, output("plain", problem.with_options(sink=sink)))), path)
 
 
+@every("large", [7.7, 1e5, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_autocast_does_not_round_a_sink(dtype: torch.dtype, large: float) -> None:
+    x, sink = torch.randn(2, 6, 37, 11).to(dtype), torch.full((6,), large)
+    expected = hw.attend(x, x, x, sink=sink)
+    with torch.autocast("cpu", dtype=dtype):
+        assert torch.equal(hw.attend(x, x, x, sink=sink), expected)
+
+
 # A scale of 11 lifts what stands for an infinite sink: where that does not leave room for it, the kernel gives NaN.
 @every("path", TORCH_PATHS)
 @every("scale", [None, 3.0, 11.0, 0.004])

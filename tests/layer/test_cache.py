@@ -141,6 +141,8 @@ def test_what_is_cropped_was_never_there_and_reordered_rows_go_on(kind: dict[str
 
 
 def test_a_rolled_cache_is_cropped_to_what_it_has() -> None:
+    refuses(lambda: hw.KVCache().crop([2, 3]), "crop.* all documents of a cache have one length")
+    refuses(lambda: hw.KVCache().load_state_dict({"keys": torch.ones(1)}), "no state of a cache: it has keys")
     cache = hw.KVCache(window=3)
     cache.append(torch.zeros(1, 2, 7, 3), torch.zeros(1, 2, 7, 5))
     refuses(lambda: cache.crop(5), "cannot crop to 5 of 7 tokens: the cache rolls and keeps 3")

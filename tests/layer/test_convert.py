@@ -112,7 +112,7 @@ class Broken(nn.MultiheadAttention):
     def forward(self, *args: Any, **kw: Any) -> Any:
         out, weights = super().forward(*args, **kw)
         place = torch.arange(out.shape[1])[:, None]
-        return torch.where(place == (5 if "key_padding_mask" in kw else -1), math.nan, out), weights
+        return torch.where(place == (5 if "attn_mask" in kw else -1), math.nan, out), weights
 
 
 @pytest.mark.parametrize("module", [lambda: Doubled(35, 5), Leaky, lambda: Broken(35, 5)], ids=["1 %", "mask", "nan"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -97,6 +98,10 @@ class KVCache:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> KVCache:
         """Hold what another cache's `state_dict` says, in the place of what was held; returns the cache itself."""
+        if not {"length", "holds_context"} <= state.keys():
+            raise HeadwiseError(
+                f"this is no state of a cache: it has {', '.join(state) or 'nothing'}; pass what state_dict() gave"
+            )
         self.__init__(self.max_length, self.window)  # type: ignore[misc]
         if "keys" in state:
             self.check_room(int(state["length"]))
@@ -220,6 +225,12 @@ class KVCache:
 
     def crop(self, length: int) -> None:
         """Forget all but the first `length` tokens, as speculative decoding does with a rejected draft."""
+        try:
+            length = operator.index(length)
+        except TypeError:
+            raise HeadwiseError(
+                f"crop({length!r}): all documents of a cache have one length; pass one whole number"
+            ) from None
         if not 0 <= length <= self.length:
             raise HeadwiseError(
                 f"cannot crop to {length} tokens; the cache has seen {self.length}"

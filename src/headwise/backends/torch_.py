@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -249,10 +250,9 @@ class _Call:
         # added at the end, it brings back the NaN that FEW_KEYS speaks of
         zero_or_nan = None
         # A compiler does not compare the length, or it would make two graphs.
-        may_hide = mask is None and q.device.type == "cpu"
-        if may_hide and not torch.compiler.is_compiling() and k.shape[2] < FEW_KEYS:
-            zeros = by_group(q, k.transpose(-1, -2)) * 0
-            zero_or_nan = (zeros.tril() if causal else zeros).sum(-1, keepdim=True)
+        is_short = torch.compiler.is_compiling() or k.shape[2] < FEW_KEYS
+        if mask is None and is_short and q.device.type == "cpu":
+            zero_or_nan = _zero_or_nan(q, k, causal)
         # The heads of a group take the place of the queries: K and V are read once a group. A single query never has
         # the causal flag.
         if T == 1 and G < H:
@@ -261,12 +261,27 @@ class _Call:
                 mask = mask.reshape(mask.shape[0], G, H // G, mask.shape[3])
         # heads that share K and V and are not folded; a bool, even of symbols
         has_groups = bool(q.shape[1] != G)
-        out = F.scaled_dot_product_attention(
-            q, k, v, mask, self.dropout, causal, scale=self.scale, enable_gqa=has_groups
-        )
+        with self._in_its_dtype(q):
+            out = F.scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                mask,
+                self.dropout,
+                causal,
+                scale=self.scale,
+                enable_gqa=has_groups,
+            )
         out = out.reshape(B, H, T, -1)[..., :width]
         out = out if out.dtype == dtype else out.to(dtype)
         return out if zero_or_nan is None else out + zero_or_nan
+
+    def _in_its_dtype(self, q: Tensor) -> AbstractContextManager[Any]:
+        """Around the kernel: autocast would round the sink, and make infinity of a large one."""
+        kind = q.device.type
+        if self.sink_h11 is None or not torch.amp.is_autocast_available(kind):
+            return nullcontext()
+        return torch.autocast(kind, enabled=False)
 
 
 class _Seen(NamedTuple):
@@ -343,6 +358,19 @@ def _dense(
     if alive is not None or paths.runs_off((low, high), grid.T, grid.S):
         rows = allowed.any(-1, keepdim=True)
     return _Seen(allowed, bias, rows, alive)
+
+
+def _zero_or_nan(q: Tensor, k: Tensor, causal: bool) -> Tensor:
+    """(B,H,T,1): NaN for each query that holds NaN or inf, or sees a key that holds NaN; 0 for the others."""
+    # NaN or inf times 0 is NaN, and all else 0. Inf counts, too, for its score with a key that holds 0 is NaN. (Where
+    # it makes every score -inf, the explicit path differs: it takes the row for an empty one, and gives 0.)
+    of_queries = (q * 0).sum(-1, keepdim=True)
+    nan_keys = k.isnan().any(-1)  # (B,G,S)
+    # Under the causal flag T is S and query i sees keys 0 to i: place i of the running count is for query i, (B,G,T).
+    # Without the flag (and without a mask, see the caller) each query sees all keys: (B,G,1).
+    sees_nan = nan_keys.cumsum(-1) > 0 if causal else nan_keys.any(-1, keepdim=True)
+    sees_nan = sees_nan.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    return of_queries.masked_fill(sees_nan[..., None], math.nan)
 
 
 def _sink_as_key(
@@ -469,7 +497,7 @@ class Rotation:
         self, x_bhtd: Tensor, start: int, positions: Tensor | None = None
     ) -> Tensor:
         """x (B,H,T,D) rotated; position of the first token `start`, or `positions` (T,) or (B,T) of all."""
-        cos, sin = self._angles(x_bhtd, start, positions)
+        cos, sin = self._angles(x_bhtd, start, positions).unbind()
         edge = -self.dim if self.last else self.dim
         parts = list(x_bhtd.tensor_split([edge], -1))
         x = parts[self.last]

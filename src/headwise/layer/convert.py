@@ -95,7 +95,10 @@ def _layer(module: nn.Module, n_heads: int, mask: Causal | None) -> MultiHeadAtt
     stored = {f"{x.dtype} on {x.device}" for x in weights.values()}
     is_whole = {f"{name}_proj.weight" for name in "qkvo"} <= weights.keys()
     # in one byte there are quantised weights; on the meta device there are none
-    is_plain = all(x.dtype.itemsize > 1 and not x.is_meta for x in weights.values())
+    is_plain = all(
+        x.is_floating_point() and x.dtype.itemsize > 1 and not x.is_meta
+        for x in weights.values()
+    )
     if not (is_whole and is_plain) or len(stored) > 1:
         raise HeadwiseError(
             f"{kind} has weights in {', '.join(sorted(stored))}; a layer has four projections in floats of one dtype "
@@ -147,6 +150,7 @@ def _difference(layer: MultiHeadAttention, module: Any) -> float:
             N_TEXTS, length, width, generator=generator, device="cpu"
         ).to(like)
 
+    pairs = []  # (ours, theirs) of each run
     # The original may make tensors of its own: where the weights are.
     with (
         torch.no_grad(),
@@ -156,7 +160,7 @@ def _difference(layer: MultiHeadAttention, module: Any) -> float:
         # a course's, which takes no mask, and no longer text than its own
         if spec.mask is not None:
             x = drawn(min(N_TOKENS, module.mask.shape[-1]), spec.d_in)
-            ours, theirs = layer(x), module(x)
+            pairs.append((layer(x), module(x)))
         else:
             module.batch_first = True
             x, keys = drawn(N_TOKENS, spec.d_in), drawn(N_KEYS, spec.d_context)
@@ -164,10 +168,15 @@ def _difference(layer: MultiHeadAttention, module: Any) -> float:
             # a whole text, a good half, a single key
             lengths = torch.tensor([N_KEYS, N_KEYS // 2 + 1, 1])
             padding = torch.arange(N_KEYS) >= lengths[:, None]
-            ours = layer(x, keys, values, mask=Lengths(lengths))
             theirs, _ = module(x, keys, values, key_padding_mask=padding)
-    largest = (ours - theirs).abs().max().item()
-    reached = theirs.abs().max().item()
+            pairs.append((layer(x, keys, values, mask=Lengths(lengths)), theirs))
+            if spec.d_in == spec.d_context == spec.d_values:
+                later = torch.ones(N_TOKENS, N_TOKENS, dtype=torch.bool).triu(1)
+                theirs, _ = module(x, x, x, attn_mask=later)
+                pairs.append((layer(x, mask=Causal()), theirs))
+    # of all runs; NaN in one stays NaN
+    largest = torch.stack([(a - b).abs().max() for a, b in pairs]).max().item()
+    reached = torch.stack([theirs.abs().max() for _, theirs in pairs]).max().item()
     # A thousandth of the largest output is a round choice: far above rounding in float32, far below what a wrong rule
     # changes. `not <=` refuses NaN, too.
     if like.dtype.itemsize >= 4 and not largest <= 1e-3 * reached:
