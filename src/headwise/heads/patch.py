@@ -5,15 +5,18 @@ answer comes back is the effect of that part (Meng et al. 2022, arXiv 2202.05262
 Heimersheim & Nanda 2024, arXiv 2404.15255). Effects are shares of the difference between the two answers: 0
 changes nothing, 1 restores the clean answer.
 
-Variants of a text are rows of one batch, each with its edits (`headwise.heads.ablate`).
+Variants of a text are rows of one batch, each with its edits (`headwise.heads.ablate`); the batch begins at the first
+layer that differs.
 """
 
 from __future__ import annotations
 
+import copy
 import itertools
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,10 +33,16 @@ from headwise.heads.documents import Progress, no_progress
 from headwise.heads.statistics import unknown_head
 from headwise.heads.table import Row, frame
 from headwise.intervals import Interval, interval_of
-from headwise.models.ask import answer_logits, device_of, evaluating, require_next
-from headwise.models.hook import attach
+from headwise.models.ask import (
+    answer_logits,
+    device_of,
+    evaluating,
+    require_next,
+    stands_for,
+)
+from headwise.models.hook import attach, hooked
 from headwise.models.open import texts_of, token_of
-from headwise.models.sites import Site, sites_of
+from headwise.models.sites import Site, block_path, sites_of
 from headwise.records import Call
 from headwise.table import head_figure
 from headwise.words import unknown
@@ -352,7 +361,11 @@ class Compared:
 
 
 class Reading:
-    """A text (1,T) that a model has read, and its answer at a position; variants of it are rows of one batch."""
+    """A text (1,T) that a model has read, and its answer at a position; variants of it are rows of one batch.
+
+    The blocks that end before the first change give at once what they gave when the text was read. The model runs from
+    its beginning, so that masks and positions are its own.
+    """
 
     def __init__(self, model: nn.Module, ids: Tensor, position: int = -1) -> None:
         self.model, self.position = model, position
@@ -360,6 +373,15 @@ class Reading:
         self.ids = ids[None].to(device_of(model))
         # of each attention that ran, by the name of its site
         self.calls: dict[str, Call] = {}
+        paths = {module: path for path, module in model.named_modules()}
+        # by site; an attention outside a list of layers has the whole model for its block
+        self.blocks = {
+            name: model.get_submodule(block_path(paths[site.module]))
+            for name, site in self.sites.items()
+        }
+        # what blocks gave, in the order in which they ended
+        self.outputs: dict[nn.Module, Any] = {}
+        self.below: dict[nn.Module, int] = {}  # how many had ended when a block began
         self._maps: dict[str, Tensor] = {}
 
         def keep(site: Site, call: Call) -> None:
@@ -372,7 +394,21 @@ class Reading:
                 )
             self.calls[site.name] = call
 
-        with attach(self.sites.values(), keep):
+        def begin(block: nn.Module, args: Any, keywords: Any) -> None:
+            # In a mapping is what the blocks below have left there: keys and values of Gemma 3n. All of them must run.
+            is_left = any(isinstance(each, Mapping) for each in keywords.values())
+            self.below[block] = 0 if is_left else len(self.outputs)
+
+        def end(block: nn.Module, args: Any, keywords: Any, output: Any) -> None:
+            states = output[0] if isinstance(output, tuple | list) else output
+            if isinstance(states, Tensor) and 1 in states.shape:
+                self.outputs[block] = output
+
+        blocks = set(self.blocks.values())
+        hooks = [(block.register_forward_hook, end) for block in blocks]
+        before = [(block.register_forward_pre_hook, begin) for block in blocks]
+        listening = hooked([*before, *hooks], with_kwargs=True)
+        with attach(self.sites.values(), keep), listening:
             # (V,) logits of the token that is answered
             self.answer = answer_logits(model, self.ids, position)[0]
 
@@ -408,16 +444,29 @@ class Reading:
         return answers
 
     def batches(
-        self, variants: Mapping[Key, Variant]
-    ) -> Iterator[tuple[list[Key], dict[str, Call], Tensor]]:
-        """Run variants: of each batch those in it, the calls of the sites that change, by name, and logits (n,V)."""
-        most = max(1, LARGEST // next(iter(self.calls.values())).out.numel())
-        keys = list(variants)
-        for first in range(0, len(keys), most):
-            batch = keys[first : first + most]
-            yield batch, *self._run([variants[key] for key in batch])
+        self, variants: Mapping[Key, Variant], until: str = ""
+    ) -> Iterator[tuple[list[Key], dict[str, Call], Any]]:
+        """Run variants: of each batch those in it, the calls of the sites that change, by name, and logits (n,V).
 
-    def _run(self, variants: Sequence[Variant]) -> tuple[dict[str, Call], Tensor]:
+        until  the site at which passes end, without logits
+        """
+        # Only the states of the block below are handed on, and a block that reads an encoder takes more than these.
+        is_crossed = any(call.cross for call in self.calls.values())
+        starts = defaultdict(list)  # number of blocks that do not change -> variants
+        for key, edits in variants.items():
+            numbers = [self.below[self.blocks[edit.site]] for edit in edits]
+            starts[0 if is_crossed else min(numbers)].append(key)
+        most = max(1, LARGEST // next(iter(self.calls.values())).out.numel())
+        for start, keys in starts.items():
+            for first in range(0, len(keys), most):
+                batch = keys[first : first + most]
+                rows = [variants[key] for key in batch]
+                yield batch, *self._run(rows, start, until)
+
+    def _run(
+        self, variants: Sequence[Variant], start: int, until: str
+    ) -> tuple[dict[str, Call], Tensor | None]:
+        """One batch of variants, which begin behind the first `start` blocks."""
         calls: dict[str, Call] = {}
         edits: dict[str, list[tuple[int, Edit]]] = defaultdict(list)
         for row, variant in enumerate(variants):
@@ -433,11 +482,50 @@ class Reading:
                     f"{site.name} of {type(call.layer).__name__} attends twice in a pass; pass at='out'"
                 )
             calls[site.name] = call
+            if site.name == until:
+                raise _ReachedError
             return edited(call, edits[site.name])
 
-        rows = self.ids.expand(len(variants), -1)
-        with attach([self.sites[name] for name in edits], change, early):
-            return calls, answer_logits(self.model, rows, self.position)
+        n = len(variants)
+        done = itertools.islice(self.outputs.items(), start)
+        model = _begun(
+            self.model, {block: _repeated(output, n) for block, output in done}
+        )
+        stands_for(model, self.model)
+        sites = [self.sites[name] for name in edits]
+        with suppress(_ReachedError), attach(sites, change, early):
+            return calls, answer_logits(model, self.ids.expand(n, -1), self.position)
+        return calls, None
+
+
+class _ReachedError(Exception):
+    """A pass has come to the last site that is asked about."""
+
+
+def _begun(module: nn.Module, outputs: Mapping[nn.Module, Any]) -> nn.Module:
+    """The module with blocks that compute nothing and give these outputs.
+
+    What holds such a block is a shallow copy, so that other threads do not see it; all else is the module's own.
+    """
+    if module in outputs:
+        block = copy.copy(module)
+        block.forward = lambda *args, **keywords: outputs[module]
+        block._forward_hooks = {}  # they have acted on the output
+        return block
+    children = dict(module.named_children())
+    begun = {name: _begun(child, outputs) for name, child in children.items()}
+    if begun == children:
+        return module
+    holder = copy.copy(module)
+    holder._modules = {**module._modules, **begun}
+    return holder
+
+
+def _repeated(output: Any, n: int) -> Any:
+    """What a block gave for one text, as for n: a tensor, (1,T,C) or (T,1,C), or what begins with it."""
+    if isinstance(output, tuple | list):
+        return type(output)([_repeated(output[0], n), *output[1:]])
+    return output.repeat_interleave(n, output.shape.index(1))
 
 
 # One pair of texts
@@ -506,16 +594,19 @@ class Study:
         kept. Then each receiver has it, from one sender after another.
         """
         order = list(self.text.calls)  # from the first layer up
+        wanted = [(each, edit) for each in receivers for edit in self.variant(*each)]
+        last = max(order.index(edit.site) for _, edit in wanted)
         above, variants = {}, {}
         for sender in [*self.text.names("out"), *groups]:
-            above[sender] = order[order.index(place_of(sender)[0]) + 1 :]
-            variants[sender] = self.variant("out", sender)
+            above[sender] = order[order.index(place_of(sender)[0]) + 1 : last + 1]
+            edits = self.variant("out", sender)
             for site in above[sender]:
                 frozen = self.text.calls[site].out[0]
-                variants[sender].append(Edit(site, "out", ALL, frozen))
+                edits.append(Edit(site, "out", ALL, frozen))
+            if above[sender]:
+                variants[sender] = edits
         received: dict[tuple[Receiver, str], list[Edit]] = defaultdict(list)
-        wanted = [(each, edit) for each in receivers for edit in self.variant(*each)]
-        for senders, calls, _ in self.text.batches(variants):
+        for senders, calls, _ in self.text.batches(variants, order[last]):
             for (row, sender), (receiver, edit) in itertools.product(
                 enumerate(senders), wanted
             ):

@@ -205,7 +205,7 @@ class _Question:
 
 
 def _check_twin(question: _Question, twin: _Question) -> None:
-    """Refuse a corrupted text unless it has as many tokens, and its masked word at the same place."""
+    """Refuse a corrupted text unless it has as many tokens, others, and its masked word at the same place."""
     if len(twin.ids) != len(question.ids):
         first, second = (
             f"{len(each.ids)} tokens ({' '.join(each.shown(each.ids))})"
@@ -219,6 +219,10 @@ def _check_twin(question: _Question, twin: _Question) -> None:
         raise HeadwiseError(
             f"the masked word is token {question.position} of the prompt and token {twin.position} of the corrupted "
             f"one; it must be the same, since heads are compared place by place"
+        )
+    if twin.ids == question.ids:
+        raise HeadwiseError(
+            "the corrupted text is the prompt itself, so there is no difference to explain; change a word"
         )
 
 
