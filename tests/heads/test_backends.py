@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from cases import every
-from families import T, build, inputs_of
+from families import T, build, inputs_of, model_of
 from flash import flash_attn_func, flash_stand_in, uncompiled_flex, use_backend
 from helpers import watch_call
 from torch import Tensor
@@ -37,31 +37,47 @@ def assert_same(some: Seen, others: Seen, message: str) -> None:
             np.testing.assert_allclose(rows[statistic], values, rtol=0, atol=1e-5 * scale, err_msg=message)
 
 
-def in_parts(model: Any, ids: Tensor) -> Seen:
+def in_parts(model: Any, ids: Tensor, mask: Tensor | None = None) -> Seen:
     """A text behind a cache, in chunks and by one token."""
+    end, past = 0, None
     with torch.no_grad(), hw.watch(model) as seen:
-        past = None
         for piece in torch.split(ids, [LONG, SHORT - 1, 1], 1):
-            past = model(input_ids=piece, cache=past, use_cache=True).past_key_values
+            end += piece.shape[1]
+            told = {} if mask is None else {"attention_mask": mask[:, :end]}
+            past = model(input_ids=piece, cache=past, use_cache=True, **told).past_key_values
     return seen
+
+
+def in_six_situations(family: str, model: Any) -> dict[str, Seen]:
+    """What is seen of a text whole, padded on either side, behind a cache, so and padded, and in part on each side."""
+    ids, left, right = inputs_of(family)["input_ids"], inputs_of(family, "left"), inputs_of(family, "right")
+    both = torch.stack([right["attention_mask"][1], left["attention_mask"][1]])
+    return {
+        "causal, windowed": watch_call(model, ids),
+        "left-padded": watch_call(model, **left),
+        "right-padded": watch_call(model, **right),
+        "behind a cache": in_parts(model, ids),
+        "left-padded, behind a cache": in_parts(model, **{name.split("_")[-1]: x for name, x in left.items()}),
+        "padded on both sides": watch_call(model, ids, attention_mask=both),
+    }
 
 
 @pytest.mark.slow
 @every("family", SIX)
-def test_flash_attention_in_two_situations(family: str) -> None:
+def test_flash_attention_in_six_situations(family: str) -> None:
     """The kernel alone is a stand-in: masks, lengths and the way to it are those of transformers."""
-    model, ids = build(family), inputs_of(family)["input_ids"]
-    expected = {"causal, windowed": watch_call(model, ids), "behind a cache": in_parts(model, ids)}
+    model = build(family)
+    expected = in_six_situations(family, model)
     use_backend(model, "flash_attention_2")
     with flash_stand_in():
-        seen = {"causal, windowed": watch_call(model, ids), "behind a cache": in_parts(model, ids)}
+        seen = in_six_situations(family, model)
     for situation in expected:
         assert_same(seen[situation], expected[situation], f"{family}, {situation}")
 
 
 @every("family", ["bert", "vit", "whisper"])
 def test_flash_attention_that_looks_both_ways(family: str) -> None:
-    model, inputs = build(family), inputs_of(family)
+    model, inputs = build(family), inputs_of(family, "left")
     expected = watch_call(model, **inputs)
     use_backend(model, "flash_attention_2")
     with flash_stand_in():
@@ -108,7 +124,7 @@ def test_causes_under_other_backends(backend: str) -> None:
             np.testing.assert_allclose(values, expected[name], atol=1e-4, err_msg=name)
 
 
-def test_a_backend_of_ones_own_is_read_like_sdpa() -> None:
+def test_a_backend_of_ones_own_is_read_by_its_mask_function() -> None:
     def mine(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, scaling: float, **keywords: Any) -> Any:
         return sdpa_attention_forward(module, q, k, v, mask, scaling=scaling)
 
@@ -131,8 +147,13 @@ def test_a_backend_of_ones_own_is_read_like_sdpa() -> None:
         AttentionInterface.register("lengths", lengths)
         AttentionMaskInterface.register("lengths", flash_attention_mask)
         assert_same(watch_call(use_backend(model, "lengths"), inputs["input_ids"]), whole, "lengths")
-        with pytest.raises(hw.HeadwiseError, match="gives flash attention padded texts, whose keys are not read; pass"):
+        said = "its attention gives .*watching it would give wrong numbers"
+        with pytest.raises(hw.HeadwiseError, match=said):  # its function forgets the padding
             watch_call(model, **inputs)
+        AttentionInterface.register("unmasked", mine)
+        said = r"by 'unmasked', which has no mask function, .*AttentionMaskInterface.register\('unmasked', sdpa_mask\)"
+        with pytest.raises(hw.HeadwiseError, match=said):
+            watch_call(use_backend(model, "unmasked"), inputs["input_ids"])
     finally:
         for each, entries in zip(maps, before, strict=True):
             each.clear()
@@ -153,7 +174,14 @@ def seen_by(call: Asked) -> Tensor:
     return (steps.masked > -torch.inf)[:, 0]
 
 
-def test_a_window_of_flash_attention_goes_to_both_sides() -> None:
+def test_flash_attention_reads_real_tokens_side_by_side() -> None:
+    """A window counts the real tokens between, and a text that is shorter than its cache ends with it."""
+    model_of("llama")  # transformers is loaded
+    mask = torch.tensor([[1, 1, 1, 0, 0, 1, 1], [0, 1, 1, 1, 1, 1, 1]])
+    rows = seen_by(asked("flash_attention_2", mask, T=1, sliding_window=3))
+    assert rows[0].int().tolist() == [[0, 0, 1, 0, 0, 1, 1]] and rows[1].int().tolist() == [[0, 0, 0, 0, 1, 1, 1]]
+    rows = seen_by(asked("flash_attention_2", mask[:, :5], T=2, sliding_window=2))  # with the room of a static cache
+    assert rows[1].int().tolist() == [[0, 0, 1, 1, 0, 0, 0], [0, 0, 0, 1, 1, 0, 0]] and not rows[0].any()
     rows = seen_by(asked("flash_attention_2", T=7, is_causal=False, sliding_window=2))  # so many to either side
     assert rows[0].sum(1).tolist() == [2, 3, 3, 3, 3, 3, 2]
 

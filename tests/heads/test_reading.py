@@ -273,8 +273,9 @@ def test_blocks_end_in_any_order_and_copies_are_nobodys_business() -> None:
     assert len(seen["L0.H0"].rows.entropy) == 2 * 58
 
 
-def eager_attention_forward(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **_: Any) -> None:
-    """Has the arguments that every such function has."""
+def eager_attention_forward(module: Any, q: Any, k: Any, v: Any, mask: Any, scaling: float, dropout: float = 0) -> Any:
+    """Has the arguments that every such function has, and gives (B,T,H,E); a mask hides nothing here."""
+    return (hw.attend(q, k, v, scale=scaling) * (1 + dropout)).transpose(1, 2), None
 
 
 def asked(**changes: Any) -> Asked:
@@ -286,19 +287,17 @@ def asked(**changes: Any) -> Asked:
     return call._replace(**changes)
 
 
-def test_a_call_under_dropout_is_checked_where_none_was_dropped() -> None:
-    """eager drops weights in training alone, sdpa whenever it is told to: what that gave proves nothing."""
+def test_a_call_under_dropout_is_checked_by_what_its_function_gives_without() -> None:
     dropped = {"scaling": 0.5, "dropout": 0.1}
     wrong = 2 * asked().out
     reading.read_call(asked())
     with torch.autocast("cpu", dtype=torch.bfloat16):  # which takes values that are narrower than the keys
         assert reading.read_call(asked(v=asked().v.bfloat16())).v.dtype == torch.float32
-    reading.read_call(asked(keywords=dropped))
     of_sdpa = asked(keywords=dropped, implementation="sdpa", mask=torch.ones(2, 1, 7, 7).bool(), out=wrong)
-    reading.read_call(of_sdpa)
-    reading.read_call(asked(keywords=dropped, module=nn.Module().train(), out=wrong))
-    with pytest.raises(hw.HeadwiseError, match="watching it would give wrong numbers"):
-        reading.read_call(asked(keywords=dropped, out=wrong))
+    for call in (of_sdpa, asked(keywords=dropped, module=nn.Module().train(), out=wrong)):
+        reading.read_call(call)
+        with pytest.raises(hw.HeadwiseError, match="watching it would give wrong numbers"):
+            reading.read_call(call._replace(function=lambda *inputs, **keywords: (wrong.transpose(1, 2), None)))
 
 
 def test_a_reading_looks_at_the_ends_and_between() -> None:

@@ -365,6 +365,48 @@ class CausalHead(nn.Module):
         return (q @ k.mT / math.sqrt(7) + bias).softmax(-1) @ v
 
 
+class CausalHeads(nn.Module):
+    """The wrapper of the course: no projection, or one behind what joins its heads."""
+
+    def __init__(self, way: str, projects: bool = True) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList([CausalHead(way) for _ in range(3)])
+        self.out_proj = nn.Linear(21, C) if projects else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        joined = torch.cat([head(x) for head in self.heads], dim=-1)
+        return joined if self.out_proj is None else x + self.out_proj(joined)
+
+
+@pytest.mark.parametrize("projects", [False, True])
+@pytest.mark.parametrize("way", ["flag", "mask", "softmax"])
+@torch.no_grad()
+def test_modules_of_a_list_are_heads_of_one_layer(way: str, projects: bool) -> None:
+    first, second = CausalHeads(way, projects), CausalHeads(way, projects)
+    model = shaken(nn.Sequential(first, nn.Identity() if projects else nn.Linear(21, C), second))
+    plain = model(X)
+    with hw.watch(model, maps=True) as seen:
+        assert torch.equal(model(X), plain)
+    assert list(seen) == [f"L{n}.H{h}" for n in (0, 2) for h in range(3)]
+    for n, x in ((0, X), (2, model[:2](X))):
+        for h, head in enumerate(model[n].heads):
+            with hw.watch(head, maps=True) as alone:
+                head(x)
+            of_all = seen[f"L{n}.H{h}"]
+            torch.testing.assert_close(torch.tensor(of_all.map), torch.tensor(alone["L0.H0"].map), rtol=0, atol=1e-6)
+            assert all(of_all[name] == pytest.approx(mean, abs=1e-5) for name, mean in alone["L0.H0"].means.items())
+    values = model[2].heads[1].W_value.weight
+    values *= 0.5
+    expected = model(X)
+    values *= 2
+    with hw.steer(model, {"L2.H1": 0.5}), hw.watch(model):
+        torch.testing.assert_close(model(X), expected)
+    with hw.ablate(model, ["L2.H1"]):
+        without = model(X)
+    values.zero_()
+    torch.testing.assert_close(without, model(X))
+
+
 def acting(forward: Any) -> nn.Module:
     """A module that does no more than this."""
     module = type("Acting", (nn.Module,), {"forward": forward})()
@@ -388,7 +430,8 @@ def in_pieces(self: nn.Module, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def test_what_is_no_attention_is_refused_by_name() -> None:
-    codes = nn.Parameter(X[0, :7])
+    codes, mixed = nn.Parameter(X[0, :7]), CausalHeads("mask")
+    mixed.heads[1] = CausalHead("flag")
     landmarks = tf.NystromformerConfig(**WIDE, num_landmarks=4, segment_means_seq_len=24)
     chunks = tf.LongformerConfig(**WIDE, attention_window=4)
     none, rows = "ran, and no softmax over keys was seen", "no distribution over keys: a row of 11 weights sums to"
@@ -403,6 +446,7 @@ def test_what_is_no_attention_is_refused_by_name() -> None:
         (tf.NystromformerModel(landmarks), "^L0: multiplies the weights of one softmax with those of another"),
         (tf.LongformerModel(chunks), "^L0: LongformerSelfAttention says that it has 4 heads, and its .* chunks"),
         (nn.Linear(C, C), "^Linear has no attention that headwise can read"),
+        (mixed, "^L0: the modules of its list, CausalHead, have lengths, scales or masks of their"),
         (Attention(dropout=0.5), r"^L0: drops weights of its map, as in training; call model.eval\(\), or set that"),
     ]
     for model, why in refused:
@@ -447,30 +491,6 @@ def test_a_part_that_is_handed_queries_and_keys_has_no_distances() -> None:
     assert any("handed queries and keys" in note for note in seen.notes)
     model.attend.out_proj = nn.Linear(C, C)  # is never called, which a note says behind that of the call
     assert watch_call(model, X).notes[0].startswith(f"L0: {softmax.HANDED}; L0: what enters W_O")
-
-
-@pytest.mark.parametrize("way", ["flag", "mask", "softmax"])
-@torch.no_grad()
-def test_heads_that_are_modules_of_a_list_are_read_one_by_one(way: str) -> None:
-    class Heads(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.heads, self.proj = nn.ModuleList([CausalHead(way) for _ in range(3)]), nn.Linear(21, C)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x + self.proj(torch.cat([head(x) for head in self.heads], dim=-1))
-
-    model = shaken(nn.Sequential(Heads(), Heads()))
-    plain = model(X)
-    with hw.watch(model, maps=True) as seen:
-        assert torch.equal(model(X), plain)
-    assert list(seen) == [f"heads{h}.L{n}.H0" for n in range(2) for h in range(3)]
-    alone = watch_call(model[0].heads[1], X, maps=True)["L0.H0"]
-    torch.testing.assert_close(torch.tensor(seen["heads1.L0.H0"].map), torch.tensor(alone.map), rtol=0, atol=1e-6)
-    with hw.ablate(model, ["heads1.L1.H0"]):
-        without = model(X)
-    model[1].heads[1].W_value.weight.zero_()
-    torch.testing.assert_close(without, model(X))
 
 
 def test_gradients_pass_in_training() -> None:

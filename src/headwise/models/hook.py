@@ -29,7 +29,14 @@ Calls of other threads do not count. Attentions of the third column are called f
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -43,6 +50,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from headwise.errors import HeadwiseError
 from headwise.layer.layer import MultiHeadAttention
+from headwise.masks import all_of
 from headwise.models import softmax
 from headwise.models.reading import Asked, read_call
 from headwise.models.sites import Site, is_attention, is_watchable, remember
@@ -167,7 +175,10 @@ def attach(
             if is_watchable(module):
                 stack.enter_context(observe(module, partial(handle, site)))
             else:
-                taps[module] = Tap(site, partial(handle, site), early)
+                taps[module] = tap = Tap(site, partial(handle, site), early)
+                for number, member in enumerate(site.members):
+                    head = Site(site.name, member, 1, site.cross, free=True)
+                    taps[member] = Tap(head, partial(tap.gather, number))
         free = {module: tap for module, tap in taps.items() if tap.site.free}
         # The hooks at W_O, the attention interface, the functions of torch.
         if taps:
@@ -199,6 +210,9 @@ class Tap:
     Between the attention function and W_O some families gate, norm or rotate what the heads gave. What a head gives is
     what W_O reads of it: so a call waits until W_O is called, and is handed to the handler then. That the projection of
     a free attention is its W_O is only a guess by its name: it is, if what it reads are the heads, number by number.
+
+    Heads that are modules of a list (`site.members`) make a call together once the last has run. What they give is
+    changed where the module around the list has joined it: before its W_O, or where it leaves that module.
     """
 
     def __init__(self, site: Site, handler: Handler, early: bool = False) -> None:
@@ -208,6 +222,7 @@ class Tap:
         is_left = early and not site.free
         self.projection = None if is_left else site.projection
         self.waiting: list[Call] = []  # calls whose heads have not entered W_O yet
+        self.of_members: dict[int, Call] = {}  # of a list, by their numbers
         self.normed = False  # did a norm read what the heads of these calls gave?
         # is it known in which order the heads of the calls that wait lie?
         self.sure = True
@@ -224,6 +239,8 @@ class Tap:
                 hooks.append((child.register_forward_pre_hook, self.at_norm))
         if self.projection is not None:
             hooks.append((self.projection.register_forward_pre_hook, self.at_w_o))
+        elif self.site.members:
+            hooks.append((module.register_forward_hook, self.at_output))
         return hooks
 
     def take(
@@ -254,7 +271,7 @@ class Tap:
         call = call._replace(cross=call.cross or site.cross)
         self.site = replace(site, n_heads=n_heads)
         self.sure = self.sure and sure
-        if w_o is None and self.projection is not None:
+        if w_o is None and (self.projection is not None or site.members):
             # DiffLlama lays the same maps over other values in a second call: these are the same heads.
             last = self.waiting[-1] if self.waiting else None
             self.normed = last is not None  # a second call is mixed with the first
@@ -265,6 +282,17 @@ class Tap:
         places = [x.data_ptr() for x in (w_o, site.w_o) if x is not None]
         at_w_o = len(places) == 2 and places[0] == places[1]
         return self.hand(call, "" if at_w_o else NO_W_O, at_w_o=at_w_o)
+
+    def gather(self, number: int, call: Call) -> Tensor | None:
+        """The head of this number in a list has given its call; with that of the last one they are a call."""
+        if not len(call.out):  # it was not read: see `refuse`
+            return self.handler(call)
+        self.of_members[number] = call._replace(note="")
+        if len(self.of_members) < len(self.site.members):
+            return None
+        calls, self.of_members = self.of_members, {}
+        module = self.site.module
+        return self.take(_side_by_side(module, [calls[n] for n in sorted(calls)]))
 
     def at_norm(self, module: nn.Module, args: Any) -> None:
         """A norm of the attention is called. Those of queries and keys run before a call waits, and do not count."""
@@ -289,7 +317,8 @@ class Tap:
             B, H, T, _ = call.out.shape
             out = part.view(B, T, H, -1).transpose(1, 2)
             before = None if self.normed or self.site.free else call.out
-            result = self.hand(call, out=out, before_gate=before)
+            note = "" if self.projection is not None else NO_W_O
+            result = self.hand(call, note, out=out, before_gate=before, at_w_o=not note)
             if result is not None:
                 changed = True
                 parts[place] = result.to(part.dtype).transpose(1, 2).reshape(part.shape)
@@ -302,6 +331,11 @@ class Tap:
         # earlier block has changed `joined` itself, what stood there first is handed on.
         _before[replaced] = _before.get(joined, joined)
         return (replaced, *args[1:])
+
+    def at_output(self, module: nn.Module, args: Any, out: Any) -> Any:
+        """A forward hook of the module around a list whose W_O is not known."""
+        replaced = self.at_w_o(module, (out,)) if isinstance(out, Tensor) else None
+        return None if replaced is None else replaced[0]
 
     def rows_in(self, joined: Tensor) -> Tensor | None:
         """What W_O reads, documents first, where these are the heads of the calls that wait; else None.
@@ -337,6 +371,7 @@ class Tap:
         Also a forward pre-hook of the attention, whose arguments (`args`) are not needed.
         """
         calls, self.waiting, self.ran = self.waiting, [], self.ran or bool(args)
+        self.of_members = {}
         sure, self.sure = self.sure, True
         if calls and not sure:
             self.refuse(
@@ -386,6 +421,33 @@ class Tap:
 def _n_rows(call: Call) -> int:
     """Rows of what W_O reads of a call, B*T."""
     return len(call.out) * call.n_queries
+
+
+def _side_by_side(module: nn.Module, calls: Sequence[Call]) -> Call | str:
+    """The calls of one head each as a call of all of them; or why they are none."""
+    first, kinds, masks = calls[0], set(), []
+    for call in calls:
+        mask = call.options.mask
+        parts: Any = () if mask is None else mask.parts()
+        masks.append(parts)
+        tensors = [call.q, call.v, *(p.array for p in parts if hasattr(p, "array"))]
+        shapes = [x.shape for x in tensors]
+        kinds.add((call.cross, call.options.scale, *map(type, parts), *shapes))
+    if len(kinds) > 1:
+        return f"the modules of its list, {type(first.layer).__name__}, have lengths, scales or masks of their own"
+    merged = []
+    for parts in zip(*masks, strict=True):
+        part = parts[0]
+        if hasattr(part, "array"):  # others hold nothing of their own
+            part = type(part)(torch.cat([each.array for each in parts], 1))
+        merged.append(part)
+    joined: dict[str, Any] = {
+        name: torch.cat([getattr(call, name) for call in calls], 1)
+        for name in ("q", "k", "v", "out", "weights")
+        if getattr(first, name) is not None
+    }
+    options = first.options._replace(mask=all_of(merged))
+    return first._replace(layer=module, options=options, **joined)
 
 
 # What a block made W_O read -> what W_O was to read before any block changed it.

@@ -4,10 +4,10 @@ The model's own function makes the output. We read beside it what its backend wa
 
     a mask (B,H,T,S)        bools allow, numbers are added to the scores; to eager and flex code bools are numbers, too
     a BlockMask             `mask_mod`, asked for the blocks of queries and keys that are looked at
-    none                    of flash attention is_causal= and sliding_window=, else is_causal= alone
-    a mask (B,S)            of flash attention over padded texts: refused
+    a mask (B,S), or none   of flash attention: the keys that are padding; then is_causal= and sliding_window=
+    none                    is_causal= alone
 
-A backend of one's own is read like sdpa, or like flash attention where its name says so. A few rows are computed from
+By which of them a backend goes, the mask function tells that is registered for its name. A few rows are computed from
 that reading, and held against the output: O(T) work in each call. Where they differ the call is refused.
 """
 
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from headwise.backends.torch_ import trace
@@ -59,12 +60,11 @@ def read_call(asked: Asked) -> Call:
     Whether keys and values are of another text the interface does not tell.
     """
     name, backend = type(asked.module).__name__, asked.implementation
-    if asked.mask is not None and (
-        "flash" in backend or getattr(asked.mask, "ndim", 4) == 2
-    ):
+    if not mask_function(backend):
         raise HeadwiseError(
-            f"{name} gives flash attention padded texts, whose keys are not read; pass texts of one length without a "
-            f"mask, or call model.set_attn_implementation('sdpa')"
+            f"{name} runs its attention by {backend!r}, which has no mask function, so no mask tells what it reads; "
+            f"register one, transformers.AttentionMaskInterface.register({backend!r}, sdpa_mask), or call "
+            f"model.set_attn_implementation('sdpa')"
         )
     # a nested tensor holds keys of several lengths
     if asked.q.ndim != 4 or asked.k.is_nested:
@@ -77,39 +77,47 @@ def read_call(asked: Asked) -> Call:
     dtype = torch.promote_types(q.dtype, torch.promote_types(k.dtype, v.dtype))
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     call = Call(asked.module, q, k, v, options_of(asked), asked.out)
-    # What dropout has dropped cannot be checked. Eager code drops in training alone, the fused call always.
-    if not asked.keywords.get("dropout") or (
-        backend == "eager" and not asked.module.training
-    ):
+    if asked.keywords.get("dropout"):
+        # What dropout has dropped is not known: the function runs once more, without it.
+        keywords = {**asked.keywords, "dropout": 0.0}
+        with torch.no_grad():
+            whole, *_ = asked.function(*asked[:5], **keywords)
+        check(call._replace(out=whole.transpose(1, 2)), backend == "eager")
+    else:
         check(call, backend == "eager")
     return call
+
+
+def mask_function(backend: str) -> str:
+    """The name of the function that makes the masks of a backend, such as "sdpa_mask"; "" where none is registered."""
+    # here: a model of ours needs no transformers
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    return getattr(ALL_MASK_ATTENTION_FUNCTIONS.get(backend), "__name__", "")
 
 
 def options_of(asked: Asked) -> Options:
     """Mask, scale, softcap and sinks of a call, as the backend reads them."""
     keywords, mask, T = asked.keywords, asked.mask, asked.q.shape[2]
-    backend = asked.implementation
+    maker = mask_function(asked.implementation)
     causal = keywords.get("is_causal")
     # As the functions of transformers decide it, here and below.
     if causal is None:
         causal = getattr(asked.module, "is_causal", True)
     if hasattr(mask, "mask_mod"):
         parts: list[Mask] = [OfFunction(mask.mask_mod, mask.shape[1] == 1)]
-    elif "flash" in backend:
-        window = keywords.get("sliding_window")
-        left = None if window is None else window - 1
-        right = 0 if causal else left
-        # the last query lies beside the last key
-        parts = [] if left is right is None else [Window(left, right)]
+    elif "flash" in maker or getattr(mask, "ndim", 4) == 2:
+        parts = _flash_masks(asked, causal)
     else:
         # Eager and flex code reads no such flag; and the fused call drops it for a single query, which may see all.
-        has_flag = backend not in ("eager", "flex_attention") and mask is None and T > 1
+        bools_allow = maker not in ("eager_mask", "flex_attention_mask")
+        has_flag = bools_allow and mask is None and T > 1
         # A backend that is not transformers' own may get no mask for queries behind a cache.
-        offset = 0 if backend == "sdpa" else None
+        offset = 0 if asked.implementation == "sdpa" else None
         parts = [Causal(offset=offset)] if causal and has_flag else []
         if mask is not None:
-            parts += masks_of(mask, backend not in ("eager", "flex_attention"))
-    if keywords.get("position_bias") is not None and "flash" not in backend:
+            parts += masks_of(mask, bools_allow)
+    if keywords.get("position_bias") is not None and "flash" not in maker:
         parts += numbers_added(keywords["position_bias"])
     return Options(
         mask=all_of(parts),
@@ -148,6 +156,31 @@ class OfFunction(Mask):
         b = grid.pick(torch.arange(grid.B, device=grid.j.device), "b")
         h = grid.pick(torch.arange(grid.H, device=grid.j.device), "h")
         return self.function(b, h, grid.i, grid.j)
+
+
+def _flash_masks(asked: Asked, causal: bool) -> list[Mask]:
+    """What flash attention reads: it lays real tokens side by side, the last query of a text beside its last key."""
+    B, T, S = len(asked.q), asked.q.shape[2], asked.k.shape[2]
+    window = asked.keywords.get("sliding_window")
+    left = None if window is None else window - 1
+    right = 0 if causal else left
+    if asked.mask is None:
+        return [] if left is right is None else [Window(left, right)]
+    # A static cache has room behind the tokens that the mask knows. A single query is real.
+    real = asked.mask.bool()
+    rows = real[:, -T:] if T > 1 else real.new_ones(B, 1)
+    keys = F.pad(real, (0, S - real.shape[1]))
+    # places are counted back from the end of the text
+    of_rows, of_keys = (x.cumsum(1) - x.sum(1, keepdim=True) for x in (rows, keys))
+    near, far = (S if bound is None else bound for bound in (left, right))
+
+    def seen(b: Any, h: Any, i: Any, j: Any) -> Any:
+        """Of real tokens keys from `near` places before their query to `far` behind it."""
+        ahead = of_keys[b, j] - of_rows[b, i]
+        in_window = (ahead >= -near) & (ahead <= far)
+        return rows[b, i] & keys[b, j] & in_window
+
+    return [OfFunction(seen, True)]
 
 
 def probed_rows(T: int) -> list[int]:

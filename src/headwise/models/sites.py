@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from headwise.errors import HeadwiseError
 from headwise.families import FAMILIES, USUAL, Family
 from headwise.layer.layer import MultiHeadAttention
-from headwise.models.softmax import attends, uses_interface
+from headwise.models.softmax import JOINS, attends, names_in, uses_interface
 from headwise.records import head_name
 
 # a part of a path that is a number: ".3" of "layers.3.attn"
@@ -84,6 +84,8 @@ class Site:
     free: bool = False  # does it call functions of torch itself?
     # W_Q to W_O by "q", "k", "v" and "o", those that are found
     matrices: Mapping[str, Matrix] = field(default_factory=dict)
+    # of a free one: the modules of a list, each of which is one of its heads
+    members: tuple[nn.Module, ...] = ()
 
     def weights(self, name: str) -> Tensor | None:
         """W_Q, W_K, W_V or W_O ("q" to "o") as rows, as it is now: a layer that lies on the disk has some for a while.
@@ -222,12 +224,15 @@ def _other_sites(
     All whose code reads as a free one are named, whether they run or not, so that a run changes no name; `n_heads` is 0
     where it is known after a run only.
     """
-    paths = []
+    attending = []
     for path, module in modules.items():
         is_foreign = uses_interface(module)
         is_free = not is_foreign and module not in apart and attends(module)
         if is_free if free else is_foreign:
-            paths.append(path)
+            attending.append(path)
+    lists = _listed(modules, attending) if free else {}
+    paths = {*attending, *lists}.difference(*lists.values())
+    paths = [path for path in modules if path in paths]
     # An attention that has others inside belongs to none of their layers, and does not change their names.
     innermost = [
         path
@@ -240,11 +245,34 @@ def _other_sites(
         name, module = names.get(path, f"{path or 'whole'}.L0"), modules[path]
         config = None if free else _config_around(modules, path)
         holders = module, getattr(module, "config", None), config
-        n_heads = _ran.get(module) or _told_count(*holders) or 0
+        members = tuple(modules[member] for member in lists.get(path, ()))
+        n_heads = len(members) or _ran.get(module) or _told_count(*holders) or 0
         family = FAMILIES.get(str(getattr(config, "model_type", None)))
         matrices = _matrices(modules, path, family, free)
         cross = _is_cross(modules, path)
-        yield Site(name, module, n_heads, cross, free, matrices)
+        yield Site(name, module, n_heads, cross, free, matrices, members)
+
+
+def _listed(modules: Modules, paths: Sequence[str]) -> Listed:
+    """Modules that join what the attentions of one list give, by their paths, and the paths of those: their heads."""
+    lists = {}
+    for path, module in modules.items():
+        parent, _, name = path.rpartition(".")
+        if not isinstance(module, nn.ModuleList) or len(module) < 2 or parent in paths:
+            continue
+        members = [f"{path}.{n}" for n in range(len(module))]
+        # One with several heads, or a W_O of its own, is a layer.
+        are_heads = all(
+            member in paths
+            and _told_count(modules[member]) in (None, 1)
+            and "o" not in _matrices(modules, member, free=True)
+            for member in members
+        )
+        kind: Any = type(modules[parent])
+        names = names_in(kind)
+        if are_heads and name in names and names & JOINS:
+            lists[parent] = members
+    return lists
 
 
 def _within(path: str, outer: str) -> bool:

@@ -87,7 +87,7 @@ def attends(module: nn.Module) -> bool:
 
     Its softmax may be a module, nn.Softmax, which the code of the class does not name.
     """
-    names = _names_in(type(module))  # type: ignore[arg-type]
+    names = names_in(type(module))  # type: ignore[arg-type]
     if names & {FUSED.__name__, PACKED.__name__}:
         return True
     if not any(name in PRODUCTS or "matmul" in name for name in names):
@@ -98,11 +98,11 @@ def attends(module: nn.Module) -> bool:
 
 def uses_interface(module: nn.Module) -> bool:
     """Does the code of this module's class ask the attention interface of transformers for a function?"""
-    return "get_interface" in _names_in(type(module))  # type: ignore[arg-type]
+    return "get_interface" in names_in(type(module))  # type: ignore[arg-type]
 
 
 @cache
-def _names_in(kind: type[nn.Module]) -> set[str]:
+def names_in(kind: type[nn.Module]) -> set[str]:
     """The names in the code of a class, where a product by `@` is "matmul".
 
     That is its `forward` and its `__init__`, and the functions and methods that these call.
@@ -367,8 +367,9 @@ class Listener(TorchFunctionMode):
             is_sink = n_tensors == 2 and source.shape[-1] + 1 == result.shape[-1]
             trail = trail._replace(joined=trail.joined or not is_sink)
         elif trail.weights:
-            # In evaluation dropout hands back what it is given.
-            dropped = trail.dropped or (func is F.dropout and result is not source)
+            # All forms of dropout are given a tensor, a share and whether this is training.
+            drops = "dropout" in name and all(inputs[1:3])
+            dropped = trail.dropped or drops
             # Once a function came that may change the sum of a row (a product with a gate), `whole` stays False.
             whole = trail.whole and name in KEEPS_ROWS
             trail = trail._replace(whole=whole, dropped=dropped)
@@ -614,6 +615,7 @@ def _fused(
     parts += [] if mask is None else masks_of(mask)
     options = Options(mask=all_of(parts), scale=asked.get("scale"), dropout=dropout)
     call = running.call(q, k, v, options, out)
-    if not dropout:  # what it has dropped is not known
-        check(call, eager=False)
+    # What dropout has dropped is not known: the function runs once more, without it.
+    whole = FUSED(**asked | {"dropout_p": 0.0}) if dropout else result
+    check(call._replace(out=_laid(whole, lead, H)), eager=False)
     return call, sure

@@ -100,8 +100,8 @@ def verify(model: nn.Module, tokens: int | None = None) -> Verified:
         tokens: length of the text that is read. Default: 24, or a little beyond a sliding window of up to 512
 
     Returns:
-        An `Answer` for each way: the text whole, token by token and in chunks; padded on the left and on the right;
-        beside another text, and packed with it into one row.
+        An `Answer` for each way: the text whole, token by token, in chunks and with a static cache; padded on the left
+        and on the right; beside another text, and packed with it into one row.
 
     Raises:
         HeadwiseError: for a model that takes no token ids, and for a text that it cannot take.
@@ -164,6 +164,7 @@ def _answers(model: Any, first: Tensor, second: Tensor) -> Iterator[Answer]:
     yield answer("cache", "token by token", alone, [], 1)
     yield answer("cache", "a prefix, then token by token", alone, [], prefix)
     yield answer("cache", "in chunks", alone, [], T // 3 + 1)
+    yield answer("cache", "static", alone, [], prefix, True)
     yield answer("padding", "right", right, [MASK])
     yield answer("padding", "left", left, told)
     yield answer("padding", "left, then token by token", left, told, steps)
@@ -205,11 +206,13 @@ def _read(
     parts: list[Part],
     inputs: Sequence[str] = (),
     lengths: Any = None,
+    static: bool = False,
 ) -> States:
     """What each layer and the model give for texts side by side, read at once or in pieces with a cache.
 
     inputs   arguments beside the ids, a number for each token: MASK, POSITIONS
     lengths  of the pieces
+    static   has the cache a fixed number of places?
     """
     taken, cached = ask.parameters_of(model), ask.cache_name(model)
     if lengths:
@@ -228,6 +231,11 @@ def _read(
         ids[place], mask[place] = text, 1
         positions[place] = torch.arange(len(text))
     cache, states, end = ask.Reader(model).cache, [], 0
+    if static:
+        # here: a model of ours needs no transformers
+        from transformers import StaticCache
+
+        cache = StaticCache(config=model.config, max_cache_len=width + 1)
     if lengths and ask.predicts(model) != "next":
         raise HeadwiseError("it does not predict the next token of this text")
     fixed = {"use_cache": bool(lengths)} if "use_cache" in taken else {}
