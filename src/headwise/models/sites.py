@@ -231,8 +231,8 @@ def _other_sites(
         if is_free if free else is_foreign:
             attending.append(path)
     lists = _listed(modules, attending) if free else {}
-    paths = {*attending, *lists}.difference(*lists.values())
-    paths = [path for path in modules if path in paths]
+    outer = {*attending, *lists}.difference(*lists.values())
+    paths = [path for path in modules if path in outer]
     # An attention that has others inside belongs to none of their layers, and does not change their names.
     innermost = [
         path
