@@ -134,6 +134,19 @@ def test_the_line_and_the_numbers_are_the_learners(repairing: None) -> None:
     assert "has the shape (5, 3, 2); it must have (3, 5, 2)" in verdict.evidence or verdict.bugs == ("split-not-moved",)
 
 
+def test_a_course_s_own_class_is_the_answer(in_process: None) -> None:
+    """By the name that the course gives it, and with the number type that its code has."""
+    for number, ours, theirs in (
+        (9, "class MultiHeadAttention", "class MultiHeadAttn"),
+        (8, "class MultiHeadAttentionWrapper", "class MultiHeadedAttentionWrapper"),
+        (7, "math.sqrt(", "np.sqrt("),
+    ):
+        exercise = find_exercise(number)
+        renamed = exercise.code().replace(ours, theirs)
+        assert renamed != exercise.code()
+        assert mark(exercise, written(exercise, renamed), "en").status == "passed"
+
+
 def test_what_is_told_first_and_last(repairing: None) -> None:
     exercise = find_exercise(6)
     silent = written(exercise, exercise.code().replace("return join(heads) @ w_o", "join(heads) @ w_o"))

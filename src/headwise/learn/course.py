@@ -6,6 +6,7 @@ A file that is still exactly as it was made is nobody's work: it may be made aga
 from __future__ import annotations
 
 import json
+import operator
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
@@ -15,6 +16,7 @@ from headwise.checker.verdict import check
 from headwise.errors import HeadwiseError
 from headwise.files import read_bytes, read_json, read_text, write_whole
 from headwise.learn.exercises import (
+    COURSE_NAMES,
     Exercise,
     Mark,
     exercises,
@@ -105,8 +107,11 @@ class Course:
 
         The same verdict where it finds none.
         """
-        place = f"{self.path(exercise).resolve()}:{exercise.checked}"
-        checked = check(place, causal=exercise.causal, lang=self.language)
+        path, name = self.path(exercise).resolve(), exercise.checked
+        for theirs, ours in COURSE_NAMES.items():
+            if ours == name and f"class {theirs}" in read_text(path):
+                name = theirs
+        checked = check(f"{path}:{name}", causal=exercise.causal, lang=self.language)
         findings = [each for each in checked.findings if each.bug != UNKNOWN]
         if not findings:
             return verdict
@@ -149,6 +154,7 @@ def _read(path: Path, say: Say) -> Course:
         # `+` takes a list alone
         for number in course.passed + list(map(int, course.tries)):
             find_exercise(number)
+        list(map(operator.index, course.tries.values()))
     except (ValueError, TypeError, AttributeError) as error:
         raise HeadwiseError(say("damaged", path=path, error=error)) from None
     return course

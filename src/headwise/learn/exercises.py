@@ -36,6 +36,11 @@ FOLDER = Path(__file__).parent
 BLANK = re.compile(r"^\s*\.\.\.\s*(#.*)?$")  # a line that the learner must replace
 WIDTH = 88  # columns of the text of an exercise
 SECONDS = 30  # of the learner's process, the import of torch included
+# The name of a class in the course of `courses.from_scratch` -> in its book, which the exercises use.
+COURSE_NAMES = {
+    "MultiHeadAttn": "MultiHeadAttention",
+    "MultiHeadedAttentionWrapper": "MultiHeadAttentionWrapper",
+}
 SHOWN = 60  # characters of a value or call, at most
 # seconds of the search for a line that makes a file right; a round choice
 REPAIRING = 20.0
@@ -96,10 +101,7 @@ class Exercise:
         """The solution with each bug, by its place in `bugs`, then with each two of them."""
         places = range(len(self.bugs))
         variants = {}
-        for chosen in (
-            *combinations(places, 1),
-            *combinations(places, 2),
-        ):
+        for chosen in (*combinations(places, 1), *combinations(places, 2)):
             code = self.code()
             for place in chosen:
                 # Where the first of two has changed this text, nothing is left to replace.
@@ -124,9 +126,8 @@ class Exercise:
             function = next(iter(hints))
         if step <= len(hints[function]):
             return str(hints[function][step - 1])
-        code = re.split(rf"^(?:def|class) {function}\b.*\n", self.solution, flags=re.M)[
-            1
-        ]
+        top = rf"^(?:def|class) {function}\b.*\n"
+        code = re.split(top, self.solution, flags=re.M)[1]
         here = takewhile(lambda line: line[:1] in ("", " "), code.splitlines())
         lines = [
             line.removesuffix("#?").rstrip() for line in here if line.endswith("#?")
@@ -139,7 +140,8 @@ class Exercise:
         above = "\n".join(source.splitlines()[: line or 0])
         names = re.findall(top, self.solution, re.M)
         called = [name for name in re.findall(r"\w+", call) if name in names]
-        return ["", *called[:1], *re.findall(top, above, re.M)][-1]
+        name = ["", *called[:1], *re.findall(top, above, re.M)][-1]
+        return COURSE_NAMES.get(name, name)
 
     def figure_file(self, language: str) -> str:
         return f"figures/{self.figure}.{language}.svg"
@@ -326,6 +328,9 @@ def outcome(code: str, name: str, setup: str, calls: Sequence[str]) -> dict[str,
     try:
         module: dict[str, Any] = {"__name__": "exercise", "__file__": name}
         exec(compile(code, name, "exec"), module)
+        # the calls find a class that has a course's name, too
+        for theirs in COURSE_NAMES.keys() & module:
+            module.setdefault(COURSE_NAMES[theirs], module[theirs])
         prepared = compile(setup, "setup", "exec")
         for call in calls:
             # fresh inputs for each call, so that code which writes into them spoils nothing

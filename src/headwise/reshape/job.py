@@ -41,7 +41,7 @@ from headwise.families import (
     require_run,
     run_of,
 )
-from headwise.files import require_empty, sync_folder, write_whole
+from headwise.files import STDIN, require_empty, sync_folder, write_whole
 from headwise.gpt.checkpoint import load_model
 from headwise.gpt.presets import find_preset
 from headwise.gpt.run import read_run
@@ -363,8 +363,14 @@ def read_user_text(text: Any, path: Path) -> tuple[str, Any]:
     text  a path, a text, or ids, which are handed back; None takes what the run in `path` was trained on
     """
     if isinstance(text, str | Path):
-        paths, typed = contents([str(text)])
-        return (str(text), Sources(paths).text()) if paths else ("the text", typed[0])
+        name = str(text)
+        paths, typed = contents([name])
+        if paths:
+            return name, Sources(paths).text()
+        # a word by itself is a name that is misspelled
+        if name != STDIN and (isinstance(text, Path) or len(name.split()) == 1):
+            raise HeadwiseError(f"there is no file {name}")
+        return "the text", typed[0]
     if text is not None:
         return "the text", text
     run = read_run(require_run(path))
