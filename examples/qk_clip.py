@@ -24,7 +24,7 @@ def clip(model: hw.GPT, seen: hw.Seen, bound: float) -> None:
     with torch.no_grad():
         for layer, block in enumerate(model.blocks):
             for number, head in enumerate(block.attention.heads):
-                peak = float(seen[f"L{layer}.H{number}"].rows.score_max.max())
+                peak = seen[f"L{layer}.H{number}"].score_peak
                 if peak > bound:
                     head.wq.mul_((bound / peak) ** 0.5)
                     head.wk.mul_((bound / peak) ** 0.5)
@@ -57,7 +57,7 @@ def train(steps: int, rate: float, bound: float | None) -> list[tuple[float, flo
         optimizer.step()
         if bound is not None:
             clip(model, seen, bound)
-        history.append((float(loss.detach()), max(float(head.rows.score_max.max()) for head in seen.values())))
+        history.append((float(loss.detach()), max(head.score_peak for head in seen.values())))
     return history
 
 

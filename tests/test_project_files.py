@@ -179,11 +179,11 @@ def test_a_head_that_qk_clip_clips_has_the_bound_as_its_largest_score(monkeypatc
     def peaks() -> dict[str, float]:
         with hw.watch(model, only=["score_max"]) as seen:
             model(ids).sum().backward()
-        return {name: float(head.rows.score_max.max()) for name, head in seen.items()}
+        return {name: head.score_peak for name, head in seen.items()}
 
     with hw.watch(model, only=["score_max"]) as seen:
         model(ids)
-    before = {name: float(head.rows.score_max.max()) for name, head in seen.items()}
+    before = {name: head.score_peak for name, head in seen.items()}
     first = sorted(peak for name, peak in before.items() if name.startswith("L0"))  # later layers read what it changes
     bound = (first[0] + first[1]) / 2
     qk_clip.clip(model, seen, bound)

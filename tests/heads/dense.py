@@ -53,6 +53,14 @@ def score_statistics(masked_hts: Tensor, sink_h: Tensor | None = None) -> dict[s
     return {name: values.masked_fill(values == -torch.inf, torch.nan) for name, values in found.items()}
 
 
+def reach(p_hts: Tensor, start: int, first: int, part: float = 0.99) -> Tensor:
+    """(H,T): so many of the latest keys hold that part of a row's weight, the first key beside them."""
+    p, (T, S) = p_hts.double(), p_hts.shape[1:]
+    behind, is_first = torch.arange(T)[:, None] + start - torch.arange(S), torch.arange(S) == first
+    windows = [(p * ((behind < w) | is_first)).sum(-1) for w in range(T + start)]  # of 0, 1, 2, ... latest keys
+    return (torch.stack(windows) < part * p.sum(-1)).sum(0)
+
+
 def block_means(p_hts: Tensor, rows: Sequence[int], keys: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Means over even blocks of those rows and keys, and what the first of the keys adds to the first column."""
     p = p_hts.double()[:, list(rows)][:, :, list(keys)]

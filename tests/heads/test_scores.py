@@ -108,10 +108,10 @@ def test_families(family: str) -> None:
 def test_only_some_statistics() -> None:
     model, ids = gpt_of("llama", vocab_size=61), torch.randint(61, (2, 13))
     whole = watch_call(model, ids)
-    for only in (["score_max"], ["score_max", "lse"], ["previous", "first"]):
+    for only in (["score_max"], ["score_peak", "lse"], ["previous", "first"]):
         with hw.watch(model, only=only) as seen:
             model(ids)
-        head, names = seen["L1.H1"], set(only)
+        head, names = seen["L1.H1"], {"score_max" if name == "score_peak" else name for name in only}
         assert set(head.rows) == names and repr(head) and seen.to_frame().shape[0] == len(whole)
         for name in names:
             np.testing.assert_allclose(head.rows[name], whole["L1.H1"].rows[name], rtol=1e-5, atol=1e-6)

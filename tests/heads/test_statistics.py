@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dense import block_means, row_statistics, score_statistics
+from dense import block_means, reach, row_statistics, score_statistics
 from helpers import (
     MASK_NAMES,
     NO_MASK,
@@ -50,7 +50,7 @@ BLOCKS = {"one block": (2**19, 32, 1), "a row, a head": (1, 1, 1), "some rows": 
 
 def set_blocks(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     block, rows, threads = BLOCKS[name]
-    for constant, value in (("BLOCK", block), ("ROWS", rows), ("THREADED", 1)):
+    for constant, value in (("BLOCK", block), ("ROWS", rows), ("THREADED", 1), ("EVERY", 3)):
         monkeypatch.setattr(block_pass, constant, value)
     torch.set_num_threads(threads)
 
@@ -105,6 +105,9 @@ def assert_measured(
     if w_o is not None:
         added = torch.einsum("hte,che->htc", out_hte.double(), w_o.double().unflatten(1, (H, -1)))
         expected["norm"] = added.norm(dim=-1)
+    if document.start is not None:  # a sum that rounds across the bound moves it by a key or more: hence two bounds
+        bounds = [reach(p_hts, document.start, keys[0] if keys else 0, 0.99 + off) for off in (-tolerance, tolerance)]
+        expected["reach"] = bounds[1]
     expected |= scores or {}
     unknown = set() if scores else {"score_max", "lse", "sink", "gate"}
     assert set(found.rows) - unknown - {"gate"} == set(expected), what
@@ -113,6 +116,10 @@ def assert_measured(
             continue
         values = expected[name]
         wanted, given, allowance = values[:, seen], of_rows.double(), tolerance
+        if name == "reach":  # of each so manieth real row, the last one among them
+            taken = torch.isin(found.places, torch.nonzero(real)[:, 0].flip(0)[:: block_pass.EVERY])
+            wanted = given.clamp(*(bound[:, seen] for bound in bounds))
+            wanted = wanted.nan_to_num().masked_fill(~taken, torch.nan)
         if name in ("entropy", "score_max", "lse") and nats is not None:
             allowance = nats
         elif name == "distance":
@@ -131,6 +138,12 @@ def assert_measured(
         np.testing.assert_allclose(found.first_key, first, rtol=0, atol=tolerance, err_msg=f"first_key {what}")
     at_top = p_hts[:, seen].gather(2, found.argmax[..., None])[..., 0]
     np.testing.assert_allclose(at_top, p_hts[:, seen].amax(-1), rtol=0, atol=tolerance, err_msg=f"argmax {what}")
+
+
+def numbers(found: Measured) -> dict[str, Tensor]:
+    """The rows of each statistic; of the reach those of which it is taken: in all others it is NaN."""
+    taken = ~found.rows["reach"].isnan().all(0)
+    return {name: rows[:, taken] if name == "reach" else rows for name, rows in found.rows.items()}
 
 
 def document_of(n: Sizes, b: int, seed: int = 0, padding: bool = False, marks: bool = True) -> Document:
@@ -302,7 +315,7 @@ def test_scores_of_any_size(size: float) -> None:
     # The scores themselves are rounded: 3 products of 5 in float32, times the scale.
     slack = 8 * 2**-24 * size * float(np.abs(problem.q).max() * np.abs(problem.k).max()) * N.D
     found = measure(call, 0, document)
-    assert all(values.isfinite().all() for values in found.rows.values())
+    assert all(values.isfinite().all() for values in numbers(found).values())
     assert (found.rows["entropy"] >= -1e-6).all()
     if slack < 0.01:
         assert_measured(found, dense(problem)[0], call.out[0], document, tolerance=slack, nats=10 * slack)
@@ -353,7 +366,7 @@ def test_sinks_of_any_size(sink: float) -> None:
     for dtype in (torch.float64, torch.float32):
         call = call_of(rounded(problem, dtype), dtype)
         found = measure(call, 0, document_of(N, 0))
-        for name, values in found.rows.items():
+        for name, values in numbers(found).items():
             assert values.isfinite().all(), f"{name} in {dtype}"
         p = dense(rounded(problem, dtype))[0].nan_to_num()  # beside an infinite sink there is nothing
         np.testing.assert_allclose(found.rows["entropy"], torch.special.entr(p).sum(-1), rtol=0, atol=1e-4)
@@ -372,8 +385,8 @@ def test_keys_that_nobody_may_attend_are_never_read(poison: float) -> None:
     k[:, :, lengths:], v[:, :, lengths:] = poison, poison
     for options in (call.options, call.options._replace(softcap=2.0)):
         clean, dirty = (measure(one._replace(options=options), 0, document) for one in (call, call._replace(k=k, v=v)))
-        for name, values in clean.rows.items():
-            assert torch.equal(dirty.rows[name], values), name
+        for name, values in numbers(clean).items():
+            assert torch.equal(numbers(dirty)[name], values), name
         assert torch.equal(dirty.received, clean.received) and torch.equal(dirty.thumbnail, clean.thumbnail)
 
 

@@ -97,6 +97,7 @@ def check_call(seen: Seen, site: str, call: Call, w_o: Tensor | None, cross: boo
         for name in wanted:
             rows = np.asarray(head.rows[name], np.float64)
             assert head[name] == pytest.approx(np.mean(rows[~np.isnan(rows)]), abs=1e-12)
+        assert head.score_peak == head.rows.score_max[~np.isnan(head.rows.score_max)].max()
         if call.options.gate is not None:
             np.testing.assert_allclose(head.rows.gate, float(call.options.gate[h]))
 

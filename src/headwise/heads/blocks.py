@@ -15,7 +15,7 @@ is taken from it before the next one is made: there the passes over a block cost
     e  ->  sums    (names,H,n)   total = sum e; share = 1 / (total and the sink's): the weight is p = e share; with only
                                  OF_ROWS statistics asked for that is all. shifted = sum e (score - largest);
                                  places = sum e (place of the key); squares = sum e (its distance from the mean
-                                 place)^2; "on" a marked set
+                                 place)^2; "on" a marked set; reach, which is no sum: see `_reach`
        ->  chosen  (kinds,H,n)   sum e over a few keys of each query: the first one, those that stand at the OFFSETS,
                                  earlier copies of the query's token, and the keys right after those
        ->  argmax  (H,n)         the key with the largest weight
@@ -75,6 +75,10 @@ LARGEST = frozenset({"score_max", "gate", "norm"})
 OF_ROWS = LARGEST | {"lse", "sink", "confidence"}
 # the distances of the keys that these tell of
 OFFSETS = {"next": -1, "self": 0, "previous": 1}
+# of the weight lies farther back than the reach of a head
+FAR = 0.01
+# the reach is taken of each so manieth row, the last one among them: of all it takes a sixth of the time
+EVERY = 16
 
 
 class Block(NamedTuple):
@@ -92,6 +96,7 @@ class Block(NamedTuple):
     forbidden: Tensor | None
     bias: Tensor | None  # (H,t,s) what the mask adds to scores, in bits
     at: Tensor  # (t,) the keys at which the queries stand
+    first: int  # the place of the first key; it may lie outside
     # (n,) the chosen keys, query * width + key, a place in the block of a head; and where each counts, kind * t + query
     pairs: Tensor
     counted: Tensor
@@ -116,6 +121,7 @@ class Pass:
         document: Document,
         w_o: Tensor | None = None,
         only: Collection[str] = (),
+        reach: bool = True,
     ) -> None:
         self.call, self.b, self.document = call, b, document
         self.H, self.T = call.q.shape[1:3]
@@ -135,7 +141,7 @@ class Pass:
         self.w_o = None if w_o is None else w_o.to(self.dtype)
         self._read_options(call)
         self._place(document)
-        self._ask(only)
+        self._ask(only, reach)
         n = len(self.picked)
         # What the blocks fill in.
         self.at = self.zeros(n)
@@ -183,7 +189,7 @@ class Pass:
         for row, mark in zip(self.marked, document.marks.values(), strict=True):
             row.copy_(mark)
 
-    def _ask(self, only: Collection[str]) -> None:
+    def _ask(self, only: Collection[str], reach: bool) -> None:
         """What is asked for: the formulas, and the names of the sums that they read."""
         document = self.document
         self.formulas = formulas(self.marks, only)
@@ -195,6 +201,8 @@ class Pass:
             # Marked sets come first: `_measure` writes them into the first rows, in one product.
             marks = [f"on {name}" for name in self.marks]
             self.names = [*marks, *self.names, "shifted", "places", "squares"]
+            if reach and document.start is not None:
+                self.names.append("reach")
         # (3,RUN) 1, the distance of a key from the middle of its run, and its square: times e and summed over a run
         # they give its weight and its first two moments.
         steps = torch.arange(RUN, dtype=self.dtype, device=self.device)
@@ -307,6 +315,8 @@ class Pass:
             place = peak.max(-1).indices  # an argmax takes twice as long
             place += top_run * RUN + block.keys.start
             self.argmax[heads, block.rows] = place.view(h, t)
+            if "reach" in into:
+                self._reach(block, e, into)
             # what each key receives from each block of the thumbnail's queries; weights are e * share
             member = self.member[block.blocks, block.rows]
             received = member * into["share"].view(h, 1, t)
@@ -384,6 +394,17 @@ class Pass:
         at_peak = key_off.square_().mul_(peak).sum(-1, keepdim=True)
         torch.sum(squares.scatter_(1, place, at_peak), -1, out=into["squares"])
 
+    def _reach(self, block: Block, e: Tensor, into: Mapping[str, Tensor]) -> None:
+        """How many of the latest keys hold all but FAR of a row's weight, beside the first key; else NaN."""
+        h, t, width = e.shape
+        every = slice((len(self.at) - 1 - block.rows.start) % EVERY, None, EVERY)
+        beside = e[:, every] * (torch.arange(width, device=self.device) != block.first)
+        total, share = (into[x].view(h, t)[:, every] for x in ("total", "share"))
+        # oldest first
+        dropped = (beside.cumsum(-1) <= FAR * total[..., None]).sum(-1)
+        reach = (block.at[every] + 1 - dropped).clamp(min=0) * (share > 0)
+        into["reach"].fill_(math.nan).view(h, t)[:, every] = reach
+
     def _shared(self, rows: slice) -> Block:
         """What the heads share in a block of queries."""
         queries = self.picked[rows]
@@ -408,6 +429,7 @@ class Pass:
             forbidden=allowed,
             bias=bias,
             at=at.to(self.dtype),
+            first=first,
             pairs=pairs,
             counted=counted,
             marks=F.pad(self.marked[:, keys], (0, width - n_keys)),
@@ -617,7 +639,8 @@ class Measured(NamedTuple):
     A head that may attend nothing in such a row has zeros there, as its weights are.
     """
 
-    rows: dict[str, Tensor]  # name -> (H,n) float32
+    # name -> (H,n) float32; "reach" is NaN but for each EVERY-th row
+    rows: dict[str, Tensor]
     places: Tensor  # (n,) the numbers of those rows among the T queries
     argmax: (
         Tensor  # (H,n) the key with the largest weight; 0 where it was not looked for
@@ -635,12 +658,14 @@ def measure(
     document: Document,
     w_o: Tensor | None = None,
     only: Collection[str] = (),
+    reach: bool = True,
 ) -> Measured:
     """All statistics of document `b` of a call.
 
     w_o      R factors of each head's block of W_O, (H,E,E), from `output_factors`; without it there is no "norm"
+    reach    also take the reach, which costs time
     """
-    work = Pass(call, b, document, w_o, only)
+    work = Pass(call, b, document, w_o, only, reach)
     by_block = run(work)
     with torch.no_grad(), torch.autocast(work.device.type, enabled=False):
         work.finish()

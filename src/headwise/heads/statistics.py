@@ -78,6 +78,7 @@ class Statistics(ABC, Generic[V]):
         "nats, the largest score of a row, as the softmax reads it; mean over rows",
         lambda b: b.score_max,
     )
+    score_peak = Statistic("nats, the largest score of all rows")  # no mean: a maximum
     lse = Statistic(
         "nats, the logarithm of the softmax's denominator",
         lambda b: b.lse,
@@ -97,6 +98,11 @@ class Statistics(ABC, Generic[V]):
     spread = Statistic(
         "tokens, the standard deviation around that distance",
         lambda b: b.spread,
+    )
+    # Beside the first key, as a cache that keeps the first tokens and the latest ones does (Xiao et al. 2023).
+    reach = Statistic(
+        "tokens; so many of the latest keys hold 99 % of the weight, the first key beside them; of every 16th row",
+        lambda b: b.by_name.get("reach"),
     )
     self = Statistic(
         "mass on the token itself",

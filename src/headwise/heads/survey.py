@@ -247,6 +247,7 @@ class OfSite:
 
     means     (statistics, H+1) of each document; the last column is even attention, the control
     offsets   (H, offsets) of each document, as `_offset_shares` gives them; none in cross attention
+    peaks     (H,) the largest scores of all documents
     examples  for each head -weight, document, row and key of the best ones: so they sort
     pictures  of the first document, (H,...)
     """
@@ -254,6 +255,7 @@ class OfSite:
     def __init__(self, site: Site) -> None:
         self.site = site
         self.means, self.offsets = Running(), Running()
+        self.peaks = np.full(site.n_heads, -math.inf)
         self.examples = [list[tuple[float, int, int, int]]() for _ in site.heads]
         self.pictures: dict[str, NDArray[Any]] = {}
 
@@ -273,8 +275,13 @@ class OfSite:
     def scores(self, head: int) -> dict[str, Interval]:
         """Every score of a head with its interval over documents."""
         n = self.means.n[:, :-1].sum(1)  # of any head
-        rows = [i for i in range(len(NAMES)) if n[i]]
-        scores = {NAMES[i]: self.means.interval(i, head) for i in rows}
+        peak, scores = float(self.peaks[head]), {}
+        for i, name in enumerate(NAMES):
+            if n[i]:
+                scores[name] = self.means.interval(i, head)
+            elif name == "score_peak" and peak > -math.inf:
+                # One number, without an interval: it is of all documents.
+                scores[name] = Interval(peak, peak, peak, 1)
         if self.offsets.n.any():
             best = int(self.offsets.mean[head].argmax())
             scores["positional"] = self.offsets.interval(head, best)
@@ -353,6 +360,10 @@ class Tally:
         of_site.means.add(np.hstack(means))
         if repeated:
             return
+        if "score_max" in measured.rows:
+            largest = measured.rows["score_max"].cpu().numpy()
+            largest = np.column_stack([of_site.peaks, largest])
+            of_site.peaks = np.fmax.reduce(largest, 1)
         if document.start is not None and len(measured.places):
             of_site.add_examples(number, measured, document.start)
             shares = _offset_shares(measured, document.start, call.n_keys)

@@ -116,16 +116,23 @@ class SeenHead(HeadRow[float]):
     def __getitem__(self, name: str) -> float:
         """The mean of a statistic, or of a set of keys named in `marks`.
 
-        A row in which the head may attend nothing has NaN for a score, and is left out.
+        A row in which the head may attend nothing has NaN for a score, and is left out. `score_peak` is a maximum.
         """
+        if name == "score_peak":
+            return float(np.fmax.reduce(self.rows["score_max"], initial=-math.inf))
         rows = self.rows[name]
         rows = rows[~np.isnan(rows)]
         return float(rows.mean(dtype=np.float64)) if len(rows) else math.nan
 
     @property
     def means(self) -> dict[str, float]:
-        """Statistic -> its mean over the rows."""
-        return {name: self[name] for name in self.rows}
+        """Statistic -> its mean over the rows; and the largest score of all."""
+        means = {}
+        for name in self.rows:
+            means[name] = self[name]
+            if name == "score_max":
+                means["score_peak"] = self["score_peak"]
+        return means
 
     @property
     def n_rows(self) -> int:
@@ -280,7 +287,7 @@ def watch(
             seen["L3.H5"]["delimiter"]
         maps: also keep each head's map (T,S), `.map`, of the last call, or the rows listed, of the last call that has
             one of them; (B,T,S) of a batch; up to 2^20 weights a head and document; attached where gradients are on
-        only: statistics that are noted, such as ["score_max"]; default all. Of score_max, lse, sink, gate,
+        only: statistics that are noted, such as ["score_max"]; default all. Of score_max, score_peak, lse, sink, gate,
             confidence and norm nothing else is computed, and no pictures are kept: a training loop can afford them
 
     Raises:
@@ -288,6 +295,8 @@ def watch(
             of the model, and at the end of a block in which no head was reached.
     """
     _check(marks or {}, only)
+    # a peak is the largest of the rows
+    wanted = {"score_max" if name == "score_peak" else name for name in only}
     sites = sites_of(model)
     seen = Seen(sites, missing(model, sites))
 
@@ -311,7 +320,7 @@ def watch(
             for part, place, of_part in unpacked(call, b, document):
                 needs_w_o = not only or "norm" in only
                 w_o = factors_of(site, part) if needs_w_o else None
-                measured = measure(part, place, of_part, w_o, only)
+                measured = measure(part, place, of_part, w_o, wanted, reach=False)
                 seen.add(site, measured)
         if kept and documents:
             weights = [row_weights(call, b, kept) for b in range(len(documents))]
@@ -332,8 +341,8 @@ def _mark(sets: Mapping[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
 
 def _check(marks: Marks, only: Sequence[str]) -> None:
     table = all_statistics()
-    known = [name for name, item in table.items() if item.formula]
-    known += marks
+    known = [name for name, item in table.items() if item.formula and name != "reach"]
+    known += ["score_peak", *marks]
     for name in only:
         if name not in known:
             raise unknown_statistic(name, known)
