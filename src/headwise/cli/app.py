@@ -171,7 +171,7 @@ def check_outputs(
     inputs  files and folders that the command reads; a text itself may be among them, None is passed over
     paths   files that are written, each under the name of its option: `html=path` is of --html
     """
-    taken = {os.path.realpath(name) for name in inputs if name and exists(Path(name))}
+    taken = [Path(name) for name in inputs if name and exists(Path(name))]
     for name, value in paths.items():
         for path in filter(None, value if isinstance(value, list) else [value]):
             words = f"--{name} {path}"
@@ -186,8 +186,7 @@ def check_outputs(
             # a pipe or a device: what is written there replaces nothing
             if is_stream(path):
                 continue
-            suffix, real = path.suffix.lower(), os.path.realpath(path)
-            parent = Path(real).parent
+            suffix, parent = path.suffix.lower(), Path(os.path.realpath(path)).parent
             if suffix not in WRITTEN:
                 raise HeadwiseError(f"{words}: end the name in {', '.join(WRITTEN)}")
             holds_model = exists(parent / "config.json") or exists(parent / RUN)
@@ -195,11 +194,18 @@ def check_outputs(
                 raise HeadwiseError(
                     f"{words} lies among the files of {parent}; pass a file elsewhere"
                 )
-            if real in taken:
+            if any(_is_same(path, other) for other in taken):
                 raise HeadwiseError(
                     f"{words} is read, or written, by another option, too; pass another name"
                 )
-            taken.add(real)
+            taken.append(path)
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    """Do two names mean one file, also by a link?"""
+    if exists(path) and exists(other):
+        return path.samefile(other)
+    return os.path.realpath(path) == os.path.realpath(other)
 
 
 def print_json(kind: str, document: Facts) -> None:

@@ -287,3 +287,8 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if has_bars:
             logging.enable_progress_bar()
+
+
+def static_cache(model: Any, length: int) -> Any:
+    """A cache of transformers with a fixed number of places."""
+    return transformers.StaticCache(config=model.config, max_cache_len=length)

@@ -291,14 +291,16 @@ def _require_room(path: Path) -> None:
 
 def device_named(name: str | torch.device) -> torch.device:
     """The device of this name: "cpu", "cuda", "cuda:1", "mps". Raises HeadwiseError for one that is not there."""
-    with suppress(RuntimeError, AssertionError, TypeError):  # what torch raises
+    counts = {"cpu": 1}  # of each kind
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is not None:
+        counts[accelerator.type] = torch.accelerator.device_count()
+    with suppress(RuntimeError, TypeError):  # a word that is no device to torch
         device = torch.device(name)
-        if device.type != "meta":
-            return torch.empty(0, device=device).device
-    there = torch.accelerator.current_accelerator(check_available=True)
-    count = torch.accelerator.device_count()
-    more = f" and {count} {there.type}" if there else ""
-    raise HeadwiseError(f"device {name} is not on this machine; there is 1 cpu{more}")
+        if (device.index or 0) < counts.get(device.type, 0):
+            return device
+    known = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    raise HeadwiseError(f"device {name} is not on this machine; there is {known}")
 
 
 def has_bfloat16() -> bool:

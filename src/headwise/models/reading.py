@@ -13,6 +13,7 @@ that reading, and held against the output: O(T) work in each call. Where they di
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -90,10 +91,9 @@ def read_call(asked: Asked) -> Call:
 
 def mask_function(backend: str) -> str:
     """The name of the function that makes the masks of a backend, such as "sdpa_mask"; "" where none is registered."""
-    # here: a model of ours needs no transformers
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-
-    return getattr(ALL_MASK_ATTENTION_FUNCTIONS.get(backend), "__name__", "")
+    # its door is `hf`; a model of ours needs no transformers
+    functions = sys.modules["transformers.masking_utils"].ALL_MASK_ATTENTION_FUNCTIONS
+    return getattr(functions.get(backend), "__name__", "")
 
 
 def options_of(asked: Asked) -> Options:

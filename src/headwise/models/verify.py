@@ -233,9 +233,9 @@ def _read(
     cache, states, end = ask.Reader(model).cache, [], 0
     if static:
         # here: a model of ours needs no transformers
-        from transformers import StaticCache
+        from headwise.models.hf import static_cache
 
-        cache = StaticCache(config=model.config, max_cache_len=width + 1)
+        cache = static_cache(model, width + 1)
     if lengths and ask.predicts(model) != "next":
         raise HeadwiseError("it does not predict the next token of this text")
     fixed = {"use_cache": bool(lengths)} if "use_cache" in taken else {}
