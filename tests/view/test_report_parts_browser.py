@@ -104,7 +104,7 @@ def test_tables_badges_and_dashes(page: Page, open_page: Opener, tmp_path: Path)
     assert tip(page, 1, 5) == ["L0.H1, entropy", interval, "even attention: 0.021"]
     ablation = names.index("ablation")
     assert re.fullmatch(r"[+\u2212]0\.\d{4,5}", rows[1][ablation])
-    assert re.search(r"[+\u2212]0\.\d{4} to [+\u2212]0\.\d{4}", tip(page, 1, ablation)[1])
+    assert re.search(r"[+\u2212]0\.\d{4,5} to [+\u2212]0\.\d{4,5}", tip(page, 1, ablation)[1])
     page.set_viewport_size({"width": 390, "height": 844})
     page.wait_for_selector(".wide.goes-on")  # shaded where columns are out of sight
     page.set_viewport_size({"width": 2000, "height": 900})
