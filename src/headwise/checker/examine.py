@@ -236,8 +236,7 @@ class Examiner:
         attempts = self._sizes()
         for sizes, theirs in attempts:  # the list grows in the loop
             guessed = sizes.keys() - args.keys() - size.VALUES.keys()
-            if "narrow" in sizes:
-                guessed = set()
+            guessed = {name for name in guessed if meaning_of(name) != "WIDTH"}
             self.target.guesses |= bool(guessed)
             try:
                 instance = build(self.target, sizes, theirs)
@@ -264,25 +263,23 @@ class Examiner:
             known.setdefault("SCALE", size.VALUES["ROOT"])
         if self.scope.says(r"window\w*\[0\]"):  # of an image
             known.setdefault("WINDOW", (size.TOKENS, 1))
-        attempts: list[tuple[Settings, bool]] = [(known, False), (known, True)]
-
-        def add(sizes: Settings, place: int = len(attempts)) -> None:
-            attempts.insert(place, ({**sizes, **known}, False))
-
+        # what is tried before the usual sizes, and after them
+        first: list[Settings] = []
+        later: list[Settings] = []
         if "HEADS" in meanings:  # `dim_K` may be the width of keys
-            add({"HEAD_DIM": size.WIDTH})
+            later.append({"HEAD_DIM": size.WIDTH})
         elif "HEAD_DIM" not in meanings and takes_all_three(
             arguments_of(call_of(thing))
         ):
             # it is given heads, whose width is all that it knows
-            add({"WIDTH": size.HEAD_DIM}, 0)
+            first.append({"WIDTH": size.HEAD_DIM})
         of_keys = [x for x in names if re.fullmatch("(key|value|kv|[kv])_?dim", x)]
         if of_keys and {"head_dim", "d_head", "dim_head"} & names.keys():
-            add(dict.fromkeys(of_keys, size.WIDTH))  # of the text of keys
+            later.append(dict.fromkeys(of_keys, size.WIDTH))  # of the text of keys
         widths = [name for name in names if meaning_of(name) == "WIDTH"]
         if len(widths) == 2:
             # Narrower than its input first, so that a scale by the wrong width shows, and a matrix on the wrong side.
-            add({widths[1]: size.WIDTH // 2, "narrow": True}, 0)
+            first.insert(0, {widths[1]: size.WIDTH // 2})
         kept = dict(self.target.namespace)
         for name, value in self.target.namespace.items():
             if CALL["config"].fullmatch(name):
@@ -292,13 +289,16 @@ class Examiner:
             if is_read and meaning_of(name) == "WIDTH":
                 # a constant of the file, of which a head is a part
                 heads = size.HEADS if value % size.HEADS == 0 else 4
-                add({"HEADS": heads, "HEAD_DIM": value // heads})
+                later.append({"HEADS": heads, "HEAD_DIM": value // heads})
         for name, number in re.findall(r"(\w+) = (\d+)\n", self.scope.code):
             if meaning_of(name) == "HEAD_DIM":  # a width that stands in the code
-                add({"WIDTH": 2 * int(number)})
+                later.append({"WIDTH": 2 * int(number)})
         if "HEADS" not in known:  # a power of two may be wanted
-            add({"HEADS": 4, "WIDTH": 4 * size.HEAD_DIM}, len(attempts))
-        return attempts
+            later.append({"HEADS": 4, "WIDTH": 4 * size.HEAD_DIM})
+        before, after = (
+            [({**x, **known}, False) for x in part] for part in (first, later)
+        )
+        return [*before, (known, False), (known, True), *after]
 
     def _hoisted(self) -> Built | None:
         """A function that draws its weights in each call, as one that is handed those of a first call."""

@@ -588,7 +588,8 @@ def run_definitions(
                     raise
                 namespace.update({each: Stub(each) for each in bound_by(node)})
     finally:
-        Stub.loading = imports.are_tried = False
+        Stub.loading = False
+        imports.are_tried = True  # a call may have another way, too
     return imports.lent
 
 
