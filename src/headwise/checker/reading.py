@@ -57,7 +57,7 @@ ROTATES_PART = (
 # of its features that models rotate: all, half as GLM, a quarter as GPT-NeoX
 FRACTIONS = (1, 0.5, 0.25)
 # What says that code may add its input to what comes out.
-RESIDUAL = r"residual|return [^\n]*\+|\+ ?(x|inputs?\w*|quer\w+|q|hidden\w*)\b|\b(x|h|inputs?|q|quer\w+) \+"
+RESIDUAL = r"residual|return (?![^\n]*(cos|sin))[^\n]*\+|\+ ?(x|inputs?\w*|quer\w+|q|hidden\w*)\b|\b(x|h|inputs?|q|quer\w+) \+"
 # Of a path: "b", "b_q", "bq", "q_bias", "sesgo". It decides where two axes leave open whether an array is a bias.
 _BIAS = re.compile(r"(^|_|\.)b(ias)?(_|$|\.)|^b[qkvo]$|bias|beta|sesgo", re.I)
 # numbers of an array: what has more waits for keys and values, or is too slow. A round choice

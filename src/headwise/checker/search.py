@@ -163,14 +163,18 @@ class Search:
         """The first that reproduces a case: without a bug, then with one, then with two."""
         # How many bugs at once, how many forms of each, None for all, and whether queries of padding count: pairs of
         # the two usual forms come first. What a query of padding gives, nobody reads; it tells bugs apart.
-        rounds = [
-            (0, None, False),
-            (1, None, True),
-            (1, None, False),
-            (2, 2, True),
-            (2, None, True),
-        ]
-        for number, forms, whole in rounds if self.pairs else rounds[:3]:
+        rounds: list[tuple[int, int | None, bool]] = [(0, None, False), (1, None, True)]
+        if case.masks.real is not None:
+            rounds.append((1, None, False))
+        if self.pairs:
+            rounds += [(2, 2, True), (2, None, True)]
+        for number, forms, whole in rounds:
+            if number == 1:
+                # One bug leaves the numbers nearer to those of the right reading. W_Q that is called W_K comes last.
+                readings = sorted(
+                    readings,
+                    key=lambda x: ("q_from" in x.settings, self._gap(x, base, case)),
+                )
             for reading in readings:
                 settings = {**reading.settings, **base}
                 for names, change in self._sets(number, forms, settings, case):
@@ -230,6 +234,16 @@ class Search:
                 ):
                     return filled
         return None
+
+    def _gap(self, reading: Reading, base: Settings, case: Case) -> float:
+        """How far the correct form is from the learner's numbers, on average."""
+        stages = stages_of(reading, {**reading.settings, **base}, case)
+        gaps = [
+            float(np.abs(output - stages.out).mean())
+            for output in case.outputs.values()
+            if stages is not None and output.shape == stages.out.shape
+        ]
+        return min(gaps, default=np.inf)
 
     def _fillings(self, settings: Settings, case: Case) -> Iterator[Settings]:
         """What correct code may do otherwise with forbidden scores: settings to add to those of a case, none first.
