@@ -13,7 +13,6 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import cast
 
 _birth = itertools.count().__next__  # each call gives the next number
 
@@ -73,28 +72,18 @@ class Value:
 
     def backward(self) -> None:
         """Fill `.grad` of every Value that this one depends on with d self / d that Value, added to what is there."""
+        layer, below = {self}, {self}
+        while layer:
+            layer = set().union(*[node._inputs for node in layer]) - below
+            below |= layer
         # apart from `grad`, so that what an earlier walk left there is not sent down again
         slopes = defaultdict[Value, float](float)
         slopes[self] = 1.0  # d self / d self
-        for node in self._made_below():
-            slope = slopes[node]
+        for node in sorted(below, key=attrgetter("_born"), reverse=True):
+            slope = slopes[node]  # all that it has an effect on is younger
+            node.grad += slope
             for parent, along in zip(node._inputs, node._slopes, strict=True):
                 slopes[parent] += along * slope
-        for node, slope in slopes.items():
-            node.grad += slope
-
-    def _made_below(self) -> list[Value]:
-        """This Value and those below it, youngest first; without leaves, which have nothing to pass on."""
-        made = []
-        seen: set[Value] = set()
-        layer = [self]  # then what that was made of, and so on down
-        while layer:
-            made += layer
-            inputs = set().union(*[node._inputs for node in layer]) - seen
-            seen |= inputs
-            layer = [node for node in inputs if node._inputs]
-        made.sort(key=attrgetter("_born"), reverse=True)
-        return made
 
 
 Scalar = float | Value
@@ -130,15 +119,8 @@ def dot(xs: Sequence[Scalar], ys: Sequence[Scalar]) -> Scalar:
 
 
 def _node(data: float, inputs: Sequence[Scalar], slopes: list[float]) -> Scalar:
-    """A Value made of those inputs that are Values; a plain float when none is."""
-    kinds = set(map(type, inputs))
-    if kinds == {Value}:
-        return Value(data, cast("tuple[Value, ...]", tuple(inputs)), slopes)
-    if Value not in kinds:
+    """A Value made of these inputs; a plain float when none of them is a Value."""
+    if Value not in map(type, inputs):
         return data
-    values = [
-        (x, slope)
-        for x, slope in zip(inputs, slopes, strict=True)
-        if isinstance(x, Value)
-    ]
-    return Value(data, tuple(x for x, _ in values), [slope for _, slope in values])
+    values = (x if isinstance(x, Value) else Value(x) for x in inputs)
+    return Value(data, tuple(values), slopes)

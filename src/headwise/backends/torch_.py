@@ -415,21 +415,20 @@ def _softmax(masked_bhts: Tensor, sink_h11: Tensor | None) -> tuple[Tensor, Tens
     """
     if masked_bhts.shape[-1] == 0:  # no keys: `amax` of nothing is an error
         return masked_bhts, masked_bhts.new_full(masked_bhts.shape[:-1], -math.inf)
+    numbers = torch.finfo(masked_bhts.dtype)
     # Taken off before exp, so that nothing overflows. It cancels in the ratio, and so needs no gradient.
     top = masked_bhts.detach().amax(-1, keepdim=True)
     empty = top == -math.inf
     if sink_h11 is not None:
-        # inf - inf below would be NaN
-        sink_h11 = sink_h11.clamp(max=torch.finfo(sink_h11.dtype).max)
+        sink_h11 = sink_h11.clamp(max=numbers.max)
         top = torch.maximum(top, sink_h11.detach())
-    top = torch.where(top == -math.inf, 0, top)  # -inf - -inf would be NaN
+    top = top.clamp(min=numbers.min)  # inf - inf and -inf - -inf would be NaN
     powers = torch.exp(masked_bhts - top)
     total = powers.sum(-1, keepdim=True)
     if sink_h11 is not None:
         total = total + torch.exp(sink_h11 - top)
-    # 0 / 1, not 0 / 0; and a sink changes nothing about an empty row
-    total = torch.where(empty, 1, total)
-    lse = torch.where(empty, -math.inf, torch.log(total) + top)
+    total = total.clamp(min=1)  # as it is but in an empty row: 0 / 1, not 0 / 0
+    lse = (torch.log(total) + top).masked_fill(empty, -math.inf)
     return powers / total, lse[..., 0]
 
 

@@ -284,7 +284,7 @@ def _wide_row(model: nn.Module, position: int) -> Iterator[None]:
 
 def has_encoder(model: nn.Module) -> bool:
     """Does it read one text and write another?"""
-    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False))
+    return getattr(getattr(model, "config", None), "is_encoder_decoder", False)
 
 
 def _start_of(model: Any) -> list[int] | None:
@@ -319,15 +319,16 @@ def device_of(model: nn.Module) -> torch.device:
 
 def reads_tokens(model: nn.Module) -> bool:
     """Does the model take token ids?"""
-    if adapter_of(model) is not None:
-        return True
     # the body of some decoders (BART) takes *args
-    return any("input_ids" in parameters_of(part) for part in (model, body_of(model)))
+    parts = model, body_of(model)
+    return bool(adapter_of(model)) or any(
+        "input_ids" in parameters_of(part) for part in parts
+    )
 
 
 def logits(model: nn.Module, ids: Tensor, last: bool = False) -> Tensor:
     """Logits (B,T,V) of ids (B,T); with `last` those of the last position alone, (B,1,V)."""
-    rows: Tensor = _forward(model, ids, last).logits
+    rows = _forward(model, ids, last).logits
     # not every model of transformers can leave the other rows out
     return rows[:, -1:] if last else rows
 
@@ -348,9 +349,9 @@ def run_body(model: nn.Module, ids: Tensor) -> None:
     Of a model that holds a text against an image or a sound (CLIP), the layers of the text.
     """
     # the modules that have both sides, by the method by which transformers runs the text alone
-    pairs = [part for part in model.modules() if hasattr(part, "get_text_features")]
-    if pairs:
-        pair: Any = pairs[0]
+    modules: Iterator[Any] = model.modules()
+    pair = next((x for x in modules if hasattr(x, "get_text_features")), None)
+    if pair is not None:
         pair.get_text_features(input_ids=ids.to(device_of(model)))
     else:
         # a GPT of ours is its own body: one row of logits is the least
@@ -397,10 +398,7 @@ def embeddings(model: Any) -> tuple[Tensor, Tensor] | None:
     head, adapter = _head_of(model), adapter_of(model)
     if head is None:
         return None
-    if adapter is None:
-        table = model.get_input_embeddings()
-    else:
-        table = _part(model, adapter.embed)
+    table = _part(model, adapter.embed) if adapter else model.get_input_embeddings()
     if table is None:
         return None
     with loaded(table, head):
@@ -419,8 +417,7 @@ def output_matrix(model: nn.Module) -> tuple[Tensor, Tensor | None]:
 
 def _head_of(model: Any) -> Any:
     """The module of W_U; None of a model without logits."""
-    adapter = adapter_of(model)
-    if adapter is not None:
+    if adapter := adapter_of(model):
         return _part(model, adapter.unembed)
     return getattr(model, "get_output_embeddings", lambda: None)()
 
@@ -432,32 +429,30 @@ def _part(model: nn.Module, path: str | None) -> Any:
 def context_of(model: nn.Module) -> int | None:
     """The most tokens that the model takes at a time; None where it sets no bound."""
     adapter = adapter_of(model)
-    if adapter is not None and adapter.context is not None:
+    if adapter and adapter.context:
         return adapter.context
     config = _text_config(model)
     if getattr(config, "model_type", "") in ("t5", "mt5", "umt5"):
         # positions are distances, so that no text is too long; n_positions in their configs is no bound
         return None
-    names = "max_position_embeddings", "n_positions"
-    most = next(filter(None, (getattr(config, name, None) for name in names)), None)
+    most = getattr(config, "max_position_embeddings", 0)
+    most = most or getattr(config, "n_positions", 0)
     if not isinstance(most, int) or most < 1:  # XLNet says -1: any length
         return None
     for name, table in model.named_modules():
-        size = getattr(table, "num_embeddings", None)
-        if name.endswith("position_embeddings") and size == most:
+        if not isinstance(table, nn.Embedding) or table.num_embeddings != most:
+            continue
+        if name.endswith("position_embeddings") and table.padding_idx is not None:
             # RoBERTa counts positions from padding_idx + 1 on, so that the first rows of the table stand for no token.
-            padding: int | None = getattr(table, "padding_idx", None)
-            return most if padding is None else most - padding - 1
+            return most - table.padding_idx - 1
     return most
 
 
 def vocabulary_of(model: nn.Module) -> int | None:
     """The number of different token ids; None where the config does not say."""
-    adapter = adapter_of(model)
-    if adapter is not None:
+    if adapter := adapter_of(model):
         return adapter.vocabulary
-    size: int | None = getattr(_text_config(model), "vocab_size", None)
-    return size
+    return getattr(_text_config(model), "vocab_size", None)
 
 
 def _text_config(model: nn.Module) -> Any:
@@ -472,7 +467,7 @@ def config_fields(model: Any) -> dict[str, Any]:
     return (
         hf_config(model.config, None)
         if isinstance(model, GPT)
-        else dict(model.config.to_dict())
+        else model.config.to_dict()
     )
 
 
@@ -578,8 +573,7 @@ def _forward(
     ids = ids.to(device_of(model))
     if isinstance(model, GPT):
         return SimpleNamespace(logits=model(ids, last_only=last))
-    adapter = adapter_of(model)
-    if adapter is not None:
+    if adapter := adapter_of(model):
         T = ids.shape[1]
         if (adapter.context or T) < T:
             raise HeadwiseError(

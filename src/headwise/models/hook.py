@@ -305,7 +305,7 @@ class Tap:
         """
         if not self.waiting:
             return None
-        joined: Tensor = args[0]
+        joined = args[0]
         rows = self.rows_in(joined)
         if rows is None:  # what W_O reads are not the heads of the calls that wait
             return self.end()

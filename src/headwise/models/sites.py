@@ -62,7 +62,7 @@ class Matrix(NamedTuple):
     @property
     def bias(self) -> Tensor | None:
         """(out,), a view."""
-        bias: Tensor | None = self.module.bias
+        bias = self.module.bias
         return None if bias is None else bias[self.rows]
 
     @property
@@ -98,7 +98,7 @@ class Site:
             return {"o": w_o, "v": w_v}.get(name)
         if isinstance(module, nn.MultiheadAttention) and name != "o":
             # the first three in one where keys are as wide as queries
-            packed: Tensor | None = module.in_proj_weight
+            packed = module.in_proj_weight
             if packed is None:
                 return getattr(module, f"{name}_proj_weight")
             return packed.chunk(3)["qkv".index(name)]
@@ -148,8 +148,8 @@ def sites_of(model: nn.Module) -> list[Site]:
         matrices = {}
         # modules of others may call W_O as torch does
         for name in ("q_proj", "k_proj", "v_proj", "out_proj", "o_proj"):
-            if getattr(module, name, None) is not None:
-                matrices[name[0]] = Matrix(getattr(module, name))
+            if part := getattr(module, name, None):
+                matrices[name[0]] = Matrix(part)
         is_layer = isinstance(module, MultiHeadAttention)
         n_heads = module.spec.n_heads if is_layer else module.watched()[0]
         sites.append(Site(f"L{len(sites)}", module, n_heads, matrices=matrices))
@@ -191,9 +191,7 @@ def is_attention(module: nn.Module) -> bool:
 
 def is_hf(module: nn.Module) -> bool:
     """Is this a model of transformers? Its classes tell it by name, so that transformers need not be loaded."""
-    return any(
-        (kind.__module__, kind.__name__) == BASE for kind in type(module).__mro__
-    )
+    return BASE in {(kind.__module__, kind.__name__) for kind in type(module).__mro__}
 
 
 def _config_around(modules: Modules, path: str) -> Any:
@@ -434,8 +432,7 @@ def _is_cross(modules: Modules, path: str) -> bool:
 
 def _place(path: str) -> str:
     """The path of the list of layers that a module belongs to: what stands before its first number."""
-    before = itertools.takewhile(lambda part: not part.isdigit(), path.split("."))
-    return ".".join(before)
+    return NUMBER.split(path, 1)[0]
 
 
 def _told_count(*holders: Any) -> int | None:
@@ -488,8 +485,7 @@ def _matrices(
 def as_rows(module: nn.Module) -> Tensor:
     """The weight of a projection as y = W x, (out, in); GPT-2's Conv1D holds y = x W."""
     weight: Any = module.weight
-    matrix: Tensor = weight.T if type(module).__name__ == "Conv1D" else weight
-    return matrix
+    return weight.T if type(module).__name__ == "Conv1D" else weight
 
 
 @contextmanager

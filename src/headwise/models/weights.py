@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,10 +71,11 @@ class AttentionWeights:
         float64; of half precision, which keeps 8 or 11 bits of the result, float32: that takes half the time.
         """
         dtype = torch.float32 if self.wk.dtype.itemsize == 2 else torch.float64
-        tensors: dict[str, Any] = {}
-        for name, x in vars(self).items():
-            if isinstance(x, Tensor):
-                tensors[name] = x.detach().to("cpu", dtype)
+        tensors: dict[str, Any] = {
+            name: x.detach().to("cpu", dtype)
+            for name, x in vars(self).items()
+            if isinstance(x, Tensor)
+        }
         return dataclasses.replace(self, **tensors)
 
     def selected(
@@ -145,21 +146,13 @@ def sites(model: nn.Module) -> list[Site]:
 def blocks(model: nn.Module) -> list[nn.Module]:
     """The layers, from the first to the last; the attention itself, where it lies in no numbered module."""
     paths = {module: path for path, module in model.named_modules()}
-    layers = []
-    for site in sites(model):
-        path = block_path(paths[site.module])
-        layers.append(model.get_submodule(path) if path else site.module)
-    return layers
+    places = [paths[module] for module in attentions(model)]
+    return [model.get_submodule(block_path(path) or path) for path in places]
 
 
 def attentions(model: nn.Module) -> list[nn.Module]:
     """The attention module of each layer, from the first to the last."""
     return [site.module for site in sites(model)]
-
-
-def input_projection(model: nn.Module, layer: int) -> Any:
-    """The module that gets what a layer's attention reads, (B,T,C), as its first argument."""
-    return sites(model)[layer].matrices["q"].module
 
 
 def head_counts(model: nn.Module) -> tuple[int, int, int]:
@@ -168,41 +161,38 @@ def head_counts(model: nn.Module) -> tuple[int, int, int]:
     Raises HeadwiseError where these differ, or weights are more than a record's.
     """
     family_of(model)  # refuses a family whose config may say something else
-    counts: list[tuple[int, int, int]] = []
+    first = None
     for n, layer in enumerate(our_layers(model)):
         spec = layer.spec
-        counts.append((spec.n_heads, spec.n_kv_heads, spec.head_dim))
+        counts = spec.n_heads, spec.n_kv_heads, spec.head_dim
+        first = first or counts
         if layer.o_proj is None:
             what = f"layer {n} has no W_O"
         elif not is_adjacent(spec.kv_index, spec.n_heads, spec.n_kv_heads):
             what = f"layer {n} has kv_index={spec.kv_index}: no equal, adjacent groups"
-        elif counts[n] != counts[0]:
-            what = f"layer {n} has {counts[n]} query heads, key/value heads and width, layer 0 {counts[0]}"
+        elif counts != first:
+            what = f"layer {n} has {counts} query heads, key/value heads and width, layer 0 {first}"
         else:
             continue
         raise HeadwiseError(
             f"{what}; change such layers one by one, as with layer.without([0])"
         )
-    if counts:
-        return counts[0]
+    if first is not None:
+        return first
     config: Any = model.config
     # GPT-2 calls it n_head and answers to this name too
-    n_heads = int(config.num_attention_heads)
+    n_heads = config.num_attention_heads
     n_kv_heads = getattr(config, "num_key_value_heads", None) or n_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // n_heads
-    return n_heads, int(n_kv_heads), int(head_dim)
+    return n_heads, n_kv_heads, head_dim
 
 
 def read_layers(model: nn.Module) -> list[AttentionWeights]:
     """The attention weights of each layer; views of the model's own wherever that is possible."""
-    return list(layers_in_turn(model))
-
-
-def layers_in_turn(model: nn.Module) -> Iterator[AttentionWeights]:
-    """What `read_layers` gives, one by one."""
     pairs = _pairs(model, head_counts(model)[2])
-    for site in sites(model):
-        yield AttentionWeights(**_views(model, site), pairs=pairs)
+    return [
+        AttentionWeights(**_views(model, site), pairs=pairs) for site in sites(model)
+    ]
 
 
 @torch.no_grad()
@@ -228,15 +218,10 @@ def with_layers(
     else:
         new = _rebuilt(model, n_heads, n_kv_heads)
     for site, weights in zip(sites(new), layers, strict=True):
-        write_layer(new, site, weights)
+        for name, view in _views(new, site).items():
+            if not name.endswith("gain"):  # all heads share it
+                view.copy_(getattr(weights, name))
     return new
-
-
-def write_layer(model: nn.Module, site: Site, weights: AttentionWeights) -> None:
-    """Write the attention weights of a layer in place; gains, which all heads share, stay as they are."""
-    for name, view in _views(model, site).items():
-        if not name.endswith("gain"):
-            view.copy_(getattr(weights, name))
 
 
 def cannot_carry(model: nn.Module, n_heads: int, n_kv_heads: int) -> str | None:

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from headwise.gpt.train import one_thread
 from headwise.models.ask import run_body
 from headwise.models.hook import hooked
-from headwise.models.weights import AttentionWeights, attentions, input_projection
+from headwise.models.weights import AttentionWeights, sites
 
 # of generalised Procrustes analysis; its sum of squares falls in each, by less than 0.1 % in a 13th
 ROUNDS = 12
@@ -59,8 +59,8 @@ def moments(model: nn.Module, batches: Sequence[Tensor]) -> Iterator[Tensor]:
         sums[layer] += (x.T @ x).cpu().double()
 
     hooks = []
-    for layer in range(len(attentions(model))):
-        projection = input_projection(model, layer)
+    for layer, site in enumerate(sites(model)):
+        projection = site.matrices["q"].module  # it gets what the attention reads
         hooks.append((projection.register_forward_pre_hook, partial(add, layer)))
     with hooked(hooks):
         for ids in batches:

@@ -22,7 +22,7 @@ from headwise.errors import HeadwiseError
 from headwise.gpt.presets import warm_cosine
 from headwise.gpt.train import AdamW, Muon, interrupts, take_step
 from headwise.models.ask import answers, config_fields, hidden_states, predicts
-from headwise.models.weights import attentions, cast, layers_in_turn, own_layers
+from headwise.models.weights import attentions, cast, own_layers, read_layers
 
 # For each layer the numbers of the heads that go.
 Gone = tuple[tuple[int, ...], ...]
@@ -288,7 +288,7 @@ def silence(model: nn.Module, heads: Gone) -> None:
     """Make heads zero in place: their rows of W_Q, with the bias, and their columns of W_O."""
     # Without its columns of W_O a head adds nothing; without its rows of W_Q it looks evenly, whatever it was. Keys and
     # values stay: other heads of the group read them.
-    for weights, gone in zip(layers_in_turn(model), map(list, heads), strict=False):
+    for weights, gone in zip(read_layers(model), map(list, heads), strict=False):
         weights.wq[gone] = 0
         weights.wo[:, gone] = 0
         if weights.bq is not None:

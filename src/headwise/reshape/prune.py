@@ -29,7 +29,7 @@ from headwise.models.weights import (
     attentions,
     cannot_carry,
     head_counts,
-    layers_in_turn,
+    read_layers,
     with_layers,
 )
 from headwise.records import head_name, parse_head
@@ -213,7 +213,7 @@ def prune_heads(model: nn.Module, heads: Gone, uniform: bool = False) -> Changed
     what = f"{len(names)} of {len(heads) * head_counts(model)[0]}"
     if reason is None:
         kept, readers = _kept(model, heads)
-        layers = zip(layers_in_turn(model), kept, readers, strict=True)
+        layers = zip(read_layers(model), kept, readers, strict=True)
         chosen = (weights.selected(row, [*counts]) for weights, row, counts in layers)
         # all layers keep as many: `_reason`
         child = with_layers(model, chosen, len(kept[0]), len(readers[0]))

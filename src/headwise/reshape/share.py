@@ -38,7 +38,7 @@ from headwise.models.weights import (
     cannot_carry,
     grouped,
     head_counts,
-    layers_in_turn,
+    read_layers,
     with_layers,
 )
 from headwise.reshape.align import (
@@ -168,7 +168,7 @@ def share_heads(
 
     # `with_layers` takes the layers one by one, as they come.
     def layers() -> Iterator[AttentionWeights]:
-        for weights, root in zip(layers_in_turn(model), roots, strict=True):
+        for weights, root in zip(read_layers(model), roots, strict=True):
             weights = weights.widened()
             shared = neighbours
             if groups == "best":
