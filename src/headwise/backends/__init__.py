@@ -70,7 +70,13 @@ def attend(
     """
     options = Options(mask, scale, softcap, sink, dropout, gate, kv_index)
     backend, is_one_head, *heads = _prepared(q, k, v, mask)
-    out: AnyArray = backend.attend(*heads, options)
+    # Torch alone has a way that keeps no steps.
+    has_way = hasattr(backend, "attend")
+    out = (
+        backend.attend(*heads, options)
+        if has_way
+        else backend.trace(*heads, options).out
+    )
     return out[0][0] if is_one_head else out
 
 
@@ -95,7 +101,7 @@ def trace(
     """
     options = Options(mask, scale, softcap, sink, dropout, gate, kv_index)
     backend, is_one_head, *heads = _prepared(q, k, v, mask)
-    steps: Trace[Any] = backend.trace(*heads, options)
+    steps = backend.trace(*heads, options)
     if is_one_head:
         return Trace(*(step[0][0] for step in vars(steps).values()))
     return steps

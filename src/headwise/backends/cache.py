@@ -38,7 +38,7 @@ class KVCache:
         for name, value in (("max_length", max_length), ("window", window)):
             if value is not None:
                 require_size(name, value)
-        if max_length is not None and window is not None:
+        if max_length and window:
             raise HeadwiseError(
                 f"max_length={max_length} and window={window}: a cache is static, or rolls; pass one"
             )
@@ -174,7 +174,7 @@ class KVCache:
     def check_room(self, n_new: int) -> None:
         """Raise HeadwiseError where a static cache cannot take that many more tokens."""
         total = self.length + n_new
-        if self.max_length is not None and total > self.max_length:
+        if self.max_length and total > self.max_length:
             raise HeadwiseError(
                 f"the cache has max_length={self.max_length} and holds {self.length}; {n_new} more make {total}; "
                 f"pass a larger max_length, or crop it"
@@ -200,12 +200,12 @@ class KVCache:
         if context is not None:
             self.holds_context = True
             self._sources = context, context if values is None else values
-        if self._offered is not None:
+        if self._offered:
             self._buffers, self._begin, self._end, n_new = self._offered
             self._offered = None
             self.length += n_new
             # Old tokens leave only now: each new one may still look back a whole window.
-            if self.window is not None:
+            if self.window:
                 self._begin = max(self._begin, self._end - self.window)
 
     def held(

@@ -29,11 +29,6 @@ Vector = Sequence[Scalar]
 Matrix = Sequence[Vector]
 
 
-def attend(q: list[Any], k: list[Any], v: list[Any], options: Options) -> list[Any]:
-    """Multi-head attention of nested lists; see `headwise.attend`."""
-    return trace(q, k, v, options).out
-
-
 def trace(
     q: list[Any], k: list[Any], v: list[Any], options: Options
 ) -> Trace[list[Any]]:
@@ -57,7 +52,7 @@ def trace(
     kv_index = resolve_kv_index(H, G, kv_index)
     scale = 1 / math.sqrt(D) if scale is None else scale
     grid = _Grid(B, H, T, S)
-    if mask is not None:
+    if mask:
         mask.check(grid)
 
     documents = []
@@ -185,7 +180,7 @@ def _mask_of_head(
     """Who may attend and what is added in one head, (T,S) each."""
     allowed = [[True] * grid.S for _ in range(grid.T)]
     bias: list[list[Scalar]] = [[0.0] * grid.S for _ in range(grid.T)]
-    if mask is None:
+    if not mask:
         return allowed, bias
     for i in range(grid.T):
         for j in range(grid.S):

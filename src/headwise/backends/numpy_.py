@@ -27,18 +27,8 @@ from headwise.spec import (
 Array = NDArray[Any]
 
 
-def attend(q: Array, k: Array, v: Array, options: Options) -> Array:
-    """Multi-head attention of NumPy arrays; see `headwise.attend`."""
-    return _steps(q, k, v, options, keep=False).out
-
-
 def trace(q: Array, k: Array, v: Array, options: Options) -> Trace[Array]:
     """As `attend`, with every step kept. Steps are float32 for float16 and float32 inputs, else float64."""
-    return _steps(q, k, v, options, keep=True)
-
-
-def _steps(q: Array, k: Array, v: Array, options: Options, keep: bool) -> Trace[Array]:
-    """All steps. Without `keep` the weights are written over the scores, and only `out` is to be read."""
     if options.dropout:
         raise HeadwiseError(
             f"dropout={options.dropout} on NumPy arrays: dropout needs the torch backend; pass torch tensors"
@@ -78,18 +68,15 @@ def _steps(q: Array, k: Array, v: Array, options: Options, keep: bool) -> Trace[
     masked = capped if bias is None else capped + bias
     if allowed is not None:
         masked = np.where(allowed, masked, dtype.type(-np.inf))
-    # `masked` may be the same array as `scores`: writing over it changes both
-    weights, lse = _softmax(masked, sink, None if keep else masked)
+    weights, lse = _softmax(masked, sink)
     out = by_group(weights, v)
     if gate is not None:
         out = out * gate
     return Trace(scores, capped, masked, weights, lse, out.astype(q.dtype, copy=False))
 
 
-def _softmax(
-    masked_bhts: Array, sink: Array | None, out: Array | None
-) -> tuple[Array, Array]:
-    """Weights (B,H,T,S), in `out` if given, and the log-sum-exp of scores and sink (B,H,T).
+def _softmax(masked_bhts: Array, sink: Array | None) -> tuple[Array, Array]:
+    """Weights (B,H,T,S), and the log-sum-exp of scores and sink (B,H,T).
 
     A row of -inf gives zeros and -inf. The sink is one more logit of a row, whose own weight is left out.
     """
@@ -100,7 +87,7 @@ def _softmax(
         sink = np.minimum(sink, np.finfo(sink.dtype).max)  # inf - inf would be NaN
         top = np.maximum(top, sink)
     top = np.where(top == -np.inf, 0, top)  # -inf - -inf would be NaN
-    weights = np.subtract(masked_bhts, top, out=out)
+    weights = masked_bhts - top
     np.exp(weights, out=weights)
     total = weights.sum(-1, keepdims=True)
     if sink is not None:
@@ -116,7 +103,7 @@ def _masks(
     mask: Mask | None, sizes: Sizes, dtype: np.dtype[Any]
 ) -> tuple[Array | None, Array | None]:
     """Who may attend (bool) and what is added, both broadcastable to (B,H,T,S), or None."""
-    if mask is None:
+    if not mask:
         return None, None
     grid = BroadcastGrid((sizes.B, sizes.H, sizes.T, sizes.S), np.asarray, np.arange)
     mask.check(grid)

@@ -57,7 +57,7 @@ class Path(NamedTuple):
         """Pairs of a query and a key that are multiplied in one head of all documents, those that a mask hides too."""
         if self.name == APART:
             return sum(_pairs(self.documents))
-        if self.name == BLOCKS and self.band is not None:
+        if self.name == BLOCKS and self.band:
             block, width = block_of(*self.band)
             return B * -(-T // block) * block * width
         # The kernel skips the upper triangle only with its causal flag.
@@ -79,7 +79,7 @@ def choose(
     """The way of a call; without a grid no mask is asked for its numbers, and without `blocks` there are none."""
     if why_explicit(sizes, options):
         # It reads all keys, and each mask by itself.
-        masks = () if options.mask is None else options.mask.parts()
+        masks = options.mask.parts() if options.mask else ()
         return Path(EXPLICIT, 0, sizes.S, None, masks)
     low, high, rest = _bounds(options.mask, sizes)
     path = _within(sizes, low, high, rest, options, blocks)
@@ -112,9 +112,9 @@ def _bounds(mask: Mask | None, sizes: Sizes) -> tuple[int, int, tuple[Mask, ...]
     # nothing is forbidden yet
     low, high = 1 - sizes.T, sizes.S - 1
     rest = []
-    for part in () if mask is None else mask.parts():
+    for part in mask.parts() if mask else ():
         band = part.band(sizes.T, sizes.S)
-        if band is None:
+        if not band:
             rest.append(part)
             continue
         part_low, part_high = band
@@ -145,9 +145,9 @@ def _within(
     elif low <= first - (sizes.T - 1) and high >= last - 1:
         band = None  # all see all
     name = MASKED  # unless nothing is masked, or the kernel's flag says it
-    if band is None and len(rest) == 0:
+    if not band and len(rest) == 0:
         name = FUSED
-    elif band is not None and len(rest) == 0:
+    elif band and len(rest) == 0:
         # Does query i see keys 0 to i, of as many keys as queries? 1 - T is the least j - i: no lower bound.
         is_triangle = (
             band[0] <= 1 - sizes.T and band[1] == 0 and first == 0 and last == sizes.T
@@ -199,13 +199,6 @@ def _rows(
         done = end
     rows.append(Rows(sizes.T - done, (0, 0), None))
     return [each for each in rows if each.n]
-
-
-def refusals(path: Path, sizes: Sizes, options: Options) -> dict[str, str]:
-    """Why each other way was not taken."""
-    explicit = why_explicit(sizes, options)
-    others = [name for name in REASONS if name != path.name]
-    return {name: explicit or REASONS[name] for name in others}
 
 
 def why_explicit(sizes: Sizes, options: Options) -> str | None:

@@ -107,7 +107,7 @@ def _apart(call: _Call, path: paths.Path, q: Tensor, k: Tensor, v: Tensor) -> Te
         q_parts = torch.split(q_n, [rows.n for rows in stretches], 2)
         parts = []
         for rows, q_p in zip(stretches, q_parts, strict=True):
-            if rows.path is None:
+            if not rows.path:
                 part = q_p.new_zeros(*q_p.shape[:3], v.shape[3])
             else:
                 k_p, v_p = keys[rows.keys[0]], values[rows.keys[0]]
@@ -165,7 +165,7 @@ def trace(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Trace[Tensor]:
 def _explicit(call: _Call, q: Tensor, k: Tensor, v: Tensor) -> Trace[Tensor]:
     mask, softcap, dropout = call.options.mask, call.options.softcap, call.dropout
     # All keys and no band: every mask speaks for itself, as nothing is cut away.
-    masks = () if mask is None else mask.parts()
+    masks = mask.parts() if mask else ()
     seen = _dense(call.grid, None, masks, call, slice(None))
     k, v = call.pick(*seen.protect(k, v))
     scores = by_group(q.to(call.dtype) * call.scale, k.to(call.dtype).transpose(-1, -2))
@@ -319,7 +319,7 @@ def checked_grid(
     mask: Mask | None, sizes: Sizes, device: torch.device
 ) -> BroadcastGrid | None:
     """The grid of a whole call, which its mask fits; None without a mask."""
-    if mask is None:
+    if not mask:
         return None
     grid = _grid((sizes.B, sizes.H, sizes.T, sizes.S), device)
     mask.check(grid)
@@ -335,7 +335,7 @@ def _dense(
 ) -> _Seen:
     """A checked mask as tensors over these keys, from what it has become: a band, and the `rest`, the other masks."""
     # len: the compiler knows no truth of a tuple of masks
-    if grid is None or (band is None and len(rest) == 0):
+    if not grid or (not band and len(rest) == 0):
         return _Seen()
     grid, dtype = grid.of_keys(keys), call.dtype
     # `resolve` looks for -inf in the dtype of all steps, and returns the bias as the masks gave it.
@@ -454,10 +454,8 @@ def as_tensor(values: Any, device: torch.device) -> Tensor:
         # torch alone would make float32 of a list. A copy: torch warns of arrays that are read-only, and refuses
         # those with negative strides.
         values = torch.from_numpy(np.array(values))
-    tensor: Tensor = values
-    if tensor.dtype == torch.float64:
-        tensor = tensor.to(widest(device))
-    return tensor.to(device)
+    dtype = widest(device) if values.dtype == torch.float64 else values.dtype
+    return values.to(device, dtype)
 
 
 def _readable(values: Any) -> bool:

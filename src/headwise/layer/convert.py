@@ -105,7 +105,7 @@ def _layer(module: nn.Module, n_heads: int, mask: Causal | None) -> MultiHeadAtt
             f"on one device: dequantise, unfuse, load or cast them first"
         )
     q, k, v, o = (weights[f"{name}_proj.weight"] for name in "qkvo")
-    dropout: Any = getattr(module, "dropout", 0.0)  # an nn.Dropout, or a number
+    dropout = getattr(module, "dropout", 0.0)  # an nn.Dropout, or a number
     spec = AttentionSpec(
         d_model=q.shape[1],
         n_heads=n_heads,
@@ -158,7 +158,7 @@ def _difference(layer: MultiHeadAttention, module: Any) -> float:
         torch.autocast(like.device.type, enabled=False),
     ):
         # a course's, which takes no mask, and no longer text than its own
-        if spec.mask is not None:
+        if spec.mask:
             x = drawn(min(N_TOKENS, module.mask.shape[-1]), spec.d_in)
             pairs.append((layer(x), module(x)))
         else:

@@ -74,10 +74,10 @@ def explain(
     sources = context, values
     x, context, _, mask, _ = layer.prepared(x, context, values, mask, cache, positions)
     spec, (B, T, _) = layer.spec, x.shape
-    held = 0 if cache is None else cache.kept
+    held = cache.kept if cache else 0
     source = x if context is None else context
     # tokens that become keys
-    n_new = 0 if cache is not None and cache.holds_context else source.shape[1]
+    n_new = 0 if cache and cache.holds_context else source.shape[1]
     sizes = Sizes(
         B, spec.n_heads, spec.n_kv_heads, T, held + n_new, spec.head_dim, spec.value_dim
     )
@@ -86,18 +86,24 @@ def explain(
     grid = checked_grid(mask, sizes, x.device)
     if gate is not None:
         check_per_head("gate", gate.shape, sizes.H)
-    if cache is not None and cache.holds_context:
+    if cache and cache.holds_context:
         cache.held(*sources)
-    elif cache is not None:
+    elif cache:
         cache.check_room(n_new)
     path = paths.choose(sizes, options, grid)
+    explicit = paths.why_explicit(sizes, options)
+    refused = {
+        name: explicit or reason
+        for name, reason in paths.REASONS.items()
+        if name != path.name
+    }
     # A multiplication and an addition for each weight that a token meets, and for each pair and feature: hence the 2.
     per_token = T * (spec.q_weights + spec.o_weights) + n_new * spec.kv_weights
     flops = {"projections": 2 * B * per_token}
     flops["attention"] = 2 * sizes.H * path.pairs(B, T) * (sizes.D + sizes.E)
     return Explanation(
         path=path.name,
-        refused=paths.refusals(path, sizes, options),
+        refused=refused,
         sizes=sizes,
         keys=path.last - path.first,
         flops=flops,

@@ -231,7 +231,7 @@ def _selected(layer: LayerT, heads: list[int]) -> LayerT:
         n_kv_heads=len(kv_heads),
         # Each query head reads the key/value head that it read, by that one's new number.
         kv_index=tuple(kv_heads.index(old.kv_index[h]) for h in heads),
-        mask=None if old.mask is None else old.mask.for_heads(heads, old.n_heads),
+        mask=old.mask and old.mask.for_heads(heads, old.n_heads),
         d_out=old.d_out if old.out_proj else len(heads) * old.value_dim,
     )
     like = Heads(layer)[0].wq  # it refuses an adapter, which has no weight to copy
@@ -256,8 +256,8 @@ def _parameter(layer: AttentionLayer, path: str) -> Any:
     """A parameter by its name, such as "q_proj.weight"; None where the layer was built without it."""
     owner, _, name = path.rpartition(".")  # "sink" has no owner: it is the layer's own
     module = getattr(layer, owner, None) if owner else layer
-    parameter: Tensor | None = getattr(module, name, None)
-    if name == "weight" and module is not None and not isinstance(parameter, Tensor):
+    parameter = getattr(module, name, None)
+    if name == "weight" and module and not isinstance(parameter, Tensor):
         raise HeadwiseError(
             f"{type(module).__name__} stands for a projection and has no weight to hand out"
         )

@@ -69,13 +69,13 @@ class MultiHeadLatentAttention(AttentionLayer):
     ) -> None:
         # The arguments by name, which are fields of the spec: spelled out above for who calls and for `help`.
         arguments = {**locals(), "qk_norm_eps": norm_eps}
-        if rope is None and rope_dim:
+        if rope_dim and not rope:
             arguments["rope"] = RoPE()
         fields = LatentSpec.__dataclass_fields__.keys() & arguments.keys()
         spec = LatentSpec(**{name: arguments[name] for name in fields})
         super().__init__(
             spec,
-            None if spec.rope is None else Rotation(spec.rope, rope_dim, last=True),
+            Rotation(spec.rope, rope_dim, last=True) if spec.rope else None,
         )
         self.sink = None
         linear = partial(nn.Linear, device=device, dtype=dtype)
@@ -111,9 +111,9 @@ class MultiHeadLatentAttention(AttentionLayer):
         """
         is_one_document, x = x.ndim == 2, x[None] if x.ndim == 2 else x
         self.check_self(x, self.mask_with(mask), cache, positions)
-        if cache is not None and cache.window is not None:
+        if cache and cache.window:
             check_rolling(cache.window, self.mask_with(mask))
-        start, spec = 0 if cache is None else cache.length, self.spec
+        start, spec = cache.length if cache else 0, self.spec
         read = (
             x
             if spec.q_latent_dim is None
@@ -126,7 +126,7 @@ class MultiHeadLatentAttention(AttentionLayer):
         both = torch.cat([normed(self.kv_latent_norm, content), rotary], -1)
         # The rotation turns the last features: the rotary key. Values are 0 wide, for a cache takes pairs.
         kept = self.ready(both, 1, spec.cache_values_per_token, None, start, positions)
-        if cache is not None:
+        if cache:
             kept, _ = cache.offer(kept, kept[..., :0])
         options = self.options(self.mask_with(mask, cache, x.shape[1]), gate)
         options = options._replace(kv_index=None)
@@ -136,7 +136,7 @@ class MultiHeadLatentAttention(AttentionLayer):
         absorbs = is_plain and ways["absorbed"] < ways["expanded"]
         k, v = (kept, kept) if absorbs and not self.watchers else expanded(self, kept)
         out = absorbed(self, q, kept, options) if absorbs else attend(q, k, v, options)
-        if cache is not None:
+        if cache:
             cache.take(self._number)
         # Watchers are shown keys and values of every head, whichever way is taken.
         result = self.answer(Call(self, q, k, v, options, out, False, start))
@@ -147,18 +147,14 @@ class MultiHeadLatentAttention(AttentionLayer):
         up, o_proj = self.kv_up, self.o_proj
         if not isinstance(up, nn.Linear) or not isinstance(o_proj, nn.Linear):
             return self.spec.n_heads, getattr(o_proj, "weight", None), None
-        values = (
-            up.weight.detach()
-            .view(-1, self.spec.up_dim, self.spec.latent_dim)[
-                :, self.spec.content_dim :
-            ]
-            .flatten(0, 1)
-        )
-        return (
-            self.spec.n_heads,
-            o_proj.weight,
-            through(self.kv_down.weight.detach(), self.kv_latent_norm, values),
-        )
+        spec = self.spec
+        up_hxl = up.weight.detach().view(-1, spec.up_dim, spec.latent_dim)
+        values = up_hxl[:, spec.content_dim :].flatten(0, 1)
+        # nn.Identity, where latents have no norm, has no gain
+        gain = getattr(self.kv_latent_norm, "weight", 1.0)
+        # the rows of `kv_down` after these make the rotary key
+        down = self.kv_down.weight.detach()[: spec.latent_dim]
+        return spec.n_heads, o_proj.weight, (values * gain) @ down
 
 
 def products(spec: LatentSpec, T: int, S: int) -> dict[str, int]:
@@ -207,14 +203,3 @@ def absorbed(
     # with zeros again, so they keep that part, and what is gathered of it is thrown away.
     gathered = attend(wide, kept_b1sl, kept_b1sl, options._replace(scale=scale))
     return torch.einsum("bhtl,hel->bhte", gathered[..., : spec.latent_dim], up_v)
-
-
-def through(down: Tensor, norm: nn.Module, up: Tensor) -> Tensor:
-    """`up` diag(gain) `down`: two matrices and the gain of the norm between them as one matrix.
-
-    The norm's division by the size of each latent is not in it: that is a number for each token, and no matrix.
-    """
-    # nn.Identity, where latents have no norm, has no gain
-    gain: Tensor | float = getattr(norm, "weight", 1.0)
-    # the rows of `down` after these make the rotary key
-    return (up * gain) @ down[: up.shape[1]]

@@ -68,7 +68,7 @@ class MultiHeadAttention(AttentionLayer):
         spec = AttentionSpec(
             **{name: arguments[name] for name in AttentionSpec.__dataclass_fields__}
         )
-        super().__init__(spec, None if rope is None else Rotation(rope, spec.head_dim))
+        super().__init__(spec, Rotation(rope, spec.head_dim) if rope else None)
         linear = functools.partial(nn.Linear, device=device, dtype=dtype)
         norm = functools.partial(
             nn.RMSNorm, spec.head_dim, eps=spec.qk_norm_eps, device=device, dtype=dtype
@@ -154,13 +154,13 @@ class MultiHeadAttention(AttentionLayer):
             x, context, values, mask, cache, positions
         )
         # position of the first new token in its text
-        start = 0 if cache is None else cache.length
+        start = cache.length if cache else 0
         spec = self.spec
         n_kv_heads = spec.n_kv_heads
         q = self.ready(
             self.q_proj(x), spec.n_heads, spec.head_dim, self.q_norm, start, positions
         )
-        if cache is not None and cache.holds_context:
+        if cache and cache.holds_context:
             k, v = cache.held(*sources)
         else:
             keys = x if context is None else context
@@ -170,12 +170,12 @@ class MultiHeadAttention(AttentionLayer):
                 k_bsc, n_kv_heads, spec.head_dim, self.k_norm, start, positions
             )
             v = self.split(v_bsc, n_kv_heads, spec.value_dim)
-            if cache is not None:
+            if cache:
                 k, v = cache.offer(k, v)
         options = self.options(mask, gate)
         out = attend(q, k, v, options)
         # Only now: a call that was refused leaves the cache as it was.
-        if cache is not None:
+        if cache:
             made_of = sources if context is not None else (None, None)
             cache.take(self._number, *made_of)
         call = Call(self, q, k, v, options, out, cross, start)
@@ -191,19 +191,10 @@ class MultiHeadAttention(AttentionLayer):
         cache: KVCache | None,
         positions: Tensor | None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Mask | None, bool]:
-        """The checked inputs of a call as `batched` has them, the mask of layer and call; is it cross attention?"""
-        x, context, values = self.batched(x, context, values)
-        whole = self.mask_with(mask)
-        self.check(x, context, values, whole, cache, positions)
-        if context is not None or (cache is not None and cache.holds_context):
-            return x, context, values, whole, True
-        of_rows = self.mask_with(mask, cache, x.shape[1])
-        return x, context, values, of_rows, False
+        """The checked inputs of a call as (B,T,width), the mask of layer and call; is it cross attention?
 
-    def batched(
-        self, x: Tensor, context: Tensor | None, values: Tensor | None
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """The inputs of a call as (B,T,width) each. Values that are the context become None, and both if they are x."""
+        Values that are the context become None, and both if they are x.
+        """
         for name, tensor in (("x", x), ("context", context), ("values", values)):
             if not isinstance(tensor, Tensor) and (tensor is not None or name == "x"):
                 raise HeadwiseError(
@@ -214,11 +205,15 @@ class MultiHeadAttention(AttentionLayer):
         if values is not None and values is context:
             context, values = (None if context is x else context), None
         if x.ndim == 2:
-            context, values = (
-                None if tensor is None else tensor[None] for tensor in (context, values)
-            )
             x = x[None]
-        return x, context, values
+            context = None if context is None else context[None]
+            values = None if values is None else values[None]
+        whole = self.mask_with(mask)
+        self.check(x, context, values, whole, cache, positions)
+        if context is not None or (cache and cache.holds_context):
+            return x, context, values, whole, True
+        of_rows = self.mask_with(mask, cache, x.shape[1])
+        return x, context, values, of_rows, False
 
     def check(
         self,
@@ -231,14 +226,14 @@ class MultiHeadAttention(AttentionLayer):
     ) -> None:
         """Raise HeadwiseError when a call does not fit the layer; `mask` is that of layer and call together."""
         self.check_self(x, mask, cache, positions)
-        if cache is not None:
+        if cache:
             if cache.window is not None and context is None:
                 check_rolling(cache.window, mask)
             # A context with a cache that rolls is refused below, whatever the mask.
             is_context = cache.holds_context or (
                 context is not None and cache.window is None
             )
-            for part in () if mask is None or not is_context else mask.parts():
+            for part in mask.parts() if mask and is_context else ():
                 # in pieces: where their queries stand must not hang on how many there are
                 if part.aligned():
                     raise HeadwiseError(
@@ -254,7 +249,7 @@ class MultiHeadAttention(AttentionLayer):
                 "context="
             )
         # self attention: x has to serve for keys and values, too
-        elif cache is None or not cache.holds_context:
+        elif not (cache and cache.holds_context):
             spec = self.spec
             if not spec.d_in == spec.d_context == spec.d_values:
                 raise HeadwiseError(
@@ -283,16 +278,16 @@ class MultiHeadAttention(AttentionLayer):
             raise HeadwiseError(
                 f"x has {x.shape[0]} documents, context has {context.shape[0]}; pass as many of each"
             )
-        if cache is not None and cache.length and not cache.holds_context:
+        if cache and cache.length and not cache.holds_context:
             raise HeadwiseError(
                 f"the cache holds {cache.length} tokens of self attention, and context= is passed; "
                 f"use a new KVCache for it"
             )
-        if self._rotation is not None:
+        if self._rotation:
             raise HeadwiseError(
                 "context= with rope=: queries and keys of two sequences share no positions; drop one"
             )
-        if cache is not None and cache.window is not None:
+        if cache and cache.window is not None:
             raise HeadwiseError(
                 f"context= with a cache of window={cache.window}: a context stays whole; drop window="
             )

@@ -74,7 +74,7 @@ class AttentionLayer(nn.Module):
     ) -> Mask | None:
         """The layer's own mask joined with that of a call, whose `n_queries` follow what a cache has seen."""
         of_layer = self.spec.mask
-        if of_layer is None or cache is None:
+        if not (of_layer and cache):
             return all_of((of_layer, mask))
         start, first = cache.length, cache.length - cache.kept
         end, parts = start + n_queries, of_layer.parts()
@@ -146,12 +146,13 @@ class AttentionLayer(nn.Module):
         """Projected queries or keys as (B,h,T,d), normed and rotated; which comes first the RoPE says."""
         x_bhtd = self.split(x, n_heads, width)
         rotation = self._rotation
-        if rotation is not None and rotation.rope.before_norm:
-            x_bhtd = rotation(x_bhtd, start, positions)
-        if norm is not None:
+        norms_last = rotation and rotation.rope.before_norm
+        if norm and not norms_last:
             x_bhtd = normed(norm, x_bhtd)
-        if rotation is not None and not rotation.rope.before_norm:
+        if rotation:
             x_bhtd = rotation(x_bhtd, start, positions)
+        if norm and norms_last:
+            x_bhtd = normed(norm, x_bhtd)
         return x_bhtd
 
     def answer(self, call: Call) -> Tensor:
@@ -160,8 +161,7 @@ class AttentionLayer(nn.Module):
             changed = watcher(call)
             call = call if changed is None else call._replace(out=changed)
         joined = call.out.transpose(1, 2).flatten(2)
-        result: Tensor = joined if self.o_proj is None else self.o_proj(joined)
-        return result
+        return self.o_proj(joined) if self.o_proj else joined
 
     def check_self(
         self,
@@ -177,7 +177,7 @@ class AttentionLayer(nn.Module):
             raise bare_mask_error(mask)
         if positions is not None:
             self._check_positions(x, positions)
-        if cache is not None:
+        if cache:
             if not isinstance(cache, KVCache):
                 raise HeadwiseError(
                     f"cache is a {type(cache).__name__}; a layer takes the one KVCache that is its own: pass "
@@ -210,7 +210,7 @@ class AttentionLayer(nn.Module):
             )
 
     def _check_positions(self, x: Tensor, positions: Tensor) -> None:
-        if self._rotation is None:
+        if not self._rotation:
             raise HeadwiseError(
                 "positions= is for RoPE, and this layer has none; build it with rope=RoPE()"
             )
@@ -231,14 +231,13 @@ class AttentionLayer(nn.Module):
 def normed(norm: nn.Module, x: Tensor) -> Tensor:
     """x normed in the precision of the gain, and given back in its own: under autocast that is lower."""
     # nn.Identity, of latents without norm, has no gain
-    result: Tensor = norm(x.to(getattr(norm, "weight", x).dtype))
-    return result.to(x.dtype)
+    return norm(x.to(getattr(norm, "weight", x).dtype)).to(x.dtype)
 
 
 def check_rolling(window: int, mask: Mask | None) -> None:
     """A rolling cache has only the latest keys: the mask must want no others, and must not count from the first."""
     lows = [-math.inf]  # the least j - i of each part with a bound
-    for part in () if mask is None else mask.parts():
+    for part in mask.parts() if mask else ():
         if part.counts_from_first():
             raise HeadwiseError(
                 f"{part!r} with a cache of window={window}: it counts from the first key, which rolls away; "

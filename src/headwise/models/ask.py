@@ -351,7 +351,7 @@ def run_body(model: nn.Module, ids: Tensor) -> None:
     # the modules that have both sides, by the method by which transformers runs the text alone
     modules: Iterator[Any] = model.modules()
     pair = next((x for x in modules if hasattr(x, "get_text_features")), None)
-    if pair is not None:
+    if pair:
         pair.get_text_features(input_ids=ids.to(device_of(model)))
     else:
         # a GPT of ours is its own body: one row of logits is the least
@@ -399,7 +399,7 @@ def embeddings(model: Any) -> tuple[Tensor, Tensor] | None:
     if head is None:
         return None
     table = _part(model, adapter.embed) if adapter else model.get_input_embeddings()
-    if table is None:
+    if not table:
         return None
     with loaded(table, head):
         return table.weight, head.weight
@@ -423,7 +423,7 @@ def _head_of(model: Any) -> Any:
 
 
 def _part(model: nn.Module, path: str | None) -> Any:
-    return None if path is None else model.get_submodule(path)
+    return model.get_submodule(path) if path else None
 
 
 def context_of(model: nn.Module) -> int | None:

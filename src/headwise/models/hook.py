@@ -237,7 +237,7 @@ class Tap:
         for child in module.children():
             if "norm" in type(child).__name__.lower():
                 hooks.append((child.register_forward_pre_hook, self.at_norm))
-        if self.projection is not None:
+        if self.projection:
             hooks.append((self.projection.register_forward_pre_hook, self.at_w_o))
         elif self.site.members:
             hooks.append((module.register_forward_hook, self.at_output))
@@ -264,14 +264,14 @@ class Tap:
                 f"{self.kind} says that it has {site.n_heads} heads, and its attention gives {n_heads}: chunks or "
                 f"windows, heads that cannot be told apart, or those of one process of several"
             )
-        if self.projection is None and not sure:
+        if not (self.projection or sure):
             return self.refuse(
                 f"{self.kind} has heads and texts in one axis, and its W_O is not known"
             )
         call = call._replace(cross=call.cross or site.cross)
         self.site = replace(site, n_heads=n_heads)
         self.sure = self.sure and sure
-        if w_o is None and (self.projection is not None or site.members):
+        if w_o is None and (self.projection or site.members):
             # DiffLlama lays the same maps over other values in a second call: these are the same heads.
             last = self.waiting[-1] if self.waiting else None
             self.normed = last is not None  # a second call is mixed with the first
@@ -317,7 +317,7 @@ class Tap:
             B, H, T, _ = call.out.shape
             out = part.view(B, T, H, -1).transpose(1, 2)
             before = None if self.normed or self.site.free else call.out
-            note = "" if self.projection is not None else NO_W_O
+            note = "" if self.projection else NO_W_O
             result = self.hand(call, note, out=out, before_gate=before, at_w_o=not note)
             if result is not None:
                 changed = True
@@ -428,7 +428,7 @@ def _side_by_side(module: nn.Module, calls: Sequence[Call]) -> Call | str:
     first, kinds, masks = calls[0], set(), []
     for call in calls:
         mask = call.options.mask
-        parts: Any = () if mask is None else mask.parts()
+        parts: Any = mask.parts() if mask else ()
         masks.append(parts)
         tensors = [call.q, call.v, *(p.array for p in parts if hasattr(p, "array"))]
         shapes = [x.shape for x in tensors]

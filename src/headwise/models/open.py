@@ -146,7 +146,7 @@ def folder_of(model: nn.Module, tokenizer: Any = None) -> Folder:
         from headwise.models.hf import FolderTokens
 
         tokens = FolderTokens(tokenizer)
-    elif tokenizer is not None:
+    elif tokenizer:
         is_ours = hasattr(tokenizer, "shown")  # a `TextTokens`
         tokens = tokenizer if is_ours else OwnTokens(tokenizer)
     return Folder(path, model, tokens, context_of(model), family, vocabulary_of(model))
@@ -175,7 +175,7 @@ def ids_of(model: nn.Module, text: Any) -> Any:
     if predicts(model) != "next":
         ids += tokens.frame[1]
     most = context_of(model)
-    if most is not None and len(ids) > most:
+    if most and len(ids) > most:
         raise HeadwiseError(
             f"the text has {len(ids)} tokens, and {type(model).__name__} takes {most}; pass a shorter one"
         )
@@ -293,7 +293,7 @@ def device_named(name: str | torch.device) -> torch.device:
     """The device of this name: "cpu", "cuda", "cuda:1", "mps". Raises HeadwiseError for one that is not there."""
     counts = {"cpu": 1}  # of each kind
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if accelerator is not None:
+    if accelerator:
         counts[accelerator.type] = torch.accelerator.device_count()
     with suppress(RuntimeError, TypeError):  # a word that is no device to torch
         device = torch.device(name)
@@ -435,8 +435,8 @@ def train(
             text = stack.enter_context(kept_text(folder, text))
         paths = (text,) if isinstance(text, str | Path) else text or ()
         texts = tuple(str(text_path(path).absolute()) for path in paths)
-        tokenizer_file = None if tokenizer is None else str(tokenizer)
-        name = None if attention is None else register(attention)
+        tokenizer_file = str(tokenizer) if tokenizer else None
+        name = register(attention) if attention else None
         settings = Settings(
             preset, texts, tokenizer_file, lines, seed, steps, shape, name
         )

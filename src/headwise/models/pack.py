@@ -35,7 +35,7 @@ def pack_model(model: nn.Module, tokens: object) -> dict[str, Any]:
     """
     if (
         not (isinstance(model, GPT) and isinstance(tokens, Tokens))
-        or model.config.own_attention is not None
+        or model.config.own_attention
     ):
         return {"reason": "foreign"}
     if any(
@@ -47,7 +47,7 @@ def pack_model(model: nn.Module, tokens: object) -> dict[str, Any]:
         return {"reason": "size", "parameters": model.n_parameters, "most": MOST}
     layout = json.loads(tokens.to_json())
     part = unread_part(layout)
-    if part is not None:
+    if part:
         return {"reason": "tokenizer", "part": part}
     # Where each token is shown as the vocabulary writes it, the list is not packed (None at the end).
     shown = tokens.shown(range(len(tokens)))
@@ -111,7 +111,7 @@ def unread_part(layout: dict[str, Any]) -> str | None:
 
 def _steps(rule: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
     """A rule and those that it is made of, at any depth; none for None."""
-    if rule is not None:
+    if rule:
         yield rule
         for part in rule.get("pretokenizers") or rule.get("normalizers") or ():
             yield from _steps(part)

@@ -162,7 +162,7 @@ def _flash_masks(asked: Asked, causal: bool) -> list[Mask]:
     """What flash attention reads: it lays real tokens side by side, the last query of a text beside its last key."""
     B, T, S = len(asked.q), asked.q.shape[2], asked.k.shape[2]
     window = asked.keywords.get("sliding_window")
-    left = None if window is None else window - 1
+    left = window - 1 if window else None
     right = 0 if causal else left
     if asked.mask is None:
         return [] if left is right is None else [Window(left, right)]
@@ -201,7 +201,7 @@ def check(call: Call, eager: bool) -> None:
     rows = probed_rows(call.n_queries)
     # The mask of these rows alone, which keep their places among all queries.
     options = call.options._replace(dropout=0.0)
-    if options.mask is not None:
+    if options.mask:
         part = Part(options.mask, "t", rows, call.n_queries)
         options = options._replace(mask=part)
     steps = trace(call.q[:, :, rows], call.k, call.v, options)

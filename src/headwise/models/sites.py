@@ -98,11 +98,11 @@ class Site:
             return {"o": w_o, "v": w_v}.get(name)
         if isinstance(module, nn.MultiheadAttention) and name != "o":
             # the first three in one where keys are as wide as queries
-            packed = module.in_proj_weight
+            packed: Tensor | None = module.in_proj_weight
             if packed is None:
                 return getattr(module, f"{name}_proj_weight")
             return packed.chunk(3)["qkv".index(name)]
-        if matrix is None or not matrix.is_plain:
+        if not (matrix and matrix.is_plain):
             return None
         # Columns that the heads do not divide are no heads side by side.
         if name == "o" and matrix.weight.shape[1] % (self.n_heads or 1):
@@ -118,7 +118,7 @@ class Site:
     def projection(self) -> nn.Module | None:
         """The module of W_O, whose input is what the heads give; None where it is not known."""
         matrix = self.matrices.get("o")
-        return None if matrix is None or self.w_o is None else matrix.module
+        return None if self.w_o is None or not matrix else matrix.module
 
     def head(self, number: int) -> str:
         return head_name(self.name, number)
@@ -316,7 +316,7 @@ def block_path(path: str) -> str:
     It is "model.layers.3" of "model.layers.3.self_attn"; in T5 "block.0.layer.0", one half of a layer.
     """
     block = NUMBERED.match(path)
-    return "" if block is None else block[0]
+    return block[0] if block else ""
 
 
 def missing(model: nn.Module, sites: Sequence[Site]) -> list[str]:
@@ -384,7 +384,7 @@ def _names(model: nn.Module, modules: Modules, paths: Sequence[str]) -> dict[str
         place = _place(path)
         # The first number of a path is its layer's. A path without one counts the attentions of its stack.
         number = NUMBER.search(path)
-        layer = f"L{orders[place, cross] if number is None else number[1]}"
+        layer = f"L{number[1] if number else orders[place, cross]}"
         orders[place, cross] += 1
         prefix = "cross." if cross else "" if is_alone else _telling(place, places)
         sharing.setdefault(prefix + layer, []).append(path)
@@ -468,7 +468,7 @@ def _matrices(
     packed = matrices.pop("packed", None)
     # Where values have a matrix of their own, what has a packed name is something else. In which order the rows of one
     # that people wrote lie is not known here.
-    if packed is None or "v" in matrices or free:
+    if not packed or "v" in matrices or free:
         return matrices
     # Queries have as many rows as W_O has columns; keys and values have half of the rest each, one after the other, as
     # in GPT-2, whose is the usual packed name; a record says so of its family.

@@ -403,7 +403,7 @@ class Listener(TorchFunctionMode):
         if why:
             return self._hand(partial(_refused, why), result)
         product = _product(inputs[0], operands, result, *sides)
-        if product is None:
+        if not product:
             return result
         # Weights by distance, shifted after the softmax, times embeddings of distances (Shaw et al. 2018): no attention
         # to tokens. These are told by this, that all documents and heads share them.
@@ -439,7 +439,7 @@ class Listener(TorchFunctionMode):
             gave = handed(call, takes)
             if gave is None:
                 return result
-            if product is None:
+            if not product:
                 return gave.reshape(result.shape).to(result.dtype)
             # A plain product is contiguous, so that the model may call `.view` on it; what `back` turned is not.
             back = product.back(gave.reshape(product.out.shape))

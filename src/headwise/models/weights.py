@@ -177,7 +177,7 @@ def head_counts(model: nn.Module) -> tuple[int, int, int]:
         raise HeadwiseError(
             f"{what}; change such layers one by one, as with layer.without([0])"
         )
-    if first is not None:
+    if first:
         return first
     config: Any = model.config
     # GPT-2 calls it n_head and answers to this name too
@@ -230,7 +230,7 @@ def cannot_carry(model: nn.Module, n_heads: int, n_kv_heads: int) -> str | None:
     if layers := own_layers(model):
         for layer in layers:
             mask = layer.spec.mask
-            parts = () if mask is None else mask.parts()
+            parts = mask.parts() if mask else ()
             differ = layer.spec.sink or not all(part.alike for part in parts)
             if n_heads != old_heads and differ:
                 return "a sink or a mask of the layers differs between heads"
@@ -238,7 +238,7 @@ def cannot_carry(model: nn.Module, n_heads: int, n_kv_heads: int) -> str | None:
     config: Any = model.config
     # The architecture of transformers that must still read the model. One of ours that none reads may have any numbers.
     form = stock_form(config) if isinstance(model, GPT) else config.model_type
-    if form is None or (n_heads, n_kv_heads) == (old_heads, old_kv_heads):
+    if not form or (n_heads, n_kv_heads) == (old_heads, old_kv_heads):
         return None
     family = family_for(form)
     width = config.d_model if isinstance(model, GPT) else config.hidden_size
@@ -333,10 +333,10 @@ def _views(model: nn.Module, site: Site) -> dict[str, Tensor]:
     views: dict[str, Tensor] = {}
     for name in "qkvo":
         matrix = site.matrices.get(name)
-        kind = type(None if matrix is None else matrix.module)
+        kind = type(matrix and matrix.module)
         # transformers' Conv1D goes by its name, as nothing here imports transformers.
         is_linear = issubclass(kind, nn.Linear) or kind.__name__ == "Conv1D"
-        if matrix is None or not is_linear:
+        if not (matrix and is_linear):
             raise HeadwiseError(
                 f"W_{name.upper()} of {type(site.module).__name__} is no nn.Linear; dequantise or unfuse it"
             )
@@ -351,7 +351,7 @@ def _views(model: nn.Module, site: Site) -> dict[str, Tensor]:
     offset = family_of(model).norm_offset
     for name in "qk":
         norm: Any = getattr(site.module, f"{name}_norm", None)
-        if norm is not None:
+        if norm:
             # Without an offset nothing is added, not even 0: a sum is a copy, and to write there misses the module.
             views[f"{name}_gain"] = norm.weight + offset if offset else norm.weight
     return views
@@ -368,4 +368,4 @@ def _pairs(model: nn.Module, head_dim: int) -> Pairs:
         for name, values in body_of(model).rotary_emb.named_buffers():
             if name.endswith("inv_freq"):
                 rope = RoPE(dim=2 * len(values))
-    return () if rope is None else rope.pairs(head_dim)
+    return rope.pairs(head_dim) if rope else ()

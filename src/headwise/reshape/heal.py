@@ -64,7 +64,7 @@ class Damage:
             ("cache, bytes per token", *self.cache_bytes.counts),
             ("parameters", *self.parameters.counts),
         ]
-        if self.loss is not None:
+        if self.loss:
             before, after = self.loss.before, self.loss.after
             figures = f"{before:.4f}", f"{after:.4f}", f"{after - before:+.4f}"
             rows.insert(0, ("loss, nats per token", *figures))
@@ -236,7 +236,7 @@ def heal_child(
             # Before the first step, too: the child may then be at its best.
             if stopping or done % every == 0:
                 pair, distance = compared(parent, child, held_out)
-                loss = None if pair is None else pair.after
+                loss = pair.after if pair else None
                 curve.append(HealPoint(done, tokens, loss, distance))
                 report(curve[-1])
                 if distance < curve[best].distance or not kept:  # NaN is never the best

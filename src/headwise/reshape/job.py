@@ -181,7 +181,7 @@ def reshape(
     dtype: str | None = None,
 ) -> Reshaped:
     """Change a model, or that of a folder, and do all that goes with it; `share` explains the options."""
-    recipe = None if heal is None else HealRecipe(steps=heal)
+    recipe = HealRecipe(steps=heal) if heal is not None else None
     out = None if out is None else Path(out)
     # 1. The model and the text, once what can be refused is refused.
     source, written, calibration = _opened(model, change, text, out, device)
@@ -207,7 +207,7 @@ def reshape(
         report = Reshaped(
             model=child,
             source=str(source.path),
-            out=None if out is None else str(out),
+            out=str(out) if out else None,
             what=changed.what,
             notes=(*changed.notes, *calibration.about),
             details={**vars(change), **changed.details},
@@ -216,7 +216,7 @@ def reshape(
         )
         listener(report)
         # 3. Healing.
-        if recipe is not None:
+        if recipe:
             listener(f"healing for {recipe.steps} steps")
             course = heal_child(
                 source.model,
@@ -236,7 +236,7 @@ def reshape(
             report = replace(report, curve=course.curve, healed=measured())
         cast(child, written).requires_grad_(True)
         # 4. The folder.
-        if out is None:
+        if not out:
             return report
         return export(report, source, out, listener)
 
@@ -266,11 +266,11 @@ def _opened(
     else:
         path = located(Path(model))
         check_config(path, change)
-    if out is not None:
+    if out:
         check_place(path, out)
     name, content = read_user_text(text, path)
     stored = None
-    if source is None:
+    if not source:
         source = open_folder(path, device=device)
         # A processor without bfloat16 computes in float32; the config still says how the folder is stored.
         stored = getattr(source.model.config, "dtype", None)
@@ -284,12 +284,12 @@ def _opened(
             f"those; load the model with its language-model head"
         )
     cache_bytes(model)  # raises for a config without the sizes of the cache
-    if out is not None and own_layers(model):
+    if out and own_layers(model):
         raise HeadwiseError(
             f"{kind} is a model of your own, for which there is no folder; leave out= away, and keep "
             f"result.model.state_dict()"
         )
-    if out is not None and source.tokens is None and source.family == OURS:
+    if out and source.tokens is None and source.family == OURS:
         raise HeadwiseError(
             "the model has no tokenizer, and a folder of headwise needs one; open the model from a folder "
             "with hw.open, or leave out= away and keep the model of the result"
@@ -303,8 +303,8 @@ def _opened(
 def _run(source: Path, out: Path | None) -> str | None:
     """The run that `source` is or comes from; seen from `out`, so that both folders may be moved together."""
     run = run_of(source)
-    if run is None or out is None:
-        return None if run is None else str(run)
+    if not (run and out):
+        return str(run) if run else None
     return os.path.relpath(run.resolve(), out.resolve())
 
 
@@ -389,18 +389,14 @@ def calibrate(name: str, text: Any, folder: Folder) -> Calibration:
     for its parts, and for ids that the model does not know.
     """
     length = min(folder.context or LONGEST, LONGEST)
-    before, after = list[int](), list[int]()
-    about: tuple[str, ...] = ()
+    is_text = isinstance(text, verbs.VerbCorpus | str)
+    before, after = require_tokens(folder).frame if is_text else ([], [])
     lines: Sequence[str] = ()
-    if isinstance(text, verbs.VerbCorpus | str):
-        before, after = require_tokens(folder).frame
     if isinstance(text, verbs.VerbCorpus):
-        lines, end = (*text.train_lines, *text.held_out_lines), len(text.train_lines)
-        about = (verbs.WHOLE_LINES,)
+        lines = [*text.train_lines, *text.held_out_lines]
     # a run of lines has a boundary before a text
     elif isinstance(text, str) and folder.family == OURS and before:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        end = _end(lines)
     if lines:
         # between boundaries; a longer line loses its end, as in training
         rows = [[*before, *encoded(folder, x), *before][:length] for x in lines]
@@ -408,11 +404,12 @@ def calibrate(name: str, text: Any, folder: Folder) -> Calibration:
         rows = [encoded(folder, text)]
     else:
         rows = [ids.tolist() for ids in texts_of(folder.model, text)]
-        end = _end(rows)
-    parts: Sequence[Iterable[list[int]]]
-    if lines or len(rows) > 1:
-        parts = rows[:end], rows[end:]
-    else:  # one stream
+    end = _end(rows)
+    about: tuple[str, ...] = ()
+    if isinstance(text, verbs.VerbCorpus):
+        end, about = len(text.train_lines), (verbs.WHOLE_LINES,)
+    parts: Sequence[Iterable[list[int]]] = rows[:end], rows[end:]
+    if not lines and len(rows) == 1:  # one stream
         stream, size = rows[0], length - len(before) - len(after)
         halves = stream[: _end(stream)], stream[_end(stream) :]
         cuts = (cut([half], size) for half in halves)

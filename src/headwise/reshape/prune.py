@@ -91,7 +91,7 @@ class Pruning(Change):
             )
 
     def check_family(self, folder: Path) -> None:
-        if self.keep is not None:  # importance needs the loss of a next token
+        if self.keep:  # importance needs the loss of a next token
             check_next(folder, "pass heads=")
 
     def check_sizes(self, n_layers: int, n_heads: int, n_kv_heads: int) -> None:
@@ -99,7 +99,7 @@ class Pruning(Change):
             chosen_heads(self.heads, n_layers, n_heads)
 
     def check(self, model: nn.Module) -> None:
-        if self.keep is not None and predicts(model) != "next":
+        if self.keep and predicts(model) != "next":
             raise HeadwiseError(
                 f"keep= needs the loss of a next token, and {type(model).__name__} predicts none; pass heads="
             )
@@ -109,11 +109,11 @@ class Pruning(Change):
     def apply(self, source: Folder, calibration: Calibration) -> Changed:
         model = source.model
         scores: dict[str, float] = {}
-        if self.keep is not None:
+        if self.keep:
             scores = importance(model, calibration.statistics)
         gone = self._gone(model, scores)
         changed = prune_heads(model, gone, self.uniform)
-        if self.keep is None:
+        if not self.keep:
             return changed
         tokens = sum(map(torch.numel, calibration.statistics))
         ranked = f"ranked by importance on {tokens:,} tokens of the part that is not held out"
@@ -149,7 +149,11 @@ def chosen_heads(names: str | Sequence[str], n_layers: int, n_heads: int) -> Gon
             )
     if not any(chosen):
         raise HeadwiseError("no head is named; pass heads='L0.H1,L3.H5', or keep=")
-    return tuple(tuple(sorted(gone)) for gone in chosen)
+    return _sorted(chosen)
+
+
+def _sorted(chosen: Iterable[Iterable[int]]) -> Gone:
+    return tuple(tuple(sorted(heads)) for heads in chosen)
 
 
 def weakest(
@@ -171,12 +175,12 @@ def weakest(
             f"{1 / H:.3g} or more"
         )
     r = H // G
-    groups = [range(g * r, g * r + r) for g in range(G)]
+    groups = [[*range(g * r, g * r + r)] for g in range(G)]
     # `n` of each pool go: groups of a layer, or else heads of a group; one stays in any case.
     n, pools = min(_n_gone(G, keep), G - 1), [groups]
     if not n:
         n = min(_n_gone(r, keep), r - 1)
-        pools = [[range(h, h + 1) for h in group] for group in groups]
+        pools = [[[head] for head in group] for group in groups]
     if not (n if uniform else wanted):
         raise HeadwiseError(f"keep={keep} removes no head; pass a smaller one")
 
@@ -187,13 +191,13 @@ def weakest(
     if uniform:
         for layer, pool in product(range(n_layers), pools):
             chosen[layer] += chain(*sorted(pool, key=partial(score, layer))[:n])
-        return tuple(tuple(sorted(heads)) for heads in chosen)
+        return _sorted(chosen)
     every = product(range(n_layers), range(H))
-    for _, layer, head in sorted((score(x, [h]), x, h) for x, h in every):
+    for layer, head in sorted(every, key=lambda place: score(place[0], place[1:])):
         # a layer keeps one
         if sum(map(len, chosen)) < wanted and len(chosen[layer]) < H - 1:
             chosen[layer].append(head)
-    return tuple(tuple(sorted(heads)) for heads in chosen)
+    return _sorted(chosen)
 
 
 def _n_gone(n: int, keep: float) -> int:
@@ -207,15 +211,16 @@ def _n_gone(n: int, keep: float) -> int:
 def prune_heads(model: nn.Module, heads: Gone, uniform: bool = False) -> Changed:
     """The model without those heads, as with a gate of 0 on them; HeadwiseError where `uniform` cannot be had."""
     # `reason`: why the heads cannot leave the weights and become 0; None where they leave.
-    reason, names = obstacle(model, heads, uniform), _names(heads)
+    reason = obstacle(model, heads, uniform)
+    names = [head_name(layer, h) for layer, gone in enumerate(heads) for h in gone]
     notes = [f"gone: {', '.join(names)}"]
-    details = {"heads": names, "zeroed": reason is not None}
+    details = {"heads": names, "zeroed": bool(reason)}
     what = f"{len(names)} of {len(heads) * head_counts(model)[0]}"
-    if reason is None:
+    if not reason:
         kept, readers = _kept(model, heads)
         layers = zip(read_layers(model), kept, readers, strict=True)
         chosen = (weights.selected(row, [*counts]) for weights, row, counts in layers)
-        # all layers keep as many: `_reason`
+        # all layers keep as many: `obstacle`
         child = with_layers(model, chosen, len(kept[0]), len(readers[0]))
         return Changed(
             child, f"heads out of the weights: {what}", details, tuple(notes)
@@ -226,31 +231,24 @@ def prune_heads(model: nn.Module, heads: Gone, uniform: bool = False) -> Changed
     return Changed(child, f"heads zeroed: {what}", details, tuple(notes), heads)
 
 
-def _names(heads: Gone) -> list[str]:
-    return [head_name(layer, head) for layer, some in enumerate(heads) for head in some]
-
-
 def obstacle(model: nn.Module, heads: Gone, uniform: bool = False) -> str | None:
     """Why these heads cannot leave the weights; None where they can. With `uniform` that is a HeadwiseError."""
-    reason = _reason(model, heads)
-    if reason is not None and uniform:
-        raise HeadwiseError(
-            f"{reason}; leave out uniform=True to have the heads zeroed instead"
-        )
-    return reason
-
-
-def _reason(model: nn.Module, heads: Gone) -> str | None:
     kept, readers = _kept(model, heads)
     # by how many query heads each key/value head of a layer is read
     shapes = {tuple(counts.values()) for counts in readers}
     if len(shapes) > 1 or len(set(*shapes)) > 1:
         n_heads, n_kv_heads, _ = head_counts(model)
-        return (
+        reason: str | None = (
             f"the config has one number of heads for all layers, and one of query heads for each key/value head: whole "
             f"groups of {n_heads // n_kv_heads} leave each layer, or as many of each group"
         )
-    return cannot_carry(model, len(kept[0]), len(readers[0]))
+    else:
+        reason = cannot_carry(model, len(kept[0]), len(readers[0]))
+    if reason and uniform:
+        raise HeadwiseError(
+            f"{reason}; leave out uniform=True to have the heads zeroed instead"
+        )
+    return reason
 
 
 def _kept(

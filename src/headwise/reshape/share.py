@@ -128,7 +128,7 @@ class Sharing(Change):
     def check_family(self, folder: Path) -> None:
         # None: a model of pictures and text, whose language model is looked at when open
         family = FAMILIES.get(str(read_config(folder).get("model_type")))
-        if family is not None and not family.grouped:
+        if family and not family.grouped:
             raise HeadwiseError(
                 f"{family.name}'s config has no num_key_value_heads, so what shares its heads' keys and values "
                 "cannot be written; share a Llama-type model, or remove heads with `headwise prune`"
