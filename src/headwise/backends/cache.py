@@ -56,7 +56,7 @@ class KVCache:
         self._layer: int | None = None  # number of the layer that filled it
         self.holds_context = False  # has it the keys of a cross attention's context?
         # what those keys and values were made of, mostly one tensor
-        self._sources: tuple[Tensor, ...] = ()
+        self._sources: Sequence[Tensor | None] = ()
 
     def __repr__(self) -> str:
         kinds = {"max_length": self.max_length, "window": self.window}
@@ -181,25 +181,20 @@ class KVCache:
             )
 
     def take(
-        self,
-        layer: int | None = None,
-        context: Tensor | None = None,
-        values: Tensor | None = None,
+        self, layer: int | None = None, sources: Sequence[Tensor | None] = (None, None)
     ) -> None:
-        """Count what was offered. With a `context` these are keys and values made of it, for all calls to come.
+        """Count what was offered. With `sources` these are of a context, and serve all calls to come.
 
         Args:
             layer: number of the layer that has filled it, which is then the only one that it serves
-            context: what a layer of cross attention made the keys of
-            values: what the values were made of, where that is not the context
+            sources: what a layer of cross attention made keys and values of
         """
         if self._layer is None:
             self._layer = layer
         if self.holds_context:
             return  # a context is counted once
-        if context is not None:
-            self.holds_context = True
-            self._sources = context, context if values is None else values
+        if sources[0] is not None:
+            self.holds_context, self._sources = True, sources
         if self._offered:
             self._buffers, self._begin, self._end, n_new = self._offered
             self._offered = None
@@ -208,18 +203,14 @@ class KVCache:
             if self.window:
                 self._begin = max(self._begin, self._end - self.window)
 
-    def held(
-        self, context: Tensor | None, values: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """The context's keys and values. Both arguments may be left out, or must be the tensors they came from."""
-        if context is not None:
-            sources = context, context if values is None else values
-            same = [ours is x for ours, x in zip(self._sources, sources, strict=False)]
-            if same != [True, True]:
-                name = "values" if same == [True, False] else "keys"
-                raise HeadwiseError(
-                    f"the cache holds the {name} of another context tensor; use a new KVCache for this one"
-                )
+    def held(self, sources: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
+        """The context's keys and values. The sources are None, or must be the tensors they came from."""
+        same = [ours is x for ours, x in zip(self._sources, sources, strict=False)]
+        if sources[0] is not None and same != [True, True]:
+            name = "values" if same == [True, False] else "keys"
+            raise HeadwiseError(
+                f"the cache holds the {name} of another context tensor; use a new KVCache for this one"
+            )
         k, v = self._views()
         return k, v
 

@@ -95,8 +95,7 @@ def _softmax(masked_bhts: Array, sink: Array | None) -> tuple[Array, Array]:
     # the weights of an empty row are 0 already; 1 avoids 0 / 0
     total = np.where(empty, 1, total)
     weights /= total
-    lse = np.where(empty, -np.inf, np.log(total) + top)
-    return weights, lse[..., 0]
+    return weights, np.where(empty, -np.inf, np.log(total) + top)[..., 0]
 
 
 def _masks(

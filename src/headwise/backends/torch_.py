@@ -165,8 +165,7 @@ def trace(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Trace[Tensor]:
 def _explicit(call: _Call, q: Tensor, k: Tensor, v: Tensor) -> Trace[Tensor]:
     mask, softcap, dropout = call.options.mask, call.options.softcap, call.dropout
     # All keys and no band: every mask speaks for itself, as nothing is cut away.
-    masks = mask.parts() if mask else ()
-    seen = _dense(call.grid, None, masks, call, slice(None))
+    seen = _dense(call.grid, None, mask.parts() if mask else (), call, slice(None))
     k, v = call.pick(*seen.protect(k, v))
     scores = by_group(q.to(call.dtype) * call.scale, k.to(call.dtype).transpose(-1, -2))
     capped = scores if softcap is None else torch.tanh(scores / softcap) * softcap

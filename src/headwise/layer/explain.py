@@ -71,7 +71,7 @@ def explain(
             f"called with"
         )
     # as they were passed: a cache knows the very tensors that it was filled from
-    sources = context, values
+    sources = context, context if values is None else values
     x, context, _, mask, _ = layer.prepared(x, context, values, mask, cache, positions)
     spec, (B, T, _) = layer.spec, x.shape
     held = cache.kept if cache else 0
@@ -87,7 +87,7 @@ def explain(
     if gate is not None:
         check_per_head("gate", gate.shape, sizes.H)
     if cache and cache.holds_context:
-        cache.held(*sources)
+        cache.held(sources)
     elif cache:
         cache.check_room(n_new)
     path = paths.choose(sizes, options, grid)

@@ -148,7 +148,7 @@ class MultiHeadAttention(AttentionLayer):
     ) -> tuple[Tensor, Call]:
         """What `forward` gives, and the call of the attention inside."""
         # as they were passed: a cache knows its context by the tensors themselves
-        sources = context, values
+        sources = context, context if values is None else values
         is_one_document = x.ndim == 2
         x, context, values, mask, cross = self.prepared(
             x, context, values, mask, cache, positions
@@ -161,7 +161,7 @@ class MultiHeadAttention(AttentionLayer):
             self.q_proj(x), spec.n_heads, spec.head_dim, self.q_norm, start, positions
         )
         if cache and cache.holds_context:
-            k, v = cache.held(*sources)
+            k, v = cache.held(sources)
         else:
             keys = x if context is None else context
             k_bsc = self.k_proj(keys)
@@ -176,8 +176,8 @@ class MultiHeadAttention(AttentionLayer):
         out = attend(q, k, v, options)
         # Only now: a call that was refused leaves the cache as it was.
         if cache:
-            made_of = sources if context is not None else (None, None)
-            cache.take(self._number, *made_of)
+            made_of = (None, None) if context is None else sources
+            cache.take(self._number, made_of)
         call = Call(self, q, k, v, options, out, cross, start)
         result = self.answer(call)
         return result[0] if is_one_document else result, call
@@ -212,8 +212,7 @@ class MultiHeadAttention(AttentionLayer):
         self.check(x, context, values, whole, cache, positions)
         if context is not None or (cache and cache.holds_context):
             return x, context, values, whole, True
-        of_rows = self.mask_with(mask, cache, x.shape[1])
-        return x, context, values, of_rows, False
+        return x, context, values, self.mask_with(mask, cache, x.shape[1]), False
 
     def check(
         self,

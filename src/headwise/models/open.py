@@ -147,8 +147,7 @@ def folder_of(model: nn.Module, tokenizer: Any = None) -> Folder:
 
         tokens = FolderTokens(tokenizer)
     elif tokenizer:
-        is_ours = hasattr(tokenizer, "shown")  # a `TextTokens`
-        tokens = tokenizer if is_ours else OwnTokens(tokenizer)
+        tokens = tokenizer if hasattr(tokenizer, "shown") else OwnTokens(tokenizer)
     return Folder(path, model, tokens, context_of(model), family, vocabulary_of(model))
 
 

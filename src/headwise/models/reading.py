@@ -202,8 +202,7 @@ def check(call: Call, eager: bool) -> None:
     # The mask of these rows alone, which keep their places among all queries.
     options = call.options._replace(dropout=0.0)
     if options.mask:
-        part = Part(options.mask, "t", rows, call.n_queries)
-        options = options._replace(mask=part)
+        options = options._replace(mask=Part(options.mask, "t", rows, call.n_queries))
     steps = trace(call.q[:, :, rows], call.k, call.v, options)
     theirs = call.out[:, :, rows].to(steps.weights.dtype)
     # (B,H,rows) each: is the row compared, and the largest difference of its features. Where a padded value has turned

@@ -199,8 +199,7 @@ def _config_around(modules: Modules, path: str) -> Any:
     owner = path
     while owner and not is_hf(modules[owner]):
         owner = owner.rpartition(".")[0]
-    around = modules[owner if is_hf(modules[owner]) else path]
-    return getattr(around, "config", None)
+    return getattr(modules[owner if is_hf(modules[owner]) else path], "config", None)
 
 
 # modules that were seen to attend, and their heads

@@ -368,8 +368,7 @@ class Listener(TorchFunctionMode):
             trail = trail._replace(joined=trail.joined or not is_sink)
         elif trail.weights:
             # All forms of dropout are given a tensor, a share and whether this is training.
-            drops = "dropout" in name and all(inputs[1:3])
-            dropped = trail.dropped or drops
+            dropped = trail.dropped or ("dropout" in name and all(inputs[1:3]))
             # Once a function came that may change the sum of a row (a product with a gate), `whole` stays False.
             whole = trail.whole and name in KEEPS_ROWS
             trail = trail._replace(whole=whole, dropped=dropped)
@@ -583,8 +582,7 @@ def _mapped(product: Product, whole: bool, running: Running) -> tuple[Call, bool
         )
     # not known; the weights stand for them
     q, k = p.new_empty(B, H, T, 0), p.new_empty(B, v.shape[1], S, 0)
-    call = running.call(q, k, v, Options(), out)
-    return call._replace(weights=p), sure
+    return running.call(q, k, v, Options(), out)._replace(weights=p), sure
 
 
 FUSED_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")

@@ -147,8 +147,7 @@ def _answers(model: Any, first: Tensor, second: Tensor) -> Iterator[Answer]:
 
     def answer(question: str, way: str, parts: list[Part], *how: Any) -> Answer:
         try:
-            together = _read(model, parts, *how)
-            told = _compared(model, together, parts, bounds, way)
+            told = _compared(model, _read(model, parts, *how), parts, bounds, way)
             return Answer(question, way, *told)
         except Exception as error:  # the library lets through whatever its parts raise
             kind = type(error).__name__ + ": "

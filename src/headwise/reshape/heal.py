@@ -140,8 +140,7 @@ def cache_bytes(
     dtype = dtype or next(model.parameters()).dtype
     name = str(dtype).removeprefix("torch.")
     config = model if own_layers(model) else config_fields(model)
-    bill = price(config, context=tokens, dtype=name)
-    return bill.cache.text_bytes / tokens
+    return price(config, context=tokens, dtype=name).cache.text_bytes / tokens
 
 
 # Healing.

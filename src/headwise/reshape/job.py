@@ -470,8 +470,7 @@ def export(report: Reshaped, source: Folder, out: Path, say: Listener) -> Reshap
             for path in filter(Path.is_file, source.path.glob(pattern)):
                 shutil.copyfile(path, fresh / path.name)
         say("reading it back")
-        proof = verify(report.model, fresh, source.context)
-        report = replace(report, verified=proof)
+        report = replace(report, verified=verify(report.model, fresh, source.context))
         document = json.dumps(report.document(), indent=2, ensure_ascii=False)
         write_whole(fresh / RECORD, document + "\n")
         write_whole(fresh / "README.md", model_card(report))

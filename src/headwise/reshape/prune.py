@@ -111,8 +111,7 @@ class Pruning(Change):
         scores: dict[str, float] = {}
         if self.keep:
             scores = importance(model, calibration.statistics)
-        gone = self._gone(model, scores)
-        changed = prune_heads(model, gone, self.uniform)
+        changed = prune_heads(model, self._gone(model, scores), self.uniform)
         if not self.keep:
             return changed
         tokens = sum(map(torch.numel, calibration.statistics))

@@ -122,8 +122,7 @@ class Sharing(Change):
 
     def __post_init__(self) -> None:
         if self.groups not in GROUPS:
-            what = f"groups={self.groups!r} is not known"
-            raise unknown(what, self.groups, GROUPS)
+            raise unknown(f"groups={self.groups!r} is not known", self.groups, GROUPS)
 
     def check_family(self, folder: Path) -> None:
         # None: a model of pictures and text, whose language model is looked at when open
@@ -281,8 +280,7 @@ def pooling_error(
 def _mean_square(first: Tensor, second: Tensor) -> Tensor:
     """(H,): E|x.y|^2 of independent (H,...,F,X) and (H,...,F,Y), whose F features meet, summed over what is between."""
     # the sum over features i and j of E[x_i x_j'] E[y_i y_j']
-    means = (first @ first.mH).conj() * (second @ second.mH)
-    return means.real.flatten(1).sum(1)
+    return ((first @ first.mH).conj() * (second @ second.mH)).real.flatten(1).sum(1)
 
 
 # How one head is made of several
