@@ -32,8 +32,9 @@ from headwise.models.sites import Site, sites_of
 from headwise.records import Call
 from headwise.spec import resolve_kv_index
 
+Documents = Sequence[Document]  # of a call
 # What becomes of what a head gives, (B,T,E), in a call of these documents.
-Change = Callable[[Tensor, Sequence[Document]], Tensor]
+Change = Callable[[Tensor, Documents], Tensor]
 
 Places = slice | list[int]  # texts, heads or tokens at which something is changed
 ALL = slice(None)
@@ -136,7 +137,7 @@ def ablate(
     )
 
 
-def _row_mean(out: Tensor, documents: Sequence[Document]) -> Tensor:
+def _row_mean(out: Tensor, documents: Documents) -> Tensor:
     """The mean over real rows of what a head gives, at each row, (B,T,E); a constant: no gradient flows through it."""
     # All documents of a call start alike. In cross attention none has a start, and all its keys are there at once.
     T, past = out.shape[1], documents[0].start or 0
@@ -145,12 +146,12 @@ def _row_mean(out: Tensor, documents: Sequence[Document]) -> Tensor:
             f"how='mean' in a step of {T} tokens with {past} in the cache has too few rows for a mean, and a cache "
             f"must not change the answer; read the whole text at once"
         )
-    weight = torch.ones(out.shape[:2]).to(out)  # of each row: does it count?
-    for row, document in zip(weight, documents, strict=True):
-        if document.real_rows is not None:
-            row[:] = document.real_rows
-    total = torch.einsum("bte,bt->e", out.detach(), weight)
-    return (total / weight.sum().clamp(min=1)).expand_as(out)
+    rows = []
+    for of_document, document in zip(out.detach(), documents, strict=True):
+        real = document.real_rows
+        rows.append(of_document if real is None else of_document[real])
+    real_rows = torch.cat(rows)
+    return (real_rows.sum(0) / max(1, len(real_rows))).expand_as(out)
 
 
 WAYS: dict[str, Change] = {
@@ -159,9 +160,7 @@ WAYS: dict[str, Change] = {
 }
 
 
-def _resampled(
-    others: Sequence[Tensor], out: Tensor, documents: Sequence[Document]
-) -> Tensor:
+def _resampled(others: list[Tensor], out: Tensor, documents: Documents) -> Tensor:
     """For each document of `out` (B,T,E) the rows that one of the other texts has in its place."""
     past = documents[0].start or 0
     T, shortest = past + out.shape[1], min(map(len, others))
@@ -200,9 +199,7 @@ def steer(model: nn.Module, changes: Mapping[str, Any]) -> AbstractContextManage
     )
 
 
-def _steered(
-    name: str, change: Any, out: Tensor, documents: Sequence[Document]
-) -> Tensor:
+def _steered(name: str, change: Any, out: Tensor, documents: Documents) -> Tensor:
     """What a head gives, (B,T,E), with the change that `steer` was given for it."""
     if callable(change):
         made = torch.as_tensor(change(out.clone()))
@@ -212,11 +209,13 @@ def _steered(
             )
         return made
     factor = torch.as_tensor(change).to(out)
-    if factor.ndim and factor.shape != out.shape[-1:]:
+    if factor.ndim == 0:
+        return out * factor
+    if factor.shape != out.shape[-1:]:
         raise HeadwiseError(
             f"{name} gives vectors of {out.shape[-1]} before W_O, and its change is {(*factor.shape,)}"
         )
-    return out + factor if factor.ndim else out * factor
+    return out + factor
 
 
 def _changing(
@@ -225,18 +224,18 @@ def _changing(
     """A block in which heads give something else."""
     sites = sites_of(model)
     known = [name for site in sites for name in site.heads]
+    unknown = [name for name in changes if name not in known]
     # A module of somebody's own may not tell its number of heads before it has run: 0 until then.
-    uncounted = next((site for site in sites if not site.n_heads), None)
-    for name in changes:
-        if name not in known and uncounted is not None:
+    for site in sites:
+        if unknown and not site.n_heads:
             raise HeadwiseError(
-                f"how many heads {uncounted.name} has, a {type(uncounted.module).__name__}, is known after it has run: "
+                f"how many heads {site.name} has, a {type(site.module).__name__}, is known after it has run: "
                 f"run the model once inside hw.watch(model), or give the module an attribute n_heads"
             )
-        if name not in known:
-            raise unknown_head(name, known)
+    if unknown:
+        raise unknown_head(unknown[0], known)
 
-    def changed(site: Site, call: Call, documents: Sequence[Document]) -> Tensor:
+    def changed(site: Site, call: Call, documents: Documents) -> Tensor:
         out = call.out.clone()
         # A call that was not read has no documents: replaced nevertheless, it is refused with the reason.
         for h, name in enumerate(site.heads if documents else ()):
@@ -318,6 +317,7 @@ def ablation(
         sites = dict.fromkeys(calls_of(model, batches[0][:1]))
         # each head counts once a batch
         done, total = 0, sum(site.n_heads for site in sites) * len(batches)
+
         for n, ids in enumerate(batches):
             base = next_token_losses(model, ids, after) if whole is None else whole[n]
             for site in sites:

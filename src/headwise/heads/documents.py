@@ -49,8 +49,12 @@ SPANS = {
     "audio": ("audio_token_id", "audio_token_index"),
 }
 
+# arguments by which a model is given its tokens
+READ = {"ids", "input_ids", "inputs_embeds"}
 # names of a layer's first argument; no model that reads ids has such a one
 LAYER_INPUTS = {"hidden_states", "x"}
+# the arrays of a call with an axis of queries behind its heads
+OF_QUERIES = ("q", "out", "weights", "before_gate")
 # Two notes on a call whose distances are not known; a table shows them.
 PIECES = "it attends within windows or chunks: their keys are not the whole text, and there are no distances"
 UNPLACED = "its keys are pooled, or joined with others, and not the positions of one text: there are no distances"
@@ -88,27 +92,22 @@ class Document:
     # the key of the text's first token; -1: the first real one; None: it has left the cache
     first: int | None = -1
     # the first tokens of documents that are packed in this row, and read each alone
-    starts: tuple[int, ...] = (0,)
+    starts: Ids = (0,)
 
 
 def part_of(call: Call, b: int, rows: Sequence[int], keys: slice = slice(None)) -> Call:
     """The call of document b alone, with these of its queries and keys."""
-    document, queries = slice(b, b + 1), list(rows)
-    allowed, bias = resolved(call, b, queries, keys)
-    masks = [
-        None if allowed is None else Allowed(allowed),
-        None if bias is None else Bias(bias),
-    ]
-    before, weights = call.before_gate, call.weights
-    return call._replace(
-        q=call.q[document, :, queries],
-        k=call.k[document, :, keys],
-        v=call.v[document, :, keys],
-        out=call.out[document, :, queries],
-        options=call.options._replace(mask=all_of(masks)),
-        weights=None if weights is None else weights[document, :, queries][..., keys],
-        before_gate=None if before is None else before[document, :, queries],
-    )
+    queries = list(rows)
+    kinds = zip((Allowed, Bias), resolved(call, b, queries, keys), strict=True)
+    mask = all_of([kind(x) for kind, x in kinds if x is not None])
+    parts: dict[str, Any] = {"options": call.options._replace(mask=mask)}
+    for names, places in ((OF_QUERIES, queries), (("k", "v"), keys)):
+        for name in names:
+            whole = getattr(call, name)
+            parts[name] = whole if whole is None else whole[b : b + 1, :, places]
+    if call.weights is not None:
+        parts["weights"] = parts["weights"][..., keys]
+    return call._replace(**parts)
 
 
 def unpacked(
@@ -119,11 +118,10 @@ def unpacked(
         yield call, b, document
         return
     for start, end in itertools.pairwise((*document.starts, call.n_queries)):
-        keys = slice(start, end)
-        ids = document.q_ids
+        keys, ids = slice(start, end), document.q_ids
         marks = {name: mark[keys] for name, mark in document.marks.items()}
-        if ids is not None:  # queries and keys are one sequence here
-            ids = ids[keys]
+        # queries and keys are one sequence here
+        ids = None if ids is None else ids[keys]
         of_part = Document(q_ids=ids, k_ids=ids, marks=marks)
         yield part_of(call, b, range(start, end), keys), 0, of_part
 
@@ -152,25 +150,23 @@ def listening(
         # An empty `out`: the call could not be read. In code that calls functions of torch itself (`free`) a batch of
         # another size than the model was given is one of windows or chunks of its texts. As in cross attention, there
         # are no distances.
+        told = ""
         if site.free and len(call.out) and len(call.out) not in readers.sizes:
-            call, reader = _noted(call, site, PIECES)._replace(cross=True), _Reader()
+            told, call, reader = PIECES, call._replace(cross=True), _Reader()
         cross = call.cross or site.cross
         documents = [
-            _document(call, b, cross, reader, marker) for b in range(call.q.shape[0])
+            _document(call, b, cross, reader, marker) for b in range(len(call.q))
         ]
         if not cross and len(call.out) and documents[0].start is None:
-            call = _noted(call, site, UNPLACED)
+            told = UNPLACED
+        if told:  # the first line of a note begins with the site
+            before = f"{call.note};" if call.note else f"{site.name}:"
+            call = call._replace(note=f"{before} {told}")
         return listener(site, call, documents)
 
     hooks = readers.hooks(model, {site.module for site in sites if site.free})
     with hooked(hooks, with_kwargs=True), attach(sites, watcher):
         yield
-
-
-def _noted(call: Call, site: Site, line: str) -> Call:
-    """The call with a line more of what a reader of its numbers must know; the first one begins with the site."""
-    told = f"{call.note}; " if call.note else f"{site.name}: "
-    return call._replace(note=f"{told}{line}")
 
 
 def run_documents(
@@ -191,8 +187,7 @@ def run_documents(
     """
     if not documents:
         return  # `attach` raises where no head is reached
-    total = sum(map(len, documents))
-    done = 0  # tokens that have run
+    done, total = 0, sum(map(len, documents))  # tokens
     number = 0  # of the first document of the batch that runs
 
     def listener(site: Site, call: Call, described: Sequence[Document]) -> None:
@@ -224,28 +219,23 @@ class _Readers:
         # that people wrote it is not known which axis of an input is the batch, the first or the second.
         self.sizes: set[int] = set()
 
-    def hooks(self, model: nn.Module, free: set[nn.Module]) -> list[Hook]:
-        hooks: list[Hook] = []
+    def hooks(self, model: nn.Module, free: set[nn.Module]) -> Iterator[Hook]:
         for module in model.modules():
             # names of what it is called with
             names = list(inspect.signature(module.forward).parameters)
-            reads = {"ids", "input_ids", "inputs_embeds"} & set(names)
             reader = None
-            if reads and not LAYER_INPUTS & set(names[:1]):
+            if READ.intersection(names) and not LAYER_INPUTS.intersection(names[:1]):
                 reader = _Reader(module, names)
             elif module is model and adapter_of(model) is not None:
                 reader = _Reader(module, names, first_has_ids=True)
-            elif OTHERS & set(names):
+            elif OTHERS.intersection(names):
                 reader = _Reader()  # one that knows nothing
             # a caller may run any module around an attention that is free
-            elif not free or free.isdisjoint(module.modules()):
+            elif free.isdisjoint(module.modules()):
                 continue
+            yield module.register_forward_pre_hook, partial(self._enter, reader)
             after = partial(module.register_forward_hook, always_call=True)
-            hooks.append(
-                (module.register_forward_pre_hook, partial(self._enter, reader))
-            )
-            hooks.append((after, partial(self._leave, reader)))
-        return hooks
+            yield after, partial(self._leave, reader)
 
     def _enter(self, reader: _Reader | None, module: nn.Module, *call: Any) -> None:
         if not self.depth:  # what is inside may be given pieces of the texts
@@ -254,14 +244,14 @@ class _Readers:
                 if isinstance(x, Tensor) and x.ndim:
                     # Of four axes, an image's, only the first can be the batch; else it may be the second, after T.
                     self.sizes.update(x.shape[: 1 if x.ndim > 3 else 2])
-                    if (
-                        x.ndim < 3
-                    ):  # (T,) or (T,C): one text without an axis for a batch
+                    # (T,) or (T,C): one text without an axis for a batch
+                    if x.ndim < 3:
                         self.sizes.add(1)
         self.depth += 1
         if reader is not None:
-            args, kwargs = call
-            reader.read(args, kwargs, self.running[-1] if self.running else None)
+            args, keywords = call
+            around = self.running[-1] if self.running else _Reader()
+            reader.read(args, keywords, around)
             self.running.append(reader)
 
     def _leave(self, reader: _Reader | None, module: nn.Module, *call: Any) -> None:
@@ -286,15 +276,14 @@ class _Reader:
     positions: Tensor | None = None
     past: int = 0  # tokens that the cache held before this call
     n_tokens: int | None = None  # tokens of this call, without those of the cache
-    # For each layer of the cache: the keys that a call of it has, and the number of those that it has let go.
-    held: Sequence[tuple[int, int] | None] = ()
+    # For each layer of a cache of transformers, None where it does not say: the keys that a call of it has, and the
+    # number of those that have left its window.
+    held: list[tuple[int, int] | None] = field(default_factory=list)
     cache: tuple[Any, ...] = ()  # that of the last call, as `_past` tells it
     # "image": (B,L) bool, places that are no tokens of a text
     spans: dict[str, Tensor] = field(default_factory=dict)
 
-    def read(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], around: _Reader | None
-    ) -> None:
+    def read(self, args: Any, kwargs: Any, around: _Reader) -> None:
         """Before a call: what the model is given, and `around`, the model that runs it.
 
         The ids of a cache are not in it. They are known where all earlier calls were watched: then they were kept here.
@@ -309,38 +298,37 @@ class _Reader:
             ids = arguments.get(self.parameters[0])
         embedded = arguments.get("inputs_embeds")
         known, self.ids, self.spans = self.ids, None, {}
-        # It ran unwatched, or its documents have changed places. By `is`: == would compare the numbers of tensors.
-        if not (cache and self.cache and all(map(is_, cache, self.cache))):
-            known = None
         if isinstance(ids, Tensor) and not ids.is_floating_point():
+            # By `is`: == would compare the numbers of tensors. Else it ran unwatched, or its documents changed places.
+            is_same = cache and self.cache and all(map(is_, cache, self.cache))
             if not self.past:
                 self.ids = ids.detach()
             # a cache that was cropped between two calls holds the first tokens alone
-            elif known is not None and self.past <= known.shape[1]:
+            elif known is not None and is_same and self.past <= known.shape[1]:
                 self.ids = torch.cat([known[:, : self.past], ids.detach()], 1)
             self._set_spans()
-        elif isinstance(embedded, Tensor) and around is not None:
-            # The model around may have read the same tokens, and made embeddings of them.
-            shape = len(embedded), self.past + embedded.shape[1]
-            if around.ids is not None and around.ids.shape == shape:
-                self.ids, self.spans = around.ids, around.spans
+        # The model around may have read the same tokens, and made embeddings of them.
+        elif (
+            isinstance(embedded, Tensor)
+            and around.ids is not None
+            and around.ids.shape == (len(embedded), self.past + embedded.shape[1])
+        ):
+            self.ids, self.spans = around.ids, around.spans
         sequence = ids if isinstance(ids, Tensor) else embedded  # (B,T) or (B,T,C)
-        self.n_tokens, self.held = None, ()
+        self.n_tokens, self.held = None, []
+        self.padding = self._real(arguments.get("attention_mask"), around)
         if isinstance(sequence, Tensor):
             self.n_tokens = sequence.shape[1]
-            self.held = _held(arguments, self.n_tokens)
-        self.padding = self._real(arguments.get("attention_mask"), around)
-        # that of a static cache is longer
-        if self.padding is not None and self.n_tokens is not None:
-            self.padding = _longer(self.padding, self.past + self.n_tokens)
+            for layer in _layers(cache_in(arguments)):
+                sizes = getattr(layer, "get_mask_sizes", None)
+                self.held.append(sizes and sizes(self.n_tokens))
+            if self.padding is not None:  # that of a static cache is longer
+                self.padding = _longer(self.padding, self.past + self.n_tokens)
         positions = arguments.get("position_ids")
-        self.positions = None
-        if isinstance(positions, Tensor) and positions.ndim == 2 and not self.past:
-            self.positions = positions
+        is_known = isinstance(positions, Tensor) and positions.ndim == 2
+        self.positions = positions if is_known and not self.past else None
 
-    def remember(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
-    ) -> None:
+    def remember(self, args: Any, kwargs: Any, output: Any) -> None:
         """After a call: the state of its cache, which it was given, or else has made and gives back."""
         cache = _past(self._arguments(args, kwargs))[1]
         self.cache = cache or _past({"cache": cache_in(output)})[1]
@@ -348,49 +336,41 @@ class _Reader:
     def held_by(self, layer: Any) -> tuple[int, int] | None:
         """The entry of `held` for the layer of an attention; None where there is no cache, or it does not say."""
         # by it an attention of transformers finds its keys in the cache
-        number = getattr(layer, "layer_idx", None)
-        if isinstance(number, int) and number < len(self.held):
-            return self.held[number]
-        return None
+        number = getattr(layer, "layer_idx", -1)
+        return dict(enumerate(self.held)).get(number)
 
     def places(self, call: Call) -> bool:
         """Is it known where the keys of a call of self attention stand in the text of its queries?"""
-        T, S = call.n_queries, call.n_keys
-        if call.past is not None:  # a layer of ours, which says so
-            return True
-        if (held := self.held_by(call.layer)) is not None:
+        S, held = call.n_keys, self.held_by(call.layer)
+        if held is not None and call.past is None:
             return held[0] == S
-        if T <= S <= self.past + T:  # the latest of all tokens so far
-            return True
-        # it may read another layer's keys
-        return any(held is not None and held[0] == S for held in self.held)
+        # Ours says where; or they are the latest of all tokens so far; or it reads another layer's keys.
+        is_latest = call.n_queries <= S <= self.past + call.n_queries
+        others = [n_keys for n_keys, _ in filter(None, self.held)]
+        return call.past is not None or is_latest or S in others
 
     def _set_spans(self) -> None:
         """Note the places that an image or a sound fills, and give each an id of its own.
 
         The token that stands for an image stands at each of its places: they would be taken for copies of one token.
         """
-        self.spans = {}
         config = getattr(self.model, "config", None)
         for name, fields in SPANS.items():
-            numbers = [
-                n for key in fields if isinstance(n := getattr(config, key, None), int)
-            ]
+            values = [getattr(config, field, None) for field in fields]
+            numbers = [n for n in values if isinstance(n, int)]
             if self.ids is None or not numbers:
                 continue
-            span = torch.isin(self.ids, torch.tensor(numbers, device=self.ids.device))
+            span = torch.isin(self.ids, self.ids.new_tensor(numbers))
             if span.any():
                 self.spans[name] = span
                 # -2, -3, ...: no two alike, and no id; -1 stands for no token.
                 unlike = -2 - torch.arange(self.ids.shape[1], device=self.ids.device)
                 self.ids = torch.where(span, unlike, self.ids)
 
-    def _arguments(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> dict[str, Any]:
-        return {**dict(zip(self.parameters, args, strict=False)), **kwargs}
+    def _arguments(self, args: Any, kwargs: Any) -> dict[str, Any]:
+        return dict(zip(self.parameters, args, strict=False)) | kwargs
 
-    def _real(self, mask: Any, around: _Reader | None) -> Tensor | None:
+    def _real(self, mask: Any, around: _Reader) -> Tensor | None:
         """Which of the tokens so far are real, (B,L) bool or None for all, by the `attention_mask` of a call.
 
         That is the padding (B,L), or a map of who may look at whom (B,heads,T,S), or, where transformers generates, a
@@ -409,9 +389,8 @@ class _Reader:
         # the map does not tell it: a window may hide early tokens, which are real, from these queries
         if self.past:
             # the model around was given the padding itself; else what was known holds on
-            if around is None or around.past != self.past or around.padding is None:
-                return self.padding
-            return around.padding
+            is_told = around.past == self.past and around.padding is not None
+            return around.padding if is_told else self.padding
         may = mask.detach()
         # what is added to scores: about the least number there is forbids
         if may.dtype != torch.bool:
@@ -421,7 +400,7 @@ class _Reader:
         return may.any(1).any(1)[:, : mask.shape[2]]
 
 
-def _past(arguments: Mapping[str, Any]) -> tuple[int, tuple[Any, ...]]:
+def _past(arguments: Any) -> tuple[int, tuple[Any, ...]]:
     """Tokens that the cache of a call holds now; and two objects by which an untouched cache is known again.
 
     They are the cache and what becomes another object when its documents change places: for ours a count, for one of
@@ -431,22 +410,10 @@ def _past(arguments: Mapping[str, Any]) -> tuple[int, tuple[Any, ...]]:
     if caches and isinstance(caches[0], KVCache):
         return int(caches[0].length), (caches[0], caches[0].reorders)
     cache = cache_in(arguments)
-    if cache is None or not hasattr(cache, "get_seq_length"):
+    if not hasattr(cache, "get_seq_length"):
         return 0, ()
     keys = [getattr(layer, "keys", None) for layer in _layers(cache)[:1]]
     return int(cache.get_seq_length()), (cache, *keys)
-
-
-def _held(arguments: Mapping[str, Any], T: int) -> list[tuple[int, int] | None]:
-    """What each layer of a cache of transformers says of a call with T new tokens, None where it does not say.
-
-    It says how many keys the call has, and how many earlier tokens have left the layer's window.
-    """
-    held = []
-    for layer in _layers(cache_in(arguments)):
-        sizes = getattr(layer, "get_mask_sizes", None)
-        held.append(None if sizes is None else sizes(T))
-    return held
 
 
 def _layers(cache: Any) -> Sequence[Any]:
@@ -463,8 +430,10 @@ def _document(
     look from an image at a text. So lengths are compared before it is believed, and else the call's own mask tells.
     """
     T, S = call.n_queries, call.n_keys
-    padding = _row(reader.padding, b)
-    ids = _row(reader.ids, b)
+    # A call may have more documents than the model was given, such as windows of them.
+    padding, ids = (
+        None if x is None or len(x) <= b else x[b] for x in (reader.padding, reader.ids)
+    )
     # Is what the model around was given, of no model or of other tokens than these queries? It may have added some, or
     # have pooled them.
     is_other = reader.n_tokens != T
@@ -476,7 +445,8 @@ def _document(
             if keys is None and len(padding) == S:
                 keys = padding
             padding = None
-        return Document(padding if padding is None else padding[-T:], keys, start=None)
+        rows = None if padding is None else padding[-T:]
+        return Document(rows, keys, start=None)
     past = reader.past if call.past is None else call.past
     # Then what some query may attend tells what is real. With a past, shorter padding is that of the first tokens.
     if is_other and not past:
@@ -504,47 +474,37 @@ def _document(
     if ids is not None and len(ids) == length and (T == S or not reader.first_has_ids):
         q_ids, k_ids = ids[-T:], _fit(ids, S, -1)
         before = int(ids[gone - 1]) if gone else -1
-    marks = {}
+    marks: dict[str, Tensor] = {}
     if k_ids is not None:
-        for name, span in reader.spans.items():
-            marks[name] = _fit(span[b], S, False)
-        if marker is not None:
-            marks |= marker(k_ids)
-    starts: tuple[int, ...] = (0,)
+        marks = {name: _fit(span[b], S, False) for name, span in reader.spans.items()}
+        marks |= marker(k_ids) if marker else {}
+    seen_first = first - gone if first >= gone else None
+    starts = [0]
     if start == 0 and not past and T == S and (rows is None or rows.all()):
         starts = _starts(call, b, reader)
-    return Document(
-        real_rows=rows,
-        real_keys=keys,
-        start=start,
-        q_ids=q_ids,
-        k_ids=k_ids,
-        marks=marks,
-        before=before,
-        first=first - gone if first >= gone else None,
-        starts=starts,
-    )
+    known = rows, keys, start, q_ids, k_ids, marks, before, seen_first, starts
+    return Document(*known)
 
 
-def _starts(call: Call, b: int, reader: _Reader) -> tuple[int, ...]:
+def _starts(call: Call, b: int, reader: _Reader) -> list[int]:
     """The first tokens of documents that are packed in row b: none of them sees what comes before it."""
-    T, of_rows = call.n_queries, None
+    T, of_rows, mask = call.n_queries, None, call.options.mask
     if reader.positions is not None and reader.positions.shape[1] == T:
         of_rows = reader.positions.cpu() - torch.arange(T)
-    for mask in () if call.options.mask is None else call.options.mask.parts():
-        ids = mask.packed()
+    for part in () if mask is None else mask.parts():
+        ids = part.packed()
         if ids is not None:
             of_rows = torch.as_tensor(ids).cpu()
     if of_rows is None:
-        return (0,)
+        return [0]
     changes = of_rows[b if len(of_rows) > 1 else 0].diff().nonzero()[:, 0]
-    starts = (0, *(changes + 1).tolist())
+    starts = [0, *(changes + 1).tolist()]
     for start, end in itertools.pairwise((*starts, T)):
-        seen = _seen(call, b, [start, end - 1])
         others = torch.ones(T, dtype=torch.bool, device=call.q.device)
         others[start:end] = False
+        seen = _seen(call, b, [start, end - 1])
         if seen is None or (seen & others).any():
-            return (0,)  # they are not kept apart
+            return [0]  # they are not kept apart
     return starts
 
 
@@ -594,11 +554,6 @@ def resolved(
     if bias is not None:
         bias = bias.to(dtype)[(None,) * (4 - bias.ndim)][0]
     return allowed, bias
-
-
-def _row(values: Tensor | None, b: int) -> Tensor | None:
-    # A call may have more documents than the model was given, such as windows of them.
-    return None if values is None or len(values) <= b else values[b]
 
 
 def _longer(real: Tensor, length: int) -> Tensor:

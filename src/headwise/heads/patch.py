@@ -40,7 +40,7 @@ from headwise.models.ask import (
     require_next,
     stands_for,
 )
-from headwise.models.hook import attach, hooked
+from headwise.models.hook import Hook, attach, hooked
 from headwise.models.open import texts_of, token_of
 from headwise.models.sites import Site, block_path, sites_of
 from headwise.records import Call
@@ -61,7 +61,9 @@ Receiver = tuple[str, str]
 Values = NDArray[np.float64]
 Metric = Callable[[Tensor], Tensor]  # logits (n,V) -> (n,)
 Variant = Sequence[Edit]  # a text in which some heads have something else
+Calls = dict[str, Call]  # by the name of the site
 Key = TypeVar("Key", bound=Hashable)
+Variants = Mapping[Key, Variant]
 
 
 class HeadNumbers(ABC):
@@ -167,12 +169,10 @@ def patch(
         return study.ask(variants)
 
     shares, by_pair, ends = _of_pairs(model, clean, corrupted, target, tried)
-    effects: dict[str, Interval] = {}
+    effects = {name: share for (name, t), share in shares.items() if t is None}
     by_position: dict[str, Any] = defaultdict(list)
     for (name, t), share in shares.items():
-        if t is None:
-            effects[name] = share
-        else:
+        if t is not None:
             by_position[name].append(share.mean)
     clean_ends, corrupted_ends = map(interval_of, ends.T.tolist())
     return Patching(
@@ -243,17 +243,16 @@ def _of_pairs(
 ) -> tuple[dict[Key, Interval], dict[Key, Values], Values]:
     """Shares of the means of what `tried` finds in each pair; these effects (N,); and both ends of each pair, (N,2)."""
     require_next(model)
-    texts = [texts_of(model, side) for side in (clean, corrupted)]
-    if len(texts[0]) != len(texts[1]):
+    texts, others = texts_of(model, clean), texts_of(model, corrupted)
+    n = len(texts)
+    if n != len(others):
         raise HeadwiseError(
-            f"clean is {len(texts[0])} texts and corrupted {len(texts[1])}; pass as many"
+            f"clean is {n} texts and corrupted {len(others)}; pass as many"
         )
-    metrics = _metrics(model, target, len(texts[0]))
+    pairs = zip(texts, others, _metrics(model, target, n), strict=True)
     ends, effects = [], []
     with evaluating(model):
-        for number, (first, second, metric) in enumerate(
-            zip(*texts, metrics, strict=True)
-        ):
+        for number, (first, second, metric) in enumerate(pairs):
             try:
                 study = Study(Reading(model, first), Reading(model, second), metric)
                 effects.append(tried(study))
@@ -267,7 +266,7 @@ def _of_pairs(
     size = ends_n2 @ [1, -1]  # (N,) what there is to bring back
     if size.mean() == 0:
         raise HeadwiseError(
-            f"over the {len(ends)} pairs clean and corrupted texts differ by 0 on average"
+            f"over the {n} pairs clean and corrupted texts differ by 0 on average"
         )
     shares_k = size @ effects_nk / size.sum()
     # A ratio of two means, to first order: its mean is the share, and its spread that of the ratio.
@@ -286,11 +285,11 @@ def _metrics(model: nn.Module, target: Any, n: int) -> list[Metric | None]:
         return [target and partial(_row_by_row, target)] * n
     rows = target.tolist() if hasattr(target, "tolist") else target
     # one token alone is no pair, and the letters of a word are not its tokens
-    rows = [] if isinstance(rows, int | str) else list(rows)
+    rows = list(rows) if _is_several(rows) else []
     is_each = [isinstance(row, list | tuple) and len(row) == 2 for row in rows]
     if len(rows) == n and all(is_each):
         return [Compared.of(model, row) for row in rows]
-    if len(rows) != 2 or len({_is_several(side) for side in rows}) > 1:
+    if len(rows) != 2 or _is_several(rows[0]) != _is_several(rows[1]):
         raise HeadwiseError(
             f"target={target!r:.60} is not known; pass two token ids, or ({n}, 2) of them, two sets of tokens, or a "
             f"function of the logits"
@@ -339,9 +338,9 @@ class Compared:
     def __call__(self, logits: Tensor) -> Tensor:
         scores = logits.cpu().double()
         if not self.other:
-            return scores.log_softmax(-1)[..., list(self.answer)].mean(-1)
-        difference = scores[..., list(self.answer)].mean(-1)
-        return difference - scores[..., list(self.other)].mean(-1)
+            scores = scores.log_softmax(-1)
+        answer, other = (scores[..., list(x)] for x in (self.answer, self.other))
+        return answer.mean(-1) - (other.mean(-1) if self.other else 0)
 
     def check(self, n: int) -> None:
         """Refuse what a vocabulary of n tokens does not have, and a comparison of a token with itself."""
@@ -372,7 +371,7 @@ class Reading:
         self.sites = {site.name: site for site in sites_of(model)}
         self.ids = ids[None].to(device_of(model))
         # of each attention that ran, by the name of its site
-        self.calls: dict[str, Call] = {}
+        self.calls: Calls = {}
         paths = {module: path for path, module in model.named_modules()}
         # by site; an attention outside a list of layers has the whole model for its block
         self.blocks = {
@@ -404,11 +403,11 @@ class Reading:
             if isinstance(states, Tensor) and 1 in states.shape:
                 self.outputs[block] = output
 
-        blocks = set(self.blocks.values())
-        hooks = [(block.register_forward_hook, end) for block in blocks]
-        before = [(block.register_forward_pre_hook, begin) for block in blocks]
-        listening = hooked([*before, *hooks], with_kwargs=True)
-        with attach(self.sites.values(), keep), listening:
+        hooks: list[Hook] = []
+        for block in set(self.blocks.values()):
+            hooks.append((block.register_forward_pre_hook, begin))
+            hooks.append((block.register_forward_hook, end))
+        with attach(self.sites.values(), keep), hooked(hooks, with_kwargs=True):
             # (V,) logits of the token that is answered
             self.answer = answer_logits(model, self.ids, position)[0]
 
@@ -434,7 +433,7 @@ class Reading:
         return self._maps[site]
 
     def ask(
-        self, variants: Mapping[Key, Variant], metric: Metric, progress: Progress
+        self, variants: Variants[Key], metric: Metric, progress: Progress
     ) -> dict[Key, float]:
         """What a metric makes of the answer to each variant."""
         answers: dict[Key, float] = {}
@@ -444,8 +443,8 @@ class Reading:
         return answers
 
     def batches(
-        self, variants: Mapping[Key, Variant], until: str = ""
-    ) -> Iterator[tuple[list[Key], dict[str, Call], Any]]:
+        self, variants: Variants[Key], until: str = ""
+    ) -> Iterator[tuple[list[Key], Calls, Any]]:
         """Run variants: of each batch those in it, the calls of the sites that change, by name, and logits (n,V).
 
         until  the site at which passes end, without logits
@@ -465,15 +464,16 @@ class Reading:
 
     def _run(
         self, variants: Sequence[Variant], start: int, until: str
-    ) -> tuple[dict[str, Call], Tensor | None]:
+    ) -> tuple[Calls, Tensor | None]:
         """One batch of variants, which begin behind the first `start` blocks."""
-        calls: dict[str, Call] = {}
-        edits: dict[str, list[tuple[int, Edit]]] = defaultdict(list)
+        calls: Calls = {}
+        edits = defaultdict(list)
+        # What a head makes of its queries, keys and values comes before the gates and norms of its site.
+        early = False
         for row, variant in enumerate(variants):
             for edit in variant:
                 edits[edit.site].append((row, edit))
-        # What a head makes of its queries, keys and values comes before the gates and norms of its site.
-        early = any(edit.at != "out" for variant in variants for edit in variant)
+                early = early or edit.at != "out"
 
         def change(site: Site, call: Call) -> Tensor:
             # DiffLlama lays its maps over several values.
@@ -486,11 +486,9 @@ class Reading:
                 raise _ReachedError
             return edited(call, edits[site.name])
 
-        n = len(variants)
-        done = itertools.islice(self.outputs.items(), start)
-        model = _begun(
-            self.model, {block: _repeated(output, n) for block, output in done}
-        )
+        n, done = len(variants), itertools.islice(self.outputs.items(), start)
+        outputs = {block: _repeated(output, n) for block, output in done}
+        model = _begun(self.model, outputs)
         stands_for(model, self.model)
         sites = [self.sites[name] for name in edits]
         with suppress(_ReachedError), attach(sites, change, early):
@@ -536,21 +534,19 @@ class Study:
 
     def __init__(self, clean: Reading, text: Reading, metric: Metric | None) -> None:
         self.clean, self.text = clean, text
-        sizes = [each.ids.shape[1] for each in (clean, text)]
-        if sizes[0] != sizes[1]:
+        size, other = clean.ids.shape[1], text.ids.shape[1]
+        if size != other:
             raise HeadwiseError(
-                f"clean is {sizes[0]} tokens and corrupted {sizes[1]}; exchange a word for one of as many tokens"
+                f"clean is {size} tokens and corrupted {other}; exchange a word for one of as many tokens"
             )
+        answers = torch.stack([clean.answer, text.answer])
         if metric is None:  # what the model likes best after each text
-            best = [(int(each.answer.argmax()),) for each in (clean, text)]
-            metric = Compared(*best)
+            metric = Compared(*zip(answers.argmax(-1).tolist()))
         if isinstance(metric, Compared):
-            metric.check(len(text.answer))
+            metric.check(answers.shape[1])
         self.metric = metric
         # what is compared, in the clean text and in the corrupted one
-        self.ends: list[float] = metric(
-            torch.stack([clean.answer, text.answer])
-        ).tolist()
+        self.ends: list[float] = metric(answers).tolist()
         if self.ends[0] == self.ends[1]:
             raise HeadwiseError(
                 "both texts give the answer the same logits: there is no difference to bring back"
@@ -562,7 +558,7 @@ class Study:
         return (self.metric(logits) - corrupted) / (clean - corrupted)
 
     def ask(
-        self, variants: Mapping[Key, Variant], progress: Progress = no_progress
+        self, variants: Variants[Key], progress: Progress = no_progress
     ) -> dict[Key, float]:
         """The effect of each variant of the corrupted text."""
         return self.text.ask(variants, self.share, progress)
@@ -572,11 +568,10 @@ class Study:
         edits = []
         for name in names.split("+"):
             site, n = place_of(name)
-            parts = (
-                self.clean.maps(site)
-                if at == "weights"
-                else getattr(self.clean.calls[site], at)[0]
-            )
+            if at == "weights":
+                parts = self.clean.maps(site)
+            else:
+                parts = getattr(self.clean.calls[site], at)[0]
             edits.append(Edit(site, at, n, parts[n], tokens))
         return edits
 
@@ -596,23 +591,23 @@ class Study:
         order = list(self.text.calls)  # from the first layer up
         wanted = [(each, edit) for each in receivers for edit in self.variant(*each)]
         last = max(order.index(edit.site) for _, edit in wanted)
-        above, variants = {}, {}
+        variants = {}
         for sender in [*self.text.names("out"), *groups]:
-            above[sender] = order[order.index(place_of(sender)[0]) + 1 : last + 1]
-            edits = self.variant("out", sender)
-            for site in above[sender]:
-                frozen = self.text.calls[site].out[0]
-                edits.append(Edit(site, "out", ALL, frozen))
-            if above[sender]:
-                variants[sender] = edits
+            above = order[order.index(place_of(sender)[0]) + 1 : last + 1]
+            variants[sender] = self.variant("out", sender) + [
+                Edit(site, "out", ALL, self.text.calls[site].out[0]) for site in above
+            ]
+            if not above:
+                del variants[sender]
         received: dict[tuple[Receiver, str], list[Edit]] = defaultdict(list)
         for senders, calls, _ in self.text.batches(variants, order[last]):
-            for (row, sender), (receiver, edit) in itertools.product(
-                enumerate(senders), wanted
-            ):
-                if edit.site in above[sender]:
-                    value = getattr(calls[edit.site], edit.at)[row, edit.n]
-                    received[receiver, sender].append(edit._replace(value=value))
+            for row, sender in enumerate(senders):
+                for receiver, edit in wanted:
+                    # above the sender, and so among those that are frozen
+                    if order.index(edit.site) > order.index(place_of(sender)[0]):
+                        value = getattr(calls[edit.site], edit.at)[row, edit.n]
+                        edit = edit._replace(value=value)
+                        received[receiver, sender].append(edit)
         return self.ask(received, progress)
 
 
