@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from headwise.corpus.tokens import TextTokens
 from headwise.errors import HeadwiseError
 from headwise.files import read_text
-from headwise.heads.blocks import row_weights
+from headwise.heads.blocks import as_numpy, row_weights
 from headwise.heads.documents import Progress, listening, no_progress
 from headwise.heads.statistics import unknown_head
 from headwise.intervals import Interval, interval_of
@@ -261,8 +261,7 @@ def _maps(model: nn.Module, text: Known) -> dict[Site, Maps]:
     maps = {}
     for site in crossing or calls:
         # Of a linked text `n_keys` is None, and [:None] takes all keys.
-        weights = row_weights(calls[site], 0, rows)[..., : text.n_keys]
-        maps[site] = weights.float().cpu().numpy()
+        maps[site] = as_numpy(row_weights(calls[site], 0, rows)[..., : text.n_keys])
     return maps
 
 

@@ -15,26 +15,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from headwise.errors import HeadwiseError
+from headwise.heads.ablate import kv_index_of
 from headwise.heads.blocks import row_weights
-from headwise.heads.patch import Compared, HeadNumbers, Reading
-from headwise.heads.table import Row, frame
+from headwise.heads.patch import Compared, HeadNumbers, Reading, Values
+from headwise.heads.table import frame
 from headwise.models.ask import ROWS, evaluating, output_matrix, require_next
 from headwise.models.hook import hooked
 from headwise.models.open import row_of
 from headwise.models.sites import Layer, as_rows, layers_of, require_held
 from headwise.records import Call
-from headwise.spec import resolve_kv_index
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-Float64Array = NDArray[np.float64]
+Numbers = dict[str, float]  # of each head, layer or part
 
 
 class State(NamedTuple):
@@ -58,17 +56,17 @@ class Attribution(HeadNumbers):
     # the token, or the token and the one that its logit is compared with
     target: tuple[int, ...]
     position: int  # of the token whose next one is predicted
-    heads: dict[str, float]  # what each adds to the logit
+    heads: Numbers  # what each adds to the logit
     # by layer, "L0": what it adds beside its heads; all of one without attention, a delta net
-    feed_forwards: dict[str, float]
+    feed_forwards: Numbers
     embedding: float  # of the token at the position, and of the position itself
     bias: float  # of W_O, of norms, and of the output matrix
     logit: float  # what the model says, before a softcap of its logits
     # head -> (S,): what it adds by looking at each token; the sum is the head's
-    tokens: dict[str, Float64Array]
+    tokens: dict[str, Values]
 
     @property
-    def parts(self) -> dict[str, dict[str, float]]:
+    def parts(self) -> dict[str, Numbers]:
         """All that adds to the logit, by its kind."""
         rest = {"embedding": self.embedding, "bias": self.bias}
         return {"head": self.heads, "feed_forward": self.feed_forwards, "rest": rest}
@@ -80,11 +78,13 @@ class Attribution(HeadNumbers):
 
     def to_frame(self) -> DataFrame:
         """A row for each head, feed-forward and other part; `pandas.DataFrame(parts.tokens)` has the tokens."""
-        rows: list[Row] = []
-        for kind, of_kind in self.parts.items():
-            for name, adds in of_kind.items():
-                rows.append({"part": name, "kind": kind, "adds": adds})
-        return frame(rows)
+        return frame(
+            [
+                {"part": name, "kind": kind, "adds": adds}
+                for kind, of_kind in self.parts.items()
+                for name, adds in of_kind.items()
+            ]
+        )
 
     def _shown(self) -> tuple[Mapping[str, Any], str]:
         return self.heads, "added to the logit"
@@ -114,11 +114,10 @@ def attribute(
     """
     require_next(model)
     require_held(model, "what each part adds")
-    row = row_of(model, ids)
-    T = row.shape[1]
+    row = row_of(model, ids)[0]
+    T = len(row)
     if not -T <= position < T:
         raise HeadwiseError(f"position={position} is not among the {T} tokens")
-    position %= T  # -1 becomes T - 1
     if callable(target):
         raise HeadwiseError("target is a function; pass one token, or two")
     words = [target] if isinstance(target, int | str) else list(target)
@@ -130,18 +129,14 @@ def attribute(
     layers = layers_of(model)
     with evaluating(model), heard(model.modules(), _last) as rows:
         # The text is cut behind the position, which so becomes the last one: what comes later changes nothing here.
-        text = Reading(model, row[0, : position + 1])
+        text = Reading(model, row[: position % T + 1])
     # layers of pictures may not run
     ran = [layer for layer in layers if layer.site.name in text.calls]
-    return _added(text, ran, rows, compared, position)
+    return _added(text, ran, rows, compared)
 
 
 def _added(
-    text: Reading,
-    layers: Sequence[Layer],
-    rows: States,
-    target: Compared,
-    position: int,
+    text: Reading, layers: list[Layer], rows: States, target: Compared
 ) -> Attribution:
     """What each part of a model adds to a logit. Raises HeadwiseError where the parts do not sum to it.
 
@@ -168,9 +163,12 @@ def _added(
         )
     # (C,) the residual stream behind the last layer, and what the output matrix reads
     normed = last = rows[chain[-1]].gave
-    norm = _last_norm(layers[-1], rows, last)
-    if norm is not None:
-        normed = rows[norm].gave
+    # the norm behind the last layer: the last module beside the layers that reads what that gave
+    norm = None
+    for module, row in rows.items():
+        is_beside = module in layers[-1].around and row.gave.shape == last.shape
+        if is_beside and row.read.equal(last):
+            norm, normed = module, row.gave
     scale = _logit_scale(model, normed, text.answer.cpu().double(), close)
     direction, bias = scale * direction, scale * offset
     logit = float(direction @ normed) + bias
@@ -179,9 +177,9 @@ def _added(
     if norm is not None:
         direction, constant = _back(norm, rows[norm], direction)
         bias += constant
-    heads: dict[str, float] = {}
-    feed_forwards: dict[str, float] = {}
-    tokens: dict[str, Float64Array] = {}
+    heads: Numbers = {}
+    feed_forwards: Numbers = {}
+    tokens: dict[str, Values] = {}
     for block in chain:
         change = rows[block].gave - rows[block].read
         if block not in attending:
@@ -189,9 +187,12 @@ def _added(
             continue
         layer = attending[block]
         site = layer.site
-        wrote, at_w_o, constant = _way_of(kind, layer, rows, close, direction)
+        # Torch's own attention calls no module for W_O, and gives what that gave itself.
+        module = layer.projection if layer.projection in rows else site.module
+        out = rows[module].gave
+        wrote, at_w_o, constant = _way_of(kind, layer, out, rows, close, direction)
         bias += constant
-        rounded += [direction * wrote, at_w_o * _gave(layer, rows)]
+        rounded += [direction * wrote, at_w_o * out]
         parts = _heads_of(text.calls[site.name], layer, at_w_o)
         for name, share, by_token in zip(site.heads, *parts, strict=True):
             heads[name], tokens[name] = float(share), by_token.numpy()
@@ -201,6 +202,7 @@ def _added(
     # of the token and of its position
     embedding = float(direction @ rows[chain[0]].read)
     sums = heads, feed_forwards, embedding, bias
+    position = text.ids.shape[1] - 1
     whole = Attribution(target.tokens, position, *sums, logit, tokens)
     # Each product in `rounded` may be off by `close` of its size. Roundings fall to either side and partly cancel:
     # those of many numbers add up as a norm does, not as a sum. Twice that is allowed, a round margin.
@@ -217,22 +219,12 @@ def _added(
     return whole
 
 
-def _last_norm(layer: Layer, rows: States, last: Tensor) -> nn.Module | None:
-    """The norm behind the last layer: the last module beside the layers that read `last` (C,), what that gave."""
-    norm = None
-    for module, row in rows.items():
-        is_beside = module in layer.around and row.gave.shape == last.shape
-        if is_beside and row.read.equal(last):
-            norm = module
-    return norm
-
-
 def _unembedding(model: nn.Module, target: Compared) -> tuple[Tensor, float]:
     """What a logit reads of the last hidden state, (C,), and its bias; of two the differences."""
     matrix, bias = output_matrix(model)
     target.check(len(matrix))
 
-    def compared(rows: Tensor) -> Tensor:
+    def compared(rows: Tensor) -> Any:
         sides = [rows[list(side)] for side in (target.answer, target.other) if side]
         answer, *other = (side.cpu().double().mean(0) for side in sides)
         return answer - sum(other)
@@ -271,44 +263,42 @@ def _logit_scale(
     )
 
 
-def _gave(layer: Layer, rows: States) -> Tensor:
-    """What W_O of a layer gave, (C,). Torch's own attention calls no module for it, and gives that itself."""
-    module = layer.projection if layer.projection in rows else layer.site.module
-    return rows[module].gave
-
-
 def _way_of(
-    kind: str, layer: Layer, rows: States, close: float, direction: Tensor
+    kind: str,
+    layer: Layer,
+    out: Tensor,
+    rows: States,
+    close: float,
+    direction: Tensor,
 ) -> tuple[Tensor, Tensor, float]:
-    """How what W_O of a layer gives comes into the residual stream: as it is, or through a norm after it.
+    """How `out`, what W_O of a layer gives, comes into the residual stream: as it is, or through a norm after it.
 
     What the attention adds to the stream (C,); what the logit reads of W_O's output (C,), of which it reads `direction`
     in the stream; the constant on the way. Raises HeadwiseError where the rest of the layer does not go on with the
     stream that this makes.
     """
-    children = [child for child in layer.block.children() if child in rows]
-    out, block = _gave(layer, rows), rows[layer.block]
+    inner = {child: rows[child] for child in layer.block.children() if child in rows}
+    block = rows[layer.block]
     # Granite has a factor, and no norm after W_O.
-    at_w_o = getattr(layer.block, "residual_multiplier", 1.0) * direction
-    wrote, constant = getattr(layer.block, "residual_multiplier", 1.0) * out, 0.0
-    for child in children:
+    factor = getattr(layer.block, "residual_multiplier", 1.0)
+    at_w_o, wrote, constant = factor * direction, factor * out, 0.0
+    is_normed = False
+    for child, row in inner.items():
         # What reads W_O's output and gives it back as it is, a dropout for instance, is no norm.
-        if rows[child].read.equal(out) and not rows[child].gave.equal(out):
-            wrote = rows[child].gave
-            at_w_o, constant = _back(child, rows[child], direction)
+        if row.read.equal(out) and not row.gave.equal(out):
+            wrote = row.gave
+            at_w_o, constant = _back(child, row, direction)
+        # The layer ends with a norm of the whole stream, as of GPT-1: what was written is no part of its output.
+        # (Bloom's feed-forward is given the stream beside what it reads, and gives the layer's output, too.)
+        is_normed = is_normed or (is_norm(child) and row.gave.equal(block.gave))
     state = block.read + wrote
     # Either a child reads the stream, as the norm of a feed-forward does; or what a child gives is added to it and
     # makes the layer's output, as of a feed-forward that runs beside the attention.
     # Without a feed-forward the state is the layer's output. Of a mixer beside the attention (Falcon H1) the same.
-    inner = [rows[child] for child in children]
-    known = [block.gave, *(row.read for row in inner)]
-    sums = [state + row.gave for row in inner if row.gave.shape == state.shape]
-    pairs = [(x, y) for x in known for y in (state, *sums) if x.shape == y.shape]
-    # The layer ends with a norm of the whole stream, as of GPT-1: what was written is no part of its output.
-    # (Bloom's feed-forward is given the stream beside what it reads, and gives the layer's output, too.)
-    is_normed = any(
-        is_norm(child) and rows[child].gave.equal(block.gave) for child in children
-    )
+    known = [block.gave, *(row.read for row in inner.values())]
+    made = [row.gave for row in inner.values() if row.gave.shape == state.shape]
+    sums = [state, *(state + x for x in made)]
+    pairs = [(x, y) for x in known for y in sums if x.shape == y.shape]
     if is_normed or not any(_apart(x, y) <= close for x, y in pairs):
         raise HeadwiseError(
             f"{kind}: it is not known how the attention of {layer.site.name} enters the residual stream; patch the "
@@ -325,14 +315,12 @@ def _heads_of(call: Call, layer: Layer, at_w_o: Tensor) -> tuple[Tensor, Tensor]
 
     `at_w_o` (C,) is what the logit reads of the output of W_O; all of it at the last position.
     """
-    H, T = call.q.shape[1:3]
     entered = call.out[0, :, -1].cpu().double()  # (H,E) what W_O reads of each head
     # (H,E) what the logit reads of each head
-    back = (as_rows(layer.projection).cpu().double().T @ at_w_o).reshape(H, -1)
-    weights = row_weights(call, 0, [T - 1])[:, 0].cpu().double()  # (H,S)
-    # of each head its key/value head
-    index = resolve_kv_index(H, call.k.shape[1], call.options.kv_index)
-    values = call.v[0, list(index)].cpu().double()  # (H,S,E)
+    back = as_rows(layer.projection).cpu().double().T @ at_w_o
+    back = back.reshape(len(entered), -1)
+    weights = row_weights(call, 0, [call.n_queries - 1])[:, 0].cpu().double()  # (H,S)
+    values = call.v[0, kv_index_of(call)].cpu().double()  # (H,S,E)
     mixed = torch.einsum("hs,hse->he", weights, values)
     # Between the mixed values and what W_O reads there may be a gate, or a norm of the head. It is held as it was in
     # this pass: a factor for each number, (H,E); 1 where there is neither.

@@ -37,15 +37,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headwise.backends.torch_ import as_tensor, trace
 from headwise.heads.documents import Document, part_of, resolved
-from headwise.heads.statistics import (
-    formulas,
-)
+from headwise.heads.statistics import formulas
 from headwise.masks import Allowed
 from headwise.models.sites import Site, loaded
 from headwise.records import Call
@@ -73,6 +73,8 @@ LOWEST = -(2.0**126)
 # Statistics that need less than all of a block: the largest score of each row, or also the sum of its weights.
 LARGEST = frozenset({"score_max", "gate", "norm"})
 OF_ROWS = LARGEST | {"lse", "sink", "confidence"}
+# those that read scores, which a call that has its weights lacks
+SCORED = frozenset({"score_max", "lse", "sink"})
 # the distances of the keys that these tell of
 OFFSETS = {"next": -1, "self": 0, "previous": 1}
 # of the weight lies farther back than the reach of a head
@@ -124,9 +126,8 @@ class Pass:
         reach: bool = True,
     ) -> None:
         self.call, self.b, self.document = call, b, document
-        self.H, self.T = call.q.shape[1:3]
-        self.S = call.n_keys
-        self.device = call.q.device
+        _, self.H, self.T, width = call.q.shape
+        self.S, self.device = call.n_keys, call.q.device
         # In float32 at least: sums of many weights in half precision would lose their digits.
         numbers = call.q if call.weights is None else call.weights
         self.dtype = torch.promote_types(numbers.dtype, torch.float32)
@@ -139,7 +140,10 @@ class Pass:
         if call.weights is not None:
             self.lowest = 1 + math.log2(torch.finfo(self.dtype).tiny)
         self.w_o = None if w_o is None else w_o.to(self.dtype)
-        self._read_options(call)
+        # of queries without features every score is 0
+        scale = call.options.scale
+        self.scale = 1 / math.sqrt(max(1, width)) if scale is None else scale
+        self._read_options(call.options)
         self._place(document)
         self._ask(only, reach)
         n = len(self.picked)
@@ -149,11 +153,8 @@ class Pass:
         self.chosen = self.zeros(len(self.kinds), self.H, n)
         self.argmax = torch.zeros(self.H, n, dtype=torch.long, device=self.device)
 
-    def _read_options(self, call: Call) -> None:
-        """What the scores are made of: keys, scale, sink and masks."""
-        options: Options = call.options
-        width = max(1, call.q.shape[3])  # of queries without features every score is 0
-        self.scale = 1 / math.sqrt(width) if options.scale is None else options.scale
+    def _read_options(self, options: Options) -> None:
+        """What the scores are made of: keys, sink and masks."""
         self.sink = None
         if options.sink is not None:
             # what a sink of +inf becomes: times LOG2E it is still finite
@@ -163,12 +164,11 @@ class Pass:
         self.masks = () if options.mask is None else options.mask.parts()
         # (G,S,D), each head's keys one after another, since every block reads them: a projection leaves the heads of a
         # token side by side. Where heads do not share them evenly, neighbour by neighbour, each head has its own.
-        keys = call.k[self.b].to(self.dtype)
-        G = len(keys)
-        index = resolve_kv_index(self.H, G, options.kv_index)
-        if self.H % G or index != tuple(h * G // self.H for h in range(self.H)):
-            keys = keys[list(index)]
-        self.group = self.H // len(keys)  # heads that read the same keys
+        keys = self.call.k[self.b].to(self.dtype)
+        index = list(resolve_kv_index(self.H, len(keys), options.kv_index))
+        self.group = max(1, self.H // len(keys))  # heads that read the same keys
+        if index != [h // self.group for h in range(self.H)]:
+            keys, self.group = keys[index], 1
         self.keys = keys.mT.contiguous().mT if self.S > LONG else keys.contiguous()
 
     def _place(self, document: Document) -> None:
@@ -193,6 +193,9 @@ class Pass:
         """What is asked for: the formulas, and the names of the sums that they read."""
         document = self.document
         self.formulas = formulas(self.marks, only)
+        if self.call.weights is not None:  # there are no scores
+            for name in SCORED & self.formulas.keys():
+                del self.formulas[name]
         self.is_whole = not only or not self.formulas.keys() <= OF_ROWS
         self.names = ["largest", "total", "share"]
         if only and self.formulas.keys() <= LARGEST:
@@ -252,9 +255,10 @@ class Pass:
 
     def thumbnail(self, sums: Tensor) -> tuple[Tensor, Tensor]:
         """`Measured.thumbnail` and `first_key`, of the `totals` (H,b,S) of all threads together."""
-        n_blocks = min(THUMBNAIL, len(self.real_keys))
+        key_block = _even_blocks(self.real_keys)
+        n_blocks = min(THUMBNAIL, len(key_block))
         inside = sums.new_zeros(self.S, n_blocks)  # 1 where a key is in a block
-        inside[self.real_keys, _even_blocks(self.real_keys)] = 1
+        inside[self.real_keys, key_block] = 1
         # queries in each block
         rows = torch.bincount(self.row_block, minlength=sums.shape[1])
         area = rows[:, None] * inside.sum(0)  # pairs of a query and a key in each block
@@ -421,24 +425,23 @@ class Pass:
         # below 0: it has left the keys
         first = -1 if self.first is None else self.first - keys.start
         blocks = self.row_block[rows]
-        pairs, counted = self._pairs(queries, at, keys, width, first)
+        marks = F.pad(self.marked[:, keys], (0, width - n_keys))
         return Block(
-            rows=rows,
-            keys=keys,
-            masked_from=masked_from - keys.start,
-            forbidden=allowed,
-            bias=bias,
-            at=at.to(self.dtype),
-            first=first,
-            pairs=pairs,
-            counted=counted,
-            marks=F.pad(self.marked[:, keys], (0, width - n_keys)),
-            blocks=slice(int(blocks[0]), int(blocks[-1]) + 1),
+            rows,
+            keys,
+            masked_from - keys.start,
+            allowed,
+            bias,
+            at.to(self.dtype),
+            first,
+            *self._pairs(queries, at, keys, width, first),
+            marks,
+            slice(int(blocks[0]), int(blocks[-1]) + 1),
         )
 
     def _keys(self, queries: Tensor) -> tuple[slice, int]:
         """The keys that windows and causal bounds leave to some queries, and `masked_from`, among all S."""
-        first, last = int(queries.min()), int(queries.max())
+        first, last = int(queries[0]), int(queries[-1])
         low, high = 0, self.S
         # of weights that a model makes itself nothing is known
         masked_from = self.S if self.call.weights is None else 0
@@ -535,28 +538,22 @@ class Pass:
         return torch.where(self.share > 0, 0 - self.share.log2(), 0)
 
     @property
-    def score_max(self) -> Tensor | None:
-        if self.call.weights is not None:  # there are no scores
-            return None
+    def score_max(self) -> Tensor:
         return torch.where(self.seen, self.by_name["largest"] / LOG2E, math.nan)
 
     @property
     def _lse(self) -> Tensor:
-        """In bits; -inf of a row that may attend nothing, whatever the sink."""
+        """In bits, sink included."""
         lse = self.by_name["largest"] + self.by_name["total"].log2()
-        if self.sink is not None:
-            lse = torch.logaddexp2(lse, self.sink[:, None])
-        return torch.where(self.seen, lse, -math.inf)
+        return lse if self.sink is None else torch.logaddexp2(lse, self.sink[:, None])
 
     @property
-    def lse(self) -> Tensor | None:
-        if self.call.weights is not None:
-            return None
+    def lse(self) -> Tensor:
         return torch.where(self.seen, self._lse / LOG2E, math.nan)
 
     @property
     def sink_weight(self) -> Tensor | None:
-        if self.sink is None or self.call.weights is not None:
+        if self.sink is None:
             return None
         return torch.where(self.seen, (self.sink[:, None] - self._lse).exp2(), 0)
 
@@ -581,23 +578,21 @@ class Pass:
         return torch.where(self.seen, ratio.nanmean(-1), math.nan)
 
     def total(self, name: str) -> Tensor | None:
-        if name not in self.by_name:
-            return None
-        return self.by_name[name] * self.share
+        return self.by_name[name] * self.share if name in self.by_name else None
+
+    def placed(self, values: Tensor) -> Tensor | None:
+        """These numbers of the places of keys, where places are known; 0 of a row that attends nothing."""
+        known = self.document.start is not None
+        return torch.where(self.mass > 0, values, 0) if known else None
 
     @property
     def distance(self) -> Tensor | None:
-        if self.document.start is None:
-            return None
-        centre = self.by_name["places"] / self.by_name["total"]
-        return torch.where(self.mass > 0, self.at - centre, 0)
+        return self.placed(self.at - self.by_name["places"] / self.by_name["total"])
 
     @property
     def spread(self) -> Tensor | None:
-        if self.document.start is None:
-            return None
         variance = self.by_name["squares"].clamp(min=0) / self.by_name["total"]
-        return torch.where(self.mass > 0, variance, 0).sqrt()
+        return self.placed(variance.sqrt())
 
     @property
     def added(self) -> Tensor | None:
@@ -672,8 +667,8 @@ def measure(
         seen = work.seen.any(0)
         places = work.picked[seen]
         rows = {}
-        for name, formula in work.formulas.items():
-            of_rows = formula(work)
+        for name, x in work.formulas.items():
+            of_rows = work.total(x) if isinstance(x, str) else x(work)
             if of_rows is not None:
                 rows[name] = of_rows[:, seen]
         pictures = (by_block[..., :0],) * 3
@@ -701,6 +696,10 @@ def row_weights(call: Call, b: int, rows: Sequence[int]) -> Tensor:
         # the values change no weight
         options = part.options._replace(gate=None)
         return trace(part.q, part.k, part.k[..., :1], options).weights[0]
+
+
+def as_numpy(values: Tensor) -> NDArray[np.float32]:
+    return values.detach().float().cpu().numpy()
 
 
 def uniform(call: Call) -> Call:

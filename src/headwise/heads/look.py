@@ -18,7 +18,7 @@ from torch import Tensor
 
 from headwise.errors import HeadwiseError
 from headwise.heads.ablate import calls_of
-from headwise.heads.blocks import row_weights
+from headwise.heads.blocks import as_numpy, row_weights
 from headwise.heads.watch import LONGEST
 from headwise.models.ask import evaluating, last_states, logits, predicts, reads_tokens
 from headwise.models.hook import attach
@@ -240,7 +240,7 @@ class Desk:
             columns = self.layers[site]
             if maps is not None:
                 rows = row_weights(call, len(factors) - 1, range(call.n_queries))
-                maps[columns] = rows.float().cpu().numpy()  # (H,T,S)
+                maps[columns] = as_numpy(rows)  # (H,T,S)
             # (n,H,T,E), before W_O
             return call.out * factors[:, columns, None, None].to(call.out)
 

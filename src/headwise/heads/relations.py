@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from headwise.corpus.documents import Labelled, Relations
+from headwise.corpus.tokens import Ids
 from headwise.errors import HeadwiseError
 from headwise.heads.blocks import row_weights, uniform
 from headwise.heads.documents import Document, Progress, run_documents
@@ -82,13 +83,10 @@ def described(relations: Relations) -> tuple[Relation, ...]:
             raise HeadwiseError(
                 f"the relation {name!r} has the name of a statistic or a role; choose another"
             )
-        by_document = [
-            document.pairs[name]
-            for document in relations.documents
-            if name in document.pairs
-        ]
-        sizes = sum(map(len, by_document)), len(by_document)
-        result.append(Relation(name, meaning, relations.source, *sizes))
+        found = [document.pairs.get(name) for document in relations.documents]
+        sizes = [len(pairs) for pairs in found if pairs is not None]
+        facts = name, meaning, relations.source, sum(sizes), len(sizes)
+        result.append(Relation(*facts))
     return tuple(result)
 
 
@@ -102,13 +100,12 @@ class PairCells:
     def __init__(self, document: Labelled) -> None:
         self.ids, T = document.ids, len(document.ids)
         # relation, rows that look, right keys
-        self.pairs: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = []
+        self.pairs: list[tuple[str, Ids, Ids]] = []
         # relation -> all rows that look in one of its pairs
-        looking: dict[str, set[int]] = defaultdict(set)
+        looking: dict[str, set[int]] = {}
         for name, pairs in document.pairs.items():
-            for queries, keys in pairs:
-                self.pairs.append((name, queries, keys))
-                looking[name].update(queries)
+            self.pairs += [(name, *pair) for pair in pairs]
+            looking[name] = {row for queries, _ in pairs for row in queries}
         # evenly spread over the document
         others = set(range(0, T, max(1, T // OTHERS)))
         self.rows = sorted(others.union(*looking.values()))
@@ -136,10 +133,6 @@ class PairCells:
             torch.tensor(cells, dtype=torch.float64).reshape(-1, 4).T
             for cells in (right, elsewhere)
         )
-
-    def of(self, relation: str) -> list[int]:
-        """The numbers of its pairs."""
-        return [n for n, (name, *_) in enumerate(self.pairs) if name == relation]
 
     def measure(self, call: Call, b: int) -> Tensor:
         """Mass, accuracy and mass elsewhere of each pair, of each head and last of even attention, (H+1, 3, pairs)."""
@@ -172,7 +165,7 @@ def _followed(
     pairs = []  # of each pair its document and its number there
     of_documents = []  # of each document with the relation its means over pairs, (H+1, 3)
     for n, cells in enumerate(of_pairs):
-        places = cells.of(name)
+        places = [i for i, (of, *_) in enumerate(cells.pairs) if of == name]
         pairs += [(n, i) for i in places]
         if places:
             # A pair without such a distance elsewhere has NaN, which does not count. A document of such pairs alone
@@ -190,8 +183,8 @@ def _followed(
             interval_of(values).of_fraction() for values in of_head.tolist()
         )
         weights = masses_of_head.tolist()
-        best = max(opening, key=weights.__getitem__, default=None)
-        if best is None or weights[best] < mass.mean:
+        best = max(opening, key=weights.__getitem__, default=0)
+        if not opening or weights[best] < mass.mean:
             best = weights.index(max(weights))
         n, i = pairs[best]
         ids, (_, queries, keys) = of_pairs[n].ids, of_pairs[n].pairs[i]

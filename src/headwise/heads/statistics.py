@@ -15,7 +15,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from headwise.errors import MissingError
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 V = TypeVar("V")  # what a holder has of each statistic: a float, an array, an interval
-# of a finished `Pass`; it gives None where that is not known of the call
-Formula = Callable[[Any], "Tensor | None"]
+# of a finished `Pass`; it gives None where that is not known of the call. A name: the total of that sum.
+Formula = Callable[[Any], "Tensor | None"] | str
 
 
 @dataclass(eq=False)  # each is itself alone
@@ -106,32 +105,32 @@ class Statistics(ABC, Generic[V]):
     )
     self = Statistic(
         "mass on the token itself",
-        lambda b: b.total("self"),
+        "self",
     )
     previous = Statistic(
         "mass on the token right before; the first row, which has none, counts as 0",
-        lambda b: b.total("previous"),
+        "previous",
     )
     next = Statistic(
         "mass on the token right after",
-        lambda b: b.total("next"),
+        "next",
     )
-    first = Statistic("mass on the first token", lambda b: b.total("first"))
+    first = Statistic("mass on the first token", "first")
     same_token = Statistic(
         "mass on earlier copies of the token",
-        lambda b: b.total("same"),
+        "same",
     )
     after_same = Statistic(
         "mass on what came right after those copies",
-        lambda b: b.total("after"),
+        "after",
     )
     delimiter = Statistic(
         "mass on separators and punctuation, the first token left out",
-        lambda b: b.total("on delimiter"),
+        "on delimiter",
     )
     rare = Statistic(
         "mass on the rarest tenth of the document's tokens",
-        lambda b: b.total("on rare"),
+        "on rare",
     )
     # Measured by `headwise.heads.survey`, but for the norm.
     duplicate = Statistic(
@@ -156,11 +155,8 @@ class Statistics(ABC, Generic[V]):
 
 def all_statistics() -> dict[str, Statistic]:
     """Every statistic by name, in the order in which they are shown: that of the class."""
-    return {
-        name: value
-        for name, value in vars(Statistics).items()
-        if isinstance(value, Statistic)
-    }
+    values = vars(Statistics).values()
+    return {item.name: item for item in values if isinstance(item, Statistic)}
 
 
 def formulas(marks: Iterable[str], only: Collection[str] = ()) -> dict[str, Formula]:
@@ -169,13 +165,10 @@ def formulas(marks: Iterable[str], only: Collection[str] = ()) -> dict[str, Form
     marks  names of the marked sets of keys: "delimiter" and "rare" are statistics, any other is measured by its name
     only   names of what is asked for; of none it is everything
     """
-    measured: dict[str, Formula] = {}
-    for name, item in all_statistics().items():
-        if item.formula:
-            measured[name] = item.formula
-    for name in marks:
-        measured.setdefault(name, methodcaller("total", f"on {name}"))
-    return {name: measured[name] for name in measured if not only or name in only}
+    known = {name: item.formula for name, item in all_statistics().items()}
+    known |= {name: f"on {name}" for name in marks}
+    asked = only or known
+    return {name: x for name, x in known.items() if x is not None and name in asked}
 
 
 def unknown_statistic(name: str, known: Iterable[str]) -> MissingError:

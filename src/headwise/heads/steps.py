@@ -54,7 +54,20 @@ def head_steps(
     require_text(ids, model.config.context, "the model's context")
     _check_place("position", at, "the text", len(ids))
     _check_place("layer", layer, "the model", len(model.blocks))
-    block, call, stream = _run(model, ids, layer)
+    # A copy in float64 on the CPU: its block, the call of its attention, the stream around it.
+    twin = copy.deepcopy(model).to("cpu", torch.float64).eval()
+    block, calls = twin.blocks[layer], list[Call]()
+    # for the type checker: torch's list of modules says `Module`
+    assert isinstance(block, Block)
+    parts = block.attention_norm, block.attention, block.feed_forward_norm
+    with (
+        observe(block.attention, calls.append),
+        heard(parts, lambda x: x[0, at]) as rows,
+    ):
+        twin(torch.tensor([list(ids)]))
+    # What a module reads is what the step before it gave: the feed-forward's norm reads the stream after the attention.
+    before, attention, after = (rows[part] for part in parts)
+    (call,) = calls
     spec, heads, options = block.attention.spec, block.attention.heads, call.options
     # Only now: layers may differ in their heads.
     _check_place("head", head, f"layer {layer}", spec.n_heads)
@@ -94,7 +107,9 @@ def head_steps(
         added=tuple(map(_floats, added)),
         norms=_floats(added.norm(dim=1)),
         out_bias=None if bias is None else _floats(bias),
-        **{field: _floats(values[at]) for field, values in stream.items()},
+        x=_floats(before.read),
+        layer_out=_floats(attention.gave),
+        x_new=_floats(after.read),
     )
 
 
@@ -102,11 +117,11 @@ def _keys(call: Call, head: int, kv_head: int, at: int) -> tuple[KeySteps, ...]:
     """The keys that the mask does not hide from the query."""
     steps = trace(call.q, call.k, call.v, call.options)
     query = call.q[0, head, at].tolist()
-    # (S,) The row of this query in four records (B,H,T,S), each made of the one before. `masked` are the logits.
+    # (S,4) The row of this query in four records (B,H,T,S), each made of the one before. `masked` are the logits.
     records = steps.scores, steps.capped, steps.masked, steps.weights
-    rows = zip(*(record[0, head, at].tolist() for record in records), strict=True)
+    rows = torch.stack([record[0, head, at] for record in records], -1)
     keys = []
-    for position, (score, capped, logit, weight) in enumerate(rows):
+    for position, (score, capped, logit, weight) in enumerate(rows.tolist()):
         if logit > -math.inf:
             key, value = (_floats(x[0, kv_head, position]) for x in (call.k, call.v))
             dot = math.fsum(a * b for a, b in zip(query, key, strict=True))
@@ -121,27 +136,6 @@ def _check_place(name: str, number: int, owner: str, count: int) -> None:
         raise HeadwiseError(
             f"there is no {name} {number}: {owner} has {count}, counted from 0"
         )
-
-
-def _run(
-    model: GPT, ids: Sequence[int], number: int
-) -> tuple[Block, Call, dict[str, Tensor]]:
-    """One run of a copy of the model in float64 on the CPU: a block, the call of its attention, the stream around it.
-
-    The stream has the fields `x`, `layer_out` and `x_new` of HeadSteps, each (T,C).
-    """
-    twin = copy.deepcopy(model).to("cpu", torch.float64).eval()
-    block = twin.blocks[number]
-    # for the type checker: torch's list of modules says `Module`
-    assert isinstance(block, Block)
-    parts = block.attention_norm, block.attention, block.feed_forward_norm
-    calls: list[Call] = []
-    with observe(block.attention, calls.append), heard(parts, lambda x: x[0]) as rows:
-        twin(torch.tensor([list(ids)]))
-    # What a module reads is what the step before it gave: the feed-forward's norm reads the stream after the attention.
-    before, attention, after = (rows[part] for part in parts)
-    stream = {"x": before.read, "layer_out": attention.gave, "x_new": after.read}
-    return block, calls[0], stream
 
 
 def _floats(values: Tensor) -> tuple[float, ...]:

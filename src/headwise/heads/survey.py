@@ -42,7 +42,14 @@ from headwise.gpt.presets import check_seed
 from headwise.gpt.run import held_out_documents, read_run
 from headwise.gpt.train import one_thread
 from headwise.heads.ablate import ablation, importance
-from headwise.heads.blocks import Measured, factors_of, measure, top_keys, uniform
+from headwise.heads.blocks import (
+    Measured,
+    as_numpy,
+    factors_of,
+    measure,
+    top_keys,
+    uniform,
+)
 from headwise.heads.documents import Document, run_documents
 from headwise.heads.relations import Scores, described, follow
 from headwise.heads.statistics import all_statistics
@@ -86,6 +93,7 @@ ABLATIONS = ("auto", "zero", "mean", "none")
 Texts = str | Path | Sequence[str | Path] | Sequence[Sequence[int]]
 # the loss; by head its importance, and what silencing it changes
 Effects = tuple[float | None, Mapping[str, float], Mapping[str, Interval]]
+Numbers = dict[str, float]  # by statistic
 Array = NDArray[np.float64]
 NAMES = tuple(all_statistics())  # rows of a tally, in this order
 
@@ -159,12 +167,10 @@ def read_texts(
         relations = read_relations(folder, relations)
     if texts is None and relations is not None:
         texts = [document.ids for document in relations.documents]
-    sources = list[Any]()
-    if isinstance(texts, str | Path):
-        sources = [texts]
-    elif texts is not None and not isinstance(texts, Text):
-        sources = list(texts)
-    words = [str(source) for source in sources if isinstance(source, str | Path)]
+    sources: Any = [texts] if isinstance(texts, str | Path) else texts
+    words = []
+    if not isinstance(texts, Text):
+        words = [str(each) for each in sources or () if isinstance(each, str | Path)]
     if tokens is not None and not words:
         raise HeadwiseError(
             f"tokens {tokens} cuts a text into documents; pass a text with it"
@@ -182,7 +188,7 @@ def read_texts(
         text = read_documents(folder, words, tokens, documents)
     else:
         # numbers: the ids of a single document
-        if sources and shape_of(sources[0]) == ():
+        if len(sources) and shape_of(sources[0]) == ():
             sources = [sources]
         lists = [[int(i) for i in source] for source in sources[:documents]]
         for n, ids in enumerate(lists):
@@ -232,8 +238,9 @@ class Running:
         self.n = self.n + is_number
         off_old_mean = np.where(is_number, values - self.mean, 0.0)
         self.mean = self.mean + off_old_mean / np.maximum(self.n, 1)
-        off_new_mean = np.where(is_number, values - self.mean, 0.0)
-        self.squares = self.squares + off_old_mean * off_new_mean
+        # times 0 where there is no number
+        values = np.where(is_number, values, 0.0)
+        self.squares = self.squares + off_old_mean * (values - self.mean)
 
     def interval(self, *cell: int) -> Interval:
         # `cell` is its index on each axis.
@@ -265,19 +272,19 @@ class OfSite:
         is_trivial = (argmax == 0) | (argmax == rows)  # there most heads rest
         weights = measured.rows["confidence"].cpu().double()
         weights, at = weights.masked_fill(is_trivial, -1).max(1)
-        keys = argmax.gather(1, at[:, None])[:, 0]
-        of_heads = zip(weights.tolist(), rows[at].tolist(), keys.tolist(), strict=True)
-        for head, (weight, row, key) in enumerate(of_heads):
+        of_heads = zip(
+            self.examples, weights.tolist(), at.tolist(), argmax, strict=True
+        )
+        for examples, weight, place, keys in of_heads:
             if weight >= 0:
-                best = [*self.examples[head], (-weight, number, row, key)]
-                self.examples[head] = sorted(best)[:EXAMPLES]
+                best = -weight, number, int(rows[place]), int(keys[place])
+                examples[:] = sorted([*examples, best])[:EXAMPLES]
 
     def scores(self, head: int) -> dict[str, Interval]:
         """Every score of a head with its interval over documents."""
-        n = self.means.n[:, :-1].sum(1)  # of any head
         peak, scores = float(self.peaks[head]), {}
         for i, name in enumerate(NAMES):
-            if n[i]:
+            if self.means.n[i, :-1].any():  # of any head
                 scores[name] = self.means.interval(i, head)
             elif name == "score_peak" and peak > -math.inf:
                 # One number, without an interval: it is of all documents.
@@ -287,10 +294,10 @@ class OfSite:
             scores["positional"] = self.offsets.interval(head, best)
         return scores
 
-    def even(self) -> dict[str, float]:
+    def even(self) -> Numbers:
         """The control: the same statistics of attention that is spread evenly."""
-        n, mean = self.means.n[:, -1], self.means.mean[:, -1]
-        even = {NAMES[i]: float(mean[i]) for i in n.nonzero()[0]}
+        n, mean = self.means.n[:, -1], self.means.mean[:, -1].tolist()
+        even = {NAMES[i]: mean[i] for i in n.nonzero()[0]}
         # A key that is drawn evenly from n keys stands at a given offset with probability 1/n, its largest weight.
         if "confidence" in even:
             even["positional"] = even["confidence"]
@@ -352,24 +359,33 @@ class Tally:
             document = replace(document, real_rows=is_second)
         w_o = None if repeated else factors_of(site, call)
         measured = measure(call, b, document, w_o)
-        means = [_means(measured, repeated)]
+        means, even = _means(measured, repeated), np.full((len(NAMES), 1), math.nan)
         if number < self.n_even:
-            means.append(_means(measure(uniform(call), b, document), repeated))
-        else:
-            means.append(np.full((len(NAMES), 1), math.nan))
-        of_site.means.add(np.hstack(means))
+            even = _means(measure(uniform(call), b, document), repeated)
+        of_site.means.add(np.hstack([means, even]))
         if repeated:
             return
         if "score_max" in measured.rows:
-            largest = measured.rows["score_max"].cpu().numpy()
-            largest = np.column_stack([of_site.peaks, largest])
-            of_site.peaks = np.fmax.reduce(largest, 1)
+            largest = as_numpy(measured.rows["score_max"])
+            of_site.peaks = np.fmax(
+                of_site.peaks, np.fmax.reduce(largest, 1, initial=-math.inf)
+            )
         if document.start is not None and len(measured.places):
             of_site.add_examples(number, measured, document.start)
             shares = _offset_shares(measured, document.start, call.n_keys)
             of_site.offsets.add(shares)
         if number == 0:
-            of_site.pictures = _pictures(call, b, measured)
+            # what is drawn of the heads, by the fields of `HeadProfile`
+            keys, weights = top_keys(call, b, range(min(PASSAGE, call.n_queries)), TOP)
+            # cut to as many keys as `keys` has queries
+            received = measured.received[:, : keys.shape[1]]
+            of_site.pictures = {
+                "thumbnail": as_numpy(measured.thumbnail),
+                "first_key": as_numpy(measured.first_key),
+                "received": as_numpy(received / max(1, len(measured.places))),
+                "top_weights": as_numpy(weights),
+                "top_keys": keys.cpu().numpy(),
+            }
 
     def _profiles(self, text: Text) -> list[HeadProfile]:
         profiles = []
@@ -377,7 +393,8 @@ class Tally:
         for of_site in self.sites.values():
             copied = copying(of_site.site, vocabulary)
             for name in of_site.site.heads:
-                part, layer, head = parse_head(name)
+                place = parse_head(name)
+                head = place[-1]
                 scores = of_site.scores(head)
                 if copied:
                     scores["copying"] = copied[head]
@@ -392,11 +409,9 @@ class Tally:
                     looks, at = text.shown([ids[row], ids[key]])
                     examples.append(Example(document, row, key, looks, at, -minus))
                 profile = HeadProfile(
-                    name=name,
-                    part=part,
-                    layer=layer,
-                    head=head,
-                    scores=scores,
+                    name,
+                    *place,
+                    scores,
                     uniform={key: even[key] for key in scores if key in even},
                     relations=relations,
                     examples=tuple(examples),
@@ -409,10 +424,10 @@ class Tally:
 def _means(measured: Measured, repeated: bool) -> Array:
     """The mean of each statistic over the rows, (statistics, H); NaN: not measured."""
     means = np.full((len(NAMES), len(measured.received)), math.nan)
-    for n, (name, item) in enumerate(all_statistics().items()):
-        rows = measured.rows.get(item.repeated if repeated else name)
+    for n, item in enumerate(all_statistics().values()):
+        rows = measured.rows.get(item.repeated if repeated else item.name)
         if rows is not None:
-            means[n] = rows.cpu().double().nanmean(1).numpy()
+            means[n] = rows.cpu().double().nanmean(1)
     return means
 
 
@@ -426,21 +441,6 @@ def _offset_shares(measured: Measured, start: int, n_keys: int) -> Array:
     able = ((keys >= 0) & (keys < n_keys)).sum(0)
     hits = (measured.argmax.cpu()[..., None] == keys).sum(1).double()
     return torch.where(2 * able >= len(keys), hits / able, 0).numpy()
-
-
-def _pictures(call: Call, b: int, measured: Measured) -> dict[str, NDArray[Any]]:
-    """What is drawn of the heads in one document, by the fields of `HeadProfile`."""
-    keys, weights = top_keys(call, b, range(min(PASSAGE, call.n_queries)), TOP)
-    # cut to as many keys as `keys` has queries
-    received = measured.received[:, : keys.shape[1]]
-    pictures = {
-        "thumbnail": measured.thumbnail.float(),
-        "first_key": measured.first_key.float(),
-        "received": (received / max(1, len(measured.places))).float(),
-        "top_weights": weights.float(),
-        "top_keys": keys,
-    }
-    return {name: picture.cpu().numpy() for name, picture in pictures.items()}
 
 
 # What is made of it.
@@ -463,14 +463,19 @@ def _survey(
     names = "running the model", "repeated tokens", "relations"
     stages = [partial(progress, name) for name in names]
     profiles = tally.run(text, documents, probes, stages)
-    notes = _notes(folder, text, tally)
-    untrained: dict[str, float] | None = None
+    without = missing(model, sites_of(model))
+    notes = [*text.about, *(f"{line}." for line in [*without, *tally.notes])]
+    if not second_half:
+        notes.append(Note.of("note.few_tokens"))
+    if len(documents) == 1:
+        notes.append(Note.of("note.one_document"))
+    untrained: Numbers | None = None
     if controls:
-        fresh, untrained = fresh_model(model, seed), {}
+        untrained = {}
         if is_sampled(model):
             notes.append(Note.of("note.sampled", layers=SAMPLE, most=f"{WHOLE:,}"))
         stages = 3 * [partial(progress, "untrained control")]
-        control = Tally(fresh, second_half, 0)
+        control = Tally(fresh_model(model, seed), second_half, 0)
         for profile in control.run(text, documents[:CONTROLS], probes, stages):
             for key, mean in profile.means.items():
                 untrained[key] = max(mean, untrained.get(key, -math.inf))
@@ -479,9 +484,10 @@ def _survey(
     loss, importances, changes = _effects(folder, text, how, progress, notes)
     for n, profile in enumerate(profiles):
         profiles[n] = replace(
-            _judged(profile, untrained or {}, roles),
+            profile,
             importance=importances.get(profile.name),
             ablation=changes.get(profile.name),
+            **_judged(profile, untrained or {}, roles),
         )
     # such as those whose part of W_O `headwise prune` has set to 0
     silent = [profile.name for profile in profiles if profile.means.get("norm") == 0]
@@ -493,14 +499,11 @@ def _survey(
     for relation in relations:
         meanings[relation.name] = f"mass on the right tokens: {relation.meaning}"
     measured = {key for profile in profiles for key in profile.scores}
-    # Even attention has 0 where a mask hides all keys of a role from all heads: nobody looked for that role. A
-    # statistic without a control counts as 1.
-    possible = {
-        key
-        for profile in profiles
-        for key in profile.scores
-        if profile.uniform.get(key, 1.0) > 0
-    }
+    possible = set()
+    for profile in profiles:
+        # Even attention has 0 where a mask hides all keys of a role from all heads: nobody looked for that role.
+        hidden = {key for key, mean in profile.uniform.items() if not mean > 0}
+        possible |= profile.scores.keys() - hidden
     return Survey(
         model=folder.name,
         family=folder.family,
@@ -523,24 +526,10 @@ def _survey(
     )
 
 
-def _notes(folder: Folder, text: Text, tally: Tally) -> list[str]:
-    """What a reader of the numbers must know."""
-    without = missing(folder.model, sites_of(folder.model))
-    notes = [
-        *text.about,
-        *(f"{line}." for line in [*without, *tally.notes]),
-    ]
-    if not tally.second_half:
-        notes.append(Note.of("note.few_tokens"))
-    if len(text.documents) == 1:
-        notes.append(Note.of("note.one_document"))
-    return notes
-
-
 def _judged(
-    profile: HeadProfile, untrained: Mapping[str, float], roles: Sequence[Role]
-) -> HeadProfile:
-    """The head with the roles that it earns by its controls."""
+    profile: HeadProfile, untrained: Numbers, roles: Sequence[Role]
+) -> dict[str, Any]:
+    """What changes of a head by its controls: the roles that it earns, and its relations."""
     elsewhere, relations = {}, {}
     for name, score in profile.relations.items():
         relations[name] = replace(score, untrained=untrained.get(name, math.nan))
@@ -549,7 +538,7 @@ def _judged(
             elsewhere[name] = score.elsewhere
     controls = profile.uniform, untrained, elsewhere
     earned = [role.name for role in roles if role.earned(profile.scores, *controls)]
-    return replace(profile, relations=relations, roles=tuple(earned))
+    return {"relations": relations, "roles": tuple(earned)}
 
 
 def _effects(
@@ -565,11 +554,9 @@ def _effects(
         return None, {}, {}
     # documents that fit into EFFECTS tokens
     count = bisect_right(list(accumulate(map(len, text.documents))), EFFECTS)
+    chosen = text.documents[: max(2, count)]
     # With the token that ends a line, where the text has one: a model of lines predicts it, too.
-    ended = [
-        [*ids, *text.end][: folder.context] for ids in text.documents[: max(2, count)]
-    ]
-    groups = list(batches(ended))
+    groups = list(batches([*ids, *text.end][: folder.context] for ids in chosen))
     progress("importance", 0, 1)
     weight = importance(model, groups, after)
     progress("importance", 1, 1)
@@ -577,12 +564,9 @@ def _effects(
         return None, weight, {}
     with torch.no_grad(), ask.evaluating(model):
         losses = [ask.next_token_losses(model, ids, after) for ids in groups]
-    loss = float(torch.cat(losses).mean())  # the mean over documents
-    return (
-        loss,
-        weight,
-        ablation(model, groups, how, partial(progress, "ablation"), after, losses),
-    )
+    stage = partial(progress, "ablation")
+    changes = ablation(model, groups, how, stage, after, losses)
+    return float(torch.cat(losses).mean()), weight, changes
 
 
 def repeated_tokens(

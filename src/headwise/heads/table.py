@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 # Of the first document that a survey keeps as text, at most: a round number, for the page that shows them.
 TOKENS = 1024
 
+PLACE = ("name", "part", "layer", "head")  # of a head, as tables and pages have it
 Row = dict[str, Any]  # column -> value, of a data frame
 Array = NDArray[np.float32]
 
@@ -81,15 +82,14 @@ class HeadTable(Mapping[str, H]):
 
     def table(self) -> Table:
         """A line for each head: `columns`, and the mean of each statistic."""
-        columns = dict(self.columns())
+        columns = {"head": list(self), **self.columns()}
         means = [head.means for head in self.values()]
         # the statistics that any head has, each once
         for name in dict.fromkeys(name for of_head in means for name in of_head):
             # with 3 decimals
             columns[name] = [number(of_head.get(name), 3) for of_head in means]
         return Table(
-            ["head", *columns],
-            [list(row) for row in zip(self, *columns.values(), strict=True)],
+            list(columns), list(map(list, zip(*columns.values(), strict=True)))
         )
 
     def text(self, width: int = 100) -> str:
@@ -131,12 +131,12 @@ class Role:
         self, scores: Mapping[str, Interval], *controls: Mapping[str, float]
     ) -> bool:
         """Does a head with these scores have the role? A control has the number of each statistic that it knows."""
-        if self.score not in scores:
-            return False
-        score = scores[self.score]
-        limits = [control.get(self.score, -inf) for control in controls]
-        return score.mean >= self.threshold and all(
-            score.low > limit for limit in limits
+        score = scores.get(self.score)
+        limits = (control.get(self.score, -inf) for control in controls)
+        return (
+            score is not None
+            and score.mean >= self.threshold
+            and score.low > max(limits, default=-inf)
         )
 
 
@@ -169,11 +169,8 @@ class Followed:
     @property
     def lead(self) -> float:
         """How far the mass lies above the highest of the three controls."""
-        # the first is always a number
-        controls = (self.even, self.elsewhere, self.untrained)
-        return self.mass.mean - max(
-            control for control in controls if not math.isnan(control)
-        )
+        # NaN is passed over: a first one would stay the largest, and `even` is always a number
+        return self.mass.mean - max(self.even, self.elsewhere, self.untrained)
 
 
 @dataclass(frozen=True)
@@ -288,7 +285,7 @@ class Survey(HeadTable[HeadProfile]):
         for profile in self.profiles:
             if profile.name == name:
                 return profile
-        raise unknown_head(name, [profile.name for profile in self.profiles])
+        raise unknown_head(name, list(self))
 
     def __iter__(self) -> Iterator[str]:
         return (profile.name for profile in self.profiles)
@@ -302,15 +299,13 @@ class Survey(HeadTable[HeadProfile]):
         high."""
         rows = []
         for profile in self.profiles:
-            row = {
-                key: getattr(profile, key) for key in ("name", "part", "layer", "head")
-            }
+            row = {key: getattr(profile, key) for key in PLACE}
             row["roles"] = "; ".join(profile.roles)
             for key in self.statistics:
                 row |= _bounds(key, profile.scores.get(key))
                 row[f"{key}_uniform"] = profile.uniform.get(key)
-            for relation in self.relations:
-                key, score = relation.name, profile.relations.get(relation.name)
+            for key in (relation.name for relation in self.relations):
+                score = profile.relations.get(key)
                 row[f"{key}_accuracy"] = None if score is None else score.accuracy.mean
                 row[f"{key}_elsewhere"] = None if score is None else score.elsewhere
             row["importance"] = profile.importance
@@ -323,10 +318,7 @@ class Survey(HeadTable[HeadProfile]):
         return f"Survey({self.model}: {plural(len(self), 'head')}, {plural(self.n_documents, 'document')})"
 
     def columns(self) -> dict[str, Sequence[Cell]]:
-        losses = [
-            None if profile.ablation is None else profile.ablation.mean
-            for profile in self.profiles
-        ]
+        losses = [getattr(profile.ablation, "mean", None) for profile in self.profiles]
         return {
             "roles": [", ".join(profile.roles) for profile in self.profiles],
             "loss without it": [number(loss, 3, signed=True) for loss in losses],
@@ -437,11 +429,8 @@ class Story:
     @property
     def told(self) -> list[StoryHead]:
         """The heads that have a place in the story: those with a clear share, or else the three that move most."""
-        clear = [
-            part
-            for part in self.heads[: self.MOST]
-            if abs(part.brings or 0.0) >= self.CLEAR
-        ]
+        first = self.heads[: self.MOST]
+        clear = [part for part in first if abs(part.brings or 0.0) >= self.CLEAR]
         return clear or list(self.heads[:3])
 
     def opening(self, lang: str = "en") -> list[str]:
@@ -484,12 +473,10 @@ class Story:
             add("adds" if part.adds >= 0 else "takes", adds=f"{abs(part.adds):.2f}")
         if part.looks:
             t, weight = part.looks[0]  # the strongest
-            facts = {"at": self.word(t), "weight": f"{weight:.2f}"}
             # Without a place it is a cross attention: its query is what the decoder writes, its keys are these tokens.
-            if part.at is None:
-                add("looks", **facts)
-            else:
-                add("looks_from", here=self.word(part.at), **facts)
+            facts = {} if part.at is None else {"here": self.word(part.at)}
+            key = "looks_from" if facts else "looks"
+            add(key, at=self.word(t), weight=f"{weight:.2f}", **facts)
         if part.without is not None:
             # `without` is a change of the logarithm, so it multiplies the chance.
             add("without", after=f"{self.probability * math.exp(part.without):.3f}")
@@ -518,7 +505,7 @@ class Story:
     def closing(self, lang: str = "en") -> list[str]:
         """What the numbers mean, key/value heads and paths, and what a reader must know."""
         lines = []
-        if self.embedding is not None and self.bias is not None:
+        if self.embedding is not None:
             parts = {
                 "heads": math.fsum(part.adds or 0.0 for part in self.heads),
                 "feed": math.fsum(self.feed_forwards.values()),
@@ -539,15 +526,12 @@ class Story:
 
     def print(self, console: Console) -> None:
         """One screen: the prediction, the heads that matter in words, then in a table, and the paths."""
-        for line in (
-            *self.opening(),
-            *(f"  {self.sentence(part)}" for part in self.told),
-        ):
-            # stars are for HTML, which shows what they enclose in bold
-            say(console, line.replace("*", ""))
+
+        sentences = [f"  {self.sentence(part)}" for part in self.told]
+        # stars are for HTML, which shows what they enclose in bold
+        say(console, "\n".join([*self.opening(), *sentences]).replace("*", ""))
         self.table().print(console, left=(0, 3))  # heads, and where they look
-        for line in self.closing():
-            say(console, line.replace("*", ""))
+        say(console, "\n".join(self.closing()).replace("*", ""))
 
     def text(self, width: int = 100) -> str:
         """What `headwise why` prints on a console of that width."""

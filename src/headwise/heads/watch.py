@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from headwise.corpus.documents import Text
 from headwise.corpus.tokens import Ids
 from headwise.errors import HeadwiseError, MissingError
-from headwise.heads.blocks import Measured, factors_of, measure, row_weights
+from headwise.heads.blocks import Measured, as_numpy, factors_of, measure, row_weights
 from headwise.heads.documents import (
     Document,
     listening,
@@ -28,6 +27,7 @@ from headwise.heads.documents import (
 from headwise.heads.statistics import (
     Statistics,
     all_statistics,
+    formulas,
     unknown_head,
     unknown_statistic,
 )
@@ -62,9 +62,8 @@ class _SeenSite:
         self.heads = heads
         # statistic that every document has -> its rows (H,n), document by document until they are asked for
         self.parts: dict[str, list[Array]] = {}
-        self.documents: list[
-            int
-        ] = []  # rows of each; none of an attention that has not run
+        # rows of each; none of an attention that has not run
+        self.documents: list[int] = []
         # (B,H,T,S), or some rows, of the last call that had such rows
         self.maps: Tensor | None = None
         # (S,) bool, which keys of its last document are of an image
@@ -76,8 +75,8 @@ class _SeenSite:
             self.parts = {name: [] for name in measured.rows}
         # They are dropped: a mean would be over some documents, and not say so.
         only_sometimes = self.parts.keys() ^ measured.rows.keys()
-        for name in only_sometimes & self.parts.keys():
-            del self.parts[name]
+        for name in only_sometimes:
+            self.parts.pop(name, None)
         for name, parts in self.parts.items():
             parts.append(as_numpy(measured.rows[name]))
         self.documents.append(len(measured.places))
@@ -174,8 +173,8 @@ class SeenHead(HeadRow[float]):
                 f"text has"
             )
         maps = self._site.maps[:, self._head]
-        of_texts = maps if len(maps) > 1 else maps[0]
-        return of_texts if of_texts.requires_grad else as_numpy(of_texts)
+        maps = maps if len(maps) > 1 else maps[0]
+        return maps if maps.requires_grad else as_numpy(maps)
 
     @property
     def image_map(self) -> Any:
@@ -199,12 +198,13 @@ class Seen(HeadTable[SeenHead]):
         # How many heads some have is known only once they have run: then `add` puts their names here.
         self._sites = {site.name: _SeenSite(site.heads) for site in sites}
         # what has no map, and what a number does not say, in lines
-        self.notes: list[str] = list(notes)
+        self.notes = list(notes)
 
     def add(self, site: Site, measured: Measured) -> None:
         """The numbers of one document of a call."""
-        self._sites[site.name].heads = site.heads
-        left_out = self._sites[site.name].add(measured)
+        of_site = self._sites[site.name]
+        of_site.heads = site.heads
+        left_out = of_site.add(measured)
         if left_out:
             self.note(Note.of("note.left_out", names=", ".join(sorted(left_out))))
 
@@ -213,12 +213,10 @@ class Seen(HeadTable[SeenHead]):
         if line and line not in self.notes:
             self.notes.append(line)
 
-    def add_maps(
-        self, site: Site, weights: Sequence[Tensor], document: Document
-    ) -> None:
-        """The whole maps (H,T,S) of each document of a call, or some rows of them; `document` is the last one."""
+    def add_maps(self, site: Site, weights: Tensor, document: Document) -> None:
+        """The whole maps (B,H,T,S) of a call, or some rows of them; `document` is the last one."""
         of_site = self._sites[site.name]
-        of_site.maps = torch.stack([*weights]).as_subclass(Maps)
+        of_site.maps = weights.as_subclass(Maps)
         of_site.image = document.marks.get("image")
 
     def __getitem__(self, name: str) -> SeenHead:
@@ -249,10 +247,6 @@ class Seen(HeadTable[SeenHead]):
 
     def __repr__(self) -> str:
         return f"Seen({len(self)} heads)"
-
-
-def as_numpy(values: Tensor) -> Array:
-    return values.detach().float().cpu().numpy()
 
 
 @contextmanager
@@ -294,9 +288,11 @@ def watch(
         HeadwiseError: with the names of what is no such model, where our reading of a call does not give the output
             of the model, and at the end of a block in which no head was reached.
     """
-    _check(marks or {}, only)
+    marks = marks or {}
+    _check(marks, only)
     # a peak is the largest of the rows
     wanted = {"score_max" if name == "score_peak" else name for name in only}
+    needs_w_o = not only or "norm" in only
     sites = sites_of(model)
     seen = Seen(sites, missing(model, sites))
 
@@ -304,12 +300,9 @@ def watch(
         # "", which `seen` drops, where the call's numbers need no word
         seen.note(call.note)
         T, S = call.n_queries, call.n_keys
+        listed = range(T) if maps is True else maps or ()
         # of those that are listed the rows that the text has; -1 is the last one
-        kept = [
-            row % T
-            for row in (range(T) if maps is True else maps or ())
-            if -T <= row < T
-        ]
+        kept = [row % T for row in listed if -T <= row < T]
         if len(kept) * S > MOST_WEIGHTS and documents:
             raise HeadwiseError(
                 f"maps= keeps up to {MOST_WEIGHTS:,} weights a head, and here {len(kept):,} tokens look at {S:,}, "
@@ -318,31 +311,29 @@ def watch(
             )
         for b, document in enumerate(documents):
             for part, place, of_part in unpacked(call, b, document):
-                needs_w_o = not only or "norm" in only
                 w_o = factors_of(site, part) if needs_w_o else None
                 measured = measure(part, place, of_part, w_o, wanted, reach=False)
                 seen.add(site, measured)
         if kept and documents:
             weights = [row_weights(call, b, kept) for b in range(len(documents))]
-            seen.add_maps(site, weights, documents[-1])
+            seen.add_maps(site, torch.stack(weights), documents[-1])
 
-    sets = {name: torch.tensor(list(ids)) for name, ids in (marks or {}).items()}
-    with listening(model, note, partial(_mark, sets), sites):
+    def mark(ids: Tensor) -> Mapping[str, Tensor]:
+        # which keys are of the named sets of token ids
+        sets = {name: ids.new_tensor(list(x)) for name, x in marks.items()}
+        return {name: torch.isin(ids, x) for name, x in sets.items()}
+
+    with listening(model, note, mark, sites):
         if text is not None:  # else the caller runs the model, in whatever mode it is
             with torch.no_grad(), evaluating(model):
                 run_body(model, row_of(model, text))
         yield seen
 
 
-def _mark(sets: Mapping[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
-    """Which keys are of the named sets of token ids."""
-    return {name: torch.isin(ids, x.to(ids.device)) for name, x in sets.items()}
-
-
 def _check(marks: Marks, only: Sequence[str]) -> None:
     table = all_statistics()
-    known = [name for name, item in table.items() if item.formula and name != "reach"]
-    known += ["score_peak", *marks]
+    known = [name for name in formulas(marks) if name != "reach"]
+    known.append("score_peak")
     for name in only:
         if name not in known:
             raise unknown_statistic(name, known)
@@ -362,12 +353,11 @@ def head_maps(model: nn.Module, ids: Ids, tokens: Sequence[str], name: str) -> H
     that exceeds the context of a model of ours, or one of over 400 tokens.
     """
     # a model without a context reads texts of any length
-    longest = min(LONGEST, context_of(model) or LONGEST)
-    why = "the model's context"
-    if longest == LONGEST:
-        why = "the most that whole maps are drawn for"
+    longest, why = context_of(model) or LONGEST, "the model's context"
+    if longest >= LONGEST:
+        longest, why = LONGEST, "the most that whole maps are drawn for"
     require_text(ids, longest, why)
-    maps: list[HeadMap] = []
+    maps = []
     with watch(model, list(ids), maps=True, only=["confidence"]) as seen:
         for head in seen.values():
             part, layer, number = parse_head(head.name)
@@ -394,10 +384,9 @@ def example_maps(folder: Folder, text: Text) -> HeadMaps | None:
     ids = text.example
     if ids is None and len(text.documents) == 1:
         ids = text.documents[0]
-    sites = sites_of(folder.model)
-    if ids is None or any(parse_head(site.head(0))[0] for site in sites):
+    heads = [head for site in sites_of(folder.model) for head in site.heads]
+    if ids is None or len(ids) > LONGEST or len(ids) ** 2 * len(heads) > CELLS:
         return None
-    cells = len(ids) ** 2 * sum(site.n_heads for site in sites)
-    if len(ids) > LONGEST or cells > CELLS:
+    if any(parse_head(head)[0] for head in heads):
         return None
     return head_maps(folder.model, ids, text.shown(ids), folder.name)

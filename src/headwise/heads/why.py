@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -79,7 +80,11 @@ def why(
         progress: is called with the name of a stage, the steps done and of all
     """
     way, tokens = answering(model), folder_of(model).tokens
-    words = [_meant(model, word) for word in (answer, other)]
+    # a word is the ids that it can be
+    words = [
+        _choices(tokens_of(model), word) if isinstance(word, str) else word
+        for word in (answer, other)
+    ]
     question = _Question(way, tokens, row_of(model, prompt)[0].tolist())
     twin = None
     if corrupt is not None:
@@ -87,12 +92,11 @@ def why(
         _check_twin(question, twin)
     notes: list[str] = []
     with evaluating(model):
-        text = question.read(model)
+        text, study, parts = question.read(model), None, None
         corrupted = None if twin is None else twin.read(model)
-        token, second, rival = _compared(words, text, corrupted)
-        study = parts = None
+        metric, rival = _compared(words, text, corrupted)
+        (token,) = metric.answer
         if corrupted is not None:
-            metric = Compared((token,), () if second is None else (second,))
             study = Study(text, corrupted, metric)
         try:
             if way in UNKNOWN:
@@ -119,7 +123,7 @@ def why(
         predicted=shown([predicted])[0],
         predicted_probability=float(chances[predicted]),
         probability=float(chances[token]),
-        counts="logits" if study is None or second is not None else "probability",
+        counts="logits" if study is None or metric.other else "probability",
         clean_value=study.ends[0] if study else difference,
         corrupted_value=study.ends[1] if study else None,
         logit=parts.logit if parts else difference,
@@ -145,11 +149,8 @@ def check_question(
     if tokens is None or not prompt.strip():
         return
     if corrupt is not None:
-        texts = [
-            _Question("next", tokens, list(tokens.prompt(text)))
-            for text in (prompt, corrupt)
-        ]
-        _check_twin(*texts)
+        texts = [list(tokens.prompt(text)) for text in (prompt, corrupt)]
+        _check_twin(*(_Question("next", tokens, ids) for ids in texts))
     for word in filter(None, words):
         _choices(tokens, word)
 
@@ -170,12 +171,13 @@ class _Question:
         """Where the answer is read: the position of the masked word, or -1, the end."""
         if self.way != "masked":
             return -1
-        sign = getattr(self.tokens, "mask", None)
-        if self.tokens is None or sign is None:
+        tokens: Any = self.tokens
+        sign = getattr(tokens, "mask", None)
+        if sign is None:
             raise HeadwiseError(
                 "no tokenizer that names a mask is known of the model, so no word of a text is hidden"
             )
-        (mask,) = self.tokens.encode(sign)  # a mask is a single token
+        (mask,) = tokens.encode(sign)  # a mask is a single token
         count = self.ids.count(mask)
         if count != 1:
             raise HeadwiseError(
@@ -228,8 +230,8 @@ def _check_twin(question: _Question, twin: _Question) -> None:
 
 def _compared(
     words: Iterable[Any], text: Reading, corrupted: Reading | None
-) -> tuple[int, int | None, int]:
-    """The token that is explained; what it is compared with, None where both texts are answered with it; its rival.
+) -> tuple[Compared, int]:
+    """The token that is explained with what it is compared with, none where both texts are answered with it; its rival.
 
     words  of both an id, ids of which the likeliest is meant, or None
     """
@@ -238,19 +240,13 @@ def _compared(
         max(word, key=row.__getitem__) if isinstance(word, list) else word
         for word in words
     )
-    if token is None:
-        token = int(best[0])
+    token = best[0] if token is None else token
     Compared((token,), () if second is None else (second,)).check(len(row))
     if second is None and corrupted is not None:
         second = int(corrupted.answer.argmax())
     if second in (None, token):  # then the likeliest other token
-        return token, None, next(i for i in best if i != token)
-    return token, second, second
-
-
-def _meant(model: nn.Module, word: str | int | None) -> Any:
-    """Of a word the ids that it can be; an id, or None, as it is."""
-    return _choices(tokens_of(model), word) if isinstance(word, str) else word
+        return Compared((token,)), next(i for i in best if i != token)
+    return Compared((token,), (second,)), second
 
 
 def _choices(tokens: TextTokens, word: str) -> list[int]:
@@ -299,27 +295,25 @@ class _Asked:
             site, h = place_of(name)
             none = torch.zeros_like(text.calls[site].out[0, h])
             silent[name] = [Edit(site, "out", h, none)]
-        # The change of log p of the token, in nats, without each of these heads.
         chance, stage = Compared((token,)), partial(self.progress, "silencing heads")
+        silenced = text.ask(silent, chance, stage)
+        # The change of log p of the token, in nats, without each of these heads.
         before = float(chance(text.answer))
-        silenced = text.ask(silent, chance, stage).items()
-        without = {name: chance_without - before for name, chance_without in silenced}
+        without = {name: silenced[name] - before for name in silenced}
         if not size:
             ranked.sort(key=lambda name: -abs(without[name]))
         places, heads = self.places(first), []
         for name in ranked:
             at = places.get(name, self.question.end)
-            effects = without.get(name), brings.get(name)
-            looks = self.looks(name, at)
-            heads.append(StoryHead(name, self.adds.get(name), at, looks, *effects))
+            found = at, self.looks(name, at), without.get(name), brings.get(name)
+            heads.append(StoryHead(name, self.adds.get(name), *found))
         return heads
 
     def places(self, names: Iterable[str]) -> dict[str, int]:
         """Where each head carries most alone, of those PLACES positions where what it gives differs most."""
         study, variants = self.study, {}
-        places: dict[str, int] = {}
         if study is None:
-            return places
+            return {}
         for name in names:
             site, h = place_of(name)
             if self.question.way == "first" and not site.startswith("encoder."):
@@ -330,9 +324,8 @@ class _Asked:
                 if distance[t] > 0:
                     variants[name, t] = study.variant("out", name, [t])
         effects = study.ask(variants, partial(self.progress, "patching positions"))
-        for name, t in sorted(effects, key=lambda place: -abs(effects[place])):
-            places.setdefault(name, t)
-        return places
+        ranked = sorted(effects, key=lambda place: -abs(effects[place]))
+        return dict(ranked[::-1])  # of each head the first stays
 
     def looks(self, name: str, at: int | None) -> tuple[tuple[int, float], ...]:
         """The three places that a head looks at most from where it acts, with their weights; None: in another text."""
@@ -355,11 +348,10 @@ class _Asked:
         # The queries, keys and values of heads that carry something -> the strongest of the heads that use them. A key
         # or a value belongs to all heads of its group: ("k", "L3.KV1") -> "L3.H5".
         readers: dict[Receiver, str] = {}
-        clear = [x.head for x in heads[: Story.MOST] if abs(x.brings or 0) >= CLEAR]
+        sets = [[x.head] for x in heads[: Story.MOST] if abs(x.brings or 0) >= CLEAR]
         # Heads that look at the same token can do each other's work: their keys and values are tried as one, too.
         groups = self.looking_alike(self.question.end)
         for at in READ:
-            sets = [[name] for name in clear]
             for names in [*sets, *groups.values()] if at != "q" else sets:
                 read = dict.fromkeys(study.text.read_by(name, at) for name in names)
                 if len(read) > 1 or len(names) == 1:
@@ -370,23 +362,24 @@ class _Asked:
         except HeadwiseError as error:  # a module makes its weights itself
             notes.append(Note.of("why.no_keys", reason=str(error)))
             return [], []
-        keys = []
-        for at, name in readers:
-            if at == "k":
-                keys.append(StoryKeys(name, effects["k", name], effects["v", name]))
+        keys = [
+            StoryKeys(name, effects["k", name], effects["v", name])
+            for at, name in readers
+            if at == "k"
+        ]
         # Where all that arrives there together changes little, no single path is followed.
         receivers = [each for each in readers if abs(effects[each]) >= CLEAR]
         if not receivers:
             return keys, []
         # heads of one layer that bring to one token what these find it by
-        senders: dict[tuple[int, int, str], list[str]] = defaultdict(list)
+        joined = set()
         for t in groups:
-            for key, names in self.looking_alike(t).items():
-                for name in names:
-                    senders[t, key, place_of(name)[0]].append(name)
-        joined = {"+".join(sorted(each)) for each in senders.values() if len(each) > 1}
+            for names in self.looking_alike(t).values():
+                for _, of_layer in groupby(sorted(names), lambda x: place_of(x)[0]):
+                    joined.add("+".join(of_layer))
+        several = sorted(each for each in joined if "+" in each)
         stage, paths = partial(self.progress, "following paths"), []
-        followed = study.paths(receivers, stage, sorted(joined))
+        followed = study.paths(receivers, stage, several)
         for (receiver, sender), effect in followed.items():
             if abs(effect) >= CLEAR:
                 at, name = receiver
@@ -399,16 +392,17 @@ class _Asked:
         The first token, special ones and the token itself do not count: there heads rest.
         """
         looking = defaultdict(list)
-        if at is None:  # a decoder has written nothing yet
-            return {}
         for site, call in self.text.calls.items():
-            for h, row in enumerate(() if call.cross else self.text.maps(site)[:, at]):
+            # None: a decoder has written nothing yet
+            if at is None or call.cross:
+                continue
+            for h, row in enumerate(self.text.maps(site)[:, at]):
                 weight, t = float(row.max()), int(row.argmax())
                 rests = t in (0, at) or not self.question.is_word(t)
                 if weight >= HARD and not rests:
                     looking[t].append((weight, head_name(site, h)))
-        alike = {}
-        for t, heads in looking.items():
-            if len(heads) > 1:
-                alike[t] = [name for _, name in sorted(heads, reverse=True)]
-        return alike
+        return {
+            t: [name for _, name in sorted(heads, reverse=True)]
+            for t, heads in looking.items()
+            if len(heads) > 1
+        }

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from headwise.corpus import verbs
 from headwise.files import write_whole
-from headwise.heads.table import TOKENS, HeadProfile, Survey
+from headwise.heads.table import PLACE, TOKENS, HeadProfile, Survey
 from headwise.intervals import Interval
 from headwise.records import HeadMaps, RunSummary, plain_data
 from headwise.table import escaped
@@ -37,9 +37,9 @@ from headwise.words import Facts, sent
 # The page shows three decimals. A step of 1/65535 puts a stored weight at most 0.000008 off, far below the last of
 # them, in half the bytes of a float32.
 LEVELS = 2**16 - 1
-# What the page has as the survey has it, and as the profile of a head has it.
+# What the page has as the survey has it.
 EXTENT = ("family", "n_documents", "n_tokens", "longest")
-PLACE = ("name", "part", "layer", "head")
+
 
 Shares = NDArray[np.float64]  # fractions of a head's attention, see `shares_of`
 
