@@ -7,8 +7,8 @@ texts side by side: the desk keeps the latest reading of each, and nothing else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headwise.corpus.tokens import Ids
 from headwise.errors import HeadwiseError
 from headwise.heads.ablate import calls_of
 from headwise.heads.blocks import as_numpy, row_weights
@@ -25,7 +26,7 @@ from headwise.models.hook import attach
 from headwise.models.open import Folder
 from headwise.models.sites import Site
 from headwise.records import Call, parse_head
-from headwise.words import Note
+from headwise.words import Facts, Note
 
 Array = NDArray[np.float32]
 # Round choices.
@@ -49,7 +50,7 @@ class Reading:
     """What a model made of a text, with some heads scaled."""
 
     text: str
-    ids: list[int]
+    ids: Ids
     at: int  # the position whose prediction is shown
     # What comes of the text with all heads as they are: the probabilities (V,) of the token predicted at `at`. Where
     # the model predicts none, the mean (C,) of its last hidden states.
@@ -99,7 +100,7 @@ class Desk:
         self.longest = min(folder.context or LONGEST, LONGEST, most)
         self.readings: dict[str, Reading] = {}  # by slot
 
-    def about(self) -> dict[str, Any]:
+    def about(self) -> Facts:
         """What a page knows before anything is asked."""
         heads = []
         for name in self.heads:
@@ -113,7 +114,7 @@ class Desk:
             "mask": self.mask_text,
         }
 
-    def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def answer(self, asked: Facts) -> Facts:
         """Answer a question of the page's.
 
         Raises HeadwiseError for a question that is none, and for a text that is not read; then the message is a note,
@@ -127,8 +128,8 @@ class Desk:
     # A text
 
     def _read(
-        self, slot: str, text: str, changes: dict[str, Any], at: int, follow: int
-    ) -> dict[str, Any]:
+        self, slot: str, text: str, changes: Facts, at: int, follow: int
+    ) -> Facts:
         """Read a text with some heads scaled; what its heads do, and what comes next.
 
         slot     "a", or "b" for the text beside it; an empty text takes "b" away
@@ -147,15 +148,15 @@ class Desk:
         # empty of what does not run
         maps = [np.zeros((0, 0), np.float32) for _ in self.heads]
         plain, now = self._run(ids, at, factors, maps)
-        reading = Reading(text, ids, at, plain, now, maps)
-        self.readings[slot] = reading
-        answer = {"words": words, "at": at, **self._next(follow)}
-        # What each head does in this text, and for each token the heads that look hardest from there.
-        kinds = [
-            self._kind(ids, *of_head)
-            for of_head in zip(maps, self.crosses, strict=True)
-        ]
-        answer |= {"kinds": kinds, "hardest": self._hardest(reading)}
+        reading = self.readings[slot] = Reading(text, ids, at, plain, now, maps)
+        answer = {
+            "words": words,
+            "at": at,
+            **self._next(follow),
+            # what each head does in this text, and for each token the heads that look hardest from there
+            "kinds": list(map(partial(self._kind, ids), maps, self.crosses)),
+            "hardest": self._hardest(reading),
+        }
         # Only maps of one size can be subtracted: for each token the heads that look most differently in both texts.
         first, other = map(self.readings.get, SLOTS)
         if first and other and len(first.ids) == len(other.ids):
@@ -167,18 +168,16 @@ class Desk:
         if not text.strip():
             raise HeadwiseError(Note.of("look.empty"))
         before, after = self.tokens.frame
-        if self.kind == "next":  # the text goes on: nothing closes it
-            after = []
-        ids = [*before, *self.tokens.encode(text), *after]
+        ids = [*before, *self.tokens.encode(text)]
+        if self.kind != "next":  # else the text goes on: nothing closes it
+            ids += after
         if len(ids) > self.longest:
             is_context = self.longest == self.folder.context
             key = "look.beyond_context" if is_context else "look.too_long"
             raise HeadwiseError(Note.of(key, tokens=len(ids), longest=self.longest))
         return ids
 
-    def _words(
-        self, text: str, ids: Sequence[int]
-    ) -> list[tuple[str, bool, int, bool]]:
+    def _words(self, text: str, ids: Ids) -> list[tuple[str, bool, int, bool]]:
         """What the page writes for each token: (label, has a gap before it, number of line ends in it, is a sign).
 
         Two words, "he works", give ("he", True, 0, False) and ("works", True, 0, False). The label of a token of
@@ -206,7 +205,7 @@ class Desk:
             done = max(done, end)
         return words
 
-    def _place(self, ids: Sequence[int], at: int) -> int:
+    def _place(self, ids: Ids, at: int) -> int:
         """The position whose prediction is shown: `at`, where the page points, if something is predicted there.
 
         Else the last token, behind which the text goes on; in a model that fills in hidden words the first of these,
@@ -224,7 +223,7 @@ class Desk:
     @torch.no_grad()
     def _run(
         self,
-        ids: Sequence[int],
+        ids: Ids,
         at: int,
         factors: Tensor,
         maps: list[Array] | None = None,
@@ -251,7 +250,7 @@ class Desk:
             if maps is not None or (factors[:, columns] != 1).any()
         ]
         with attach(listened, take), evaluating(model):
-            rows = torch.tensor([list(ids)] * len(factors))
+            rows = torch.tensor(ids).expand(len(factors), -1)
             if self.kind is None or at < 0:
                 return last_states(model, rows).float().mean(1).cpu()
             # then logits of other positions are not computed
@@ -261,9 +260,7 @@ class Desk:
 
     # What its heads do
 
-    def _kind(
-        self, ids: Sequence[int], weights: Array, crosses: bool
-    ) -> tuple[str, float]:
+    def _kind(self, ids: Ids, weights: Array, crosses: bool) -> tuple[str, float]:
         """The kind of key that a head looks at most, such as "previous_token", and the part of its weight there."""
         T = len(ids)
         # it looks at another text; or it did not run
@@ -282,7 +279,7 @@ class Desk:
         telling = {"induction": after_same, "duplicate_token": same_token}
         for name, cells in telling.items():
             able = (cells & (rows > 0)).any(1)
-            mass = float((rows * cells)[able].sum(1).mean()) if able.any() else 0.0
+            mass = float((rows * cells).sum() / max(1, able.sum()))
             if mass >= CLEAR:
                 return name, mass
         usual = {
@@ -294,11 +291,9 @@ class Desk:
         }
         # each key counts once, for the first kind that it is of
         kinds = np.select(list(usual.values()), range(len(usual)), len(usual))
-        masses = [
-            float(rows[kinds == n].sum()) / len(rows) for n in range(len(usual) + 1)
-        ]
-        best = int(np.argmax(masses))
-        return [*usual, "elsewhere"][best], masses[best]
+        masses = np.bincount(kinds.ravel(), rows.ravel()) / len(rows)
+        best = int(masses.argmax())
+        return [*usual, "elsewhere"][best], float(masses[best])
 
     def _hardest(
         self, reading: Reading, other: Reading | None = None
@@ -331,14 +326,14 @@ class Desk:
             for t, order in enumerate(orders)
         ]
 
-    def _maps(self, slot: str, heads: list[Any]) -> dict[str, Any]:
+    def _maps(self, slot: str, heads: list[Any]) -> Facts:
         """The maps of some heads by their numbers, as arrays; `view/look.py` packs them."""
         reading = self.readings.get(slot)
         return {"maps": {} if reading is None else {n: reading.maps[n] for n in heads}}
 
     # What comes next
 
-    def _next(self, follow: int) -> dict[str, Any]:
+    def _next(self, follow: int) -> Facts:
         """The likeliest tokens, with their probabilities as the model is, with heads scaled, and the latter in "b".
 
         Where no token is predicted: how alike the mean last state stays under the changes, as a cosine ("kept"), and
@@ -348,13 +343,10 @@ class Desk:
         if reading is None:
             return {}
         if not self._predicts(reading):
-            state: dict[str, Any] = {"kept": _cosine(reading.plain, reading.now)}
+            state: Facts = {"kept": _cosine(reading.plain, reading.now)}
             if other is not None and not self._predicts(other):
-                alike = (
-                    _cosine(reading.plain, other.plain),
-                    _cosine(reading.now, other.now),
-                )
-                state["alike"] = alike
+                alike = _cosine(reading.plain, other.plain)
+                state["alike"] = alike, _cosine(reading.now, other.now)
             return {"state": state}
         columns = [reading.plain, reading.now]
         # -1: no word is hidden in the text beside
@@ -364,12 +356,12 @@ class Desk:
         if not 0 <= follow < chances.shape[1]:
             follow = int(reading.plain.argmax())
         most = chances.topk(min(LISTED, chances.shape[1])).indices  # of each column
-        ids = sorted(
-            {*most.flatten().tolist(), follow},
-            key=lambda i: -float(chances[:, i].max()),
-        )
         # a chance for each of the columns
-        rows = [(i, self._token(i), *chances[:, i].tolist()) for i in ids]
+        rows = [
+            (i, self._token(i), *chances[:, i].tolist())
+            for i in {*most.flatten().tolist(), follow}
+        ]
+        rows.sort(key=lambda row: -max(row[2:]))
         # What the likeliest token adds to the text, which the page appends: a token decoded alone may lose its space,
         # or be one byte of a character. So the text is decoded with and without it, and its beginning is cut off.
         longer = self.tokens.decode([*reading.ids, int(reading.now.argmax())])
@@ -388,7 +380,7 @@ class Desk:
         text = self.tokens.shown([i])[0]
         return text.strip() or "\u23ce" * text.count("\n") or "\u00b7"
 
-    def _each(self, layer: int, follow: int) -> dict[str, Any]:
+    def _each(self, layer: int, follow: int) -> Facts:
         """What becomes of the prediction without each head of one layer alone, all of them in one batch.
 
         All other heads are as the model has them, also where the page has scaled some. "left" is the number of layers

@@ -107,6 +107,10 @@ def page(
     code = module_script(script)
     blocks = {**(data or {}), "words": json_block(phrases(("page", *words)))}
     key, facts = title
+    scripts = [
+        f'<script type="application/json" id="{name}">{block}</script>'
+        for name, block in blocks.items()
+    ]
     return frame(
         "page/base.html",
         lang=lang,
@@ -118,10 +122,7 @@ def page(
         name=name,
         no_script=phrase("page.no_script", lang),
         body=body,
-        data="\n".join(
-            f'<script type="application/json" id="{key}">{block}</script>'
-            for key, block in blocks.items()
-        ),
+        data="\n".join(scripts),
         script=code,
         made_by=word("page.made_by_look" if served else "page.made_by", "p"),
     )
@@ -201,17 +202,14 @@ def walk_html(
             f"the walk runs the model in the page. {phrase(key, **facts)} Leave out html="
         )
     config = model["config"]
-    layers, heads, width = config["n_layers"], config["n_heads"], config["d_model"]
-    lede = word(
-        "walk.lede",
-        "p",
-        'class="lede"',
-        name=name,
-        layers=layers,
-        heads=heads,
-        width=width,
-        parameters=f"{model['parameters']:,}",
-    )
+    facts = {
+        "name": name,
+        "layers": config["n_layers"],
+        "heads": config["n_heads"],
+        "width": config["d_model"],
+        "parameters": f"{model['parameters']:,}",
+    }
+    lede = word("walk.lede", "p", 'class="lede"', **facts)
     body = frame("page/walk.html", lede=lede)
     start = {"text": text, "layer": layer, "head": head, "at": at, "report": report}
     return page(
@@ -237,12 +235,11 @@ def story_page(path: str | Path, story: Story, lang: str = "en") -> None:
     # the heads that have a sentence, a part of the story's heads
     data = {**asdict(story), "told": [part.head for part in story.told]}
     data["moves"] = {part.head: story.moves(part) for part in story.heads}
-    sentences = {
-        lang: [story.sentence(part, lang) for part in story.told] for lang in LANGUAGES
+    data["sentences"] = {
+        each: [story.sentence(part, each) for part in story.told] for each in LANGUAGES
     }
-    data["sentences"] = sentences
     for name in ("opening", "closing"):
-        data[name] = {lang: getattr(story, name)(lang) for lang in LANGUAGES}
+        data[name] = {each: getattr(story, name)(each) for each in LANGUAGES}
     answer = story.answer.strip() or story.answer  # a token may be spaces alone
     document = page(
         "why",

@@ -103,18 +103,15 @@ def _heads(survey: Survey, columns: tuple[Column, ...]) -> list[Facts]:
     heads = []
     for profile in survey.profiles:
         shares, first = pictures[profile.name]
+        rows, across = shares.shape
         heads.append(
             {
                 **{name: getattr(profile, name) for name in PLACE},
                 "cross": profile.part == "cross",
-                "values": [
-                    _interval(value_of(profile, column.key)) for column in columns
-                ],
-                "uniform": [
-                    _rounded(profile.uniform.get(column.key)) for column in columns
-                ],
-                "rows": shares.shape[0],
-                "columns": shares.shape[1],
+                "values": [_interval(value_of(profile, x.key)) for x in columns],
+                "uniform": [_rounded(profile.uniform.get(x.key)) for x in columns],
+                "rows": rows,
+                "columns": across,
                 "length": text_length(survey, profile),
                 "shares": quantised(shares),
                 "first": quantised(first),
@@ -168,9 +165,7 @@ def shares_of(survey: Survey) -> dict[str, tuple[Shares, Shares]]:
         # Key i lies in block i * blocks // length: count those of each. A model that adds tokens of its own to a short
         # text may have more blocks than the text has tokens.
         if length is not None and length >= blocks:
-            sizes = np.bincount(
-                np.arange(length) * blocks // length, minlength=blocks
-            ).astype(np.float64)
+            sizes = np.bincount(np.arange(length) * blocks // length) * 1.0
         # `first_key`, too, is a mean over the keys of its block, the first.
         shares[profile.name] = profile.thumbnail * sizes, profile.first_key * sizes[0]
     return shares
@@ -188,10 +183,8 @@ def text_length(survey: Survey, profile: HeadProfile) -> int | None:
 
 def quantised(weights: NDArray[Any]) -> str:
     """Weights in 0..1, any shape, row by row, as base64 of little-endian 16-bit whole numbers of 1/65535; NaN is 0."""
-    levels = np.rint(
-        np.clip(np.nan_to_num(weights.astype(np.float64)), 0.0, 1.0) * LEVELS
-    )
-    return _packed(levels.astype("<u2"))
+    shares = np.nan_to_num(weights.astype(np.float64)).clip(0, 1)
+    return _packed(np.rint(shares * LEVELS).astype("<u2"))
 
 
 def _packed(numbers: NDArray[Any]) -> str:
@@ -211,15 +204,14 @@ def _maps(maps: HeadMaps) -> Facts:
 
 
 def _interval(value: Interval | None) -> list[float | None] | None:
-    # For JSON, which has neither NaN nor infinity.
     if value is None or math.isnan(value.mean):
         return None
     return [_rounded(value.mean), _rounded(value.low), _rounded(value.high), value.n]
 
 
 def _rounded(value: float | None) -> float | None:
-    """Six digits, which is more than is shown; None for what is not finite."""
-    return None if value is None or not math.isfinite(value) else float(f"{value:.6g}")
+    """Six digits, which is more than is shown."""
+    return None if value is None else float(f"{value:.6g}")
 
 
 # The sections of words.toml whose phrases the page says.
@@ -263,31 +255,24 @@ def report_html(
     film     where the heads looked while the model trained, from `gpt.run.read_film`
     walk     the file beside this one that has the walk through a head, from `page.walk_html`
     """
-    blocks = {} if film is None else {"film-data": json_block(film)}
     data = survey_data(survey, maps, summary, walk)
-    name = data["model"]
-    no_model = ""
+    blocks = {"data": json_block(plain_data(data)), "model": json_block(model)}
+    if film is not None:
+        blocks["film-data"] = json_block(film)
+    name, no_model = data["model"], ""
     if model is None or "reason" in model:
         key, facts = missing(model or {"reason": "none"})
         way = word("report.open_live") if model else ""
         no_model = f'<p class="caption">{word(key, **facts)} {way}</p>'
-    body = frame(
-        "page/report.html",
-        model=escaped(name),
-        large=large_view(),
-        no_model=no_model,
-    )
+    parts = {"model": escaped(name), "large": large_view(), "no_model": no_model}
+    body = frame("page/report.html", **parts)
     return page(
         "report",
         body,
         title=("report.title", {"model": name}),
         styles=("page/heads.css", "page/report.css"),
         script="report.js",
-        data={
-            "data": json_block(plain_data(data)),
-            "model": json_block(model),
-            **blocks,
-        },
+        data=blocks,
         words=WORDS,
         lang=lang,
     )

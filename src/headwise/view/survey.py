@@ -7,7 +7,7 @@ each head, and what belongs together.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rich.table import Table as Grid
@@ -45,8 +45,8 @@ class Column:
     label: str
     meaning: str
     decimals: int
-    signed: bool = False
-    main: bool = True  # shown at once; the others on demand
+    signed: bool
+    main: bool  # shown at once; the others on demand
 
 
 def columns_of(survey: Survey) -> tuple[Column, ...]:
@@ -55,6 +55,9 @@ def columns_of(survey: Survey) -> tuple[Column, ...]:
         "ablation": f"change in loss without the head ({survey.ablated or 'silenced'}), nats per token",
         "importance": "mean size of the loss's slope with respect to a gate on the head (Michel et al. 2019)",
     }
+    main = {*effects, *MAIN, *(relation.name for relation in survey.relations)}
+    if len(survey.statistics) <= FEW:
+        main |= survey.statistics.keys()
     columns = []
     # meanings are in English
     for key, meaning in {**effects, **survey.statistics}.items():
@@ -62,13 +65,9 @@ def columns_of(survey: Survey) -> tuple[Column, ...]:
         known = [value.mean for value in values if value is not None]
         if key in effects and not known:  # it was not measured
             continue
-        followed = any(key == relation.name for relation in survey.relations)
-        main = (
-            key in effects or followed or key in MAIN or len(survey.statistics) <= FEW
-        )
         # Ablation has a sign: without a head the loss may rise or fall.
-        label, signed = key.replace("_", " "), key == "ablation"
-        columns.append(Column(key, label, meaning, decimals_for(known), signed, main))
+        shown = decimals_for(known), key == "ablation", key in main
+        columns.append(Column(key, key.replace("_", " "), meaning, *shown))
     return tuple(columns)
 
 
@@ -84,17 +83,14 @@ def value_of(profile: HeadProfile, key: str) -> Interval | None:
 def decimals_for(values: Iterable[float]) -> int:
     """Decimals of a column, so that its largest number shows four digits, or three below 1; at most six."""
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
-    if not largest:  # all are 0, or there are none
-        return 3
     # 0 for 1 to 10, which get 3 decimals; -1 for 0.1 to 1, which get 3, too
-    order = math.floor(math.log10(largest))
+    order = math.floor(math.log10(largest or 1))  # 0: all are 0, or there are none
     return max(0, 3 - order) if order >= 0 else min(6, 2 - order)
 
 
-def kinds_of(roles: Iterable[Role]) -> list[int]:
+def kinds_of(roles: Sequence[Role]) -> list[int]:
     """The colour of each role, the same in every report: those of data/roles.toml come first, then relations."""
-    order = [role.name for role in ROLES]
-    order += [role.name for role in roles if role.name not in order]
+    order = list(dict.fromkeys(role.name for role in (*ROLES, *roles)))
     return [order.index(role.name) % KINDS for role in roles]
 
 
@@ -175,10 +171,9 @@ def _effect(change: Interval | None) -> list[Note]:
     """What silencing does; a change whose interval holds zero is not said to be one."""
     if change is None or math.isnan(change.mean):
         return []
-    # Of one document the interval has no ends, and cannot tell a change from none.
-    known = math.isfinite(change.low) and math.isfinite(change.high)
     size = abs(change.mean)
-    if size < CLOSE or (known and not change.excludes(0)):
+    # Of one document the interval has no ends, and cannot tell a change from none.
+    if size < CLOSE or (change.n > 1 and not change.excludes(0)):
         return [Note.of("sentence.unclear", change=number(change.mean, 3, signed=True))]
     key = "sentence.rises" if change.mean > 0 else "sentence.falls"
     # 0.67, but 0.067
@@ -219,9 +214,8 @@ def print_survey(screen: Screen, survey: Survey, maps: HeadMaps | None = None) -
     if len(survey) <= SPOKEN:
         screen.say("")
         for profile in survey.profiles:
-            screen.say(
-                f"{profile.name}: {head_sentence(survey, profile, marks=('“', '”'))}"
-            )
+            sentence = head_sentence(survey, profile, marks=("“", "”"))
+            screen.say(f"{profile.name}: {sentence}")
 
 
 def _print_facts(screen: Screen, survey: Survey) -> None:
@@ -270,26 +264,15 @@ def _print_heads(screen: Screen, survey: Survey) -> None:
     for profile in survey.profiles:
         # `previous` for `previous token`
         roles = ", ".join(role.removesuffix(" token") for role in profile.roles)
-        numbers = [
-            _shown_number(value_of(profile, column.key), column) for column in columns
-        ]
-        rows.append([profile.name, roles, *numbers])
-    headings = [HEADINGS.get(column.key, column.label) for column in columns]
-    meanings = [
-        f"{heading}: {column.meaning}"
-        for heading, column in zip(headings, columns, strict=True)
-    ]
-    table = Table(["head", "roles", *headings], rows, note="\n".join(meanings))
-    table.print(screen, (0, 1))  # names and roles stand at the left
-
-
-def _shown_number(value: Interval | None, column: Column) -> str:
-    """A number with the decimals of its column, and its sign where the column has signs. No zero has one."""
-    if value is None or not math.isfinite(value.mean):
-        return "-"
-    rounded = round(value.mean, column.decimals) or 0.0  # -0.0 becomes 0.0
-    sign = "+" if column.signed and rounded else ""
-    return f"{rounded:{sign}.{column.decimals}f}"
+        row = [profile.name, roles]
+        for column in columns:
+            mean = getattr(value_of(profile, column.key), "mean", None)
+            row.append(number(mean, column.decimals, column.signed))
+        rows.append(row)
+    headings = {HEADINGS.get(x.key, x.label): x.meaning for x in columns}
+    note = "\n".join(f"{heading}: {meaning}" for heading, meaning in headings.items())
+    # names and roles stand at the left
+    Table(["head", "roles", *headings], rows, note=note).print(screen, (0, 1))
 
 
 BEST = 2  # heads of a relation that are shown: a round choice
@@ -304,15 +287,14 @@ def print_relations(screen: Screen, survey: Survey) -> None:
         heads.sort(key=lambda head: -head.relations[name].lead)
         for head in heads[:BEST]:
             score, star = head.relations[name], "*" * (name in head.roles)
-            mass, low, high = score.mass.mean, score.mass.low, score.mass.high
-            figures = mass, score.even, score.untrained, score.elsewhere
-            shown = [number(figure, 2) for figure in (*figures, score.accuracy.mean)]
+            mass, right = score.mass, score.accuracy.mean
+            controls = score.even, score.untrained, score.elsewhere
+            shown = [number(figure, 2) for figure in (mass.mean, *controls, right)]
             # Of one document the interval has no ends.
-            has_ends = math.isfinite(high - low)
-            shown.insert(1, f"{number(low, 2)}-{number(high, 2)}" if has_ends else "-")
+            ends = f"{number(mass.low, 2)}-{number(mass.high, 2)}"
+            shown.insert(1, ends if mass.n > 1 else "-")
             rows.append([name, head.name + star, *shown])
-    headings = ["relation", "head", "mass", "95 %"]
-    headings += ["even", "untr.", "else.", "right"]
+    headings = "relation", "head", "mass", "95 %", "even", "untr.", "else.", "right"
     note = (
         "mass: weight on the right tokens, with its 95 % interval; even: that of attention spread evenly; "
         "untr.: of the best untrained head; else.: of the same head at the same distances from other tokens; "

@@ -51,21 +51,29 @@ def print_maps(screen: Screen, maps: HeadMaps) -> None:
     # columns for the pictures; 1 stands between them and the labels
     room = max(1, screen.width - LABEL_WIDTH - 1)
     side = min(LARGEST_SIDE, room, count)  # tokens that are drawn
-    pictures = [_picture(head.weights[:side, :side]) for head in maps.maps]
+    # the name of a head, and the lines of its map
+    pictures = [
+        [head.name, *_picture(head.weights[:side, :side])] for head in maps.maps
+    ]
     # of a picture, below its name
     width = max(side, *(len(head.name) for head in maps.maps))
-    labels = [_label(visible(token)) for token in maps.tokens[:side]]
+    labels = [""]  # that of the line with the names
+    for token in map(visible, maps.tokens[:side]):
+        is_long = cell_len(token) > LABEL_WIDTH
+        label = set_cell_size(token, LABEL_WIDTH - 1) + "…" if is_long else token
+        labels.append(label)
     screen.say(
         f"{maps.model}: each row is a token that looks, each column a token looked at"
     )
     # the last picture in a row needs no gap
     across = max(1, (room + GAP) // (width + GAP))
     for start in range(0, len(pictures), across):
-        names = [head.name for head in maps.maps[start : start + across]]
-        rows = zip(labels, *pictures[start : start + across], strict=True)
-        for label, *parts in ((" " * LABEL_WIDTH, *names), *rows):
+        for label, *parts in zip(
+            labels, *pictures[start : start + across], strict=True
+        ):
             line = (" " * GAP).join(part.ljust(width) for part in parts)
-            screen.print(Text(f"{label} {line}"), crop=True)
+            space = " " * (LABEL_WIDTH - cell_len(label))
+            screen.print(Text(f"{space}{label} {line}"), crop=True)
         screen.print("")
     if side < count:
         screen.say(f"the first {side} of {count} tokens")
@@ -73,19 +81,10 @@ def print_maps(screen: Screen, maps: HeadMaps) -> None:
     screen.say(", ".join([f"weight: blank below {LEVELS[1]}", *legend]))
 
 
-def _label(token: str) -> str:
-    """A token, LABEL_WIDTH columns wide."""
-    if cell_len(token) > LABEL_WIDTH:
-        token = set_cell_size(token, LABEL_WIDTH - 1) + "…"
-    return " " * (LABEL_WIDTH - cell_len(token)) + token
-
-
 def _picture(cells: NDArray[np.float32]) -> list[str]:
     """The lines of a map."""
     # The number of the last level that is not above a weight: 0.05 itself has shade 1.
-    levels = (
-        np.searchsorted(np.array(LEVELS, dtype=np.float32), cells, side="right") - 1
-    )
+    levels = np.digitize(cells, np.array(LEVELS, np.float32)) - 1
     return ["".join(SHADES[level] for level in row) for row in levels]
 
 
@@ -98,9 +97,8 @@ def print_steps(screen: Screen, steps: HeadSteps) -> None:
     keys = [(tokens[key.position], key) for key in steps.keys]
     asking = tokens[steps.at]
     place = f"{steps.name} at position {asking}, which may look at {len(keys)} of {len(tokens)}"
-    readers = ""
-    if steps.sharing:
-        readers = f", as does head {', '.join(map(str, steps.sharing))}"
+    others = ", ".join(map(str, steps.sharing))
+    readers = f", as does head {others}" if others else ""
     screen.say(
         f"{steps.model}: {place}. It reads key/value head {steps.kv_head}{readers}.\n"
     )
