@@ -266,7 +266,7 @@ def importance(
     require_next(model)
     # (H,) sums over rows, once there is one: 0.0 before
     totals: dict[Site, Any] = defaultdict(float)
-    outs: list[tuple[Site, Tensor]] = []
+    outs = []
 
     def keep(site: Site, call: Call) -> Tensor:
         # With frozen weights nothing asks for a gradient yet: the output itself becomes where it ends.
@@ -312,7 +312,7 @@ def ablation(
     """
     require_next(model)
     _check_how(how, WAYS)
-    changes: dict[str, list[float]] = defaultdict(list)
+    changes = defaultdict(list)
     with evaluating(model):
         sites = dict.fromkeys(calls_of(model, batches[0][:1]))
         # each head counts once a batch

@@ -39,7 +39,7 @@ from headwise.intervals import Interval, interval_of
 from headwise.models.ask import device_of, evaluating, run_body
 from headwise.models.open import Folder
 from headwise.models.sites import Site
-from headwise.records import Call, parse_head
+from headwise.records import parse_head
 from headwise.table import Table
 
 SMOOTH = 7  # keys, the middle one among them, whose median is taken: as in Whisper
@@ -194,7 +194,7 @@ def align(
         )
     is_spoken = kinds == {Spoken}
     known = []  # the texts with their maps
-    names: list[str] = []  # from here on a head is its number in this list
+    names = []  # from here on a head is its number in this list
     with evaluating(model):
         for number, text in enumerate((*texts, *judged), 1):
             maps_of = _maps(model, text)
@@ -249,7 +249,7 @@ def _maps(model: nn.Module, text: Known) -> dict[Site, Maps]:
         raise HeadwiseError(
             "a text without a word, or without a link, aligns with nothing"
         )
-    calls: dict[Site, Call] = {}
+    calls = {}
     with listening(model, lambda site, call, _: calls.update({site: call})):
         if set(text.inputs) == {"input_ids"}:
             # also for a model of ours, whose argument has another name

@@ -177,9 +177,9 @@ def _added(
     if norm is not None:
         direction, constant = _back(norm, rows[norm], direction)
         bias += constant
-    heads: Numbers = {}
-    feed_forwards: Numbers = {}
-    tokens: dict[str, Values] = {}
+    heads = {}
+    feed_forwards = {}
+    tokens = {}
     for block in chain:
         change = rows[block].gave - rows[block].read
         if block not in attending:
@@ -345,7 +345,7 @@ def heard(
     modules: Iterable[nn.Module], part: Callable[[Tensor], Tensor]
 ) -> Iterator[States]:
     """What modules read and give inside this block, or a part of it; of those alone that read and give states."""
-    states: States = {}
+    states = {}
 
     def is_state(x: Any) -> bool:
         # an expert of a mixture may be given no token
@@ -373,7 +373,7 @@ def is_norm(module: nn.Module) -> bool:
 def _stacked(model: nn.Module, layers: Iterable[Layer]) -> dict[nn.Module, str]:
     """The layers of every list that has one with attention, and the names by which a reader knows them."""
     attending = {layer.block: layer.site.name for layer in layers}
-    names: dict[nn.Module, str] = {}
+    names = {}
     for module in model.modules():
         if not isinstance(module, nn.ModuleList | nn.Sequential):
             continue
@@ -400,7 +400,7 @@ def _back(norm: nn.Module, row: State, direction: Tensor) -> tuple[Tensor, float
     twin = copy.deepcopy(norm).cpu().double()
 
     def normed(x: Tensor) -> Tensor:
-        answer: Tensor = twin.forward(x)  # so that no hook is called
+        answer = twin.forward(x)  # so that no hook is called
         return answer.double()  # some norms compute in float32 and give that
 
     x, y = row.read, normed(row.read)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -65,7 +65,7 @@ def composition(model: nn.Module) -> DataFrame:
         for before, earlier in enumerate(sites[:number]):
             if stacks[number] != stacks[before]:
                 continue
-            scores: dict[str, Tensor] = {}  # (receivers, senders) each
+            scores = {}  # (receivers, senders) each
             for suffix, layers in forms.items():
                 writes = layers[before][1]
                 for at, reads in layers[number][0].items():
@@ -152,12 +152,12 @@ def _seen(
     except Exception:  # it takes more than ids: then the weights alone are read
         return weights, {}
     paths = {module: path for path, module in model.named_modules()}
-    gains: dict[Site, Factors] = {}
+    gains = {}
     for site in sites:
         if site not in calls or site.module not in read:
             continue
         # norms of queries and keys, by "q" and "k"
-        inner: dict[str, nn.Module] = {}
+        inner = {}
         for name, norm in site.module.named_children():
             if name[0] in "qk" and is_norm(norm) and norm in read:
                 inner[name[0]] = norm
@@ -211,10 +211,10 @@ def _gain(norm: nn.Module, state: Tensor) -> Tensor:
 
     state  what it reads, which tells its shape
     """
-    twin: Any = copy.deepcopy(norm).cpu().double()
+    twin = copy.deepcopy(norm).cpu().double()
     x = torch.randn(state.shape[-1], dtype=torch.float64, generator=torch.Generator())
     x = (x - x.mean()).expand(state.shape)  # so that a LayerNorm subtracts nothing
-    made: Tensor = (twin(x) - twin(torch.zeros_like(x))).double() / x
+    made = (twin(x) - twin(torch.zeros_like(x))).double() / x
     for axis in range(made.ndim - 1):  # all tokens are alike, and heads mostly
         first = made.narrow(axis, 0, 1)
         made = first if first.expand_as(made).allclose(made) else made

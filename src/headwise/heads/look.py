@@ -77,10 +77,10 @@ class Desk:
         self.kind = predicts(folder.model)
         # what is typed where a word is to be hidden; only tokenizers of transformers have it
         mask = getattr(self.tokens, "mask", None)
-        self.mask_text: str | None = mask if self.kind == "masked" else None
+        self.mask_text = mask if self.kind == "masked" else None
         self.heads: list[str] = []
         # of each head: are its keys those of another text?
-        self.crosses: list[bool] = []
+        self.crosses = []
         # The attentions that run when the model reads a text, in their order, and which of the heads each has. A tower
         # of images does not run.
         self.layers: dict[Site, slice] = {}

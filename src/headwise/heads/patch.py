@@ -31,7 +31,7 @@ from headwise.heads.ablate import ALL, READ, SHARED, Edit, Places, edited, kv_in
 from headwise.heads.blocks import row_weights
 from headwise.heads.documents import Progress, no_progress
 from headwise.heads.statistics import unknown_head
-from headwise.heads.table import Row, frame
+from headwise.heads.table import frame
 from headwise.intervals import Interval, interval_of
 from headwise.models.ask import (
     answer_logits,
@@ -115,7 +115,7 @@ class Patching(HeadNumbers):
 
     def to_frame(self) -> DataFrame:
         """A row a head: the share of the means, its bounds, and the mean of the shares of pairs, `by_pair`."""
-        rows: list[Row] = []
+        rows = []
         for name, effect in self.effects.items():
             row = {"head": name, "share_of_means": effect.mean, "low": effect.low}
             mean = float(self.by_pair[name].mean())
@@ -170,7 +170,7 @@ def patch(
 
     shares, by_pair, ends = _of_pairs(model, clean, corrupted, target, tried)
     effects = {name: share for (name, t), share in shares.items() if t is None}
-    by_position: dict[str, Any] = defaultdict(list)
+    by_position = defaultdict(list)
     for (name, t), share in shares.items():
         if t is not None:
             by_position[name].append(share.mean)
@@ -466,7 +466,7 @@ class Reading:
         self, variants: Sequence[Variant], start: int, until: str
     ) -> tuple[Calls, Tensor | None]:
         """One batch of variants, which begin behind the first `start` blocks."""
-        calls: Calls = {}
+        calls = {}
         edits = defaultdict(list)
         # What a head makes of its queries, keys and values comes before the gates and norms of its site.
         early = False
@@ -546,7 +546,7 @@ class Study:
             metric.check(answers.shape[1])
         self.metric = metric
         # what is compared, in the clean text and in the corrupted one
-        self.ends: list[float] = metric(answers).tolist()
+        self.ends = metric(answers).tolist()
         if self.ends[0] == self.ends[1]:
             raise HeadwiseError(
                 "both texts give the answer the same logits: there is no difference to bring back"
@@ -599,7 +599,7 @@ class Study:
             ]
             if not above:
                 del variants[sender]
-        received: dict[tuple[Receiver, str], list[Edit]] = defaultdict(list)
+        received = defaultdict(list)
         for senders, calls, _ in self.text.batches(variants, order[last]):
             for row, sender in enumerate(senders):
                 for receiver, edit in wanted:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from headwise.corpus.documents import Labelled, Relations
-from headwise.corpus.tokens import Ids
 from headwise.errors import HeadwiseError
 from headwise.heads.blocks import row_weights, uniform
 from headwise.heads.documents import Document, Progress, run_documents
@@ -100,9 +99,9 @@ class PairCells:
     def __init__(self, document: Labelled) -> None:
         self.ids, T = document.ids, len(document.ids)
         # relation, rows that look, right keys
-        self.pairs: list[tuple[str, Ids, Ids]] = []
+        self.pairs = []
         # relation -> all rows that look in one of its pairs
-        looking: dict[str, set[int]] = {}
+        looking = {}
         for name, pairs in document.pairs.items():
             self.pairs += [(name, *pair) for pair in pairs]
             looking[name] = {row for queries, _ in pairs for row in queries}

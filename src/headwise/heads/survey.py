@@ -169,8 +169,8 @@ def read_texts(
         texts = [document.ids for document in relations.documents]
     sources: Any = [texts] if isinstance(texts, str | Path) else texts
     words = []
-    if not isinstance(texts, Text):
-        words = [str(each) for each in sources or () if isinstance(each, str | Path)]
+    if texts is not None and not isinstance(texts, Text):
+        words = [str(each) for each in sources if isinstance(each, str | Path)]
     if tokens is not None and not words:
         raise HeadwiseError(
             f"tokens {tokens} cuts a text into documents; pass a text with it"
@@ -681,5 +681,4 @@ def fresh_model(model: Any, seed: int) -> nn.Module:
             drawn.to(ask.device_of(model))
         else:
             drawn = type(model)(model.config).to(next(model.parameters()))
-    fresh: nn.Module = drawn.eval()
-    return fresh
+    return drawn.eval()

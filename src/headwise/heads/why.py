@@ -282,7 +282,7 @@ class _Asked:
     def heads(self, token: int) -> list[StoryHead]:
         """All heads, those first that carry most, or that add most, or without which most changes."""
         text, study, names = self.text, self.study, self.text.names("out")
-        brings: dict[str, float] = {}
+        brings = {}
         if study is not None:
             variants = {name: study.variant("out", name) for name in names}
             brings = study.ask(variants, partial(self.progress, "patching heads"))

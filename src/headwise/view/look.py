@@ -13,12 +13,9 @@ from __future__ import annotations
 import json
 import secrets
 import threading
-from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from numpy.typing import NDArray
 
 from headwise.errors import HeadwiseError
 from headwise.table import escaped
@@ -228,7 +225,7 @@ class Served(ThreadingHTTPServer):
                 return {"adds": _adds(self.desk, asked.get("follow", -1))}
             answer = self.desk.answer(asked)
             if "maps" in answer:  # as rows, columns, and base64 of 16-bit numbers
-                maps: Mapping[int, NDArray[Any]] = answer["maps"]
+                maps = answer["maps"]
                 answer["maps"] = {
                     n: (*weights.shape, quantised(weights))
                     for n, weights in maps.items()

@@ -53,7 +53,7 @@ def large_view() -> str:
 
 def modules(entry: str) -> dict[str, str]:
     """The ES modules of a page by name, each behind those that it imports; none of them import in a circle."""
-    texts: dict[str, str] = {}
+    texts = {}
 
     def add(name: str) -> None:
         if name not in texts:

@@ -153,8 +153,7 @@ def patches(head: SeenHead, grid: tuple[int, int] | None) -> NDArray[np.float64]
         raise HeadwiseError(
             f"{head.name} sees {n} places of the image, not {rows} x {columns}; pass grid=(rows, columns) of patches"
         )
-    patch_weights: NDArray[np.float64] = weights.mean(0)[before:].reshape(rows, columns)
-    return patch_weights
+    return weights.mean(0)[before:].reshape(rows, columns)
 
 
 def _pixels(image: Any) -> Any:

@@ -264,15 +264,21 @@ def _print_heads(screen: Screen, survey: Survey) -> None:
     for profile in survey.profiles:
         # `previous` for `previous token`
         roles = ", ".join(role.removesuffix(" token") for role in profile.roles)
-        row = [profile.name, roles]
-        for column in columns:
-            mean = getattr(value_of(profile, column.key), "mean", None)
-            row.append(number(mean, column.decimals, column.signed))
-        rows.append(row)
+        numbers = [_shown_number(value_of(profile, x.key), x) for x in columns]
+        rows.append([profile.name, roles, *numbers])
     headings = {HEADINGS.get(x.key, x.label): x.meaning for x in columns}
     note = "\n".join(f"{heading}: {meaning}" for heading, meaning in headings.items())
     # names and roles stand at the left
     Table(["head", "roles", *headings], rows, note=note).print(screen, (0, 1))
+
+
+def _shown_number(value: Interval | None, column: Column) -> str:
+    """A number with the decimals of its column, and its sign where the column has signs. No zero has one."""
+    if value is None or not math.isfinite(value.mean):
+        return "-"
+    rounded = round(value.mean, column.decimals) or 0.0  # -0.0 becomes 0.0
+    sign = "+" if column.signed and rounded else ""
+    return f"{rounded:{sign}.{column.decimals}f}"
 
 
 BEST = 2  # heads of a relation that are shown: a round choice
