@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from headwise.corpus.tokens import TextTokens
+from headwise.corpus.tokens import Ids, TextTokens
 from headwise.errors import HeadwiseError
 from headwise.files import read_text
 from headwise.heads.blocks import as_numpy, row_weights
@@ -60,10 +60,10 @@ class Spoken:
 
     inputs: Mapping[str, Tensor]  # of the model's forward, one text
     # the positions whose maps are aligned, in ascending order: each predicts a token
-    rows: tuple[int, ...]
+    rows: Ids
     # for each word the row, counted among `rows`, that predicts its first token
-    starts: tuple[int, ...]
-    begins: tuple[float, ...]  # for each word, seconds from the beginning of the sound
+    starts: Ids
+    begins: Sequence[float]  # for each word, seconds from the beginning of the sound
     seconds_per_key: float
     # the first keys, which hold sound; the rest is silence that fills it up
     n_keys: int
@@ -187,21 +187,21 @@ def align(
         raise HeadwiseError(
             f"{len(texts)} texts to choose by and {len(judged)} to judge on; pass at least one of each"
         )
-    kinds = {type(text) for text in (*texts, *judged)}
-    if len(kinds) > 1:
+    every = [*texts, *judged]
+    is_spoken = isinstance(every[0], Spoken)
+    if any(isinstance(text, Spoken) != is_spoken for text in every):
         raise HeadwiseError(
             "some texts are spoken and some linked; align each kind in a call of its own"
         )
-    is_spoken = kinds == {Spoken}
     known = []  # the texts with their maps
     names = []  # from here on a head is its number in this list
     with evaluating(model):
-        for number, text in enumerate((*texts, *judged), 1):
+        for number, text in enumerate(every, 1):
             maps_of = _maps(model, text)
             names = [head for site in maps_of for head in site.heads]
             maps = np.concatenate(list(maps_of.values()))
             known.append((text, prepared(maps) if is_spoken else maps))
-            progress(number, len(texts) + len(judged))
+            progress(number, len(every))
     for name in named:
         if name not in names:
             raise unknown_head(name, names)
@@ -210,12 +210,11 @@ def align(
     order = np.argsort(alone[:, 0].mean(1), kind="stable").tolist()
     chosen, error = order[:1], alone[order[0], 0].mean()
     while len(chosen) < min(MOST, len(names)):
-        rest = [h for h in range(len(names)) if h not in chosen]
-        errors = _figures(to_choose, [[*chosen, h] for h in rest])[:, 0].mean(1)
+        wider = [[*chosen, h] for h in range(len(names)) if h not in chosen]
+        errors = _figures(to_choose, wider)[:, 0].mean(1)
         if errors.min() >= error:
             break
-        error = errors.min()
-        chosen.append(rest[int(errors.argmin())])
+        chosen, error = wider[errors.argmin()], errors.min()
     # By the name that a reader sees; of a straight line no head.
     best = names[chosen[0]]
     sets = {"chosen": chosen, "straight line": [], f"best alone: {best}": chosen[:1]}
@@ -231,11 +230,11 @@ def align(
     judgements = map(scored, sets.values(), _figures(to_judge, list(sets.values())))
     controls = dict(zip(sets, judgements, strict=True))
     return Alignment(
-        ranking=tuple(scored([h], alone[h]) for h in order),
-        chosen=controls.pop("chosen"),
-        controls=controls,
-        kind="spoken" if is_spoken else "linked",
-        n_texts=(len(texts), len(judged)),
+        tuple(scored([h], alone[h]) for h in order),
+        controls.pop("chosen"),
+        controls,
+        "spoken" if is_spoken else "linked",
+        (len(texts), len(judged)),
     )
 
 
@@ -425,28 +424,28 @@ def _spoken(
     seconds_per_key = seconds / n_frames
     # The first keys hold the sound, the last of them in part.
     n_keys = min(n_frames, math.ceil(len(samples) / round(seconds_per_key * RATE)))
-    begin = [model.config.decoder_start_token_id]
+    ids = [model.config.decoder_start_token_id]
     # then a transcript begins with its language and the task
     if getattr(options, "is_multilingual", False):
         language = record.get("language", "en")
-        if f"<|{language}|>" not in options.lang_to_id:
+        sign = options.lang_to_id.get(f"<|{language}|>")
+        if sign is None:
             raise HeadwiseError(f"the model knows no language {language!r}")
-        begin.append(options.lang_to_id[f"<|{language}|>"])
-        begin.append(options.task_to_id["transcribe"])
-    ids = [*begin, options.no_timestamps_token_id]
-    first = len(ids) - 1  # the row that predicts the first token of the first word
-    starts = []
-    for word, _ in record["words"]:
+        ids += [sign, options.task_to_id["transcribe"]]
+    first = len(ids)  # the row that predicts the first token of the first word
+    ids.append(options.no_timestamps_token_id)
+    starts, begins = [], []
+    for word, time in record["words"]:
         # the last row so far predicts the word's first token
         starts.append(len(ids) - 1 - first)
+        begins.append(float(time))
         ids += tokens.encode(f" {word}")
-    rows = tuple(range(first, len(ids)))  # the last one predicts the end
+    rows = range(first, len(ids))  # the last one predicts the end
     inputs = {"input_features": features, "decoder_input_ids": torch.tensor([ids])}
-    begins = tuple(float(time) for _, time in record["words"])
-    return Spoken(inputs, rows, tuple(starts), begins, seconds_per_key, n_keys)
+    return Spoken(inputs, rows, starts, begins, seconds_per_key, n_keys)
 
 
-def _first_tokens(tokens: TextTokens, text: str, before: int) -> Sequence[int]:
+def _first_tokens(tokens: TextTokens, text: str, before: int) -> Ids:
     """For each word between spaces the number of its first token, where `before` tokens stand before the text."""
     # the characters of each token, [start, end)
     places = list(enumerate(tokens.places(text), before))
@@ -455,9 +454,7 @@ def _first_tokens(tokens: TextTokens, text: str, before: int) -> Sequence[int]:
         begin, stop = word.span()
         inside = [n for n, (start, end) in places if start < stop and end > begin]
         if not inside:
-            raise HeadwiseError(
-                f"the tokenizer has nothing for the word {word.group()!r}"
-            )
+            raise HeadwiseError(f"the tokenizer has nothing for the word {word[0]!r}")
         numbers.append(inside[0])
     return numbers
 

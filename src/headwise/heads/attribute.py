@@ -22,7 +22,7 @@ from headwise.errors import HeadwiseError
 from headwise.heads.ablate import kv_index_of
 from headwise.heads.blocks import row_weights
 from headwise.heads.patch import Compared, HeadNumbers, Reading, Values
-from headwise.heads.table import frame
+from headwise.heads.table import Numbers, frame
 from headwise.models.ask import ROWS, evaluating, output_matrix, require_next
 from headwise.models.hook import hooked
 from headwise.models.open import row_of
@@ -31,8 +31,6 @@ from headwise.records import Call
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-Numbers = dict[str, float]  # of each head, layer or part
 
 
 class State(NamedTuple):

@@ -31,7 +31,7 @@ from headwise.heads.ablate import ALL, READ, SHARED, Edit, Places, edited, kv_in
 from headwise.heads.blocks import row_weights
 from headwise.heads.documents import Progress, no_progress
 from headwise.heads.statistics import unknown_head
-from headwise.heads.table import frame
+from headwise.heads.table import Numbers, frame
 from headwise.intervals import Interval, interval_of
 from headwise.models.ask import (
     answer_logits,
@@ -78,7 +78,7 @@ class HeadNumbers(ABC):
         means = self._means()
         return sorted(means, key=lambda name: -abs(means[name]))[:n]
 
-    def _means(self) -> dict[str, float]:
+    def _means(self) -> Numbers:
         return {name: getattr(x, "mean", x) for name, x in self._shown()[0].items()}
 
     def figure(self, n: int | None = None) -> Figure:
@@ -208,7 +208,7 @@ def path_effects(
     if at not in READ:
         raise unknown(f"at={at!r} is nothing that a head reads from another", at, READ)
 
-    def tried(study: Study) -> dict[str, float]:
+    def tried(study: Study) -> Numbers:
         # raises for a receiver that is not there
         _chosen(study.text.names(at), receiver.split("+"))
         paths = study.paths([(at, receiver)])

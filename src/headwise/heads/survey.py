@@ -58,6 +58,7 @@ from headwise.heads.table import (
     TOKENS,
     Example,
     HeadProfile,
+    Numbers,
     Role,
     Survey,
     relation_role,
@@ -93,7 +94,6 @@ ABLATIONS = ("auto", "zero", "mean", "none")
 Texts = str | Path | Sequence[str | Path] | Sequence[Sequence[int]]
 # the loss; by head its importance, and what silencing it changes
 Effects = tuple[float | None, Mapping[str, float], Mapping[str, Interval]]
-Numbers = dict[str, float]  # by statistic
 Array = NDArray[np.float64]
 NAMES = tuple(all_statistics())  # rows of a tally, in this order
 

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 TOKENS = 1024
 
 PLACE = ("name", "part", "layer", "head")  # of a head, as tables and pages have it
+Numbers = dict[str, float]  # by statistic, head or part
+Texts = tuple[str, ...]
 Row = dict[str, Any]  # column -> value, of a data frame
 Array = NDArray[np.float32]
 
@@ -54,7 +56,7 @@ class HeadRow(Statistics[V]):
 
     @property
     @abstractmethod
-    def means(self) -> dict[str, float]:
+    def means(self) -> Numbers:
         """The mean of each statistic."""
 
 
@@ -215,7 +217,7 @@ class HeadProfile(HeadRow[Interval]):
     # statistic -> mean and interval over documents; see `Survey.statistics`
     scores: dict[str, Interval]
     # control: the means for attention spread evenly over what the mask allows
-    uniform: dict[str, float]
+    uniform: Numbers
     # (b,b) means of the weights over b x b blocks of queries and keys of the first document
     thumbnail: Array
     # (b,) what of the thumbnail's first column the first key accounts for: a page can hide that key
@@ -226,7 +228,7 @@ class HeadProfile(HeadRow[Interval]):
     top_keys: NDArray[np.int64]
     top_weights: Array  # (n,k) ... and those weights, largest first; 0 where there are fewer keys
     # those that it has earned, by name; see `Survey.roles`
-    roles: tuple[str, ...] = ()
+    roles: Texts = ()
     importance: float | None = None  # Michel et al. 2019; None where there is no loss
     # change in loss, nats a token, without this head; None where it was not measured
     ablation: Interval | None = None
@@ -242,7 +244,7 @@ class HeadProfile(HeadRow[Interval]):
         return self.scores[name]
 
     @property
-    def means(self) -> dict[str, float]:
+    def means(self) -> Numbers:
         """The mean of each statistic over the documents."""
         return {name: score.mean for name, score in self.scores.items()}
 
@@ -262,22 +264,22 @@ class Survey(HeadTable[HeadProfile]):
 
     model: str  # how the reader knows the model
     family: str  # "headwise", or the model type in transformers
-    texts: tuple[str, ...]  # where the text came from
+    texts: Texts  # where the text came from
     n_documents: int
     n_tokens: int
     longest: int  # tokens of the longest document
     statistics: dict[str, str]  # name -> meaning and unit, in the order to be shown
     roles: tuple[Role, ...]  # those that were looked for
     # Control: statistic -> the largest score of any head of the same model with untrained weights. None: not measured.
-    untrained: dict[str, float] | None
+    untrained: Numbers | None
     # mean next-token loss of the documents that were ablated, nats a token
     loss: float | None
     ablated: str | None  # "zero" or "mean"; None where heads were not silenced
     # the first document as text, at most 1,024 tokens; its first n are the passage
-    tokens: tuple[str, ...]
+    tokens: Texts
     passage: int  # n: of so many tokens each head has `received` and `top_keys`
     profiles: tuple[HeadProfile, ...]  # in the order of the model
-    notes: tuple[str, ...]  # what was left out and why, in full sentences
+    notes: Texts  # what was left out and why, in full sentences
     # those whose pairs are known; their masses are among the scores of a head
     relations: tuple[Relation, ...] = ()
 
@@ -388,9 +390,9 @@ class Story:
     model: str
     asks: str  # which token the model answers with: "next", "masked" or "first"
     prompt: str
-    tokens: tuple[str, ...]
+    tokens: Texts
     corrupt: str | None
-    corrupted: tuple[str, ...] | None
+    corrupted: Texts | None
     answer: str
     other: str  # what the answer is compared with
     predicted: str
@@ -404,14 +406,14 @@ class Story:
     logit: float
     embedding: float | None
     bias: float | None
-    feed_forwards: dict[str, float]
+    feed_forwards: Numbers
     # of the model, from the first to the last: L0, or encoder.L0
-    layers: tuple[str, ...]
+    layers: Texts
     # all heads: those that carry most first, or, without a corrupted text, that add most
     heads: tuple[StoryHead, ...]
     keys: tuple[StoryKeys, ...]  # of the key/value heads that the first of these read
     paths: tuple[StoryPath, ...]
-    notes: tuple[str, ...]  # which token an answer was taken for, and what was left out
+    notes: Texts  # which token an answer was taken for, and what was left out
 
     @property
     def _moved(self) -> float:

@@ -31,7 +31,7 @@ from headwise.heads.statistics import (
     unknown_head,
     unknown_statistic,
 )
-from headwise.heads.table import Array, HeadRow, HeadTable, Row
+from headwise.heads.table import Array, HeadRow, HeadTable, Numbers, Row
 from headwise.models.ask import context_of, evaluating, run_body
 from headwise.models.open import Folder, row_of
 from headwise.models.sites import Site, missing, sites_of
@@ -124,7 +124,7 @@ class SeenHead(HeadRow[float]):
         return float(rows.mean(dtype=np.float64)) if len(rows) else math.nan
 
     @property
-    def means(self) -> dict[str, float]:
+    def means(self) -> Numbers:
         """Statistic -> its mean over the rows; and the largest score of all."""
         means = {}
         for name in self.rows:

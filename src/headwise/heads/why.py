@@ -29,7 +29,7 @@ from headwise.heads.patch import (
     Study,
     place_of,
 )
-from headwise.heads.table import Story, StoryHead, StoryKeys, StoryPath
+from headwise.heads.table import Numbers, Story, StoryHead, StoryKeys, StoryPath
 from headwise.models.ask import answering, evaluating
 from headwise.models.open import folder_of, row_of, tokens_of
 from headwise.records import head_name
@@ -274,9 +274,7 @@ class _Asked:
     question: _Question
     text: Reading
     study: Study | None  # with the corrupted text
-    adds: dict[
-        str, float
-    ]  # what each head adds to the logit; empty where it is not known
+    adds: Numbers  # what each head adds to the logit; empty where it is not known
     progress: Progress
 
     def heads(self, token: int) -> list[StoryHead]:
