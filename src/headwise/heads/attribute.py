@@ -175,9 +175,7 @@ def _added(
     if norm is not None:
         direction, constant = _back(norm, rows[norm], direction)
         bias += constant
-    heads = {}
-    feed_forwards = {}
-    tokens = {}
+    heads, feed_forwards, tokens = Numbers(), Numbers(), dict[str, Values]()
     for block in chain:
         change = rows[block].gave - rows[block].read
         if block not in attending:
@@ -200,19 +198,18 @@ def _added(
     # of the token and of its position
     embedding = float(direction @ rows[chain[0]].read)
     sums = heads, feed_forwards, embedding, bias
-    position = text.ids.shape[1] - 1
-    whole = Attribution(target.tokens, position, *sums, logit, tokens)
+    place = target.tokens, text.ids.shape[1] - 1
+    whole = Attribution(*place, *sums, logit, tokens)
     # Each product in `rounded` may be off by `close` of its size. Roundings fall to either side and partly cancel:
     # those of many numbers add up as a norm does, not as a sum. Twice that is allowed, a round margin.
     rounding = 2 * close * float(torch.cat(rounded).norm())
     # The 1.0 is for a logit near 0, which is a difference of large parts.
     if abs(whole.total - logit) > CLOSE * max(abs(logit), 1.0) + rounding:
-        remedy = ""
-        if any(list(layer.projection.children()) for layer in layers):
-            remedy = "; merge the adapter of its output projections first"
+        is_adapted = any(list(layer.projection.children()) for layer in layers)
+        merge = "; merge the adapter of its output projections first"
         raise HeadwiseError(
             f"{kind}: the parts sum to {whole.total:.6g}, the logit is {logit:.6g}: "
-            f"what its layers add up is not known well enough{remedy}"
+            f"what its layers add up is not known well enough{merge * is_adapted}"
         )
     return whole
 

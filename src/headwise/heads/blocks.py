@@ -244,7 +244,7 @@ class Pass:
             # The same buffers for every block: they stay in the cache, and no page is asked for anew.
             buffers = self.empty(2, max(most, width))
             # what each key receives, (H,b,S), b as in the thumbnail
-            totals = self.zeros(self.H, min(THUMBNAIL, n), self.S)
+            totals = self.zeros(self.H, len(self.member), self.S)
             step = max(1, min(ROWS, most // width))
             for i, start in enumerate(range(0, n, step)):
                 # Dealt out there and back, 0 1 2 2 1 0: a causal block is longer than the one before it, and so each
@@ -283,8 +283,8 @@ class Pass:
             heads = slice(start, min(start + n_heads, self.H))
             h = heads.stop - start
             buffer = buffers[0, : h * t * width].view(h, t, width)
-            scores = self._scores(heads, rows, block.keys, q, buffer)
-            self._measure(block, heads, scores, buffers[1], totals)
+            self._scores(block, heads, q, buffer)
+            self._measure(block, heads, buffer, buffers[1], totals)
 
     def _measure(
         self, block: Block, heads: slice, scores: Tensor, buffer: Tensor, totals: Tensor
@@ -461,22 +461,20 @@ class Pass:
         keys = slice(low, high) if low < high else slice(0, 1)
         return keys, min(max(keys.start, masked_from), keys.stop)
 
-    def _scores(
-        self, heads: slice, rows: slice, keys: slice, q: Tensor, buffer: Tensor
-    ) -> Tensor:
+    def _scores(self, block: Block, heads: slice, q: Tensor, buffer: Tensor) -> None:
         """Fill the buffer (h,t,width) with scores in bits, FORBIDDEN behind the keys; masks are still to come.
 
         Of a call that has its weights, their logarithms; a model's own softmax may give NaN to a query that may attend
         nothing.
         """
-        n_keys = keys.stop - keys.start
+        keys, n_keys, weights = block.keys, block.n_keys, self.call.weights
         scores = buffer[..., :n_keys]
-        if self.call.weights is not None:
-            scores.copy_(self.call.weights[self.b, heads, self.picked[rows], keys])
+        if weights is not None:
+            scores.copy_(weights[self.b, heads, self.picked[block.rows], keys])
             buffer[..., n_keys:] = 0
             # log2 takes twenty times as long at 0, and p log p of this one is 0, too
-            tiny = torch.finfo(self.dtype).tiny
-            return buffer.nan_to_num_(0).clamp_(min=tiny).log2_()
+            buffer.nan_to_num_(0).clamp_(min=torch.finfo(self.dtype).tiny).log2_()
+            return
         groups = slice(heads.start // self.group, 1 + (heads.stop - 1) // self.group)
         k = self.keys[groups, keys]
         buffer[..., n_keys:] = FORBIDDEN
@@ -486,7 +484,6 @@ class Pass:
         if self.call.options.softcap is not None:
             cap = self.call.options.softcap * LOG2E
             scores.div_(cap).tanh_().mul_(cap)
-        return buffer
 
     def _pairs(
         self, queries: Tensor, at: Tensor, keys: slice, width: int, first: int
@@ -568,10 +565,10 @@ class Pass:
         if call.options.gate is not None:
             of_heads = as_tensor(call.options.gate, self.device).to(self.dtype)
             return of_heads[:, None].expand(self.H, len(self.picked))
-        after, before = self.out(self.picked), call.before_gate
+        before = call.before_gate
         if before is None or before.shape != call.out.shape:
             return None
-        before = before[self.b, :, self.picked].to(self.dtype)
+        after, before = self.out, before[self.b, :, self.picked].to(self.dtype)
         ratio = after / before
         if torch.equal(after, before) or (ratio < 0).any() or ratio.isinf().any():
             return None
@@ -598,13 +595,15 @@ class Pass:
     def added(self) -> Tensor | None:
         if self.w_o is None:
             return None
-        return torch.linalg.vector_norm(self.out(self.picked) @ self.w_o.mT, dim=-1)
+        return torch.linalg.vector_norm(self.out @ self.w_o.mT, dim=-1)
 
-    def out(self, queries: Tensor) -> Tensor:
-        """What the heads give for these queries, (H,n,E)."""
+    @property
+    def out(self) -> Tensor:
+        """What the heads give, (H,n,E)."""
         out = self.call.out[self.b]
         # all of them are not copied
-        return (out if len(queries) == self.T else out[:, queries]).to(self.dtype)
+        is_all = len(self.picked) == self.T
+        return (out if is_all else out[:, self.picked]).to(self.dtype)
 
 
 def run(work: Pass) -> Tensor:
@@ -664,9 +663,7 @@ def measure(
     by_block = run(work)
     with torch.no_grad(), torch.autocast(work.device.type, enabled=False):
         work.finish()
-        seen = work.seen.any(0)
-        places = work.picked[seen]
-        rows = {}
+        seen, rows = work.seen.any(0), {}
         for name, x in work.formulas.items():
             of_rows = work.total(x) if isinstance(x, str) else x(work)
             if of_rows is not None:
@@ -674,7 +671,7 @@ def measure(
         pictures = (by_block[..., :0],) * 3
         if work.is_whole:
             pictures = by_block.sum(1), *work.thumbnail(by_block)
-        return Measured(rows, places, work.argmax[:, seen], *pictures)
+        return Measured(rows, work.picked[seen], work.argmax[:, seen], *pictures)
 
 
 def top_keys(call: Call, b: int, rows: Sequence[int], k: int) -> tuple[Tensor, Tensor]:
@@ -749,11 +746,11 @@ def factors_of(site: Site, call: Call) -> Tensor | None:
         rows = torch.linspace(1, 2, len(here)).to(here)
         sums = (here.detach() * rows[:, None]).sum(0, dtype=wide).tolist()
         is_now = here.device, here.dtype, sums
-        known = _factors.get(site.module)
-        if known is None or known[0] != is_now:
-            known = is_now, output_factors(here, site.n_heads)
-            _factors[site.module] = known
-    return known[1]
+        was, factors = _factors.get(site.module, (None, here))
+        if was != is_now:
+            factors = output_factors(here, site.n_heads)
+            _factors[site.module] = is_now, factors
+    return factors
 
 
 def _places(is_real: Tensor | None, length: int, device: torch.device) -> Tensor:

@@ -88,15 +88,15 @@ def _matrices(
     A QR decomposition W_K^T = Q R_K gives a Q of orthonormal columns, which changes no norm: |W_K^T x| = |R_K x|. So
     R_K W_Q (D,C) stands for W_QK (C,C), which is never made.
     """
-    H = site.n_heads
+    H, is_whole = site.n_heads, False
     # (H D,C), (G D,C), (G E,C) and (C,H E)
     known = [w for w in map(weights.get, "qkvo") if w is not None]
-    is_whole = len(known) == 4 and known[3].shape[1] % H == 0
-    if is_whole:
+    if len(known) == 4:
         w_q, w_k, w_v, w_o = known
         E = w_o.shape[1] // H
         G = len(w_v) // E  # values are as wide as what W_O reads of a head
-        is_whole = not (len(w_v) % E or len(w_q) % H) and len(w_q) * G == len(w_k) * H
+        rests = w_o.shape[1] % H, len(w_v) % E, len(w_q) % H
+        is_whole = not any(rests) and len(w_q) * G == len(w_k) * H
     if not is_whole:
         names = [f"W_{at.upper()}" for at in "qkvo" if weights.get(at) is None]
         raise HeadwiseError(
@@ -172,10 +172,7 @@ def _seen(
                     first = read[inner[at]][0][0, 0]
                 weights[site][at] = _rows_of(site, first, read)
         entered, left = read[site.module]
-        ones = torch.ones(1, entered.shape[-1], dtype=torch.float64)
-        gains[site] = {"reads": ones, "writes": ones}
-        for at, norm in inner.items():
-            gains[site][at] = _gain(norm, read[norm][0])
+        gains[site] = {at: _gain(norm, read[norm][0]) for at, norm in inner.items()}
         layer = model.get_submodule(paths[site.module].rpartition(".")[0])
         for norm in layer.children():
             if not is_norm(norm) or norm not in read:

@@ -82,8 +82,8 @@ def described(relations: Relations) -> tuple[Relation, ...]:
             raise HeadwiseError(
                 f"the relation {name!r} has the name of a statistic or a role; choose another"
             )
-        found = [document.pairs.get(name) for document in relations.documents]
-        sizes = [len(pairs) for pairs in found if pairs is not None]
+        known = [document.pairs.get(name) for document in relations.documents]
+        sizes = [len(pairs) for pairs in known if pairs is not None]
         facts = name, meaning, relations.source, sum(sizes), len(sizes)
         result.append(Relation(*facts))
     return tuple(result)

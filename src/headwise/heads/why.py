@@ -80,11 +80,7 @@ def why(
         progress: is called with the name of a stage, the steps done and of all
     """
     way, tokens = answering(model), folder_of(model).tokens
-    # a word is the ids that it can be
-    words = [
-        _choices(tokens_of(model), word) if isinstance(word, str) else word
-        for word in (answer, other)
-    ]
+    words = [_meant(model, word) for word in (answer, other)]
     question = _Question(way, tokens, row_of(model, prompt)[0].tolist())
     twin = None
     if corrupt is not None:
@@ -249,6 +245,11 @@ def _compared(
     return Compared((token,), (second,)), second
 
 
+def _meant(model: nn.Module, word: str | int | None) -> Any:
+    """Of a word the ids that it can be; an id, or None, as it is."""
+    return _choices(tokens_of(model), word) if isinstance(word, str) else word
+
+
 def _choices(tokens: TextTokens, word: str) -> list[int]:
     """The single tokens that a word can be, as it is written and with a space before it."""
     written = [tokens.encode(word)]
@@ -303,8 +304,8 @@ class _Asked:
         places, heads = self.places(first), []
         for name in ranked:
             at = places.get(name, self.question.end)
-            found = at, self.looks(name, at), without.get(name), brings.get(name)
-            heads.append(StoryHead(name, self.adds.get(name), *found))
+            facts = at, self.looks(name, at), without.get(name), brings.get(name)
+            heads.append(StoryHead(name, self.adds.get(name), *facts))
         return heads
 
     def places(self, names: Iterable[str]) -> dict[str, int]:
