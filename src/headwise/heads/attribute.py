@@ -198,8 +198,8 @@ def _added(
     # of the token and of its position
     embedding = float(direction @ rows[chain[0]].read)
     sums = heads, feed_forwards, embedding, bias
-    place = target.tokens, text.ids.shape[1] - 1
-    whole = Attribution(*place, *sums, logit, tokens)
+    place = text.ids.shape[1] - 1
+    whole = Attribution(target.tokens, place, *sums, logit, tokens)
     # Each product in `rounded` may be off by `close` of its size. Roundings fall to either side and partly cancel:
     # those of many numbers add up as a norm does, not as a sum. Twice that is allowed, a round margin.
     rounding = 2 * close * float(torch.cat(rounded).norm())
