@@ -40,7 +40,7 @@ def survey_of(
 ) -> Survey:
     """A survey in which every third head has a role; what `cross` looks at is a text of another length.
 
-    Its texts are causal, its thumbnails exact means of maps that are drawn here and then forgotten.
+    Its texts are causal, its `shares` those of maps that are drawn here and then forgotten.
     """
     random = np.random.default_rng(seed)
     words = tuple(f"t{i}" for i in range(tokens)) if isinstance(tokens, int) else tokens
@@ -79,9 +79,9 @@ def _profile(
     if role is not None:
         scores[role.score] = Interval(0.95, 0.94, 0.96, documents)
     keys = length if part != "cross" else 2 * length + 3
-    shrunk = max(1, length // 128)  # a long text is drawn short: means over blocks are then that many times too large
+    shrunk = max(1, length // 128)  # a long text is drawn short
     sizes = length // shrunk, keys // shrunk
-    thumbnail, first = thumbnail_of(pattern(random, *sizes, role.name if role else "", part in ("", "decoder")))
+    shares, first = shares_of(pattern(random, *sizes, role.name if role else "", part in ("", "decoder")))
     top = np.sort(random.dirichlet(np.ones(k), n).astype(np.float32) * 0.9)[:, ::-1]
     before = np.arange(n)[:, None] - np.arange(k)
     name = f"{part}.L{layer}.H{head}".removeprefix(".")
@@ -95,8 +95,8 @@ def _profile(
         roles=() if role is None else (role.name,),
         importance=float(random.exponential(0.01)),
         ablation=_interval(random, 0.02, documents, low=-0.01),
-        thumbnail=thumbnail / shrunk,
-        first_key=first / shrunk,
+        shares=shares,
+        first_key=first,
         received=random.dirichlet(np.ones(n)).astype(np.float32) if n else np.zeros(0, np.float32),
         top_keys=np.maximum(before, 0),
         top_weights=np.where(before >= 0, top, 0).astype(np.float32),
@@ -124,13 +124,12 @@ def pattern(random: np.random.Generator, rows: int, keys: int, role: str, causal
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
-def thumbnail_of(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Exact means over at most 32 x 32 blocks, and the share of the first key in the first column."""
+def shares_of(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What each of at most 32 blocks of rows gives to each block of keys, and to the first key."""
     blocks = [np.arange(size) * min(BLOCKS, size) // size for size in weights.shape]
     rows, keys = (np.eye(block[-1] + 1)[block].T for block in blocks)  # (b, T), (b, S)
-    area = rows.sum(1)[:, None] * keys.sum(1)
-    first = rows @ weights[:, 0] / area[:, 0]
-    return (rows @ weights @ keys.T / area).astype(np.float32), first.astype(np.float32)
+    means = (rows @ weights / rows.sum(1)[:, None]).astype(np.float32)
+    return means @ keys.T.astype(np.float32), means[:, 0]
 
 
 def maps_of(
@@ -155,7 +154,7 @@ def survey_of_maps(maps: HeadMaps, **changes: object) -> Survey:
         weights = head.weights.astype(np.float64)
         k = min(8, weights.shape[1])
         keys = np.argsort(-weights, axis=1, kind="stable")[:, :k]
-        thumbnail, first = thumbnail_of(weights)
+        shares, first = shares_of(weights)
         profiles.append(
             replace(
                 made.profiles[0],
@@ -165,7 +164,7 @@ def survey_of_maps(maps: HeadMaps, **changes: object) -> Survey:
                 scores={"first": Interval(float(weights[:, 0].mean()), -math.inf, math.inf, 1)},
                 uniform={"first": 0.1},
                 roles=(),
-                thumbnail=thumbnail,
+                shares=shares,
                 first_key=first,
                 received=weights.mean(0).astype(np.float32),
                 top_keys=keys,
@@ -196,7 +195,7 @@ def broken_survey() -> Survey:
         scores={"entropy": Interval(0.0, 0.0, 0.0, 3)},
         uniform={"entropy": math.nan},
         importance=None,
-        thumbnail=np.full((5, 7), 0.1, np.float32),
+        shares=np.full((5, 7), 0.1, np.float32),
         first_key=np.full(5, 0.02, np.float32),
         received=np.zeros(0, np.float32),
         top_keys=np.zeros((0, 3), np.int64),

@@ -61,13 +61,13 @@ def reach(p_hts: Tensor, start: int, first: int, part: float = 0.99) -> Tensor:
     return (torch.stack(windows) < part * p.sum(-1)).sum(0)
 
 
-def block_means(p_hts: Tensor, rows: Sequence[int], keys: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Means over even blocks of those rows and keys, and what the first of the keys adds to the first column."""
+def block_means(p_hts: Tensor, rows: Sequence[int], keys: Sequence[int]) -> tuple[Tensor, ...]:
+    """Means over even blocks of those rows and keys; their sums over keys; the mean of the first of the keys."""
     p = p_hts.double()[:, list(rows)][:, :, list(keys)]
     row_parts, key_parts = _even(len(rows)), _even(len(keys))
     means = torch.stack([torch.stack([p[:, r][:, :, c].mean((1, 2)) for c in key_parts], -1) for r in row_parts], 1)
-    first = torch.stack([p[:, r, 0].sum(-1) / (len(r) * len(key_parts[0])) for r in row_parts], -1)
-    return means, first
+    first = torch.stack([p[:, r, 0].mean(-1) for r in row_parts], -1)
+    return means, means * torch.tensor([*map(len, key_parts)]), first
 
 
 def _even(n: int) -> list[list[int]]:

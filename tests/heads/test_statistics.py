@@ -133,8 +133,9 @@ def assert_measured(
     received = p_hts[:, rows].sum(1)
     np.testing.assert_allclose(found.received, received, rtol=0, atol=tolerance * max(1, T), err_msg=f"received {what}")
     if rows and keys:
-        means, first = block_means(p_hts, rows, keys)
+        means, shares, first = block_means(p_hts, rows, keys)
         np.testing.assert_allclose(found.thumbnail, means, rtol=0, atol=tolerance, err_msg=f"thumbnail {what}")
+        np.testing.assert_allclose(found.shares, shares, rtol=0, atol=tolerance, err_msg=f"shares {what}")
         np.testing.assert_allclose(found.first_key, first, rtol=0, atol=tolerance, err_msg=f"first_key {what}")
     at_top = p_hts[:, seen].gather(2, found.argmax[..., None])[..., 0]
     np.testing.assert_allclose(at_top, p_hts[:, seen].amax(-1), rtol=0, atol=tolerance, err_msg=f"argmax {what}")

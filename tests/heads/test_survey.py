@@ -86,8 +86,8 @@ def test_the_passage_holds_the_top_keys_of_the_first_document(model: GPT, text: 
         real = profile.top_weights > 0
         kept = np.take_along_axis(weights, profile.top_keys, 1)
         assert kept[real] == pytest.approx(profile.top_weights[real], abs=1e-6)
-    assert np.allclose(found.profiles[3].thumbnail.sum(1), 1, atol=1e-5)  # 31 tokens: each cell is one weight
-    assert np.allclose(found.profiles[3].received * 31, found.profiles[3].thumbnail.sum(0), atol=1e-5)
+    assert np.allclose(found.profiles[3].shares.sum(1), 1, atol=1e-5)  # 31 tokens: each cell is one weight
+    assert np.allclose(found.profiles[3].received * 31, found.profiles[3].shares.sum(0), atol=1e-5)
 
 
 @pytest.mark.slow

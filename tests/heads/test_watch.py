@@ -91,7 +91,7 @@ def check_call(seen: Seen, site: str, call: Call, w_o: Tensor | None, cross: boo
         head = seen[f"{site}.H{h}"]
         assert set(head.rows) - {"gate"} == set(wanted)
         assert_rows(head.rows, wanted, n_keys, f"{site}.H{h}")
-        means, _ = block_means(p[-1, h : h + 1], range(p.shape[2]), range(n_keys))
+        means, *_ = block_means(p[-1, h : h + 1], range(p.shape[2]), range(n_keys))
         np.testing.assert_allclose(head.thumbnail, means[0], rtol=0, atol=1e-5)
         np.testing.assert_allclose(head.received, p[-1, h].sum(0), rtol=0, atol=1e-4)
         for name in wanted:

@@ -171,8 +171,7 @@ def test_the_enlarged_picture_reads_blocks(open_report: Opener) -> None:
     survey = surveyed()
     assert readout(page).startswith("tokens 205 to 210 look at tokens 0 to 6: ")
     share = float(readout(page).rsplit(" ", 1)[1])
-    thumbnail = survey.profiles[1].thumbnail
-    assert share == pytest.approx(float(thumbnail[31, 0]) * 7, abs=6e-4)
+    assert share == pytest.approx(float(survey.profiles[1].shares[31, 0]), abs=6e-4)
 
 
 def test_a_token_marks_what_it_looks_at(open_report: Opener) -> None:

@@ -253,19 +253,21 @@ class Pass:
                     self._block(slice(start, min(start + step, n)), buffers, totals)
         return totals
 
-    def thumbnail(self, sums: Tensor) -> tuple[Tensor, Tensor]:
-        """`Measured.thumbnail` and `first_key`, of the `totals` (H,b,S) of all threads together."""
+    def pictures(self, sums: Tensor) -> tuple[Tensor, ...]:
+        """`Measured.received` to `first_key`, of the `totals` (H,b,S) of all threads together."""
         key_block = _even_blocks(self.real_keys)
         n_blocks = min(THUMBNAIL, len(key_block))
         inside = sums.new_zeros(self.S, n_blocks)  # 1 where a key is in a block
         inside[self.real_keys, key_block] = 1
         # queries in each block
         rows = torch.bincount(self.row_block, minlength=sums.shape[1])
-        area = rows[:, None] * inside.sum(0)  # pairs of a query and a key in each block
-        first_key = sums.new_zeros(sums.shape[:2])
+        shares, first_key = (
+            sums @ inside / rows[:, None],
+            sums.new_zeros(sums.shape[:2]),
+        )
         if n_blocks and self.first is not None:
-            first_key = sums[..., self.first] / area[:, 0]
-        return sums @ inside / area, first_key
+            first_key = sums[..., self.first] / rows
+        return sums.sum(1), shares / inside.sum(0), shares, first_key
 
     def _block(self, rows: slice, buffers: Tensor, totals: Tensor) -> None:
         """All heads of a block of queries, as many at a time as fit."""
@@ -636,14 +638,16 @@ class Measured(NamedTuple):
     # name -> (H,n) float32; "reach" is NaN but for each EVERY-th row
     rows: dict[str, Tensor]
     places: Tensor  # (n,) the numbers of those rows among the T queries
-    argmax: (
-        Tensor  # (H,n) the key with the largest weight; 0 where it was not looked for
-    )
+    # (H,n) the key with the largest weight; 0 where it was not looked for
+    argmax: Tensor
     received: Tensor  # (H,S) sum of the weights that each key receives
     # (H,b,b) their means over blocks; b = THUMBNAIL, or fewer where there are fewer rows or keys
     thumbnail: Tensor
-    # (H,b) the part of the thumbnail's first column that the first key alone accounts for
-    first_key: Tensor
+    # (H,b,b) what fraction of its attention a block of queries gives to each block of keys
+    shares: Tensor
+    first_key: (
+        Tensor  # (H,b) what of the first column of `shares` goes to the first key
+    )
 
 
 def measure(
@@ -668,9 +672,8 @@ def measure(
             of_rows = work.total(x) if isinstance(x, str) else x(work)
             if of_rows is not None:
                 rows[name] = of_rows[:, seen]
-        pictures = (by_block[..., :0],) * 3
-        if work.is_whole:
-            pictures = by_block.sum(1), *work.thumbnail(by_block)
+        nothing = (by_block[..., :0],) * 4
+        pictures = work.pictures(by_block) if work.is_whole else nothing
         return Measured(rows, work.picked[seen], work.argmax[:, seen], *pictures)
 
 

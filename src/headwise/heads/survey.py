@@ -380,7 +380,7 @@ class Tally:
             # cut to as many keys as `keys` has queries
             received = measured.received[:, : keys.shape[1]]
             of_site.pictures = {
-                "thumbnail": as_numpy(measured.thumbnail),
+                "shares": as_numpy(measured.shares),
                 "first_key": as_numpy(measured.first_key),
                 "received": as_numpy(received / max(1, len(measured.places))),
                 "top_weights": as_numpy(weights),

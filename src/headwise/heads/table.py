@@ -218,9 +218,9 @@ class HeadProfile(HeadRow[Interval]):
     scores: dict[str, Interval]
     # control: the means for attention spread evenly over what the mask allows
     uniform: Numbers
-    # (b,b) means of the weights over b x b blocks of queries and keys of the first document
-    thumbnail: Array
-    # (b,) what of the thumbnail's first column the first key accounts for: a page can hide that key
+    # (b,b) what fraction of its attention each of b blocks of queries of the first document gives to each block of keys
+    shares: Array
+    # (b,) what of the first column of `shares` goes to the first key alone: a page can hide that key
     first_key: Array
     # (n,) mean weight that each token of the passage receives from a query; see `Survey.passage`
     received: Array

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import math
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +38,6 @@ from headwise.words import Facts, sent
 LEVELS = 2**16 - 1
 # What the page has as the survey has it.
 EXTENT = ("family", "n_documents", "n_tokens", "longest")
-
-
-Shares = NDArray[np.float64]  # fractions of a head's attention, see `shares_of`
 
 
 def survey_data(
@@ -97,13 +93,11 @@ def _run(summary: RunSummary) -> Facts:
 
 def _heads(survey: Survey, columns: tuple[Column, ...]) -> list[Facts]:
     """Every head: numbers, pictures, and the sentence about it."""
-    pictures = shares_of(survey)
     # the page has roles by their place
     roles = {role.name: place for place, role in enumerate(survey.roles)}
     heads = []
     for profile in survey.profiles:
-        shares, first = pictures[profile.name]
-        rows, across = shares.shape
+        rows, across = profile.shares.shape
         heads.append(
             {
                 **{name: getattr(profile, name) for name in PLACE},
@@ -113,8 +107,8 @@ def _heads(survey: Survey, columns: tuple[Column, ...]) -> list[Facts]:
                 "rows": rows,
                 "columns": across,
                 "length": text_length(survey, profile),
-                "shares": quantised(shares),
-                "first": quantised(first),
+                "shares": quantised(profile.shares),
+                "first": quantised(profile.first_key),
                 "says": list(map(sent, head_notes(survey, profile))),
                 "roles": [roles[role] for role in profile.roles],
                 **_looks(profile, survey.passage),
@@ -143,36 +137,8 @@ def _looks(profile: HeadProfile, passage: int) -> Facts:
     }
 
 
-def shares_of(survey: Survey) -> dict[str, tuple[Shares, Shares]]:
-    """For each head what fraction of its attention a block of queries gives each block of keys, (rows, columns).
-
-    `HeadProfile.thumbnail` has means over blocks, which fade as the text grows; a fraction does not: rows add up to 1,
-    or to less beside a sink. The second array, (rows,), is what of the first column goes to the first key alone. For a
-    text of at most as many tokens as blocks both are the weights themselves.
-    """
-    # sum of a row in each stack: 1 / block size, where blocks are even, without a sink
-    largest: dict[str, float] = defaultdict(float)
-    for profile in survey.profiles:
-        row = float(np.nan_to_num(profile.thumbnail).sum(axis=1).max())
-        largest[profile.part] = max(row, largest[profile.part])
-    shares = {}
-    for profile in survey.profiles:
-        blocks, length = profile.thumbnail.shape[1], text_length(survey, profile)
-        # A mean over the keys of a block, times their number, is the sum over them. The number is estimated from the
-        # largest row where the length of the text is not known.
-        # keys in each block; all 0: no head looks at all
-        sizes = np.full(blocks, 1 / (largest[profile.part] or 1.0))
-        # Key i lies in block i * blocks // length: count those of each. A model that adds tokens of its own to a short
-        # text may have more blocks than the text has tokens.
-        if length is not None and length >= blocks:
-            sizes = np.bincount(np.arange(length) * blocks // length) * 1.0
-        # `first_key`, too, is a mean over the keys of its block, the first.
-        shares[profile.name] = profile.thumbnail * sizes, profile.first_key * sizes[0]
-    return shares
-
-
 def text_length(survey: Survey, profile: HeadProfile) -> int | None:
-    """Tokens of the first document, which the thumbnail shows; None where the survey does not tell."""
+    """Tokens of the first document, which `shares` are of; None where the survey does not tell."""
     if profile.part in ("encoder", "cross"):
         return None  # the keys are those of the encoder, which may read another text, or hear
     if survey.n_documents == 1:
