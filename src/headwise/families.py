@@ -6,16 +6,15 @@ once, before anything is loaded.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from headwise.errors import HeadwiseError
-from headwise.files import read_json
+from headwise.files import read_json, read_toml
+from headwise.words import Facts
 
 OURS = "headwise"  # the model_type of our own GPT
 
@@ -44,16 +43,14 @@ class Family:
 
 
 # What is no record is taken out of the table, so that families are left alone in it.
-_TABLE = tomllib.loads(
-    resources.files("headwise").joinpath("families.toml").read_text(encoding="utf-8")
-)
+_TABLE = read_toml("families.toml")
 # names of modules and fields, for families without a record
-USUAL: dict[str, Any] = _TABLE.pop("usual")
+USUAL = _TABLE.pop("usual")
 
 
-def _form(name: str) -> dict[str, Any] | None:
+def _form(name: str) -> Facts | None:
     """How a model of ours is written as one; `like` names the family whose form holds what is not said here."""
-    form: dict[str, Any] | None = _TABLE[name].get("form")
+    form = _TABLE[name].get("form")
     if form is not None and "like" in form:
         return (_form(form["like"]) or {}) | form
     return form
@@ -87,7 +84,7 @@ NO_NEXT = (
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
-def check_folder(folder: Path) -> dict[str, Any]:
+def check_folder(folder: Path) -> Facts:
     """`config.json` of a model folder in the layout of Hugging Face.
 
     Raises HeadwiseError where its weights are no safetensors files.
@@ -129,7 +126,7 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).exists() for name in names.split())
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> Facts:
     """`config.json` of a model folder. Raises HeadwiseError when there is none or it is damaged."""
     path = folder / "config.json"
     if not folder.is_dir():
@@ -157,12 +154,12 @@ def is_own(path: Path) -> bool:
         return False
 
 
-def _foreign_config(folder: Path) -> dict[str, Any]:
+def _foreign_config(folder: Path) -> Facts:
     """`config.json` of a model of others, checked; without fields where the model is ours, which all verbs take."""
     return {} if is_own(folder) else check_folder(folder)
 
 
-def _class_name(config: dict[str, Any]) -> str:
+def _class_name(config: Facts) -> str:
     """The class of the model, such as "GPT2LMHeadModel"; "" where its config does not say."""
     names = config.get("architectures")
     return str(names[0]) if isinstance(names, list) and names else ""

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +73,23 @@ PACKAGED = ("tale", "names")
 def text_path(name: str | Path) -> Path:
     """The text file `name`. Where no such file exists, `tale` and `names` are the texts that come with the package."""
     path = Path(name)
-    return packaged(str(name)) if str(name) in PACKAGED and not path.exists() else path
+    is_packaged = str(name) in PACKAGED and not path.exists()
+    return packaged(f"data/{name}.txt") if is_packaged else path
 
 
-def packaged(name: str, kind: str = "txt") -> Path:
-    """Where a file that comes with the package lies, such as a text of `PACKAGED`."""
-    return Path(__file__).with_name("data") / f"{name}.{kind}"
+def packaged(name: str) -> Path:
+    """Where a file that comes with the package lies, such as `data/tale.txt`."""
+    return Path(__file__).parent / name
+
+
+def read_toml(name: str) -> dict[str, Any]:
+    """A TOML file that comes with the package, by its path in it."""
+    return tomllib.loads(packaged(name).read_text(encoding="utf-8"))
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON document, whole or not at all."""
+    write_whole(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 STDIN = "-"  # as the name of a text: standard input

@@ -254,8 +254,7 @@ def _joined(join: Callable[[Any, Any], Any], answers: Iterable[Any]) -> Any:
 
 def all_of(masks: Iterable[Mask | None]) -> Mask | None:
     """Those that are masks, joined by `&`; None where there is none."""
-    joined: Mask | None = _joined(operator.and_, masks)
-    return joined
+    return _joined(operator.and_, masks)
 
 
 def resolve(

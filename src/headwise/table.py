@@ -244,8 +244,8 @@ def head_figure(
 
     With n: the n largest by size, as bars with their intervals.
     """
-    means: dict[str, float] = {}
-    reach: dict[str, float] = {}  # from the mean to the bounds
+    means = {}
+    reach = {}  # from the mean to the bounds
     for name, value in values.items():
         means[name] = value.mean if isinstance(value, Interval) else value
         reach[name] = 0.0

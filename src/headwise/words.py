@@ -11,12 +11,11 @@ import difflib
 import functools
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Sequence
-from importlib import resources
 from typing import Any
 
 from headwise.errors import HeadwiseError
+from headwise.files import read_toml
 
 LANGUAGES = ("en", "es")
 NAMED = ("column", "role", "fact")  # sections of names
@@ -28,11 +27,8 @@ _PLACE = r"\{(\w+)(?::([^|{}]*)\|([^|{}]*))?\}"
 @functools.cache
 def table() -> dict[str, dict[str, str]]:
     """{key: {language: phrase}}; the key of `[report] lede` is `report.lede`."""
-    text = (
-        resources.files("headwise").joinpath("words.toml").read_text(encoding="utf-8")
-    )
     texts = {}
-    for name, section in tomllib.loads(text).items():
+    for name, section in read_toml("words.toml").items():
         for key, phrase in section.items():
             if isinstance(phrase, list):
                 texts[f"{name}.{key}"] = dict(zip(LANGUAGES, phrase, strict=True))

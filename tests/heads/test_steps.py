@@ -232,7 +232,7 @@ def test_the_example_model_can_trace_emma() -> None:
 
     again = example_model()[0].state_dict()
     assert all(torch.equal(value, again[name]) for name, value in model.state_dict().items())
-    names = read_text(packaged("names")).split()
+    names = read_text(packaged("data/names.txt")).split()
     with torch.no_grad():
         losses = [model.loss(torch.tensor([ids[:-1]]), torch.tensor([ids[1:]])) for ids in map(tokens.document, names)]
     assert sum(losses) / len(losses) < 2.2  # of log 27 = 3.3: it has learned something to look at

@@ -134,7 +134,7 @@ def _hoisted(words: list[str]) -> list[str]:
     """
     # behind `--` all words are names, and stay
     end = words.index("--") if "--" in words else len(words)
-    asked = list[str]()
+    asked = []
     for word in words[:end]:
         asked += word.split("=", 1) if word.startswith(f"{LANG}=") else [word]
     first, rest = list[str](), list[str]()

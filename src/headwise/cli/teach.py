@@ -221,7 +221,7 @@ def _step(course: Course, new: bool) -> Facts:
 
     say, command, count = speaker(course.language), _command(course), len(exercises())
     marked: list[Facts] = []
-    paragraphs: list[str] = []
+    paragraphs = []
     # new: nothing was marked; done: all marked is right; else open, wrong or failed, as the last one marked
     status = "new" if new else "done"
     if new:

@@ -132,7 +132,7 @@ def read_documents(
             ids_of_pieces = (encoded(reader, piece) for piece in pieces(whole))
             yield from enumerate(cut(ids_of_pieces, room - in_frame))
 
-    documents, n_cut = list[list[int]](), 0
+    documents, n_cut = [], 0
     for number, ids in itertools.islice(parts(), most):
         n_cut += number == 1
         documents.append([*before, *ids, *after])
@@ -214,7 +214,7 @@ def batches(
 # What belongs together in a text.
 
 # Name of a bench -> its file, in the form of `read_relations`.
-BENCHES = {name: packaged(name, "json") for name in ("grammar", "meaning")}
+BENCHES = {name: packaged(f"data/{name}.json") for name in ("grammar", "meaning")}
 # One-language lines beside the held-out cells: half of those of the core, which any verb model knows; a round choice.
 CONJUGATIONS = 120
 

@@ -311,7 +311,7 @@ class Tokens(TextTokens):
         if BOUNDARY in known:
             known.remove(BOUNDARY)
         missing = sorted({*units} - {*known})[:5]  # of more, five say enough
-        near = list[str]()
+        near = []
         for unit in missing:  # no character is near another
             near += difflib.get_close_matches(unit, known, n=1, cutoff=NEAR)
         # repr, no quotes: a line end shows as \n

@@ -23,20 +23,16 @@ cell that it is made of. The past is the Spanish pretérito indefinido, the impe
 from __future__ import annotations
 
 import random
-import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import permutations, product, starmap
-from pathlib import Path
 from typing import Any
 
-from headwise.files import packaged, read_text
+from headwise.files import packaged, read_text, read_toml
 from headwise.words import Note, key_of
 
-_DATA: dict[str, Any] = tomllib.loads(
-    Path(__file__).with_name("verbs.toml").read_text(encoding="utf-8")
-)
+_DATA = read_toml("corpus/verbs.toml")
 NAME = Note.of("source.verb_corpus")
 # Notes beside a loss of whole lines, or of their Spanish halves: how it differs from the held-out loss of a run.
 WHOLE_LINES, HALF_LINES = Note.of("note.whole_lines"), Note.of("note.half_lines")
@@ -46,7 +42,7 @@ RELATIONS: dict[str, str] = {
 }
 
 # language -> pronoun -> which of a tense's forms it takes
-_PRONOUNS: dict[str, dict[str, int]] = _DATA["pronouns"]
+_PRONOUNS = _DATA["pronouns"]
 PERSONS = tuple(_PRONOUNS["english"])
 TENSES = tuple(_DATA["tenses"])
 VERBS = tuple(_DATA["verbs"])
@@ -83,8 +79,12 @@ class Cell:
 def _clause(language: str, pronoun: str, tense: str, verb: str) -> str:
     """Pronoun and form, such as "he will work": words of the verb fill in the pattern of the tense, "will {0}"."""
     forms = _DATA["tenses"][tense][language].split(" / ")
-    form: str = forms[_PRONOUNS[language][pronoun]]
-    return f"{pronoun} {form.format(*_DATA['verbs'][verb][language].split())}"
+    form = forms[_PRONOUNS[language][pronoun]]
+    words = _DATA["verbs"][verb][language]
+    stem, _, ending = words.partition("-")
+    if ending:
+        words = _DATA["endings"][ending].replace("-", stem)
+    return f"{pronoun} {form.format(*words.split())}"
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def sentences(kept: Iterable[Cell]) -> list[str]:
     `Ella cantaba la canción .`, `I sing the song = yo canto la canción`; of no cell, `he used to sing = él cantaba`.
     """
     names = {"", *(f"{cell.verb} {cell.tense} {cell.person}" for cell in kept)}
-    lines = read_text(packaged("sentences")).splitlines()
+    lines = read_text(packaged("data/sentences.txt")).splitlines()
     rows = (line.split("\t") for line in lines)
     return [sentence for cell, sentence in rows if cell in names]
 

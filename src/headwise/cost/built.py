@@ -116,7 +116,7 @@ class Stack:
     """
 
     def __init__(self, model: Any) -> None:
-        lists: defaultdict[tuple[str, int], list[nn.ModuleList]] = defaultdict(list)
+        lists = defaultdict(list)
         for path, module in model.named_modules():
             is_list = isinstance(module, nn.ModuleList) and len(module)
             if is_list and not NUMBER.search(path):
@@ -260,7 +260,7 @@ def shape_of_config(fields: Mapping[str, Any]) -> ModelShape:
         raise HeadwiseError(
             f"of a {model.config.model_type} the largest list of layers does not read ids; price its decoder alone"
         )
-    steps: list[Run] = []
+    steps = []
     if any(runs[0].kept):
         # ProphetNet has a cache, and no step of one token beside it
         with suppress(HeadwiseError):
@@ -477,7 +477,7 @@ def _is_experts(module: nn.Module) -> bool:
 
 def _parameters(stack: Stack) -> dict[int, Counter[str]]:
     """Parameters of each layer by what has them, and under -1 those outside, each once."""
-    roles: dict[nn.Module, tuple[int, str]] = {}
+    roles = {}
     for module in stack.model.modules():
         is_table = isinstance(module, nn.Embedding)
         roles[module] = -1, "embeddings" if is_table else "others"

@@ -7,28 +7,22 @@ are layers as data, which `python studies/presets.py` writes out of configs. Mod
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from importlib import resources
 from typing import Any
 
 from headwise.cost.shape import Flops, Heads, Kept, Layer, ModelShape, Outside
 from headwise.errors import HeadwiseError
 from headwise.families import OURS
-from headwise.masks import Causal, Mask, Window
+from headwise.files import packaged, read_json, read_toml
+from headwise.masks import Causal, Window
 from headwise.records import record_of
 from headwise.spec import AttentionSpec, LatentSpec
+from headwise.words import Facts
 
-_FILES = resources.files("headwise.cost")
-FAMILIES: dict[str, dict[str, Any]] = tomllib.loads(
-    (_FILES / "families.toml").read_text(encoding="utf-8")
-)
-PRESETS: dict[str, dict[str, Any]] = json.loads(
-    (_FILES / "presets.json").read_text(encoding="utf-8")
-)
+FAMILIES: dict[str, Facts] = read_toml("cost/families.toml")
+PRESETS = read_json(packaged("cost/presets.json"))
 
 LARGEST = 2**40  # of one size: far above any real one, so a larger number is a slip
 # far above any real model; each layer is built, so a slip would take for ever
@@ -78,7 +72,7 @@ class Fields(dict[str, Any]):
         raise UndescribedError(f"no {name}")
 
     def size(self, name: str) -> int:
-        size: int | None = self.optional(name)
+        size = self.optional(name)
         if size is None:
             raise UndescribedError(f"{name}=null")
         return size
@@ -208,7 +202,7 @@ def _attention(f: Fields) -> AttentionSpec:
     qkv_bias = f.has("qkv_bias", bias)
     window = f.optional(f.facts["window"]) if "window" in f.facts else None
     # A window counts the query itself, and `Window` only what stands before it.
-    mask: Mask = Window(window - 1, 0) if window else Causal()
+    mask = Window(window - 1, 0) if window else Causal()
     return AttentionSpec(
         d_model=f.size("hidden_size"),
         n_heads=f.size("num_attention_heads"),
@@ -237,7 +231,7 @@ def _outside(f: Fields, norms: int) -> Outside:
 
     The class is the first of `architectures`, or of the facts where it names none.
     """
-    classes: dict[str, bool] = f.facts["heads"]
+    classes = f.facts["heads"]
     named = f.get("architectures") or list(classes)
     if not isinstance(named, list) or named[0] not in list(classes):
         raise UndescribedError(f"architectures={named!r:.60}")
@@ -264,7 +258,7 @@ def shape_of_modules(model: Any) -> ModelShape:
     from headwise.models.ask import context_of  # here: it loads torch
 
     modules = dict(model.named_modules())
-    specs: dict[str, AttentionSpec] = {}
+    specs = {}
     for path, module in modules.items():
         if isinstance(getattr(module, "spec", None), AttentionSpec):
             specs[path] = module.spec

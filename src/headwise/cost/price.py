@@ -7,12 +7,10 @@ JSON of `headwise cost`.
 from __future__ import annotations
 
 import re
-import tomllib
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib import resources
 from math import gcd
 from pathlib import Path
 from typing import Any
@@ -36,11 +34,11 @@ from headwise.cost.shape import (
     whole_bytes,
 )
 from headwise.errors import HeadwiseError
-from headwise.files import read_json
+from headwise.files import read_json, read_toml
 from headwise.models import BITS, config_source, number_format
 from headwise.spec import AttentionSpec
 from headwise.table import DECIMAL, amount, plural, scaled, shown
-from headwise.words import unknown
+from headwise.words import Facts, unknown
 
 # bytes, 8 EiB: more than any device holds or moves in a second, so a larger number is a slip
 LARGEST = 2**63
@@ -56,8 +54,7 @@ LONGEST = 2**62
 TABLE = (
     "bert-base", "bert-large", "gpt2", "gpt3", "llama-2-70b", "mistral-7b", "palm-540b", "falcon-7b",
 )  # fmt: skip
-_ROWS = resources.files("headwise.cost").joinpath("costs.toml")
-ROWS: dict[str, list[str]] = tomllib.loads(_ROWS.read_text(encoding="utf-8"))
+ROWS = read_toml("cost/costs.toml")
 GGUF = "a GGUF file: all weights are priced in one number format, however the file packs them"
 QUANTIZED = "quantization_config: all weights are priced in one number format, and scales are not counted"
 AHEAD = "the layers that predict further tokens while training are not counted; transformers drops them"
@@ -70,7 +67,7 @@ def read_bytes(name: str, text: str | int) -> int:
     """
     size = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGTP]?)(I?)B\s*", str(text).upper())
     if type(text) is int:  # isinstance would let True pass as 1
-        value: float = text
+        value = text
     elif size is None:
         raise HeadwiseError(
             f"{name}={text!r} is no size; write a number and a unit, such as 24GiB"
@@ -147,7 +144,7 @@ def _shape_at(description: str | Path) -> tuple[str, ModelShape]:
         raise HeadwiseError(f"{name}: {error}") from None
 
 
-def shape_of_fields(config: dict[str, Any]) -> ModelShape:
+def shape_of_fields(config: Facts) -> ModelShape:
     """The sizes that the dict of a config.json says: by formulas, else those of the model that is built of it."""
     is_ours = "headwise" in config
     if not is_ours and not isinstance(config.get("model_type"), str):
@@ -179,7 +176,7 @@ def shape_of_fields(config: dict[str, Any]) -> ModelShape:
     return replace(shape.noted(*notes), dtype=dtype, packed=packed)
 
 
-def _built(config: dict[str, Any], reason: str) -> ModelShape:
+def _built(config: Facts, reason: str) -> ModelShape:
     """The shape of a model that no formula describes, for this reason; it is built without memory."""
     try:
         from headwise.cost.built import shape_of_config

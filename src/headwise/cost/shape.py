@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +177,7 @@ class Layer:
     def beside(self, parameters: int, matrix: int) -> Layer:
         """The layer with a module more: so many parameters, and of them entries of a matrix that each token meets."""
         part = "feed_forward_parameters" if matrix else "norm_parameters"
-        changes: dict[str, Any] = {part: getattr(self, part) + parameters}
+        changes = {part: getattr(self, part) + parameters}
         for name in ("reading", "writing"):
             changes[name] = getattr(self, name).plus(matrix)
         return replace(self, **changes)

@@ -71,7 +71,7 @@ class _Projections(nn.Module):
         scores = queries @ keys.transpose(-1, -2) / math.sqrt(keys.shape[-1])
         # exp(-inf) is 0: the future gets no weight, and the rest of the row still adds up to 1.
         scores = scores.masked_fill(self.mask.bool()[:n_tokens, :n_tokens], -math.inf)
-        weights: Tensor = self.dropout(torch.softmax(scores, dim=-1))
+        weights = self.dropout(torch.softmax(scores, dim=-1))
         return weights @ values
 
 

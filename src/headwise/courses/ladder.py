@@ -133,7 +133,7 @@ def ways(drawn: list[Any], x: Any, heads: int) -> dict[str, Callable[[], Any]]:
         return [microgpt.linear(token, lists[3]) for token in joined]
 
     def token_by_token() -> Any:
-        rows, keys, values = [], list[Any](), list[Any]()
+        rows, keys, values = [], [], []
         for token in text:
             q, k, v = (microgpt.linear(token, w) for w in lists[:3])
             keys.append(k)

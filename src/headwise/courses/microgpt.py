@@ -61,7 +61,7 @@ class Value:
 
     def backward(self) -> None:
         """Add d self / d value to the gradient of every value below: the chain rule, from the end to the beginning."""
-        order, seen = list[Value](), set[Value]()
+        order, seen = [], set[Value]()
 
         def visit(value: Value) -> None:
             seen.add(value)
@@ -139,7 +139,7 @@ def attention(q: Vector, keys: Matrix, values: Matrix, n_head: int) -> Vector:
     q (n_embd,), keys and values (tokens so far, n_embd) -> (n_embd,): the outputs of the heads, one after another.
     """
     head_dim = len(q) // n_head
-    x_attn: list[Any] = []
+    x_attn = []
     for hs in range(0, len(q), head_dim):  # hs: where the head starts
         places = slice(hs, hs + head_dim)
         q_h = q[places]

@@ -25,7 +25,7 @@ from torch import Tensor
 from headwise.corpus.tokens import BOUNDARY, Tokens
 from headwise.errors import HeadwiseError
 from headwise.families import FAMILIES, check_folder
-from headwise.files import read_bytes, write_whole
+from headwise.files import read_bytes, write_json, write_whole
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.layer.projections import shapes_alone
 
@@ -59,9 +59,7 @@ def save_model(folder: str | Path, model: GPT, tokens: Tokens) -> None:
         ("generation_config.json", generation),
         ("config.json", config),
     ):
-        write_whole(
-            folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-        )
+        write_json(folder / name, content)
     # "format" says that the tensors are torch's; some versions of transformers refuse a file without it.
     write_tensors(folder / "model.safetensors", to_hf(model), {"format": "pt"})
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from headwise.errors import HeadwiseError
+from headwise.files import read_toml
 from headwise.words import unknown
 
 
@@ -51,13 +50,10 @@ class Preset:  # a record of presets.toml
     core: bool = False
 
 
-_RECORDS = tomllib.loads(
-    Path(__file__).with_name("presets.toml").read_text(encoding="utf-8")
-)
-PRESETS: dict[str, Preset] = {
+PRESETS = {
     # The name stands in the file as the key of the record, and once more in errors.
     name: Preset(name=name, **{**record, "recipe": Recipe(**record["recipe"])})
-    for name, record in _RECORDS.items()
+    for name, record in read_toml("gpt/presets.toml").items()
 }
 
 

@@ -11,7 +11,6 @@ text.txt            the text, where it came from no file
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -28,7 +26,14 @@ from headwise.corpus.tokens import TextTokens, Tokens
 from headwise.corpus.training import Corpus, Documents, text_corpus, verb_corpus
 from headwise.errors import HeadwiseError
 from headwise.families import RUN
-from headwise.files import TEXT, free_memory, read_json, require_empty, write_whole
+from headwise.files import (
+    TEXT,
+    free_memory,
+    read_json,
+    require_empty,
+    write_json,
+    write_whole,
+)
 from headwise.gpt.checkpoint import hf_form, load_model, save_model
 from headwise.gpt.generate import generate
 from headwise.gpt.gpt import GPT, GPTConfig
@@ -38,7 +43,7 @@ from headwise.layer.projections import shapes_alone
 from headwise.records import CurvePoint, RunSummary, head_name, record_of
 from headwise.spec import require_size
 from headwise.table import amount
-from headwise.words import unknown
+from headwise.words import Facts, unknown
 
 REPORT, WALK, FILM = "report.html", "walk.html", "film.json"
 FILMED = 24  # tokens of the line that a film shows, at most; a round choice
@@ -67,7 +72,7 @@ class Settings:
     seed: int = 0
     steps: int | None = None  # None takes the recipe's
     # fields of GPTConfig that differ from the preset
-    shape: dict[str, Any] = dataclasses.field(default_factory=dict)
+    shape: Facts = dataclasses.field(default_factory=dict)
     attention: str | None = (
         None  # a class in place of our attention, by the name that `register` gave it
     )
@@ -95,7 +100,7 @@ class Settings:
         for name in self.shape:
             if name not in names:
                 raise unknown(f"no field {name!r} of a model's shape", name, names)
-        shape: dict[str, Any] = dict(preset.shape)
+        shape = dict(preset.shape)
         # Another width than the preset's: d_ff stays as many times the width as it is there.
         if "d_model" in self.shape and "d_ff" in shape:
             width = require_size("d_model", self.shape["d_model"])
@@ -197,7 +202,7 @@ def film_of(folder: Path, corpus: Corpus, config: GPTConfig, recipe: Recipe) -> 
     return Film(folder / FILM, ids, about)
 
 
-def read_film(folder: Path) -> dict[str, Any] | None:
+def read_film(folder: Path) -> Facts | None:
     """The film of a run folder, its maps as base64; None where it has none."""
     return read_json(folder / FILM) if (folder / FILM).exists() else None
 
@@ -225,8 +230,7 @@ def read_run(folder: Path) -> Run | None:
     if not path.exists():
         return None
     try:
-        run: Run = record_of(Run, read_json(path))
-        return run
+        return record_of(Run, read_json(path))
     except (HeadwiseError, TypeError, KeyError, AttributeError) as error:
         raise HeadwiseError(
             f"{path} is damaged ({error}); remove it or take another out="
@@ -265,9 +269,7 @@ def held_out_documents(folder: Path, tokens: TextTokens, limit: int) -> list[lis
 
 
 def write_run(folder: Path, run: Run) -> None:
-    write_whole(
-        folder / RUN, json.dumps(asdict(run), indent=2, ensure_ascii=False) + "\n"
-    )
+    write_json(folder / RUN, asdict(run))
 
 
 def _check(folder: Path, settings: Settings, resume: bool) -> Run | None:

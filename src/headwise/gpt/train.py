@@ -103,7 +103,7 @@ class Film:
 @torch.no_grad()
 def maps_on(model: GPT, ids: list[int]) -> Tensor:
     """The weights (N,T,T) of all heads on a text, as bytes of 255 times each."""
-    maps: list[Tensor] = []
+    maps = []
 
     def keep(call: Call) -> None:
         maps.append(trace(call.q, call.k, call.v, call.options).weights[0])
@@ -323,7 +323,7 @@ Muon = without_compiler(torch.optim.Muon)
 def make_optimizers(model: GPT, recipe: Recipe) -> list[Optimizer]:
     """AdamW, with Muon on the matrices of the blocks if the recipe has a rate for it. Only matrices decay."""
     # Those of the blocks, which Muon updates if it is there; all other matrices; gains and biases.
-    hidden, matrices, vectors = (list[nn.Parameter]() for _ in range(3))
+    hidden, matrices, vectors = ([] for _ in range(3))
     for name, p in model.named_parameters():
         if p.ndim < 2:
             vectors.append(p)

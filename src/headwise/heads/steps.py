@@ -148,7 +148,7 @@ def example_model() -> tuple[GPT, Tokens, str]:
     It is the same each time on the same machine. Torch's own random state is left as it was.
     """
     preset = find_preset("microgpt")
-    names = read_text(packaged("names")).split()
+    names = read_text(packaged("data/names.txt")).split()
     # one more token begins and ends each name
     tokens = Tokens.characters("".join(names), boundary=True)
     # The held-out text must not be empty, but nothing is measured on it: one name, which stays in the training.

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import io
 import math
-import tomllib
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headwise.errors import HeadwiseError
-from headwise.files import packaged, read_text
+from headwise.files import read_toml
 from headwise.heads.statistics import Statistics, V, unknown_head, unknown_statistic
 from headwise.intervals import Interval
 from headwise.records import plain_data
@@ -200,9 +199,7 @@ def relation_role(relation: Relation) -> Role:
 # The roles that are looked for in every model. Their meanings, in two languages, stand in words.toml, by the name.
 ROLES = tuple(
     Role(name, score, threshold, Note.of(key_of("job", name)), source)
-    for name, score, threshold, source in tomllib.loads(
-        read_text(packaged("roles", "toml"))
-    )["roles"]
+    for name, score, threshold, source in read_toml("data/roles.toml")["roles"]
 )
 
 

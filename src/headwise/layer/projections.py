@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import resources
 from typing import Any, Self
 
 import torch
@@ -17,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from headwise.backends.cache import KVCache
 from headwise.backends.torch_ import Rotation
 from headwise.errors import HeadwiseError
+from headwise.files import read_toml
 from headwise.masks import Mask, all_of, bare_mask_error
 from headwise.records import Call
 from headwise.spec import AttentionSpec, Options
@@ -24,11 +23,7 @@ from headwise.spec import AttentionSpec, Options
 _numbers = itertools.count()  # of layers, one each
 # What those type who come from torch.nn, transformers or a course, and what it is called here: in "built" of the
 # arguments of a layer, in "called" of those of a call, in "asked" of a layer's attributes.
-ELSEWHERE = tomllib.loads(
-    resources.files("headwise.layer")
-    .joinpath("elsewhere.toml")
-    .read_text(encoding="utf-8")
-)
+ELSEWHERE = read_toml("layer/elsewhere.toml")
 
 
 class AttentionLayer(nn.Module):

@@ -5,16 +5,21 @@ A file that is still exactly as it was made is nobody's work: it may be made aga
 
 from __future__ import annotations
 
-import json
 import operator
 from dataclasses import dataclass, field, replace
-from importlib import resources
 from pathlib import Path
 
 from headwise.checker.bugs import UNKNOWN, Say, catalogue, speaker, words
 from headwise.checker.verdict import check
 from headwise.errors import HeadwiseError
-from headwise.files import read_bytes, read_json, read_text, write_whole
+from headwise.files import (
+    packaged,
+    read_bytes,
+    read_json,
+    read_text,
+    write_json,
+    write_whole,
+)
 from headwise.learn.exercises import (
     COURSE_NAMES,
     Exercise,
@@ -24,8 +29,6 @@ from headwise.learn.exercises import (
     mark,
 )
 from headwise.words import LANGUAGES
-
-FOLDER = resources.files("headwise.learn")
 
 PROGRESS = "progress.json"
 HINTS = (
@@ -56,7 +59,7 @@ class Course:
         content = {
             name: value for name, value in vars(self).items() if name != "folder"
         }
-        write_whole(self.folder / PROGRESS, json.dumps(content, indent=2) + "\n")
+        write_json(self.folder / PROGRESS, content)
 
     def write_files(self) -> None:
         """Every file that is missing, and those that nobody has touched, in the language of the course."""
@@ -72,7 +75,7 @@ class Course:
                 picture = self.folder / name
                 picture.parent.mkdir(exist_ok=True)
                 if not picture.exists():
-                    write_whole(picture, FOLDER.joinpath(name).read_bytes())
+                    write_whole(picture, packaged(f"learn/{name}").read_bytes())
 
     def _untouched(self, exercise: Exercise) -> bool:
         """Is the file exactly as it was made, in some language?"""

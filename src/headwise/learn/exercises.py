@@ -15,7 +15,6 @@ import json
 import re
 import sys
 import textwrap
-import tomllib
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,9 +28,8 @@ from headwise.checker.repair import WORDS
 from headwise.checker.sandbox import alone, require_torch, run_apart
 from headwise.checker.search import close
 from headwise.errors import HeadwiseError
-from headwise.words import LANGUAGES
-
-FOLDER = Path(__file__).parent
+from headwise.files import packaged, read_toml
+from headwise.words import LANGUAGES, Facts
 
 BLANK = re.compile(r"^\s*\.\.\.\s*(#.*)?$")  # a line that the learner must replace
 WIDTH = 88  # columns of the text of an exercise
@@ -57,14 +55,14 @@ class Exercise:
     calls: tuple[str, ...]
     answer: str  # to the question: a, b or c
     # language -> title, text, question, reveal, hints; notes: of the solution in English, and what they are here
-    texts: dict[str, dict[str, Any]]
+    texts: dict[str, Facts]
     setup: str = ""  # code that makes the inputs, run before the calls
     figure: str | None = None
     checked: str | None = None  # class or function that `headwise.check` reads
     causal: bool = True  # ought it to be causal by itself?
     # Each has an id, `replace` (pairs of texts: of the solution, and what stands there with the bug) and a sentence
     # for each language.
-    bugs: tuple[dict[str, Any], ...] = ()
+    bugs: tuple[Facts, ...] = ()
 
     @property
     def file(self) -> str:
@@ -159,8 +157,8 @@ def wrapped(text: str) -> str:
 def exercises() -> tuple[Exercise, ...]:
     """All exercises in their order."""
     read = []
-    for file in sorted(FOLDER.glob("exercises/*.toml")):
-        data = tomllib.loads(file.read_text(encoding="utf-8"))
+    for file in sorted(packaged("learn/exercises").glob("*.toml")):
+        data = read_toml(f"learn/exercises/{file.name}")
         solution = file.with_suffix(".py").read_text(encoding="utf-8")
         texts = {language: data.pop(language) for language in LANGUAGES}
         data["bugs"] = [_worded(bug) for bug in data["bugs"]]
@@ -170,7 +168,7 @@ def exercises() -> tuple[Exercise, ...]:
     return tuple(read)
 
 
-def _worded(bug: dict[str, Any]) -> dict[str, Any]:
+def _worded(bug: Facts) -> Facts:
     """A bug with its sentences: where the file has none of its own, those of the catalogue."""
     known = catalogue().get(bug["id"])
     if known is None or LANGUAGES[0] in bug:
@@ -302,7 +300,7 @@ def choice(value: object) -> str | None:
     return letter if letter in {*"abc"} else None
 
 
-def run(job: dict[str, Any], seconds: float = SECONDS) -> dict[str, Any]:
+def run(job: Facts, seconds: float = SECONDS) -> Facts:
     """The outcomes of the calls of a job, made in a process of its own."""
     ended = run_apart("headwise.learn.exercises", job, seconds)
     if not ended.answer:
@@ -321,12 +319,12 @@ def plain(value: Any) -> Any:
     return value if is_plain else f"<{type(value).__name__}>"
 
 
-def outcome(code: str, name: str, setup: str, calls: Sequence[str]) -> dict[str, Any]:
+def outcome(code: str, name: str, setup: str, calls: Sequence[str]) -> Facts:
     """What the calls of a file's code give: `values`, and where one fails `call`, `error` and `line`."""
     values = []
     call = ""
     try:
-        module: dict[str, Any] = {"__name__": "exercise", "__file__": name}
+        module = {"__name__": "exercise", "__file__": name}
         exec(compile(code, name, "exec"), module)
         # the calls find a class that has a course's name, too
         for theirs in COURSE_NAMES.keys() & module:
@@ -334,7 +332,7 @@ def outcome(code: str, name: str, setup: str, calls: Sequence[str]) -> dict[str,
         prepared = compile(setup, "setup", "exec")
         for call in calls:
             # fresh inputs for each call, so that code which writes into them spoils nothing
-            inputs: dict[str, Any] = {}
+            inputs: Facts = {}
             exec(prepared, inputs)
             values.append(plain(eval(call, {**module, **inputs})))
     except BaseException as error:  # `exit()` too
@@ -404,7 +402,7 @@ def shortened(text: str) -> str:
     return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
 
 
-def repair(job: dict[str, Any]) -> dict[str, Any]:
+def repair(job: Facts) -> Facts:
     """The line of the solution that makes all calls right in place of one or some of the learner's.
 
     The last of these as `line`, and what is `right` there; empty for none.
@@ -427,7 +425,7 @@ def main() -> None:
     # the order counts: what runs first cannot be spoilt
     codes = {**job["variants"], job["name"]: job["source"]}
 
-    def work() -> dict[str, Any]:
+    def work() -> Facts:
         if "right" in job:
             return repair(job)
         return {
