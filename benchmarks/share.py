@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headwise.corpus.sources import Sources
 from headwise.corpus.training import Corpus, text_corpus
+from headwise.files import Sources
 from headwise.gpt.checkpoint import load_model, save_model
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.gpt.presets import Recipe

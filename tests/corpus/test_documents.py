@@ -10,11 +10,11 @@ from cases import refuses, refuses_table
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from headwise.corpus import sources
+from headwise import files
 from headwise.corpus.documents import read_documents, read_ids
-from headwise.corpus.sources import Sources, pieces
 from headwise.corpus.tokens import Tokens
 from headwise.corpus.training import Corpus, text_corpus
+from headwise.files import Sources, pieces
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.models.hf import FolderTokens
 from headwise.models.open import Folder
@@ -127,7 +127,7 @@ def facts(corpus: Corpus) -> Any:
 @pytest.mark.parametrize("lines", [False, True])
 def test_a_text_is_the_same_in_any_form(lines: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpora = {name: text_corpus(Sources(paths), lines, 13, 3) for name, paths in write_forms(tmp_path).items()}
-    monkeypatch.setattr(sources, "PIECE", 53)
+    monkeypatch.setattr(files, "PIECE", 53)
     text_pieces = text_corpus(Sources([tmp_path / "plain.txt"]), lines, 13, 3)
     whole = corpora["plain.txt"]
     assert [name for name, corpus in corpora.items() if facts(corpus) != facts(whole)] == []

@@ -15,11 +15,18 @@ from small_models import tiny
 
 from headwise import HeadwiseError
 from headwise.corpus import verbs
-from headwise.corpus.ngram import best_order, likeliest, ngram_losses
-from headwise.corpus.sources import Sources
 from headwise.corpus.tokens import Tokens
-from headwise.corpus.training import IGNORED, Documents, Stream, text_corpus, verb_corpus
-from headwise.files import read_text
+from headwise.corpus.training import (
+    IGNORED,
+    Documents,
+    Stream,
+    best_order,
+    likeliest,
+    ngram_losses,
+    text_corpus,
+    verb_corpus,
+)
+from headwise.files import Sources, read_text
 from headwise.gpt.train import evaluate
 
 

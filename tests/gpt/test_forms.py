@@ -21,8 +21,7 @@ from small_models import tiny
 from headwise import HeadwiseError
 from headwise.corpus.tokens import Tokens
 from headwise.gpt.checkpoint import hf_form, load_model, save_model
-from headwise.gpt.generate import generate
-from headwise.gpt.gpt import GPT
+from headwise.gpt.gpt import GPT, generate
 
 TEXT = "the quick brown fox jumps"
 FORMS = tomllib.loads(Path(__file__).with_name("forms.toml").read_text(encoding="utf-8"))

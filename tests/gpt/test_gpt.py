@@ -10,8 +10,7 @@ from cases import refuses, refuses_table
 from small_models import tiny
 from torch import Tensor
 
-from headwise.gpt.generate import continued, generate
-from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.gpt.gpt import GPT, GPTConfig, continued, generate
 from headwise.gpt.presets import PRESETS
 
 NAMES = tuple(PRESETS)

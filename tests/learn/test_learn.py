@@ -392,6 +392,7 @@ def test_a_first_call_that_was_killed_is_gone_on_with(tmp_path: Path, monkeypatc
 
         with monkeypatch.context() as patch, pytest.raises(OSError, match="killed"):
             patch.setattr("headwise.learn.course.write_whole", write)
+            patch.setattr("headwise.files.write_whole", write)
             open_course(folder, "es")
         course, new = open_course(folder, "es")
         there = sorted(x.relative_to(folder) for x in folder.rglob("*") if not x.name.startswith("."))

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 import headwise as hw
 from headwise.corpus.tokens import Tokens
 from headwise.gpt.checkpoint import save_model
-from headwise.gpt.generate import generate as generate_ours
+from headwise.gpt.gpt import generate as generate_ours
 from headwise.models.ask import predicts
 from headwise.models.open import described, generate, open_model
 

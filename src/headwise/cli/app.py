@@ -16,10 +16,9 @@ import typer
 import typer.core
 from typer import Argument, Option
 
-from headwise.corpus.sources import exists
 from headwise.errors import HeadwiseError
 from headwise.families import RUN
-from headwise.files import is_stream
+from headwise.files import exists, is_stream
 from headwise.records import plain_data
 from headwise.view import CONTROL
 from headwise.words import Facts, system_language

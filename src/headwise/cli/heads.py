@@ -17,7 +17,6 @@ from headwise.cli.app import (
     print_json,
     wants_json,
 )
-from headwise.corpus.sources import Sources, contents
 from headwise.errors import HeadwiseError
 from headwise.families import (
     RUN,
@@ -27,7 +26,7 @@ from headwise.families import (
     read_config,
     require_run,
 )
-from headwise.files import STDIN, check_file, is_stream, write_whole
+from headwise.files import STDIN, Sources, check_file, contents, is_stream, write_whole
 from headwise.table import Table
 from headwise.view import Progress, screen
 from headwise.words import LANGUAGES

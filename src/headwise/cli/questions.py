@@ -1,4 +1,4 @@
-"""`headwise why`, `trace`, `align` and `look`: questions about the heads of one model."""
+"""`headwise why`, `trace`, `align`, `look` and `verify`: questions about one model."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+import typer
 from typer import Argument, Option
 
 from headwise.cli.app import (
@@ -352,3 +353,32 @@ def _opened(address: str, browser: bool) -> bool:
         map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY"))
     )
     return browser and display and webbrowser.open(address)
+
+
+@command()
+def verify(model: Model, device: str = "cpu") -> None:
+    """Check a model's cache, its padding and its batches.
+
+    A text is read whole, and then token by token, in chunks, padded, and beside another text. Where a result differs by
+    more than rounding, the layer and the token are named where it begins. Exit code 1 says that one differs.
+
+    Example: headwise verify gemma-3-270m
+    """
+    check_model(model)
+    check_reads_tokens(model)
+    with needs_torch():
+        from headwise.models.open import open_folder
+        from headwise.models.verify import verify
+    with Progress("opening the model") as progress:
+        opened = open_folder(model, device=device).model
+        progress("reading a text in nine ways", 0, 0)
+        verified = verify(opened)
+    if wants_json():
+        print_json("verify", {**vars(verified), "right": verified.right})
+    else:
+        screen.print(verified.text())
+        screen.say(
+            "All that was asked is equal." if verified.right else "They are NOT equal."
+        )
+    if not verified.right:
+        raise typer.Exit(1)

@@ -19,15 +19,11 @@ from typer.exceptions import TyperException
 
 # Each of these modules adds its own commands.
 from headwise.cli import (  # noqa: F401
-    cost,
-    generate,
     heads,
-    ladder,
     questions,
     reshape,
     teach,
     train,
-    verify,
 )
 from headwise.cli.app import app, call, in_options
 from headwise.errors import HeadwiseError

@@ -1,4 +1,4 @@
-"""`headwise learn` and `check`: what the teacher says, in the terminal."""
+"""`headwise learn`, `check` and `ladder`: what the teacher says, in the terminal."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from typer import Argument, Exit, Option
 from headwise.checker.bugs import Verdict, speaker, words
 from headwise.cli.app import (
     COURSE,
+    Count,
     call,
     command,
     in_options,
     language,
     named_path,
+    needs_torch,
     print_json,
     wants_json,
 )
 from headwise.errors import HeadwiseError
 from headwise.table import Table
-from headwise.view import screen
+from headwise.view import Progress, screen
 from headwise.words import Facts
 
 if TYPE_CHECKING:
@@ -255,3 +257,43 @@ def _step(course: Course, new: bool) -> Facts:
         screen.print("\n\n".join(paragraphs))
     state = {"folder": course.folder, "language": course.language, "status": status}
     return state | {"marked": marked, "passed": course.passed, "next": following}
+
+
+@command()
+def ladder(width: Count = 64, heads: Count = 4) -> None:
+    """Compute one layer in eight ways, compare them, and time them.
+
+    One draw of weights and one text go through plain loops, microgpt's head loop, NumPy, the classes of courses,
+    torch's module and our layer. Exit code 1 when one differs by more than rounding explains.
+
+    Args:
+        width: Width of the model.
+        heads: Query heads.
+
+    Example: headwise ladder --width 96 --heads 6
+    """
+    with needs_torch():
+        from headwise.courses.ladder import run_ladder
+
+    with Progress("computing in eight ways"):
+        record = run_ladder(width, heads)
+    if wants_json():
+        print_json("ladder", vars(record))
+    else:
+        slowest = max(way.ms for way in record.ways)
+        rows = []
+        for way in record.ways:
+            far = "not finite" if way.difference is None else f"{way.difference:.0g}"
+            rows.append((way.name, far, way.ms, f"{slowest / way.ms:,.0f}x"))
+        title = (
+            f"One causal layer: {record.tokens} tokens, width {width}, {heads} heads"
+        )
+        note = f"Differences are the largest from the loops; rounding in float32 explains up to {record.tolerance:.0e}."
+        Table(("way", "difference", "ms", "speed"), rows, title, note).print(screen)
+        screen.say(
+            "All eight compute the same."
+            if record.agrees
+            else "They do NOT compute the same."
+        )
+    if not record.agrees:
+        raise typer.Exit(1)

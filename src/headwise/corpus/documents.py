@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from headwise.corpus import verbs
-from headwise.corpus.sources import Sources, contents, pieces
 from headwise.corpus.tokens import (
     LARGEST_ID,
     Ids,
@@ -32,7 +31,7 @@ from headwise.corpus.tokens import (
     unknown_note,
 )
 from headwise.errors import HeadwiseError
-from headwise.files import packaged, read_json, read_text
+from headwise.files import Sources, contents, packaged, pieces, read_json, read_text
 from headwise.words import Note
 
 # tokens that run together at most; a round choice: more take more memory, few are slower a token

@@ -21,13 +21,13 @@ from pathlib import Path
 
 import torch
 
-from headwise.corpus.sources import Sources
 from headwise.corpus.tokens import TextTokens, Tokens
 from headwise.corpus.training import Corpus, Documents, text_corpus, verb_corpus
 from headwise.errors import HeadwiseError
 from headwise.families import RUN
 from headwise.files import (
     TEXT,
+    Sources,
     free_memory,
     read_json,
     require_empty,
@@ -35,8 +35,7 @@ from headwise.files import (
     write_whole,
 )
 from headwise.gpt.checkpoint import hf_form, load_model, save_model
-from headwise.gpt.generate import generate
-from headwise.gpt.gpt import GPT, GPTConfig
+from headwise.gpt.gpt import GPT, GPTConfig, generate
 from headwise.gpt.presets import Recipe, check_seed, find_preset
 from headwise.gpt.train import STATE, Film, Progress, train
 from headwise.layer.projections import shapes_alone

@@ -33,7 +33,6 @@ from headwise.corpus.documents import (
     text_of,
     verb_relations,
 )
-from headwise.corpus.sources import Progress
 from headwise.corpus.tokens import Ids, TextTokens, require_tokens
 from headwise.corpus.verbs import HALF_LINES
 from headwise.errors import HeadwiseError
@@ -72,6 +71,8 @@ from headwise.shapes import shape_of
 from headwise.spec import resolve_kv_index
 from headwise.words import Note
 
+# ("passes", 3, 17): what is done, how much of it, of how much
+Progress = Callable[[str, int, int], None]
 # Round choices, all of them: larger ones take more time, or more room in the page; smaller ones make wider intervals.
 HELD_OUT = 4096  # tokens of what a run held out
 EFFECTS = 4096  # tokens that heads are ablated on, in whole documents; two of them at least, for an interval

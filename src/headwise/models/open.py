@@ -20,8 +20,7 @@ from headwise.errors import HeadwiseError
 from headwise.families import OURS, has_tokenizer, is_own, require_transformers
 from headwise.files import free_memory, text_path
 from headwise.gpt.checkpoint import save_model
-from headwise.gpt.generate import continued
-from headwise.gpt.gpt import GPT, register
+from headwise.gpt.gpt import GPT, continued, register
 from headwise.gpt.run import Settings, kept_text, load_run, run_training
 from headwise.models import computed_in, located
 from headwise.models.ask import (

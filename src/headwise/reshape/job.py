@@ -28,7 +28,6 @@ from torch import Tensor, nn
 
 from headwise.corpus import verbs
 from headwise.corpus.documents import BATCH, check_ids, cut, encoded
-from headwise.corpus.sources import Sources, contents
 from headwise.corpus.tokens import require_tokens, unknown_note
 from headwise.corpus.training import HELD_OUT_SHARE
 from headwise.cost.config import USUAL, check_sizes
@@ -41,7 +40,14 @@ from headwise.families import (
     require_run,
     run_of,
 )
-from headwise.files import STDIN, require_empty, sync_folder, write_whole
+from headwise.files import (
+    STDIN,
+    Sources,
+    contents,
+    require_empty,
+    sync_folder,
+    write_whole,
+)
 from headwise.gpt.checkpoint import load_model
 from headwise.gpt.presets import find_preset
 from headwise.gpt.run import read_run

@@ -95,7 +95,7 @@ export function goOn(temperature) {
   // At temperature 0 the chances are those of temperature 1, since dividing by 0 would leave none.
   const chances = probabilities(typed.less.logits.at(-1), temperature || 1), { context } = model.config;
   const id = temperature ? sample(chances) : likeliest(chances), ids = [...typed.ids, id];
-  // Behind the end of the context the older half makes room, as in gpt/generate.py.
+  // Behind the end of the context the older half makes room, as in gpt/gpt.py.
   if (ids.length > context) return local.tokens(ids.slice(-Math.max(1, context >> 1)).reduce(longer, ''));
   if (BLANK.test(typed.text)) return local.tokens(longer(typed.text, id)); // what stands behind is read, too
   const pieces = [...typed.pieces, { id, text: model.tokens.shown[id], known: true }];
