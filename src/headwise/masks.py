@@ -35,13 +35,8 @@ class Grid(Protocol):
     T: int
     S: int
 
-    @property
-    def i(self) -> Any:
-        """Query position, 0 to T-1."""
-
-    @property
-    def j(self) -> Any:
-        """Key position, 0 to S-1."""
+    i: Any  # query position, 0 to T-1
+    j: Any  # key position, 0 to S-1
 
     def pick(self, values: Any, axes: str) -> Any:
         """`values`, whose axes are named by letters of "bhts", at this grid's place or broadcast along it.
@@ -422,9 +417,7 @@ class Shifted(Mask):
                 raise HeadwiseError(
                     f"{type(self).__name__} offset={self.offset} must hold whole numbers"
                 )
-            check_axes(
-                f"{type(self).__name__} offset", shape_of(self.offset), "b", grid
-            )
+            check_axes(f"{type(self).__name__} offset", self.offset, "b", grid)
 
     @property
     def by_document(self) -> bool:
@@ -516,7 +509,7 @@ class Lengths(Mask):
     alike = True
 
     def check(self, grid: Grid) -> None:
-        check_axes("Lengths", check_even("Lengths", self.lengths), "b", grid)
+        check_axes("Lengths", self.lengths, "b", grid)
         # not `!= "int"`: the empty list of no documents is "bool"
         if kind_of(self.lengths) == "float":
             raise HeadwiseError(
@@ -548,12 +541,8 @@ class Segments(Mask):
     alike = True
 
     def check(self, grid: Grid) -> None:
-        check_axes(
-            "Segments q_ids", check_even("Segments q_ids", self.q_ids), "bt", grid
-        )
-        check_axes(
-            "Segments kv_ids", check_even("Segments kv_ids", self.kv_ids), "bs", grid
-        )
+        check_axes("Segments q_ids", self.q_ids, "bt", grid)
+        check_axes("Segments kv_ids", self.kv_ids, "bs", grid)
 
     def allowed(self, grid: Grid) -> Any:
         return grid.pick(self.q_ids, "bt") == grid.pick(self.kv_ids, "bs")
@@ -706,7 +695,7 @@ class Alibi(Shifted):
     def check(self, grid: Grid) -> None:
         super().check(grid)
         if self.slopes is not None:
-            check_axes("Alibi slopes", shape_of(self.slopes), "h", grid)
+            check_axes("Alibi slopes", self.slopes, "h", grid)
 
     def bias(self, grid: Grid) -> Any:
         slopes = alibi_slopes(grid.H) if self.slopes is None else self.slopes
@@ -730,8 +719,9 @@ def alibi_slopes(n_heads: int) -> list[float]:
     return slopes + between[: n_heads - power]
 
 
-def check_axes(name: str, shape: tuple[int, ...], axes: str, grid: Grid) -> None:
-    """`shape` must be exactly the grid's lengths of the named axes."""
+def check_axes(name: str, values: Any, axes: str, grid: Grid) -> None:
+    """`values` must have exactly the grid's lengths of the named axes."""
+    shape = check_even(name, values)
     lengths = {"b": grid.B, "h": grid.H, "t": grid.T, "s": grid.S}
     expected = tuple(lengths[axis] for axis in axes)
     if shape != expected:

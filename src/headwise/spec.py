@@ -213,13 +213,7 @@ class AttentionSpec:
     @property
     def variant(self) -> str:
         """What the field calls it: MHA, GQA or MQA."""
-        return (
-            "MHA"
-            if self.n_kv_heads == self.n_heads
-            else "MQA"
-            if self.n_kv_heads == 1
-            else "GQA"
-        )
+        return variant_of(self.n_heads, self.n_kv_heads)
 
     @property
     def q_weights(self) -> int:
@@ -427,6 +421,13 @@ class Sizes(NamedTuple):
     S: int
     D: int
     E: int
+
+
+def variant_of(n_heads: int, n_kv_heads: int) -> str:
+    """What the field calls heads that share so many keys and values: MHA, GQA or MQA."""
+    if n_kv_heads == n_heads:
+        return "MHA"
+    return "MQA" if n_kv_heads == 1 else "GQA"
 
 
 def check_shapes(q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> Sizes:

@@ -35,7 +35,7 @@ class Call:
     debug: bool = False
     lang: str | None = None  # what --lang says, if anything
     # argument of the library -> option
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=lambda: {"lang": "--lang"})
 
 
 call = Call()  # of this process, filled in by `headwise.cli.run`
@@ -170,7 +170,7 @@ def check_outputs(
     inputs  files and folders that the command reads; a text itself may be among them, None is passed over
     paths   files that are written, each under the name of its option: `html=path` is of --html
     """
-    taken = [Path(name) for name in inputs if name and exists(Path(name))]
+    taken = [_identity(Path(name)) for name in inputs if name and exists(Path(name))]
     for name, value in paths.items():
         for path in filter(None, value if isinstance(value, list) else [value]):
             words = f"--{name} {path}"
@@ -193,18 +193,16 @@ def check_outputs(
                 raise HeadwiseError(
                     f"{words} lies among the files of {parent}; pass a file elsewhere"
                 )
-            if any(_is_same(path, other) for other in taken):
+            if _identity(path) in taken:
                 raise HeadwiseError(
                     f"{words} is read, or written, by another option, too; pass another name"
                 )
-            taken.append(path)
+            taken.append(_identity(path))
 
 
-def _is_same(path: Path, other: Path) -> bool:
-    """Do two names mean one file, also by a link?"""
-    if exists(path) and exists(other):
-        return path.samefile(other)
-    return os.path.realpath(path) == os.path.realpath(other)
+def _identity(path: Path) -> Any:
+    """The same for two names of one file, also where one is a link."""
+    return path.stat()[1:3] if exists(path) else os.path.realpath(path)
 
 
 def print_json(kind: str, document: Facts) -> None:

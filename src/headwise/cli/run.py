@@ -25,7 +25,7 @@ from headwise.cli import (  # noqa: F401
     teach,
     train,
 )
-from headwise.cli.app import app, call, in_options
+from headwise.cli.app import Call, app, call, in_options
 from headwise.errors import HeadwiseError
 from headwise.view import err, screen
 from headwise.words import check_lang
@@ -55,12 +55,7 @@ def run() -> NoReturn:
         if isinstance(stream, io.TextIOWrapper):
             # a character that the terminal lacks is shown as its code
             stream.reconfigure(errors="backslashreplace")
-    call.as_json, call.debug, call.lang, call.options = (
-        False,
-        False,
-        None,
-        {"lang": LANG},
-    )
+    vars(call).update(vars(Call()))
     sys.exit(_exit_code())
 
 

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from headwise.cost.shape import Experts, Flops, Heads, Kept, Layer, ModelShape, Outside
-from headwise.errors import HeadwiseError
+from headwise.errors import HeadwiseError, first_line
 from headwise.models.ask import cache_name, context_of
 from headwise.models.hf import AnyCache, meta_model, quiet
 from headwise.models.hook import hooked
@@ -125,7 +125,7 @@ class Stack:
             raise HeadwiseError(
                 f"{type(model).__name__} has no list of layers; it cannot be priced"
             )
-        self.model = model
+        self.model, self.table = model, model.get_input_embeddings()
         self.known: dict[Any, Any] = {}  # see Counting
         largest = max(lists.values(), key=lambda each: sum(map(_size, each)))
         # HRM runs two stacks in turn, of layers of one class; an encoder is a stack, too, and no part of the decoder
@@ -146,11 +146,6 @@ class Stack:
                 if not site.cross:
                     self.sites.setdefault(place.get(site.module, -1), site)
 
-    @property
-    def table(self) -> Any:
-        """The table of the tokens."""
-        return self.model.get_input_embeddings()
-
     def run(self, tokens: int, before: Run | None = None) -> Run:
         """Read a prompt, or write one token behind it."""
         counting = Counting(self.known)
@@ -166,9 +161,8 @@ class Stack:
             with hooked(hooks), torch.no_grad(), quiet(), counting:
                 name, cache = called(self.model, ids, *past)
         except Exception as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise HeadwiseError(
-                f"a {self.model.config.model_type} of this config does not run without data: {reason}"
+                f"a {self.model.config.model_type} of this config does not run without data: {first_line(error)}"
             ) from None
         return Run(
             seen=tokens + (before.seen if before else 0),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import gcd
@@ -36,7 +35,7 @@ from headwise.cost.shape import (
 from headwise.errors import HeadwiseError
 from headwise.files import read_json, read_toml
 from headwise.models import BITS, config_source, number_format
-from headwise.spec import AttentionSpec
+from headwise.spec import AttentionSpec, variant_of
 from headwise.table import DECIMAL, amount, plural, scaled, shown
 from headwise.words import Facts, unknown
 
@@ -632,7 +631,7 @@ def variants(shape: ModelShape, setting: Setting) -> tuple[Variant, ...]:
     most = gcd(*(layer.attention.n_heads for layer in shape.layers if layer.attention))
     for n in range(most, 0, -1):
         if most % n == 0:
-            name = "MHA" if n == most else "MQA" if n == 1 else f"GQA-{n}"
+            name = variant_of(most, n).replace("GQA", f"GQA-{n}")
             is_present = is_even and n == present
             choices.append((name, n, shape.with_kv_heads(n), is_present))
     rows = []

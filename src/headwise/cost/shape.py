@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from headwise.spec import variant_of
+
 
 @dataclass(frozen=True, kw_only=True)
 class Heads:
@@ -38,9 +40,7 @@ class Heads:
         """What the field calls it: MHA, GQA or MQA; MLA with a latent."""
         if self.latent is not None:
             return "MLA"
-        if self.n_kv_heads == self.n_heads:
-            return "MHA"
-        return "MQA" if self.n_kv_heads == 1 else "GQA"
+        return variant_of(self.n_heads, self.n_kv_heads)
 
     def pairs(self, tokens: int) -> int:
         """Pairs of a query and a key that it sees in a text of that many tokens."""

@@ -154,7 +154,7 @@ def hf_config(config: GPTConfig, boundary: int | None) -> dict[str, Any]:
 
     boundary  the id of the token that begins and ends documents; None where there is none
     """
-    form = hf_form(config)
+    record = _record(config)
     general = {
         "vocab_size": config.vocab_size,
         "bos_token_id": boundary,
@@ -163,13 +163,11 @@ def hf_config(config: GPTConfig, boundary: int | None) -> dict[str, Any]:
         "dtype": "float32",
         "headwise": asdict(config),
     }
-    if form is None:
+    if not record:
         return {"model_type": "headwise", **general}
-    record = _record(form)
     fields = {
         field: attrgetter(path)(config) for field, path in record["fields"].items()
     }
-    fields |= record.get("constants", {})
     # under their name for it
     fields[record["activation"]] = record.get(config.activation, config.activation)
     # which transformers reads in `rope_parameters` from version 5 on
@@ -177,18 +175,17 @@ def hf_config(config: GPTConfig, boundary: int | None) -> dict[str, Any]:
         rope = {"rope_type": "default", "rope_theta": config.rope_theta}
         fields["rope_parameters"] = rope
     return {
-        "model_type": form,
+        "model_type": hf_form(config),
         "architectures": [record["architecture"]],
         **fields,
         **general,
     }
 
 
-def _record(form: str) -> Mapping[str, Any]:
-    """How a model of ours is written in that form."""
-    family = FAMILIES[form]
-    assert family.form is not None
-    return family.form
+def _record(config: GPTConfig) -> Mapping[str, Any]:
+    """How the model is written in its form; empty where it has none."""
+    form = hf_form(config)
+    return (form and FAMILIES[form].form) or {}
 
 
 def _stacks(config: GPTConfig) -> dict[str, dict[str, int]]:
@@ -197,8 +194,7 @@ def _stacks(config: GPTConfig) -> dict[str, dict[str, int]]:
     "transformer.h.0.attn.c_attn.weight" -> the weights of q_proj, k_proj and v_proj of block 0; in Llama each has its
     own. Without a form each tensor stands for itself.
     """
-    form, state = hf_form(config), _meta_state(config)
-    record = {} if form is None else _record(form)
+    record, state = _record(config), _meta_state(config)
     # the form has these biases always, also for a model of ours that has none: then as zeros
     if "biases" in record:
         for name, tensor in _meta_state(replace(config, bias=True)).items():
