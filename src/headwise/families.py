@@ -195,8 +195,7 @@ def check_next(folder: Path, remedy: str) -> None:
 
 def check_answers(folder: Path) -> None:
     """Refuse by its config a model without a head: it ends in hidden states, and answers with no word."""
-    config = _foreign_config(folder)
-    name = _class_name(config)
+    name = _class_name(_foreign_config(folder))
     if name.endswith("Model") and not name.endswith("HeadModel"):
         raise HeadwiseError(
             f"{folder} holds a {name}, which has no head for words and so predicts none; load the model with "

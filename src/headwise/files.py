@@ -135,7 +135,8 @@ def read_text(path: str | Path, blank: bool = False) -> str:
     """
     if str(path) == STDIN:
         # a service may have closed it
-        path, data = "standard input", sys.stdin.buffer.read() if sys.stdin else b""
+        path = "standard input"
+        data = sys.stdin.buffer.read() if sys.stdin else b""
     elif Path(path).is_dir():
         raise HeadwiseError(f"{path} is a folder; pass a text file")
     else:
@@ -165,12 +166,11 @@ def read_json(path: str | Path) -> Any:
 
 def free_memory() -> int:
     """Bytes that may still be taken: what the machine has free, or less where a control group has a limit."""
-    with contextlib.suppress(OSError, ValueError, KeyError):  # only Linux has this file
-        free = {}
-        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
-            name, size, *_ = line.split()
-            free[name] = 1024 * int(size)
-        available = free["MemAvailable:"]
+    with contextlib.suppress(
+        OSError, ValueError, IndexError
+    ):  # only Linux has this file
+        text = Path("/proc/meminfo").read_text(encoding="utf-8")
+        available = 1024 * int(text.split("MemAvailable:")[1].split()[0])
         group = Path("/sys/fs/cgroup")
         # no group, or one without a limit, whose `memory.max` is "max"
         with contextlib.suppress(OSError, ValueError):
@@ -218,9 +218,8 @@ class Sources:
 
     def text(self) -> str:
         """One text of all, with a line end between two."""
-        texts = [text for text in self if text]
-        ended = [text if text.endswith("\n") else f"{text}\n" for text in texts[:-1]]
-        return "".join([*ended, texts[-1]])
+        *others, last = filter(None, self)
+        return "\n".join([*(text.removesuffix("\n") for text in others), last])
 
 
 def pieces(text: str) -> Iterator[str]:

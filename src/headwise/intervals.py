@@ -57,15 +57,15 @@ def interval_from(n: int, mean: float, squares: float) -> Interval:
 
 
 @cache
-def t_quantile(degrees: int, level: float = LEVEL) -> float:
-    """t such that a Student variable of `degrees` degrees of freedom lies within +-t with probability `level`."""
+def t_quantile(degrees: int) -> float:
+    """t such that a Student variable of `degrees` degrees of freedom lies within +-t with probability LEVEL."""
     low, high = 0.0, 1.0  # a first guess, and then bisection
-    while _inside(degrees, high) < level:  # until t lies between `low` and `high`
+    while _inside(degrees, high) < LEVEL:  # until t lies between `low` and `high`
         high *= 2
     for _ in range(60):  # halvings: more than a float has digits
         middle = (low + high) / 2
         low, high = (
-            (middle, high) if _inside(degrees, middle) < level else (low, middle)
+            (middle, high) if _inside(degrees, middle) < LEVEL else (low, middle)
         )
     return (low + high) / 2
 

@@ -76,7 +76,8 @@ class BroadcastGrid:
     def of_keys(self, keys: slice) -> BroadcastGrid:
         """The same grid over some of the keys alone."""
         part = copy(self)
-        part._parts, part.j = (*self._parts[:3], keys), self.j[keys]
+        part._parts = (*self._parts[:3], keys)
+        part.j = self.j[keys]
         return part
 
     def read(self, values: Any) -> Iterable[Any]:
@@ -263,9 +264,11 @@ def resolve(
     As a number -inf would poison the arithmetic. `where` is that of the backend's library; `narrowed` gives an array
     the dtype that the backend computes in, where the most negative numbers may have become -inf.
     """
-    allowed, bias = None, None
+    allowed = None
+    bias = None
     for mask in masks:
-        mask_allowed, mask_bias = mask.allowed(grid), mask.bias(grid)
+        mask_allowed = mask.allowed(grid)
+        mask_bias = mask.bias(grid)
         if mask_bias is not None and mask.bias_may_forbid():
             finite = narrowed(mask_bias) != -math.inf
             mask_allowed = _joined(operator.and_, [mask_allowed, finite])
@@ -337,7 +340,8 @@ class Part(_Derived):
     def band(self, T: int, S: int) -> Band | None:
         if self.axis == "h":
             return self.mask.band(T, S)
-        band, first = self.mask.band(self.length, S), self.first
+        band = self.mask.band(self.length, S)
+        first = self.first
         # Of queries with gaps between them the distances are not those of their places.
         if band is None or first is None:
             return None
@@ -364,14 +368,22 @@ class _WholeGrid:
     """
 
     def __init__(self, grid: Grid, part: Part) -> None:
-        self._grid, self._axis, self._length = grid, part.axis, part.length
-        numbers, first = list(part.numbers), part.first
+        self._grid = grid
+        self._axis = part.axis
+        self._length = part.length
+        numbers = list(part.numbers)
+        first = part.first
         # A slice of an array is a view; picking by a list would copy.
         self._numbers: slice | list[int] = numbers
         if first is not None:
             self._numbers = slice(first, first + len(numbers))
-        self.B, self.H, self.T, self.S = grid.B, grid.H, grid.T, grid.S
-        self.i, self.j, self.read = grid.i, grid.j, grid.read
+        self.B = grid.B
+        self.H = grid.H
+        self.T = grid.T
+        self.S = grid.S
+        self.i = grid.i
+        self.j = grid.j
+        self.read = grid.read
         if part.axis == "h":
             self.H = part.length
             return
@@ -488,8 +500,7 @@ class Window(Shifted):
             return None
         shift = self.shift(T, S)
         low = None if self.left is None else shift - self.left
-        high = None if self.right is None else shift + self.right
-        return low, high
+        return low, (None if self.right is None else shift + self.right)
 
 
 @dataclass(frozen=True)
@@ -548,7 +559,8 @@ class Segments(Mask):
         return grid.pick(self.q_ids, "bt") == grid.pick(self.kv_ids, "bs")
 
     def rectangles(self, grid: Grid) -> list[list[Rectangle]] | None:
-        of_queries, of_keys = _runs(grid, self.q_ids, grid.T), None
+        of_queries = _runs(grid, self.q_ids, grid.T)
+        of_keys = None
         if of_queries is not None:
             is_same = self.kv_ids is self.q_ids
             of_keys = of_queries if is_same else _runs(grid, self.kv_ids, grid.S)
@@ -594,7 +606,8 @@ class _OfArray(Mask):
 
     def check(self, grid: Grid) -> None:
         name = type(self).__name__
-        shape, full = check_even(name, self.array), (grid.B, grid.H, grid.T, grid.S)
+        shape = check_even(name, self.array)
+        full = (grid.B, grid.H, grid.T, grid.S)
         # from the last on; leading ones may be left out
         pairs = zip(reversed(shape), reversed(full), strict=False)
         if len(shape) > 4 or any(n not in (1, whole) for n, whole in pairs):
@@ -610,7 +623,8 @@ class _OfArray(Mask):
 
     def rows(self, start: int, end: int, first: int, is_causal: bool) -> Mask:
         """Its own rows and columns, of an array that may be longer than the text so far."""
-        array, later = self.array, None
+        array = self.array
+        later = None
         for axis, cut in ((-2, slice(start, end)), (-1, slice(first, end))):
             shape = shape_of(array)
             if len(shape) < -axis or shape[axis] == 1:
@@ -632,8 +646,6 @@ class _OfArray(Mask):
 
     def _allows_some(self, array: Any) -> bool:
         forbidden = False if isinstance(self, Allowed) else -math.inf
-        if hasattr(array, "any"):
-            return bool((array != forbidden).any())
         return any(x != forbidden for x in flat(array))
 
     def counts_from_first(self) -> bool:

@@ -64,7 +64,8 @@ class RoPE:
             )
         reads = SCALINGS[self.scaling]
         for field in fields(self):
-            name, value = field.name, getattr(self, field.name)
+            name = field.name
+            value = getattr(self, field.name)
             takers = [str(each) for each in SCALINGS if name in SCALINGS[each]]
             if takers and name not in reads and value != field.default:
                 raise HeadwiseError(
@@ -100,11 +101,11 @@ class RoPE:
 
     def __repr__(self) -> str:
         """Without what is as usual."""
-        chosen = []
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if value != field.default:
-                chosen.append(f"{field.name}={value!r}")
+        chosen = [
+            f"{name}={value!r}"
+            for name, value in vars(self).items()
+            if value != getattr(RoPE, name)
+        ]
         return f"RoPE({', '.join(chosen)})"
 
     def pairs(self, head_dim: int) -> tuple[tuple[int, int], ...]:

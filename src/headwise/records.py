@@ -121,7 +121,8 @@ class Trace(Generic[AnyArray]):
 
     def _repr_html_(self) -> str:
         """The weights of the first heads, queries and keys of the first document: a table a head, a row a query."""
-        html, shape = f"<p>{escaped(repr(self))}</p>", shape_of(self.weights)
+        html = f"<p>{escaped(repr(self))}</p>"
+        shape = shape_of(self.weights)
         if 0 in shape:
             return html
         heads: Any = self.weights[0] if len(shape) == 4 else self.weights

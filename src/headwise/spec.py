@@ -184,10 +184,11 @@ class AttentionSpec:
 
     def __repr__(self) -> str:
         """The fields without a default, and those that are not as they would be if they were left out."""
-        chosen = []
-        for name, value in vars(self).items():
-            if not self._is_usual(name, value):
-                chosen.append(f"{name}={value!r}")
+        chosen = [
+            f"{name}={value!r}"
+            for name, value in vars(self).items()
+            if not self._is_usual(name, value)
+        ]
         return f"{type(self).__name__}({', '.join(chosen)})"
 
     @property
@@ -321,11 +322,11 @@ class LatentSpec(AttentionSpec):
                 f"rope_dim={self.rope_dim} of head_dim={self.head_dim} must be even, 0 or more, and leave features for "
                 f"what the latent says; pass a smaller rope_dim, or a larger head_dim"
             )
-        if self.rope is not None and (self.rope.dim or self.rope_dim) != self.rope_dim:
+        if self.rope and (self.rope.dim or self.rope_dim) != self.rope_dim:
             raise HeadwiseError(
                 f"rope dim={self.rope.dim} and rope_dim={self.rope_dim} name one size; drop one"
             )
-        if self.rope is not None and not self.rope_dim:
+        if self.rope and not self.rope_dim:
             raise HeadwiseError(
                 "rope= with rope_dim=0: nothing is left to rotate; pass rope_dim="
             )
@@ -533,7 +534,8 @@ def living_keys(
 def by_group(x_bhtm: Any, y_bgmn: Any) -> Any:
     """x @ y where each y serves a group of r = H // G adjacent heads: (B,G,r*T,m) @ (B,G,m,n), y is never repeated."""
     B, H, T, m = x_bhtm.shape
-    G, n = y_bgmn.shape[1], y_bgmn.shape[3]
+    G = y_bgmn.shape[1]
+    n = y_bgmn.shape[3]
     # no key/value heads: then there are no query heads either
     rows = H // (G or 1) * T
     return (x_bhtm.reshape(B, G, rows, m) @ y_bgmn).reshape(B, H, T, n)

@@ -49,19 +49,18 @@ def number(value: float | None, decimals: int, signed: bool = False) -> str:
     if value is None or not math.isfinite(value):
         return MISSING
     rounded = round(value, decimals) or 0.0  # -0.0 becomes 0.0
-    text = (
-        f"{rounded:+,.{decimals}f}"
-        if signed and rounded
-        else f"{rounded:,.{decimals}f}"
-    )
-    return text.replace("-", "\u2212")  # the sign of typography, as wide as a plus
+    sign = "+" if signed and rounded else ""
+    return f"{rounded:{sign},.{decimals}f}".replace(
+        "-", "\u2212"
+    )  # the sign of typography, as wide as a plus
 
 
 def scaled(value: float, base: int, units: Sequence[str]) -> str:
     """A number with the unit that fits it, three digits: `scaled(327680, 1024, BINARY)` is `320 KiB`."""
     power = 0
     while abs(value) >= base and power < len(units) - 1:
-        value, power = value / base, power + 1
+        value = value / base
+        power = power + 1
     # which would write 1,000 as 1e+03
     digits = f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return f"{digits} {units[power]}".rstrip()
@@ -167,9 +166,11 @@ class Table:
         from rich.text import Text
 
         cells = [[shown(cell) for cell in row] for row in self.rows]
-        columns, lefts = list(zip(self.columns, *cells, strict=True)), set(left)
+        columns = list(zip(self.columns, *cells, strict=True))
+        lefts = set(left)
         # `cell_len` is a text's width on a console, where a Chinese character takes two places.
-        widths, gap = [max(map(cell_len, column)) for column in columns], 2
+        widths = [max(map(cell_len, column)) for column in columns]
+        gap = 2
         if sum(widths) + 2 * len(widths) > console.width:
             gap = 1
             # words and headings are broken, numbers never
@@ -180,7 +181,8 @@ class Table:
                 widths[place] = max(longest, *map(cell_len, heading.split() or [""]))
         # for the gaps and the other columns of a band
         free = console.width - widths[0] - 2
-        bands, used = list[list[int]](), free
+        bands = list[list[int]]()
+        used = free
         for place in range(1, len(columns)):
             used += gap + widths[place]
             if used > free:

@@ -93,7 +93,8 @@ class Note(str):
     @classmethod
     def of(cls, key: str, **facts: Any) -> Note:
         note = cls(phrase(key, **facts))
-        note.key, note.facts = key, facts
+        note.key = key
+        note.facts = facts
         return note
 
 
@@ -143,7 +144,9 @@ def labelled(section: str, label: str) -> str:
 
 def _value(place: re.Match[str], values: Facts) -> str:
     """A value as text; of `{count:head|heads}` the word that goes with it."""
-    value, singular, plural = values[place[1]], place[2], place[3]
+    value = values[place[1]]
+    singular = place[2]
+    plural = place[3]
     if singular is None:
         return str(value)
     # a number may come as text, already formatted

@@ -101,7 +101,8 @@ def in_options(message: str) -> str:
     """The library speaks of arguments (`out=`, `n_kv_heads=2`), the command of options (`--out`, `--kv-heads 2`)."""
 
     def translated(match: re.Match[str]) -> str:
-        option, value = call.options.get(match["name"]), match["value"]
+        option = call.options.get(match["name"])
+        value = match["value"]
         if option is None:
             return match[0]
         if value in ("", "True"):
@@ -185,7 +186,8 @@ def check_outputs(
             # a pipe or a device: what is written there replaces nothing
             if is_stream(path):
                 continue
-            suffix, parent = path.suffix.lower(), Path(os.path.realpath(path)).parent
+            suffix = path.suffix.lower()
+            parent = Path(os.path.realpath(path)).parent
             if suffix not in WRITTEN:
                 raise HeadwiseError(f"{words}: end the name in {', '.join(WRITTEN)}")
             holds_model = exists(parent / "config.json") or exists(parent / RUN)

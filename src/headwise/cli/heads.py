@@ -103,7 +103,7 @@ def heads(
     report = html or (
         model / REPORT if (model / RUN).exists() and not special else None
     )
-    if report is not None:
+    if report:
         _write_report(model, report, survey, maps)
     if files:
         table = Table.of(survey.records()).csv()
@@ -119,7 +119,7 @@ def heads(
     print_survey(screen, survey, maps)
     for path in files:
         screen.say(f"table: {path}")
-    if report is not None:
+    if report:
         screen.say(f"report: {report}")
 
 
@@ -131,7 +131,7 @@ def _check_text(
     labels: object,
 ) -> None:
     # What to read is the text, or the ids, or else what relations (`labels`) bring, or else what the run held out.
-    if text and ids is not None:
+    if text and ids:
         raise HeadwiseError("--text and --ids: pass one of them")
     if tokens is not None and not text:
         raise HeadwiseError(
@@ -158,7 +158,8 @@ def _check_text(
 def _context_told(model: Path) -> int | None:
     """The longest text by the config; None where it does not say, and the model itself is asked."""
     config = read_config(model)
-    ours, is_gpt2 = config.get("headwise"), config.get("model_type") == "gpt2"
+    ours = config.get("headwise")
+    is_gpt2 = config.get("model_type") == "gpt2"
     if isinstance(ours, dict):
         size = ours.get("context")
     else:
@@ -203,13 +204,16 @@ def _write_report(
     from headwise.view.page import walk_html
     from headwise.view.report import title_of, write_report
 
-    lang, loaded = language(), load_run(model) if is_own(model) else None
+    lang = language()
+    loaded = load_run(model) if is_own(model) else None
     # "reason" says why a model is not packed
     packed = {"reason": "foreign"} if loaded is None else pack_model(*loaded)
-    run, walk = read_run(model), None
+    run = read_run(model)
+    walk = None
     summary = None if run is None else run.summary
     if loaded is not None and path == model / REPORT and "reason" not in packed:
-        walk, text = WALK, example_of(model)
+        walk = WALK
+        text = example_of(model)
         # the last token but one: there the model guesses the last
         at = max(0, len(loaded[1].prompt(text)) - 2)
         name = title_of(survey, summary)

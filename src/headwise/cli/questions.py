@@ -86,7 +86,7 @@ def why(
         story = story_of(
             folder.model, prompt, corrupt, answer, other, progress=progress
         )
-    if html is not None:
+    if html:
         story_page(html, story, language())
     if wants_json():
         print_json("why", {**vars(story), "html": html})
@@ -96,7 +96,7 @@ def why(
 
 
 def _tell_page(html: Path | None) -> None:
-    if html is not None:
+    if html:
         screen.say("\n" + f"page: {html}")
 
 
@@ -148,10 +148,10 @@ def trace(
     steps = head_steps(
         model, ids, tokens.shown(ids), layer, number, last if at is None else at, name
     )
-    if html is not None:
+    if html:
         # The page links to the report of the run, if there is one.
         report = None
-        if run is not None and (run / REPORT).exists():
+        if run and (run / REPORT).exists():
             report = os.path.relpath(run / REPORT, html.parent)
         packed = pack_model(model, tokens)
         page = walk_html(
@@ -217,14 +217,14 @@ def align(
     with Progress("reading the texts") as progress:
         step = partial(progress, "reading the texts")
         result = aligned(folder.model, texts, others, named=named, progress=step)
-    if out is not None:
+    if out:
         write_whole(out, json.dumps({"alignment_heads": result.alignment_heads}) + "\n")
     if wants_json():
         print_json("align", {**vars(result), "alignment_heads": result.alignment_heads})
         return
     result.table().print(screen)
     screen.print(f"alignment_heads: {json.dumps(result.alignment_heads)}")
-    if out is not None:
+    if out:
         screen.say(
             f"written: {out}, for generation_config.json of transformers and config.json of CTranslate2"
         )

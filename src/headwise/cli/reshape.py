@@ -161,7 +161,7 @@ def print_reshaped(screen: Screen, reshaped: Reshaped) -> None:
     """What comes after the first damage: healing, and what was won."""
     if reshaped.curve:
         print_curve(screen, reshaped.curve)
-    if reshaped.healed is not None:
+    if reshaped.healed:
         # step 0 is before the first one
         best = min(reshaped.curve, key=lambda point: point.distance)
         title = f"After healing: the weights of step {best.step:,} were the best, and are kept"

@@ -33,7 +33,8 @@ from headwise.words import check_lang
 # the exit code after Ctrl-C, as shells have it: 128 + 2, the number of SIGINT
 INTERRUPTED = 130
 # Options that may stand anywhere in a command line, --lang with its value.
-COMMON, LANG = ("--json", "--debug"), "--lang"
+COMMON = ("--json", "--debug")
+LANG = "--lang"
 # An argument of the library -> the parameter of a command, where they differ (table of names in CONTRIBUTING.md).
 FIELDS = {
     "n_heads": "heads",
@@ -93,7 +94,9 @@ def _root(
     """
     if lang is not None:
         check_lang(lang)
-    call.as_json, call.debug, call.lang = as_json, debug, lang
+    call.as_json = as_json
+    call.debug = debug
+    call.lang = lang
     name = context.invoked_subcommand
     if name is None:
         screen.print(context.get_help())
@@ -128,7 +131,8 @@ def _hoisted(words: list[str]) -> list[str]:
     asked = []
     for word in words[:end]:
         asked += word.split("=", 1) if word.startswith(f"{LANG}=") else [word]
-    first, rest = list[str](), list[str]()
+    first = list[str]()
+    rest = list[str]()
     for before, word in pairwise(["", *asked]):
         is_common = word in COMMON or LANG in (before, word)
         (first if is_common else rest).append(word)

@@ -67,7 +67,8 @@ def check(
     lang = language()
     if target is None:
         raise HeadwiseError(words(lang)["no_target"])
-    pairs, names = _values(args, lang), _pairs(mapping, lang)
+    pairs = _values(args, lang)
+    names = _pairs(mapping, lang)
     verdict = _in_options(
         checked(target, causal=causal, args=pairs, mapping=names, lang=lang)
     )
@@ -172,7 +173,7 @@ def learn(
     """
     course, exercise, new = _open(folder, solution)
     call.lang = course.language
-    if exercise is not None:
+    if exercise:
         code = exercise.code(course.language).rstrip("\n")
         if wants_json():
             print_json("solution", {"exercise": solution, "solution": code})
@@ -221,7 +222,9 @@ def _step(course: Course, new: bool) -> Facts:
     from headwise.learn.course import told
     from headwise.learn.exercises import exercises
 
-    say, command, count = speaker(course.language), _command(course), len(exercises())
+    say = speaker(course.language)
+    command = _command(course)
+    count = len(exercises())
     marked: list[Facts] = []
     paragraphs = []
     # new: nothing was marked; done: all marked is right; else open, wrong or failed, as the last one marked
@@ -235,7 +238,8 @@ def _step(course: Course, new: bool) -> Facts:
             # the learner has just come to this one by the one before: its blanks are no failure
             break
         # the number of the hint; 0 for none
-        due, file = course.hint(exercise), course.path(exercise)
+        due = course.hint(exercise)
+        file = course.path(exercise)
         hint = exercise.hint(course.language, due, verdict.function) if due else None
         marked.append(
             {"exercise": exercise.number, "file": file, **asdict(verdict), "hint": hint}
@@ -244,8 +248,9 @@ def _step(course: Course, new: bool) -> Facts:
         paragraphs.append("\n".join(lines))
         if verdict.status != "passed":
             status = verdict.status
-    exercise, following = course.current, None
-    if exercise is not None:
+    exercise = course.current
+    following = None
+    if exercise:
         following = course.path(exercise)
     if exercise is None:
         paragraphs.append(say("all_done", count=count))

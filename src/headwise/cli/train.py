@@ -157,15 +157,18 @@ def run_settings(
 
 def free_folder(folder: Path) -> Path:
     """The folder, or `NAME-2` beside it and so on: an earlier run is never written over."""
-    free, number = folder, 2
+    free = folder
+    number = 2
     while free.exists():
-        free, number = folder.with_name(f"{folder.name}-{number}"), number + 1
+        free = folder.with_name(f"{folder.name}-{number}")
+        number += 1
     return free
 
 
 def _print_result(folder: Path, result: Run, page: Path) -> None:
     """What a finished run has learned, and where its report is."""
-    summary, cells = result.summary, result.cells
+    summary = result.summary
+    cells = result.cells
     assert summary is not None
     if wants_json():
         # Held-out forms of verbs. A run on a text has none.

@@ -113,7 +113,8 @@ def read_documents(
     vocabulary lacks and has no token for.
     """
     before, after = require_tokens(reader).frame
-    in_frame, context = len(before) + len(after), reader.context
+    in_frame = len(before) + len(after)
+    context = reader.context
     if tokens is not None and context is not None and tokens > context:
         raise HeadwiseError(
             f"tokens={tokens} exceeds what {reader.name} takes at a time, {context}"
@@ -131,7 +132,8 @@ def read_documents(
             ids_of_pieces = (encoded(reader, piece) for piece in pieces(whole))
             yield from enumerate(cut(ids_of_pieces, room - in_frame))
 
-    documents, n_cut = [], 0
+    documents = []
+    n_cut = 0
     for number, ids in itertools.islice(parts(), most):
         n_cut += number == 1
         documents.append([*before, *ids, *after])
@@ -171,7 +173,8 @@ def read_ids(reader: Reader, path: Path, most: int | None) -> Text:
     """Documents given as ids: whole numbers separated by spaces or commas, a document a line; the first `most`."""
     documents: list[list[int]] = []
     for number, line in enumerate(read_text(path).splitlines(), 1):
-        words, name = line.replace(",", " ").split(), f"{path}, line {number}"
+        words = line.replace(",", " ").split()
+        name = f"{path}, line {number}"
         if words and len(documents) != most:
             try:
                 documents.append(list(map(int, words)))
@@ -285,8 +288,10 @@ def read_relations(reader: Reader, source: str | Path) -> Relations:
             raise HeadwiseError(
                 f"there is no bench {source!r}; there is {', '.join(BENCHES)}"
             )
-        name, source = f"the bench {source}", BENCHES[source]
-    content, documents = read_json(source), list[Labelled]()
+        name = f"the bench {source}"
+        source = BENCHES[source]
+    content = read_json(source)
+    documents = list[Labelled]()
     try:
         meanings = {key: str(x) for key, x in content.get("relations", {}).items()}
         for item in content["documents"]:

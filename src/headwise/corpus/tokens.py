@@ -145,7 +145,8 @@ def unknown_note(
     if tokens is None or tokens.unknown not in ids:
         return ()
     sign = repr(tokens.shown([tokens.unknown])[0])
-    unknown, total = f"{ids.count(tokens.unknown):,}", f"{len(ids):,}"
+    unknown = f"{ids.count(tokens.unknown):,}"
+    total = f"{len(ids):,}"
     return (Note.of("note.unknown", sign=sign, unknown=unknown, tokens=total),)
 
 
@@ -175,7 +176,8 @@ class Tokens(TextTokens):
         self.specials = frozenset(before)
         _prepare_for_others(tokenizer, self.vocabulary)
         layout = json.loads(tokenizer.to_str())
-        model, splits = layout["model"], layout["pre_tokenizer"]
+        model = layout["model"]
+        splits = layout["pre_tokenizer"]
         self._by_character = splits == _CHARACTERS and layout["normalizer"] is None
         is_level = model["type"] == "WordLevel"
         self._by_word = is_level and '"WhitespaceSplit"' in json.dumps(splits)
@@ -340,7 +342,8 @@ def _prepare_for_others(tokenizer: Tokenizer, vocabulary: dict[str, int]) -> Non
     """
     frame, specials = "$A", []  # $A is the text, in the templates of the library
     if BOUNDARY in vocabulary:
-        frame, specials = f"{BOUNDARY} $A", [(BOUNDARY, vocabulary[BOUNDARY])]
+        frame = f"{BOUNDARY} $A"
+        specials = [(BOUNDARY, vocabulary[BOUNDARY])]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=frame, special_tokens=specials
     )

@@ -43,7 +43,8 @@ HELD_OUT_TOKENS = (
     100_000  # about so many are scored at most, evenly spread over the held-out part
 )
 # That n-grams count at most, and are scored on: a million tokens take about 2 s, and tables of 150 MB.
-NGRAM_TOKENS, NGRAM_SCORED = 2**22, 2**19
+NGRAM_TOKENS = 2**22
+NGRAM_SCORED = 2**19
 
 Batch = tuple[Tensor, Tensor]  # inputs (B,T), targets (B,T): what follows each input
 
@@ -53,7 +54,8 @@ class Stream:
 
     def __init__(self, ids: Ids, context: int) -> None:
         # where the held-out part begins
-        self._ids, self._cut = torch.tensor(ids), int(len(ids) * (1 - HELD_OUT_SHARE))
+        self._ids = torch.tensor(ids)
+        self._cut = int(len(ids) * (1 - HELD_OUT_SHARE))
         self.context = context
         for name, length in (
             ("training", self._cut),
@@ -89,8 +91,10 @@ class Stream:
 
     def ngram(self, vocab_size: int) -> tuple[int, float]:
         """Order and loss of the best n-gram. It sees all text before a token; the model at most its context."""
-        train, held_out = self._ids[: self._cut], self._ids[self._cut :]
-        train, held_out = train[-NGRAM_TOKENS:], held_out[:NGRAM_SCORED]
+        train = self._ids[: self._cut]
+        held_out = self._ids[self._cut :]
+        train = train[-NGRAM_TOKENS:]
+        held_out = held_out[:NGRAM_SCORED]
         return best_order(ngram_losses(train, held_out, vocab_size))
 
     def _pieces(self, starts: Tensor) -> Batch:  # of starts (B,1)
@@ -127,7 +131,8 @@ class Documents:
             return tokens.document(line)[: context + 1]
 
         # An empty document is two boundaries; a tokenizer without one is refused there.
-        self.boundary, mark = tokens.document("")[0], scored_after
+        self.boundary = tokens.document("")[0]
+        mark = scored_after
         self._train = [list(map(ids, ways(line))) for line in train]
         self._held_out = list(map(ids, held_out))
         self._n_ways = max(map(len, self._train))
@@ -198,7 +203,9 @@ class Documents:
         return ids.index(self._mark) + 1 if self._mark in ids else 1
 
     def _padded(self, lines: Sequence[list[int]], with_mark: bool = False) -> Batch:
-        widest, inputs, targets = max(map(len, lines)), [], []
+        widest = max(map(len, lines))
+        inputs = []
+        targets = []
         for ids in lines:
             more = widest - len(ids)
             # the first token of a line is no target
@@ -382,7 +389,8 @@ def _climb(train: _Rows, asked: _Rows, vocab_size: int) -> Iterator[Floats]:
     Contexts and grams of both texts are numbered together, and counted in `train` alone. The model of an order counts
     occurrences at its own level and continuations below, so each level has both.
     """
-    n, order = train.reach.size, len(train.back)
+    n = train.reach.size
+    order = len(train.back)
     word = np.append(train.back[0], asked.back[0])
     reach = np.append(train.reach, asked.reach)
     lower = np.full(asked.reach.size, 1 / vocab_size)  # P_0
@@ -393,7 +401,8 @@ def _climb(train: _Rows, asked: _Rows, vocab_size: int) -> Iterator[Floats]:
             # the others share one that is not counted
             context[reach < k] = context.max() + 1
         gram = _numbered(context, word)
-        counted, gram_asked = gram[:n], gram[n:]
+        counted = gram[:n]
+        gram_asked = gram[n:]
         n_grams = gram.max() + 1
         context_of = np.empty(n_grams, np.int64)
         context_of[gram] = context

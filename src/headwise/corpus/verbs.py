@@ -35,7 +35,8 @@ from headwise.words import Note, key_of
 _DATA = read_toml("corpus/verbs.toml")
 NAME = Note.of("source.verb_corpus")
 # Notes beside a loss of whole lines, or of their Spanish halves: how it differs from the held-out loss of a run.
-WHOLE_LINES, HALF_LINES = Note.of("note.whole_lines"), Note.of("note.half_lines")
+WHOLE_LINES = Note.of("note.whole_lines")
+HALF_LINES = Note.of("note.half_lines")
 # Name of a relation -> what it is, in a line.
 RELATIONS: dict[str, str] = {
     name: Note.of(key_of("job", name)) for name in _DATA["relations"]
@@ -46,7 +47,9 @@ _PRONOUNS = _DATA["pronouns"]
 PERSONS = tuple(_PRONOUNS["english"])
 TENSES = tuple(_DATA["tenses"])
 VERBS = tuple(_DATA["verbs"])
-CORE_VERBS, CORE_PERSONS, CORE_TENSES = 20, 3, 6
+CORE_VERBS = 20
+CORE_PERSONS = 3
+CORE_TENSES = 6
 # Words of a line, for a batch is as wide as its longest: those of `I have worked , you have worked , he has worked`.
 LONGEST = 11
 # Cells: of the 8 tenses x 6 persons at most one each, of the core's 6 x 3 two each.
@@ -202,7 +205,8 @@ def corpus(seed: int = 0, core: bool = False) -> VerbCorpus:
     left = random.Random(seed).sample(everything, len(everything))
     left.remove(Cell("work", "present", "I"))
     # cells chosen so far; a slot is a tense with a person
-    of_verb, of_slot = Counter[str](), Counter[tuple[str, str]]()
+    of_verb = Counter[str]()
+    of_slot = Counter[tuple[str, str]]()
     chosen = set()
     for _ in range(HELD_OUT):
         cell = min(

@@ -62,7 +62,8 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        name, kwargs = func._schema.name, kwargs or {}
+        name = func._schema.name
+        kwargs = kwargs or {}
         if name == "aten::_local_scalar_dense" and args[0].is_meta:
             return 0
         if name == "aten::nonzero" and args[0].is_meta:
@@ -125,7 +126,8 @@ class Stack:
             raise HeadwiseError(
                 f"{type(model).__name__} has no list of layers; it cannot be priced"
             )
-        self.model, self.table = model, model.get_input_embeddings()
+        self.model = model
+        self.table = model.get_input_embeddings()
         self.known: dict[Any, Any] = {}  # see Counting
         largest = max(lists.values(), key=lambda each: sum(map(_size, each)))
         # HRM runs two stacks in turn, of layers of one class; an encoder is a stack, too, and no part of the decoder
@@ -260,9 +262,8 @@ def shape_of_config(fields: Mapping[str, Any]) -> ModelShape:
         with suppress(HeadwiseError):
             steps = [stack.run(1, run) for run in runs]
     counts = _parameters(stack)
-    layers = []
-    for n in range(len(stack.tops)):
-        layers.append(Part(stack, runs, n).layer(counts[n], steps))
+    numbers = range(len(stack.tops))
+    layers = [Part(stack, runs, n).layer(counts[n], steps) for n in numbers]
     return ModelShape(
         family=str(fields["model_type"]),
         d_model=stack.table.weight.shape[-1],
@@ -279,24 +280,22 @@ class Part:
     """One layer of a model that was built."""
 
     def __init__(self, stack: Stack, runs: Sequence[Run], n: int) -> None:
-        self.stack, self.n, self.runs, self.site = stack, n, runs, stack.sites.get(n)
+        self.stack = stack
+        self.n = n
+        self.runs = runs
+        self.site = stack.sites.get(n)
         self.tops = stack.tops[n]
         numbers = range(n, len(runs[1].kept), len(stack.tops))
         self.config = stack.model.config.get_text_config(decoder=True)
         self.kept = [part for number in numbers for part in self._kept(number)]
         self.entries = runs[1].kept[n]
         self.window, self.every = self._limits(n)
-        self.others = [name for name in self.entries if name not in ROWS]
-        # beside rows, numbers that do not grow with the text
-        is_all = all(part.grows for part in self.kept)
-        self.has_state = bool(self.others) and not is_all
 
     def _limits(self, number: int) -> tuple[int | None, int | None]:
         """The window of a part of the cache, and how many tokens a block has that is kept as one; None without."""
         layers = getattr(_of_decoder(self.runs[0].cache), "layers", ())
         part: Any = layers[number] if number < len(layers) else None
-        is_sliding = getattr(part, "is_sliding", False)
-        window = part.sliding_window if is_sliding else None
+        window = part.sliding_window if getattr(part, "is_sliding", False) else None
         return window, getattr(part, "compress_rate", None)
 
     def _kept(self, number: int) -> list[Kept]:
@@ -307,7 +306,8 @@ class Part:
         # laws, as if of no numbers, and their numbers
         parts: Counter[Kept] = Counter()
         for name, entry in second.kept[number].items():
-            size, bits = entry.numel(), 8 * entry.element_size()
+            size = entry.numel()
+            bits = 8 * entry.element_size()
             # what has other bits than the model's has them whatever its format is
             fixed = None if bits == usual else bits
             law = Kept(values=0, heads=name in ROWS, bits=fixed)
@@ -333,7 +333,8 @@ class Part:
         return [replace(law, values=values) for law, values in parts.items() if values]
 
     def layer(self, counts: Counter[str], steps: Sequence[Run]) -> Layer:
-        heads, experts = self.heads(counts["attention"]), self.experts()
+        heads = self.heads(counts["attention"])
+        experts = self.experts()
         # Of two prompts, the second twice as long: a T + b T^2. A chunk costs a little more behind another.
         (x, t), (y, u) = ((run.within(self.tops), run.seen) for run in self.runs)
         pair = max(0, (y - 2 * x) // (2 * t * t)) if heads else 0
@@ -347,12 +348,13 @@ class Part:
         elif steps:
             writing = Flops(steps[0].within(self.tops), 0)
         loops = filter(_is_experts, self.stack.modules[self.n])
-        if experts is not None and not self.runs[1].within(loops):
+        if experts and not self.runs[1].within(loops):
             # a loop over experts, of which a run without data meets none
             more = experts.active * experts.matrices
-            reading, writing = reading.plus(more), writing.plus(more)
+            reading = reading.plus(more)
+            writing = writing.plus(more)
         kind = self.kind(heads)
-        if heads is not None and heads.latent is not None and kind == "latent":
+        if heads and heads.latent is not None and kind == "latent":
             # what is kept of a token can be read as a key, and its latent alone as a value
             module: Any = self.site and self.site.module
             read_as = heads.latent + module.kv_lora_rank
@@ -373,9 +375,11 @@ class Part:
     def heads(self, parameters: int) -> Heads | None:
         if self.site is None:
             return None
-        module, config = self.site.module, self.config
+        module = self.site.module
+        config = self.config
         n_heads = self.site.n_heads or getattr(config, "num_attention_heads", 0)
-        latent, n_kv_heads = None, n_heads
+        latent = None
+        n_kv_heads = n_heads
         head_dim = value_dim = getattr(module, "head_dim", 0)
         keys, values = map(self.entries.get, ROWS)
         if keys is not None and isinstance(getattr(module, "kv_lora_rank", None), int):
@@ -383,7 +387,8 @@ class Part:
             head_dim = getattr(module, "qk_head_dim", keys.shape[-1])
             value_dim = getattr(module, "v_head_dim", keys.shape[-1])
         elif keys is not None and keys.ndim == 4:
-            n_kv_heads, head_dim = keys.shape[1], keys.shape[3]
+            n_kv_heads = keys.shape[1]
+            head_dim = keys.shape[3]
             value_dim = head_dim if values is None else values.shape[3]
         elif not head_dim and (query := self.site.weights("q")) is not None:
             head_dim = value_dim = len(query) // (n_heads or 1)
@@ -418,7 +423,7 @@ class Part:
     def kind(self, heads: Heads | None) -> str:
         """The kind of the layer by what it keeps."""
         names = []
-        if heads is not None and any(part.heads for part in self.kept):
+        if heads and any(part.heads for part in self.kept):
             is_indexed = any("ind" in name or "idx" in name for name in self.entries)
             if self.every:
                 names.append("compressed")
@@ -428,10 +433,12 @@ class Part:
                 is_cut = "chunked" if heads.chunked else "sliding"
                 names.append("full" if heads.window is None else is_cut)
             names += ["indexed"] if is_indexed else []
-        if self.has_state and not self.every:
-            is_conv = all("conv" in name for name in self.others)
+        others = [name for name in self.entries if name not in ROWS]
+        # beside rows, numbers that do not grow with the text
+        if others and not self.every and not all(part.grows for part in self.kept):
+            is_conv = all("conv" in name for name in others)
             names.append("conv" if is_conv else "linear")
-        if not names and heads is not None:
+        if not names and heads:
             is_shared = not self.kept and any(self.runs[1].kept)
             names.append("shared" if is_shared else "full")
         return " + ".join(names) or "none"
@@ -459,10 +466,6 @@ def _attention(site: Site) -> list[nn.Module]:
     return [*site.module.modules(), *beside]
 
 
-def _is_norm(module: nn.Module) -> bool:
-    return "norm" in type(module).__name__.lower()
-
-
 def _is_experts(module: nn.Module) -> bool:
     """Does it hold the weights of all experts of a layer, as tensors of three axes?"""
     is_named = type(module).__name__.endswith("Experts")
@@ -478,7 +481,8 @@ def _parameters(stack: Stack) -> dict[int, Counter[str]]:
     roles[stack.model.get_output_embeddings()] = -1, "head"
     for n, modules in enumerate(stack.modules):
         roles |= dict.fromkeys(modules, (n, "feed-forward"))
-        site, tops = stack.sites.get(n), stack.tops[n]
+        site = stack.sites.get(n)
+        tops = stack.tops[n]
         is_inside = site is not None and site.module in tops
         mixer = n, "attention" if is_inside else "mixer"
         for module in modules:
@@ -487,14 +491,15 @@ def _parameters(stack: Stack) -> dict[int, Counter[str]]:
                 getattr(module, "layer_idx", None), int
             ):
                 roles |= dict.fromkeys(module.modules(), mixer)
-        if site is not None and not is_inside:
+        if site and not is_inside:
             roles |= dict.fromkeys(_attention(site), (n, "attention"))
     counts: defaultdict[int, Counter[str]] = defaultdict(Counter)
     counted: set[nn.Parameter] = set()
     # the table first: a head may be tied to it
     for module in (stack.table, *stack.model.modules()):
         n, part = roles[module]
-        if part in ("others", "feed-forward") and _is_norm(module):
+        is_norm = "norm" in type(module).__name__.lower()
+        if is_norm and part in ("others", "feed-forward"):
             part = "norms"
         weights = {*module.parameters(recurse=False)} - counted
         counts[n][part] += sum(p.numel() for p in weights)
@@ -509,7 +514,8 @@ def _outside(stack: Stack, counts: Counter[str], runs: Sequence[Run]) -> Outside
         for run in runs
     )
     per_token = (y - x) // (u - t)
-    head, table = stack.model.get_output_embeddings(), stack.table.weight
+    head = stack.model.get_output_embeddings()
+    table = stack.table.weight
     is_tied = getattr(head, "weight", None) is table
     tables = set()
     for path, module in stack.model.named_modules():

@@ -85,7 +85,8 @@ class Fields(dict[str, Any]):
         """Is there a bias, a gate, ...? The facts say so by a constant, or by the name of a flag of the config."""
         value = self.facts.get(what, default)
         if isinstance(value, str):
-            what, value = value, self[value]
+            what = value
+            value = self[value]
         if not isinstance(value, bool):
             raise UndescribedError(f"{what}={value!r:.60}")
         return value
@@ -113,10 +114,9 @@ def preset(name: str) -> ModelShape:
     """The sizes of a known model: rows of layers, and which layer is which row."""
     fields = {**PRESETS[name], "layers": ()}
     rows = [record_of(Layer, {"name": "", **row}) for row in fields.pop("rows")]
-    layers = []
-    for n, number in enumerate(fields.pop("order")):
-        layers.append(replace(rows[number], name=f"L{n}"))
-    return replace(record_of(ModelShape, fields), layers=tuple(layers))
+    numbers = enumerate(fields.pop("order"))
+    layers = tuple(replace(rows[number], name=f"L{n}") for n, number in numbers)
+    return replace(record_of(ModelShape, fields), layers=layers)
 
 
 def shape_by_formula(config: Mapping[str, Any]) -> ModelShape:
@@ -164,11 +164,14 @@ def layer_of(name: str, spec: AttentionSpec, whole_window: bool = True) -> Layer
     whole_window  does its cache keep a whole window between steps? That of transformers keeps one token less
     """
     weights = spec.q_weights + spec.kv_weights + spec.o_weights
-    values, rows = spec.cache_values_per_token, spec.window
-    latent, kind = None, "full" if rows is None else "sliding"
+    values = spec.cache_values_per_token
+    rows = spec.window
+    latent = None
+    kind = "full" if rows is None else "sliding"
     width = read_as = spec.head_dim + spec.value_dim
     if isinstance(spec, LatentSpec):
-        latent, kind = values, "latent"
+        latent = values
+        kind = "latent"
         weights += spec.expanding_weights
         # What is kept of a token, latent and rotary key, is read as a key, and its latent alone as a value.
         read_as = values + spec.latent_dim
@@ -218,7 +221,8 @@ def _attention(f: Fields) -> AttentionSpec:
 
 def _feed_forward(f: Fields) -> tuple[int, int]:
     """Parameters, and entries of matrices, of down(act(up x)), or of down(act(gate x) * up x)."""
-    d_model, factors = f.size("hidden_size"), 2 + f.has("gated", True)
+    d_model = f.size("hidden_size")
+    factors = 2 + f.has("gated", True)
     width = f.optional("intermediate_size") or 4 * d_model
     weights = factors * d_model * width
     # The biases are those of up and, where there is one, of gate, each `width` long, and that of down.
@@ -235,11 +239,14 @@ def _outside(f: Fields, norms: int) -> Outside:
     named = f.get("architectures") or list(classes)
     if not isinstance(named, list) or named[0] not in list(classes):
         raise UndescribedError(f"architectures={named!r:.60}")
-    width, rows = f.size("hidden_size"), f.size("vocab_size")
+    width = f.size("hidden_size")
+    rows = f.size("vocab_size")
     tables = [rows, *map(f.size, f.facts.get("tables", ()))]
     if f.get("position") == "learned":  # our own GPT
         tables.append(f.size("max_position_embeddings"))
-    has_head, is_tied, matrix = classes[named[0]], f.has("tied"), width * rows
+    has_head = classes[named[0]]
+    is_tied = f.has("tied")
+    matrix = width * rows
     return Outside(
         embeddings=sum(tables) * width,
         row=len(tables) * width,

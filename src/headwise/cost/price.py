@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import gcd
@@ -130,7 +131,8 @@ def _shape_at(description: str | Path) -> tuple[str, ModelShape]:
     called, config = config_source(description)
     notes: tuple[str, ...] = ()
     if isinstance(config, Path):
-        name, config = str(config), read_json(config)
+        name = str(config)
+        config = read_json(config)
     else:
         notes = (GGUF,)
     try:  # whatever is wrong with the config is said with its file
@@ -312,9 +314,10 @@ class Price:
     @property
     def heading(self) -> str:
         """The sizes of the model, and the setting in a second line."""
-        setting, heads = self.setting, self.first_heads
+        setting = self.setting
+        heads = self.first_heads
         sizes = f"{plural(self.n_layers, 'layer')}, width {self.d_model:,}"
-        if heads is not None:
+        if heads:
             sizes += (
                 f", {plural(heads.n_heads, 'head')} of {heads.head_dim}, "
                 f"{heads.n_kv_heads} key/value ({heads.variant})"
@@ -432,11 +435,22 @@ def price_shape(name: str, shape: ModelShape, setting: Setting) -> Price:
 
 def _priced(name: str, shape: ModelShape, setting: Setting) -> Price:
     """The price; `free_bytes` are negative where the weights exceed the memory."""
-    layers = tuple(_in_bytes(layer, setting) for layer in shape.layers)
-    shape = replace(shape, layers=layers)
+    # A state has the format that the model fixes, or the one it computes in.
+    state = max(16, BITS[setting.dtype])
+    rows = BITS[setting.kv_dtype]
+    layers = []
+    for layer in shape.layers:
+        kept = [
+            replace(part, bits=part.bits or (rows if part.grows else state))
+            for part in layer.kept
+        ]
+        layers.append(replace(layer, kept=tuple(kept)))
+    shape = replace(shape, layers=tuple(layers))
     packed = sum(each.count * each.matrices for each in shape.experts)
     weights = _weight_bytes(packed, shape.parameters - packed, setting)
-    cache, decode, memory = _cache(shape.kept, setting), None, None
+    cache = _cache(shape.kept, setting)
+    decode = None
+    memory = None
     if shape.generates:
         decode = _decode(shape, setting, cache.total_bytes)
         if setting.memory is not None:
@@ -448,7 +462,7 @@ def _priced(name: str, shape: ModelShape, setting: Setting) -> Price:
         setting=setting,
         parameters=Parameters(shape.parameters, shape.active_parameters, _parts(shape)),
         weight_bytes=weights,
-        layers=layers,
+        layers=shape.layers,
         cache=cache,
         prefill=_forward(shape, setting.batch, setting.context),
         decode=decode,
@@ -456,16 +470,6 @@ def _priced(name: str, shape: ModelShape, setting: Setting) -> Price:
         notes=(*shape.notes, *_notes(shape, setting)),
         way=shape.way,
     )
-
-
-def _in_bytes(layer: Layer, setting: Setting) -> Layer:
-    """The layer with what it keeps in bytes. A state has the format that the model fixes, or the one it computes in."""
-    state, rows = max(16, BITS[setting.dtype]), BITS[setting.kv_dtype]
-    kept = [
-        replace(part, bits=part.bits or (rows if part.grows else state))
-        for part in layer.kept
-    ]
-    return replace(layer, kept=tuple(kept))
 
 
 def _weight_bytes(packed: int, others: int, setting: Setting) -> int:
@@ -527,11 +531,13 @@ def _decode(shape: ModelShape, setting: Setting, cache_bytes: int) -> DecodePric
 
     Of experts it reads those that some text is sent to: one text `active`, several texts a mean number (`read`).
     """
-    batch, flops = setting.batch, shape.outside.flops
+    batch = setting.batch
+    flops = shape.outside.flops
     for layer in shape.layers:
         seen = layer.attention.seen(setting.context) if layer.attention else 0
         flops += layer.writing.token + layer.writing.pair * seen
-    packed, read = 0.0, 0.0 + shape.active_parameters + batch * shape.outside.row
+    packed = 0.0
+    read = 0.0 + shape.active_parameters + batch * shape.outside.row
     for experts in shape.experts:
         number = experts.read(batch)
         packed += number * experts.matrices

@@ -162,7 +162,8 @@ class Layer:
     state_bytes: int = field(init=False)  # that do not grow with the text
 
     def __post_init__(self) -> None:
-        heads, total = self.attention, self.mixer_parameters + self.norm_parameters
+        heads = self.attention
+        total = self.mixer_parameters + self.norm_parameters
         total += self.feed_forward_parameters + (heads.parameters if heads else 0)
         rows = [part.rows for part in self.kept if part.grows]
         vars(self).update(

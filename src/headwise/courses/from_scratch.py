@@ -54,7 +54,8 @@ class _Projections(nn.Module):
 
     def check_text(self, x: Tensor) -> None:
         """Raise HeadwiseError where x is not (B,T,d_in) with at most `context_length` tokens."""
-        d_in, context_length = self.W_query.in_features, len(self.mask)
+        d_in = self.W_query.in_features
+        context_length = len(self.mask)
         if x.ndim != 3 or x.shape[2] != d_in:
             raise HeadwiseError(
                 f"x has shape {tuple(x.shape)}; the layer takes (batch, tokens, width) of width d_in={d_in}"
@@ -159,10 +160,8 @@ class MultiHeadAttn(_Projections):
         return self.out_proj(concat)  # W_O mixes what the heads found
 
 
-MultiHeadAttentionWrapper, MultiHeadAttention = (
-    MultiHeadedAttentionWrapper,
-    MultiHeadAttn,
-)
+MultiHeadAttentionWrapper = MultiHeadedAttentionWrapper
+MultiHeadAttention = MultiHeadAttn
 
 
 def wrapper_from_class(
@@ -177,7 +176,8 @@ def wrapper_from_class(
     """
     course = _require(layer, *PROJECTIONS, "out_proj", "num_heads", "mask", "dropout")
     d_out, d_in = course.W_query.weight.shape
-    n_heads, bias = course.num_heads, course.W_query.bias is not None
+    n_heads = course.num_heads
+    bias = course.W_query.bias is not None
     wrapper = MultiHeadedAttentionWrapper(
         d_in,
         d_out // n_heads,
@@ -217,8 +217,9 @@ def class_from_wrapper(
         _require(head, *PROJECTIONS, "mask", "dropout")
     first = heads[0]
     width, d_in = first.W_query.weight.shape
-    joined, has_bias = len(heads) * width, first.W_query.bias is not None
-    if projection is not None and projection.weight.shape != (joined, joined):
+    joined = len(heads) * width
+    has_bias = first.W_query.bias is not None
+    if projection and projection.weight.shape != (joined, joined):
         raise HeadwiseError(
             f"the projection maps {projection.in_features} to {projection.out_features}, and {len(heads)} heads of "
             f"{width} join to {joined}; pass nn.Linear({joined}, {joined})"

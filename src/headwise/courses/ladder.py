@@ -78,8 +78,10 @@ def run_ladder(
             for name, call in calls.items()
         }
         times = {name: seconds(call, rounds) for name, call in calls.items()}
-    expected, most = outputs["scalar loops"], tolerance(drawn, x, heads)
-    compared, agrees = [], True
+    expected = outputs["scalar loops"]
+    most = tolerance(drawn, x, heads)
+    compared = []
+    agrees = True
     for name, output in outputs.items():
         far = float(abs(output - expected).max())
         compared.append(
@@ -115,9 +117,12 @@ def split(x: Any, heads: int) -> Any:
 def ways(drawn: list[Any], x: Any, heads: int) -> dict[str, Callable[[], Any]]:
     """Each way by its name, the reference first, as a call that gives (T,C); W_Q, W_K, W_V and W_O are (out,in)."""
     tokens, width = x.shape
-    lists, text = [w.tolist() for w in drawn], x.tolist()
-    narrow, x_tc = [w.astype(np.float32) for w in drawn], x.astype(np.float32)
-    tensors, x_btc = [torch.from_numpy(w) for w in narrow], torch.from_numpy(x_tc)[None]
+    lists = [w.tolist() for w in drawn]
+    text = x.tolist()
+    narrow = [w.astype(np.float32) for w in drawn]
+    x_tc = x.astype(np.float32)
+    tensors = [torch.from_numpy(w) for w in narrow]
+    x_btc = torch.from_numpy(x_tc)[None]
     mask = causal_mask(tokens)
 
     def loops() -> Any:
@@ -127,13 +132,14 @@ def ways(drawn: list[Any], x: Any, heads: int) -> dict[str, Callable[[], Any]]:
             ).tolist()
             for w in lists[:3]
         )
-        out = attend(q, k, v, mask=Causal())
         # (H,T,D) -> (T,C): the heads side by side
-        joined = np.concatenate(out, -1).tolist()
+        joined = np.concatenate(attend(q, k, v, mask=Causal()), -1).tolist()
         return [microgpt.linear(token, lists[3]) for token in joined]
 
     def token_by_token() -> Any:
-        rows, keys, values = [], [], []
+        rows = []
+        keys = []
+        values = []
         for token in text:
             q, k, v = (microgpt.linear(token, w) for w in lists[:3])
             keys.append(k)

@@ -38,7 +38,10 @@ class Value:
     def __init__(
         self, data: float, inputs: Sequence[Value] = (), slopes: Sequence[float] = ()
     ) -> None:
-        self.data, self.grad, self.inputs, self.slopes = data, 0.0, inputs, slopes
+        self.data = data
+        self.grad = 0.0
+        self.inputs = inputs
+        self.slopes = slopes
 
     def __add__(self, other: Value | float) -> Value:
         other = other if isinstance(other, Value) else Value(other)
@@ -61,7 +64,8 @@ class Value:
 
     def backward(self) -> None:
         """Add d self / d value to the gradient of every value below: the chain rule, from the end to the beginning."""
-        order, seen = [], set[Value]()
+        order = []
+        seen = set[Value]()
 
         def visit(value: Value) -> None:
             seen.add(value)
@@ -87,7 +91,8 @@ def numbers(xs: Vector) -> list[float]:
 
 
 def dot(xs: Vector, ys: Vector) -> Any:
-    a, b = numbers(xs), numbers(ys)
+    a = numbers(xs)
+    b = numbers(ys)
     return node(sum([x * y for x, y in zip(a, b, strict=True)]), [*xs, *ys], b + a)
 
 
@@ -271,7 +276,8 @@ class Learner:
         loss = self.loss(ids)
         loss.backward()
         # Both means start at 0: each is divided by the sum of the weights that its terms have by now.
-        filled_mean, filled_square = 1 - BETA1**step, 1 - BETA2**step
+        filled_mean = 1 - BETA1**step
+        filled_square = 1 - BETA2**step
         for i, weight in enumerate(self.weights):
             self.means[i] = mean = BETA1 * self.means[i] + (1 - BETA1) * weight.grad
             self.squares[i] = square = (
@@ -295,7 +301,6 @@ def replay(
     names: Sequence[str],
     steps: int = STEPS,
     n_samples: int = 20,
-    seed: int = 42,
     report: Callable[[int, float], object] = lambda step, loss: None,
     learner: Callable[[dict[str, Any]], Any] = Learner,
 ) -> tuple[list[float], list[str]]:
@@ -305,7 +310,8 @@ def replay(
     report   gets the number of a step, from 1, and its loss
     learner  makes a model of the drawn weights: the one above, or that of `microgpt_numpy`
     """
-    draw, losses = Draw(names, seed), []
+    draw = Draw(names, seed=42)
+    losses = []
     model = learner(draw.weights)
     for step in range(steps):
         losses.append(

@@ -61,7 +61,8 @@ class Learner:
 
     def parts(self, flat: Any) -> list[Any]:
         """wte, wpe, lm_head, then of the layer W_Q, W_K and W_V as one, W_O, and the two of the feed-forward."""
-        v, c = self.n_tokens, n_embd
+        v = self.n_tokens
+        c = n_embd
         *rest, fc2 = np.split(
             flat.reshape(-1, c), np.cumsum([v, block_size, v, 3 * c, c, 4 * c])
         )
@@ -70,7 +71,8 @@ class Learner:
     def forward(self, ids: Sequence[int]) -> tuple[Any, Callable[[Any], Any]]:
         """The logits (t,v) after each of the ids, and the way back from their slope to that of the vector."""
         wte, wpe, lm_head, wqkv, wo, fc1, fc2 = self.parts(self.flat)
-        t, shrink = len(ids), (n_embd // n_head) ** -0.5
+        t = len(ids)
+        shrink = (n_embd // n_head) ** -0.5
         x0, back_to_embeddings = rmsnorm(wte[ids] + wpe[:t])
         n1, back1 = rmsnorm(x0)
         q, k, v = split(n1 @ wqkv.T)
@@ -114,7 +116,8 @@ class Learner:
     def gradient(self, ids: Sequence[int]) -> tuple[float, Any]:
         """The loss of a document and its slope along the vector."""
         logits, back = self.forward(ids[:-1])
-        p, following = softmax(logits), (np.arange(len(logits)), ids[1:])
+        p = softmax(logits)
+        following = (np.arange(len(logits)), ids[1:])
         loss = -np.log(p[following]).mean()
         p[following] -= 1
         return float(loss), back(p / len(p))

@@ -32,9 +32,13 @@ def attend_loop(
     """
     # with groups of 3, query heads 0, 1 and 2 read key/value head 0
     group = len(q_htd) // len(k_gsd)
-    scores, weights, heads = [], [], []
+    scores = []
+    weights = []
+    heads = []
     for h in range(len(q_htd)):
-        q, k, v = q_htd[h], k_gsd[h // group], v_gsd[h // group]
+        q = q_htd[h]
+        k = k_gsd[h // group]
+        v = v_gsd[h // group]
         head_scores = q @ k.T / math.sqrt(q.shape[1])
         if mask_ts is not None:
             head_scores = head_scores + mask_ts
@@ -53,7 +57,8 @@ def attend_batched(
     """
     group = q_htd.shape[-3] // k_gsd.shape[-3]
     if group > 1:
-        k_gsd, v_gsd = k_gsd.repeat(group, axis=-3), v_gsd.repeat(group, axis=-3)
+        k_gsd = k_gsd.repeat(group, axis=-3)
+        v_gsd = v_gsd.repeat(group, axis=-3)
     scores = q_htd @ k_gsd.swapaxes(-1, -2) / math.sqrt(q_htd.shape[-1])
     if mask_ts is not None:
         scores = scores + mask_ts
@@ -112,7 +117,9 @@ class MultiHeadAttention:
         assert d_model % n_heads == 0, (
             f"n_heads={n_heads} does not divide d_model={d_model}; pass a width that {n_heads} divides"
         )
-        self.d_model, self.n_heads, self.d_head = d_model, n_heads, d_model // n_heads
+        self.d_model = d_model
+        self.n_heads = n_heads
+        self.d_head = d_model // n_heads
         rng = np.random.default_rng(seed)
         # With 1/sqrt(d_model), x @ W has variance 1 where the features of x have.
         weights = rng.standard_normal((4, d_model, d_model)) / math.sqrt(d_model)

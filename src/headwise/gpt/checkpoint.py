@@ -44,7 +44,8 @@ def save_model(folder: str | Path, model: GPT, tokens: Tokens) -> None:
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    texts, generation = dict(TOKENIZER_CONFIG), {"max_length": model.config.context}
+    texts = dict(TOKENIZER_CONFIG)
+    generation = {"max_length": model.config.context}
     if tokens.boundary is not None:
         texts |= dict.fromkeys(
             ("bos_token", "eos_token", "unk_token", "pad_token"), BOUNDARY
@@ -71,7 +72,8 @@ def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
     """
     folder = Path(folder)
     described = check_folder(folder)
-    weights, path = folder / "model.safetensors", folder / "config.json"
+    weights = folder / "model.safetensors"
+    path = folder / "config.json"
     for name in ("model.safetensors", "tokenizer.json"):
         if not (folder / name).exists():
             raise HeadwiseError(f"{folder} has no {name}")
@@ -194,7 +196,8 @@ def _stacks(config: GPTConfig) -> dict[str, dict[str, int]]:
     "transformer.h.0.attn.c_attn.weight" -> the weights of q_proj, k_proj and v_proj of block 0; in Llama each has its
     own. Without a form each tensor stands for itself.
     """
-    record, state = _record(config), _meta_state(config)
+    record = _record(config)
+    state = _meta_state(config)
     # the form has these biases always, also for a model of ours that has none: then as zeros
     if "biases" in record:
         for name, tensor in _meta_state(replace(config, bias=True)).items():
@@ -225,19 +228,20 @@ def _meta_state(config: GPTConfig) -> dict[str, Tensor]:
 
 def to_hf(model: GPT) -> dict[str, Tensor]:
     """The tensors under the names of the form. Biases that only the form has are zeros."""
-    state, tensors = model.state_dict(), {}
+    state = model.state_dict()
+    tensors = {}
     for name, ours in _stacks(model.config).items():
         parts = []
         for part, rows in ours.items():
-            zeros = model.lm_head.weight.new_zeros(rows)
-            parts.append(state.get(part, zeros))
+            parts.append(state.get(part, model.lm_head.weight.new_zeros(rows)))
         tensors[name] = _transposed(name, torch.cat(parts))
     return tensors
 
 
 def from_hf(config: GPTConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The reverse of `to_hf`: our tensors by our names. Raises KeyError for one too many or too few."""
-    stacks, state = _stacks(config), dict[str, Tensor]()
+    stacks = _stacks(config)
+    state = dict[str, Tensor]()
     foreign = set(tensors) - set(stacks)
     if foreign:
         raise KeyError(f"the config has no place for {min(foreign)}")

@@ -195,7 +195,8 @@ class OwnAttention(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.name, self.is_checked = str(config.own_attention), False
+        self.name = str(config.own_attention)
+        self.is_checked = False
         if self.name not in _classes:
             raise HeadwiseError(
                 f"the attention of this model is {self.name}, and headwise runs no code that a folder names; train it "
@@ -224,7 +225,7 @@ class OwnAttention(nn.Module):
             self.is_checked = True
         inputs = x
         # A class without a cache of its own reads all inputs again at each step: they are kept as keys.
-        if cache is not None:
+        if cache:
             kept, _ = cache.append(x[:, None], x[:, None, :, :0])
             inputs = kept[:, 0]
         return self._call(inputs)[:, -x.shape[1] :]
@@ -249,11 +250,14 @@ class OwnAttention(nn.Module):
     @torch.no_grad()
     def _check(self, x: Tensor) -> None:
         """Refuse what gives another shape than its input, or sees later tokens."""
-        changed, training, wrong = x.clone(), self.module.training, ""
+        changed = x.clone()
+        training = self.module.training
+        wrong = ""
         changed[:, -1] += 1
         self.module.eval()
         try:
-            first, second = self._call(x), self._call(changed)
+            first = self._call(x)
+            second = self._call(changed)
             if first.shape != x.shape:
                 wrong = (
                     f"it gives {tuple(first.shape)} for an input of {tuple(x.shape)}"
@@ -348,7 +352,7 @@ class GPT(nn.Module):
                 f"{end} tokens exceed the model's context of {self.config.context}; pass fewer, or train with more"
             )
         x = self.token_embedding(ids)
-        if self.position_embedding is not None:
+        if self.position_embedding:
             x = x + self.position_embedding.weight[start:end]
         x = self.embedding_norm(x)
         for layer, block in enumerate(self.blocks):
@@ -388,7 +392,8 @@ def generate(
     """Continue ids by a GPT of ours, as `continued` does it; see also `models.open.generate`."""
 
     def begin() -> Callable[[Tensor], Tensor]:
-        caches, device = model.new_caches(), model.lm_head.weight.device
+        caches = model.new_caches()
+        device = model.lm_head.weight.device
         return lambda ids: model(ids.to(device), caches, last_only=True)[0, -1]
 
     options |= {
@@ -436,16 +441,19 @@ def continued(
     if top_k is not None and top_k < 1:
         raise HeadwiseError(f"{top_k=} must be at least 1")
     check_seed(seed)
-    limit, generator = context or sys.maxsize, torch.Generator().manual_seed(seed)
+    limit = context or sys.maxsize
+    generator = torch.Generator().manual_seed(seed)
 
     @torch.no_grad()
     def tokens() -> Iterator[int]:
         text = list(prompt)[-limit:]
-        read, unread = begin(), text
+        read = begin()
+        unread = text
         for _ in range(n_tokens):
             if len(text) > limit:
                 text = text[-max(1, limit // 2) :]
-                read, unread = begin(), text
+                read = begin()
+                unread = text
             token = _choose(read(torch.tensor([unread])), generator, temperature, top_k)
             if token in stops:
                 return

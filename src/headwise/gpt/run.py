@@ -44,10 +44,13 @@ from headwise.spec import require_size
 from headwise.table import amount
 from headwise.words import Facts, unknown
 
-REPORT, WALK, FILM = "report.html", "walk.html", "film.json"
+REPORT = "report.html"
+WALK = "walk.html"
+FILM = "film.json"
 FILMED = 24  # tokens of the line that a film shows, at most; a round choice
 # Texts that a finished model writes for the report, and their length at most; round choices.
-SAMPLES, SAMPLE_TOKENS = 5, 60
+SAMPLES = 5
+SAMPLE_TOKENS = 60
 # of these, and of those shown while it trains; a usual choice: below 1 fewer odd words come
 SAMPLE_TEMPERATURE = 0.8
 # That a held-out cell is continued by at most. Its Spanish half has up to 3, such as `él ha trabajado`. With 3 here
@@ -109,7 +112,8 @@ class Settings:
         GPTConfig(vocab_size=1, **shape)
         if self.text:
             lines = preset.lines if self.lines is None else self.lines
-            text, context = Sources(self.paths), shape["context"]
+            text = Sources(self.paths)
+            context = shape["context"]
             corpus = text_corpus(text, lines, context, self.seed, self.tokenizer)
         else:
             for option in ("tokenizer", "lines"):
@@ -153,7 +157,8 @@ def run_training(
     with shapes_alone():
         size = GPT(config).n_parameters
     # 4 bytes for each of a weight, its gradient and AdamW's two moments
-    needed, free = 16 * size, free_memory()
+    needed = 16 * size
+    free = free_memory()
     if needed > free:
         raise HeadwiseError(
             f"{size:,} parameters take {amount(needed)} to train, and {amount(free)} are free; take a smaller model"
@@ -308,8 +313,11 @@ def _results(
 ) -> tuple[RunSummary, tuple[int, int, int] | None]:
     """What a reader of the report should know of a run: facts, losses beside the best n-gram, samples; and the
     `cells` of `Run`, None for any other text than the verb corpus."""
-    config, tokens, data = model.config, corpus.tokens, corpus.data
-    spec, end = config.attention, tokens.boundary
+    config = model.config
+    tokens = corpus.tokens
+    data = corpus.data
+    spec = config.attention
+    end = tokens.boundary
     pieces = "lines" if isinstance(data, Documents) else "pieces"
     facts = {
         "preset": settings.preset,
@@ -334,7 +342,8 @@ def _results(
     if corpus.cells and isinstance(data, Documents):
         prompts = [tokens.prompt(f"{cell.english} =") for cell in corpus.cells]
         # cells whose Spanish the likeliest continuation of the English gives exactly
-        right, ngram_right = 0, data.ngram_right(len(tokens), order)
+        right = 0
+        ngram_right = data.ngram_right(len(tokens), order)
         for cell, prompt in zip(corpus.cells, prompts, strict=True):
             likeliest = generate(model, prompt, CELL_TOKENS, temperature=0, stops=[end])
             right += tokens.decode(list(likeliest)) == cell.spanish
@@ -350,7 +359,8 @@ def _results(
         options = {"temperature": SAMPLE_TEMPERATURE, "seed": seed, "stops": [end]}
         ids = list(generate(model, opening, SAMPLE_TOKENS, **options))
         samples.append(tokens.decode(ids).strip())
-    name, held_out = f"{order}-gram, Kneser-Ney", curve[-1].held_out_loss
+    name = f"{order}-gram, Kneser-Ney"
+    held_out = curve[-1].held_out_loss
     return RunSummary(
         facts, tuple(curve), held_out, baseline, name, tuple(samples)
     ), cells
@@ -359,11 +369,7 @@ def _results(
 def load_run(folder: Path) -> tuple[GPT, Tokens]:
     """The model and the tokenizer of a folder; refused where it is of a run that has not written its model yet."""
     run = read_run(folder)
-    if (
-        run is not None
-        and run.status != "finished"
-        and not (folder / "model.safetensors").exists()
-    ):
+    if run and run.status != "finished" and not (folder / "model.safetensors").exists():
         raise HeadwiseError(
             f"the run in {folder} has not finished; train it to its end, with resume=True and out={folder}"
         )

@@ -144,7 +144,7 @@ def train(
     saved_at = time.monotonic()
     try:
         with interrupts() as interrupted:
-            if film is not None:
+            if film:
                 film.see(model, start)
             for done in range(start + 1, recipe.steps + 1):
                 # The factor is odd: seeds below 2^63 begin apart. Above the steps of a run it keeps nearby seeds so.
@@ -154,14 +154,16 @@ def train(
                     torch.Generator().manual_seed(step_seed), recipe.batch
                 )
                 model.train()
-                rate, weights = recipe.rate(done - 1), state.weights.values()
+                rate = recipe.rate(done - 1)
+                weights = state.weights.values()
                 loss = model.loss(*batch)
                 number = take_step(
                     loss, weights, state.optimizers, done - 1, rate, recipe.clip
                 )
-                if film is not None:
+                if film:
                     film.see(model, done)
-                is_last, held_out = done == recipe.steps, None
+                is_last = done == recipe.steps
+                held_out = None
                 if is_last or done % interval == 0:
                     held_out = evaluate(
                         model, data, HELD_OUT_TOKENS if is_last else GLANCE
@@ -356,9 +358,11 @@ def evaluate(
     `batch` texts run side by side; 64 is a round choice, and more would take more memory. The model is afterwards in
     training mode if it was before.
     """
-    training, device = model.training, next(model.parameters()).device
+    training = model.training
+    device = next(model.parameters()).device
     model.eval()
-    total, count = 0.0, 0
+    total = 0.0
+    count = 0
     for inputs, targets in data.held_out_batches(batch, limit):
         n = int((targets >= 0).sum())
         total += model.loss(inputs.to(device), targets.to(device)).item() * n

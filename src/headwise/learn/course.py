@@ -64,7 +64,8 @@ class Course:
     def write_files(self) -> None:
         """Every file that is missing, and those that nobody has touched, in the language of the course."""
         for exercise in exercises():
-            path, blank = self.path(exercise), exercise.source(self.language)
+            path = self.path(exercise)
+            blank = exercise.source(self.language)
             # An untouched file in another language is written anew.
             if not path.exists() or (
                 read_bytes(path) != blank.encode() and self._untouched(exercise)
@@ -89,10 +90,10 @@ class Course:
         is open.
         """
         verdict = mark(exercise, read_text(self.path(exercise)), self.language)
-        unknown = verdict.status == "wrong" and not verdict.bugs
-        if unknown and exercise.checked:
+        if (verdict.status == "wrong" and not verdict.bugs) and exercise.checked:
             verdict = self._named_by_check(exercise, verdict)
-        key, passed = str(exercise.number), {*self.passed} - {exercise.number}
+        key = str(exercise.number)
+        passed = {*self.passed} - {exercise.number}
         times = self.tries.pop(key, 0)
         if verdict.status == "passed":
             passed.add(exercise.number)
@@ -110,7 +111,8 @@ class Course:
 
         The same verdict where it finds none.
         """
-        path, name = self.path(exercise).resolve(), exercise.checked
+        path = self.path(exercise).resolve()
+        name = exercise.checked
         for theirs, ours in COURSE_NAMES.items():
             if ours == name and f"class {theirs}" in read_text(path):
                 name = theirs
@@ -119,8 +121,8 @@ class Course:
         if not findings:
             return verdict
         if not verdict.line:
-            line, quoted = findings[0].line, findings[0].quote
-            verdict = replace(verdict, line=line, quoted=quoted)
+            line = findings[0].line
+            verdict = replace(verdict, line=line, quoted=findings[0].quote)
         fix = " ".join([*(each.fix for each in findings), verdict.fix]).strip()
         return replace(verdict, bugs=tuple(each.bug for each in findings), fix=fix)
 
@@ -172,7 +174,8 @@ def told(
     file     name of the learner's file or notebook
     command  the command line that shows the solution, but for the options
     """
-    say, texts = speaker(language), exercise.texts[language]
+    say = speaker(language)
+    texts = exercise.texts[language]
     first = say(verdict.status, number=exercise.number, title=texts["title"], file=file)
     if verdict.status == "passed":
         answer = exercise.answer

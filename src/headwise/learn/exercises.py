@@ -82,12 +82,14 @@ class Exercise:
         )
 
     def heading(self, language: str) -> str:
-        say, title = speaker(language), self.texts[language]["title"]
+        say = speaker(language)
+        title = self.texts[language]["title"]
         return say("exercise", number=self.number, count=len(exercises()), title=title)
 
     def source(self, language: str, solved: bool = False, answer: str = "") -> str:
         """The file that a learner gets: text, question, code."""
-        text, say = self.texts[language], speaker(language)
+        text = self.texts[language]
+        say = speaker(language)
         parts = [self.heading(language), wrapped(text["text"])]
         if self.figure:
             parts.append(say("picture", figure=self.figure_file(language)))
@@ -224,7 +226,8 @@ def mark(exercise: Exercise, source: str, language: str) -> Mark:
         key = "which_letter" if answer else "unanswered"
         missing = [say(key, answer=answer, letter=say("letters")), *missing]
     if missing:
-        first, evidence = next(iter(blanks), None), " ".join(missing)
+        first = next(iter(blanks), None)
+        evidence = " ".join(missing)
         function = exercise.function_at(source, first)
         return Mark("open", guess, first, evidence=evidence, function=function)
     return judge(exercise, source, guess, language)
@@ -232,7 +235,8 @@ def mark(exercise: Exercise, source: str, language: str) -> Mark:
 
 def judge(exercise: Exercise, source: str, guess: str | None, language: str) -> Mark:
     """The verdict on a file without blanks: its calls beside those of the solution and of the bugs, then its repair."""
-    say, solution = speaker(language), exercise.code()
+    say = speaker(language)
+    solution = exercise.code()
     require_torch(exercise.file, solution)
     job = {
         "name": exercise.file,
@@ -243,8 +247,11 @@ def judge(exercise: Exercise, source: str, guess: str | None, language: str) -> 
     }
     outcomes = run(job)
     # Where the process ended early, there is nothing of the solution.
-    learner, wanted = outcomes.pop(exercise.file), outcomes.pop("", {"values": []})
-    error, line, mended = learner.get("error"), None, {}
+    learner = outcomes.pop(exercise.file)
+    wanted = outcomes.pop("", {"values": []})
+    error = learner.get("error")
+    line = None
+    mended = {}
     call, difference = first_difference(
         exercise, learner["values"], wanted["values"], language
     )
@@ -257,10 +264,13 @@ def judge(exercise: Exercise, source: str, guess: str | None, language: str) -> 
         if wrong.get("error") == error and close(learner["values"], wrong["values"])
     )
     bugs = [exercise.bugs[int(place)] for place in next(alike, "").split()]
-    ids, fix = tuple(bug["id"] for bug in bugs), " ".join(bug[language] for bug in bugs)
-    status, evidence = "wrong", difference or plainly(str(error), language)
+    ids = tuple(bug["id"] for bug in bugs)
+    fix = " ".join(bug[language] for bug in bugs)
+    status = "wrong"
+    evidence = difference or plainly(str(error), language)
     if not difference:
-        status, line = "failed", learner.get("line")
+        status = "failed"
+        line = learner.get("line")
         if call := learner.get("call", ""):
             evidence = f"{shortened(call)}: {evidence}"
     function = exercise.function_at(source, line, call)
@@ -341,7 +351,8 @@ def outcome(code: str, name: str, setup: str, calls: Sequence[str]) -> Facts:
             for frame in traceback.extract_tb(error.__traceback__)
             if frame.filename == name
         ]
-        text, at = getattr(error, "msg", str(error)), getattr(error, "lineno", None)
+        text = getattr(error, "msg", str(error))
+        at = getattr(error, "lineno", None)
         # of an error without a text
         text = f"{type(error).__name__}: {text}".removesuffix(": ")
         return {
@@ -362,7 +373,8 @@ def first_difference(
     for text, got, wanted in zip(exercise.calls, values, right, strict=False):
         if close(got, wanted):
             continue
-        call, say = shortened(text), speaker(language)
+        call = shortened(text)
+        say = speaker(language)
         # Down to the first number that differs, call[0][2], or to a list that ought to be longer, shorter or a number.
         while isinstance(got, list) and isinstance(wanted, list):
             shapes = _shape(got), _shape(wanted)
@@ -372,7 +384,9 @@ def first_difference(
                 break
             pairs = enumerate(zip(got, wanted, strict=True))
             index = next(n for n, pair in pairs if not close(*pair))
-            got, wanted, call = got[index], wanted[index], f"{call}[{index}]"
+            got = got[index]
+            wanted = wanted[index]
+            call = f"{call}[{index}]"
         key = "nothing" if got is None else "gives"
         shown = [_in_words(value, language) for value in (got, wanted)]
         return text, say(key, call=call, got=shown[0], right=shown[1])
