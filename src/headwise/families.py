@@ -102,14 +102,17 @@ def check_folder(folder: Path) -> Facts:
     return config
 
 
-def check_model(folder: Path) -> None:
-    """Refuse what is no model folder, before torch is loaded.
+def check_model(folder: Path) -> Facts:
+    """Refuse what is no model folder, before torch is loaded; gives its config.
 
-    A folder of ours is not looked into: what is wrong in it is said by what reads it, which is quick, too.
+    A folder of ours is not looked into, and has no fields here: all commands take it. What is wrong in it is said by
+    what reads it, which is quick, too.
     """
-    if not is_own(folder):
-        check_folder(folder)
-        require_transformers(folder)
+    if is_own(folder):
+        return {}
+    config = check_folder(folder)
+    require_transformers(folder)
+    return config
 
 
 def require_transformers(folder: Path) -> None:
@@ -154,11 +157,6 @@ def is_own(path: Path) -> bool:
         return False
 
 
-def _foreign_config(folder: Path) -> Facts:
-    """`config.json` of a model of others, checked; without fields where the model is ours, which all verbs take."""
-    return {} if is_own(folder) else check_folder(folder)
-
-
 def _class_name(config: Facts) -> str:
     """The class of the model, such as "GPT2LMHeadModel"; "" where its config does not say."""
     names = config.get("architectures")
@@ -167,7 +165,7 @@ def _class_name(config: Facts) -> str:
 
 def check_reshapable(folder: Path) -> None:
     """Refuse by its config a family that has no record, or one whose keys and values are made of a latent."""
-    config = _foreign_config(folder)
+    config = check_model(folder)
     # A model of pictures and text has a family for each, and its `model_type` is neither: it is looked at when open.
     if "model_type" in config and "text_config" not in config:
         family_for(str(config["model_type"]))
@@ -178,7 +176,7 @@ def check_next(folder: Path, remedy: str) -> None:
 
     remedy  what to do instead
     """
-    config = _foreign_config(folder)
+    config = check_model(folder)
     name = _class_name(config)
     two_stacks = config.get("is_encoder_decoder") is True
     # `is_decoder` makes a model for next tokens of an encoder such as BERT.
@@ -195,7 +193,7 @@ def check_next(folder: Path, remedy: str) -> None:
 
 def check_answers(folder: Path) -> None:
     """Refuse by its config a model without a head: it ends in hidden states, and answers with no word."""
-    name = _class_name(_foreign_config(folder))
+    name = _class_name(check_model(folder))
     if name.endswith("Model") and not name.endswith("HeadModel"):
         raise HeadwiseError(
             f"{folder} holds a {name}, which has no head for words and so predicts none; load the model with "
@@ -205,7 +203,7 @@ def check_answers(folder: Path) -> None:
 
 def check_reads_tokens(folder: Path) -> None:
     """Refuse by its config a model whose input is sound or pictures."""
-    config = _foreign_config(folder)
+    config = check_model(folder)
     # Fields tell what is read: spectrograms (Whisper) and waves (wav2vec 2.0), or pictures (ViT).
     has_text = {"vocab_size", "text_config"} & config.keys()
     remedy = "watch it in Python on its own input, with headwise.watch(model)"

@@ -104,6 +104,9 @@ class BroadcastGrid:
 Band = tuple[int | None, int | None]  # low <= j - i <= high; None: open on that side
 # queries from, to; keys from, to; ends are not in
 Rectangle = tuple[int, int, int, int]
+Rectangles = list[list[Rectangle]]  # of each document
+# of a mask that compares positions, see `Shifted`; B numbers may be an array
+Offset = int | Sequence[int] | Any
 
 
 class Mask:
@@ -134,7 +137,7 @@ class Mask:
         """The bounds on j - i, where they are all that the mask says: alike for documents and heads, and no bias."""
         return None
 
-    def rectangles(self, grid: Grid) -> list[list[Rectangle]] | None:
+    def rectangles(self, grid: Grid) -> Rectangles | None:
         """Of each document the rectangles inside which all may attend and outside which nobody, where that is all that
         the mask says. No two of a document share a query or a key. None, too, where the grid cannot read numbers.
         """
@@ -421,7 +424,7 @@ class Shifted(Mask):
     each document its own.
     """
 
-    offset: int | Sequence[int] | Any
+    offset: Offset
 
     def check(self, grid: Grid) -> None:
         if self.by_document:
@@ -468,7 +471,7 @@ class Window(Shifted):
 
     left: int | None
     right: Any = ...  # a number of keys, or None
-    offset: int | Sequence[int] | Any = None
+    offset: Offset = None
     alike = True
 
     def __post_init__(self) -> None:
@@ -535,7 +538,7 @@ class Lengths(Mask):
     def allowed(self, grid: Grid) -> Any:
         return grid.j < grid.pick(self.lengths, "b")
 
-    def rectangles(self, grid: Grid) -> list[list[Rectangle]] | None:
+    def rectangles(self, grid: Grid) -> Rectangles | None:
         lengths = grid.read(self.lengths)
         return [[(0, grid.T, 0, int(length))] for length in lengths] or None
 
@@ -558,7 +561,7 @@ class Segments(Mask):
     def allowed(self, grid: Grid) -> Any:
         return grid.pick(self.q_ids, "bt") == grid.pick(self.kv_ids, "bs")
 
-    def rectangles(self, grid: Grid) -> list[list[Rectangle]] | None:
+    def rectangles(self, grid: Grid) -> Rectangles | None:
         of_queries = _runs(grid, self.q_ids, grid.T)
         of_keys = None
         if of_queries is not None:
@@ -666,7 +669,7 @@ class Allowed(_OfArray):
     def allowed(self, grid: Grid) -> Any:
         return grid.pick(self.array, "bhts")
 
-    def rectangles(self, grid: Grid) -> list[list[Rectangle]] | None:
+    def rectangles(self, grid: Grid) -> Rectangles | None:
         # padding, (B,1,1,S): before the text or behind it
         if shape_of(self.array) != (grid.B, 1, 1, grid.S):
             return None
@@ -702,7 +705,7 @@ class Alibi(Shifted):
     """
 
     slopes: Sequence[float] | Any = None
-    offset: int | Sequence[int] | Any = None
+    offset: Offset = None
 
     def check(self, grid: Grid) -> None:
         super().check(grid)

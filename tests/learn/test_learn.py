@@ -57,8 +57,12 @@ def repairing(in_process: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def written(exercise: Exercise, code: str, answer: str = "a", language: str = "en") -> str:
     """The file of an exercise with other code in it."""
-    head = exercise.source(language, solved=True, answer=answer)
-    return head.replace(exercise.code(language), code)
+    head = exercise.source(language).replace('answer = ""', f'answer = "{answer}"')
+    return head.replace(exercise.code(language, solved=False), code)
+
+
+def solution(exercise: Exercise, language: str = "en", answer: str = "a") -> str:
+    return written(exercise, exercise.code(language), answer, language)
 
 
 def test_the_exercises_are_complete() -> None:
@@ -76,7 +80,7 @@ def test_the_exercises_are_complete() -> None:
             assert all(exercise.solution.count(note) == 1 for note in texts.get("notes", ())), exercise.name
             assert all(f"{letter})" in texts["question"] for letter in "abc")
             assert all(len(bug[language]) > 15 for bug in exercise.bugs)
-            for text in (exercise.source(language), exercise.source(language, solved=True)):
+            for text in (exercise.source(language), solution(exercise, language)):
                 assert not re.search(r"#\?", text), exercise.name
                 assert max(map(len, text.splitlines())) <= 130
         assert exercise.texts["en"]["text"] != exercise.texts["es"]["text"]
@@ -90,7 +94,7 @@ def test_a_blank_says_what_is_missing_and_a_solution_passes(in_process: None, ex
         lines = [n for n, line in enumerate(blank.splitlines(), 1) if line.strip().startswith("...")]
         assert verdict.status == "open" and verdict.line == lines[0]
         assert all(str(line) in verdict.evidence for line in lines) and "`answer`" in verdict.evidence
-        solved = mark(exercise, exercise.source(language, solved=True, answer="B "), language)
+        solved = mark(exercise, solution(exercise, language, "B "), language)
         assert (solved.status, solved.guess) == ("passed", "b"), solved
 
 
@@ -160,7 +164,7 @@ def test_what_is_told_first_and_last(repairing: None) -> None:
     assert verdict.bugs == ("halves-apart",) and verdict.fix.startswith("Two halves are returned")
     lines = told(rotary, verdict, "en", 0, "f", "c")
     assert "  The bug: Two halves are returned. Put them together: np.concatenate([..., ...], axis=1)." in lines
-    outside = exercise.source("en", True, "a") + "\nimport nowhere_at_all\n"
+    outside = solution(exercise, "en", "a") + "\nimport nowhere_at_all\n"
     assert mark(exercise, outside, "en").evidence.startswith("ModuleNotFoundError")
 
 
@@ -169,7 +173,7 @@ def test_a_hint_is_on_the_function_that_failed(in_process: None, tmp_path: Path)
     exercise = find_exercise(1)
     halves = {"dot": "return sum(x * y for x, y in zip(a, b))", "softmax": "return [power / sum(powers)"}
     for name, line in halves.items():
-        whole = exercise.source("es", True, "a")
+        whole = solution(exercise, "es", "a")
         blank = "\n".join("    ..." if text.strip().startswith(line) else text for text in whole.splitlines())
         broken = whole.replace(line, line.replace("sum(", "summe("))
         wrong = whole.replace(line, line.replace("return ", "return [7] + " if name == "softmax" else "return 7 + "))
@@ -235,7 +239,7 @@ def test_hints_are_on_tries(in_process: None, tmp_path: Path) -> None:
 
 def test_words_for_those_who_know_no_types(in_process: None) -> None:
     exercise = find_exercise(1)
-    verdict = mark(exercise, exercise.source("es", True, "dos tercios"), "es")
+    verdict = mark(exercise, solution(exercise, "es", "dos tercios"), "es")
     assert verdict.status == "open" and "es una letra: para «dos tercios» escribe a, b o c." in verdict.evidence
     for line, said in (
         ("return (x * y for x, y in zip(a, b))", "da algo que todavía no se calculó: ponlo entre corchetes"),
@@ -268,14 +272,14 @@ def test_errors_of_numpy_are_told_in_plain_words_and_of_the_right_function(in_pr
     code = exercise.code().replace("x.reshape(T, n_heads, width // n_heads).transpose(1, 0, 2)", slices)
     verdict = mark(exercise, written(exercise, code), "en")
     assert verdict.function == "split" and verdict.fix.startswith("split must return an array"), verdict
-    verdict = mark(exercise, exercise.source("en", True, "[[0, 1], [4, 5]]"), "en")  # code that is right, no letter
+    verdict = mark(exercise, solution(exercise, "en", "[[0, 1], [4, 5]]"), "en")  # code that is right, no letter
     assert "type a, b or c" in verdict.evidence and len(told(exercise, verdict, "en", 3, "f", "c")) == 2  # and no hint
 
 
 @pytest.mark.slow
 def test_what_does_not_run_or_nobody_explains(in_process: None, tmp_path: Path) -> None:
     exercise = find_exercise(1)
-    broken = exercise.source("en", True, "a").replace("top = max(scores)", "top = maximum(scores)")
+    broken = solution(exercise, "en", "a").replace("top = max(scores)", "top = maximum(scores)")
     verdict = mark(exercise, broken, "en")
     assert verdict.status == "failed" and "NameError: name 'maximum' is not defined" in verdict.evidence
     assert verdict.evidence.startswith("softmax([2.0") and verdict.quoted.startswith("top = maximum")
@@ -296,7 +300,7 @@ def test_what_does_not_run_or_nobody_explains(in_process: None, tmp_path: Path) 
 @pytest.mark.slow
 def test_a_process_of_its_own_bears_what_a_file_may_do() -> None:
     exercise = find_exercise(1)
-    solved = exercise.source("en", True, "a")
+    solved = solution(exercise, "en", "a")
     loud = solved + 'print("{}")\nimport sys; sys.stdout.write("[1]")\n'
     assert mark(exercise, loud, "en").status == "passed"
     verdict = mark(exercise, solved.replace("import math", "import math, os\nos._exit(3)"), "en")
@@ -325,7 +329,7 @@ def test_a_path_through_the_course(invoke: Invoke, in_process: None, tmp_path: P
         assert ("--solution 1" in again.out) is (step == 3)
     assert path.read_text() == wrong
 
-    path.write_text(exercise.source("en", True, "c"))
+    path.write_text(solution(exercise, "en", "c"))
     passed = invoke("learn")
     assert passed.code == 0 and "You guessed c; it is b." in passed.out and "Open learn/02_head.py" in passed.out
     document = json.loads(invoke("learn", "--json").out)
@@ -345,7 +349,7 @@ def test_the_whole_course_in_spanish(invoke: Invoke, in_process: None, tmp_path:
     folder = tmp_path / "mi curso"
     assert "Abre" in invoke("learn", folder, "--lang", "es").out
     for exercise in ALL:
-        (folder / exercise.file).write_text(exercise.source("es", True, exercise.answer), encoding="utf-8")
+        (folder / exercise.file).write_text(solution(exercise, "es", exercise.answer), encoding="utf-8")
     done = invoke("learn", folder)
     assert done.code == 0 and done.out.count("Tu respuesta") == len(ALL)
     assert json.loads(invoke("learn", folder, "--json").out)["status"] == "done"

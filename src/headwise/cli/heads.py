@@ -20,7 +20,6 @@ from headwise.cli.app import (
 from headwise.errors import HeadwiseError
 from headwise.families import (
     RUN,
-    check_model,
     check_reads_tokens,
     is_own,
     read_config,
@@ -84,7 +83,6 @@ def heads(
                 f"--out {path}: the table is comma-separated values; end the name in .csv"
             )
     check_outputs([model, ids, relations, *(text or ())], html=html, out=files)
-    check_model(model)
     check_reads_tokens(model)
     _check_text(model, text, ids, tokens, labels)
     survey, maps = surveyed(

@@ -70,7 +70,6 @@ def why(
     """
     # All of these raise HeadwiseError, before torch is loaded.
     check_outputs([model], html=html)
-    check_model(model)
     check_answers(model)
     check_reads_tokens(model)
     with needs_torch():
@@ -304,7 +303,6 @@ def _report_of(run: Path) -> Path:
 
 def _live(model: Path, text: str | None, port: int, browser: bool, device: str) -> None:
     """Serve the page of a model, and answer it until Ctrl-C. `text` is what it opens with."""
-    check_model(model)
     check_reads_tokens(model)
     # models of images have one of the two
     if {"vision_config", "patch_size"} & read_config(model).keys():
@@ -364,7 +362,6 @@ def verify(model: Model, device: str = "cpu") -> None:
 
     Example: headwise verify gemma-3-270m
     """
-    check_model(model)
     check_reads_tokens(model)
     with needs_torch():
         from headwise.models.open import open_folder

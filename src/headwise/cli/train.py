@@ -24,7 +24,7 @@ from headwise.cli.app import (
 )
 from headwise.cli.heads import write_report_of
 from headwise.errors import HeadwiseError
-from headwise.families import check_model, check_next
+from headwise.families import check_next
 from headwise.files import STDIN, read_text, text_path
 from headwise.view import Progress, err, screen
 from headwise.words import Facts
@@ -245,7 +245,6 @@ def generate(
 
     Example: headwise generate runs/verbs --prompt "he will work =" --temperature 0
     """
-    check_model(model)
     check_next(
         model,
         "pass a model with a causal language-model head, such as a GPT-2, a Llama or a Gemma",

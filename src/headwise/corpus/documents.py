@@ -222,6 +222,7 @@ CONJUGATIONS = 120
 
 # Positions of the tokens that look, and of those looked at: ((3,), (1, 2)) where a noun of two tokens is looked at.
 Pair = tuple[tuple[int, ...], tuple[int, ...]]
+Pairs = dict[str, list[Pair]]  # by the name of their relation
 
 
 @dataclass(frozen=True)
@@ -229,7 +230,7 @@ class Labelled:
     """A document with its pairs, name of the relation -> pairs."""
 
     ids: list[int]
-    pairs: dict[str, list[Pair]]
+    pairs: Pairs
 
 
 @dataclass
@@ -260,7 +261,7 @@ def verb_relations(tokens: TextTokens, lines: Iterable[str]) -> Relations:
     shift = len(tokens.frame[0])
     documents = []
     for line in [*lines, *verbs.conjugation_lines(core=True)[:CONJUGATIONS]]:
-        pairs: dict[str, list[Pair]] = {
+        pairs: Pairs = {
             name: [((i + shift,), (j + shift,)) for i, j in places]
             for name, places in verbs.related(line).items()
         }
@@ -317,7 +318,7 @@ def _labelled(
     check_ids(reader, where, ids)
     # what the model expects before a text has none of its characters
     places = [(-1, -1)] * len(before) + tokens.places(text)
-    labelled: dict[str, list[Pair]] = {}
+    labelled: Pairs = {}
     for n, pair in enumerate(pairs):
         start, end = (
             _positions(pair[key], text, places, f"{where}, pair {n}, {key}")

@@ -46,6 +46,7 @@ HELD_OUT_TOKENS = (
 NGRAM_TOKENS = 2**22
 NGRAM_SCORED = 2**19
 
+Lines = list[list[int]]  # ids of documents
 Batch = tuple[Tensor, Tensor]  # inputs (B,T), targets (B,T): what follows each input
 
 
@@ -85,7 +86,7 @@ class Stream:
             ]
         yield from map(self._pieces, torch.split(starts[:, None], size))
 
-    def held_out_documents(self, limit: int) -> list[list[int]]:
+    def held_out_documents(self, limit: int) -> Lines:
         """Held-out ids in pieces of the context's length, about `limit` tokens of them."""
         return [inputs[0].tolist() for inputs, _ in self.held_out_batches(1, limit)]
 
@@ -170,7 +171,7 @@ class Documents:
         for start in range(0, len(scored), size):
             yield self._padded(scored[start : start + size])
 
-    def held_out_documents(self, limit: int) -> list[list[int]]:
+    def held_out_documents(self, limit: int) -> Lines:
         """Held-out lines as ids, with the boundary before and without the one after; about `limit` tokens of them."""
         return [ids[:-1] for ids in _some(self._held_out, limit)]
 
@@ -193,7 +194,7 @@ class Documents:
         line_of = np.repeat(range(len(self._held_out)), list(map(len, self._held_out)))
         return len(self._held_out) - len({*line_of[at[guessed != text[at]]]})
 
-    def _counted(self, lines: Sequence[list[int]]) -> Any:
+    def _counted(self, lines: Lines) -> Any:
         """For each token of lines, one after another, whether it is scored."""
         scored = [np.arange(len(ids)) >= self._unscored(ids) for ids in lines]
         return np.concatenate(scored)
@@ -202,7 +203,7 @@ class Documents:
         """How many tokens do not count: the first boundary, or all up to the first mark."""
         return ids.index(self._mark) + 1 if self._mark in ids else 1
 
-    def _padded(self, lines: Sequence[list[int]], with_mark: bool = False) -> Batch:
+    def _padded(self, lines: Lines, with_mark: bool = False) -> Batch:
         widest = max(map(len, lines))
         inputs = []
         targets = []
@@ -215,7 +216,7 @@ class Documents:
         return torch.tensor(inputs), torch.tensor(targets)
 
 
-def _some(lines: list[list[int]], limit: int) -> list[list[int]]:
+def _some(lines: Lines, limit: int) -> Lines:
     """About `limit` tokens of lines: the first, which were drawn as any other."""
     return lines[: max(1, limit * len(lines) // sum(map(len, lines)))]
 

@@ -8,7 +8,7 @@ are layers as data, which `python studies/presets.py` writes out of configs. Mod
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -60,7 +60,7 @@ class UndescribedError(HeadwiseError):
 class Fields(dict[str, Any]):
     """The fields of one config by their usual names, those with a default of their class among them."""
 
-    def __init__(self, config: Mapping[str, Any], facts: Mapping[str, Any]) -> None:
+    def __init__(self, config: Facts, facts: Facts) -> None:
         super().__init__(dict.fromkeys(facts["null"]) | facts["flags"])
         self.facts = facts
         for name, value in config.items():
@@ -101,7 +101,7 @@ def check_size(name: str, value: Any) -> int:
     return value
 
 
-def check_sizes(config: Mapping[str, Any]) -> None:
+def check_sizes(config: Facts) -> None:
     """Refuse sizes that no model has, before anything is built; also those of the dicts inside."""
     for name, value in config.items():
         if isinstance(value, dict):
@@ -119,7 +119,7 @@ def preset(name: str) -> ModelShape:
     return replace(record_of(ModelShape, fields), layers=layers)
 
 
-def shape_by_formula(config: Mapping[str, Any]) -> ModelShape:
+def shape_by_formula(config: Facts) -> ModelShape:
     """The sizes that the dict of a config.json says; a model of ours is read from its section `headwise` alone.
 
     Raises UndescribedError where only the built model has them, and HeadwiseError for what no model has.

@@ -24,6 +24,8 @@ TEMPERATURE = 0.5
 
 Vector = Sequence[Any]  # of Values while the model learns, of floats when it writes
 Matrix = Sequence[Vector]  # rows are outputs: y = W x
+Weights = dict[str, Any]  # matrices of floats, by their names
+Writer = Callable[[list[int]], Vector]  # the ids so far -> the logits of the next one
 Cache = list[list[Vector]]  # for each layer, a vector for each token so far
 
 
@@ -235,7 +237,7 @@ class Draw:
             : block_size + 1
         ]
 
-    def write(self, logits_after: Callable[[list[int]], Vector]) -> str:
+    def write(self, logits_after: Writer) -> str:
         """A new name, one token after another, from the logits that follow the ids so far."""
         ids = [self.end]
         while len(ids) <= block_size:
@@ -249,7 +251,7 @@ class Draw:
 class Learner:
     """The weights as Values, and Adam, which moves each against its slope."""
 
-    def __init__(self, weights: dict[str, Any]) -> None:
+    def __init__(self, weights: Weights) -> None:
         self.state_dict = {
             key: [[Value(x) for x in row] for row in matrix]
             for key, matrix in weights.items()
@@ -289,7 +291,7 @@ class Learner:
             weight.grad = 0.0  # `backward` adds to it
         return float(loss.data)
 
-    def writer(self) -> Callable[[list[int]], Vector]:
+    def writer(self) -> Writer:
         """The logits after the ids so far, of which it must hear one more with each call: it keeps keys and values."""
         keys, values = no_tokens_yet()
         return lambda ids: numbers(
@@ -302,7 +304,7 @@ def replay(
     steps: int = STEPS,
     n_samples: int = 20,
     report: Callable[[int, float], object] = lambda step, loss: None,
-    learner: Callable[[dict[str, Any]], Any] = Learner,
+    learner: Callable[[Weights], Any] = Learner,
 ) -> tuple[list[float], list[str]]:
     """Learn from one name a step, then write some: the loss of each step, in nats a token, and the samples.
 
@@ -321,7 +323,7 @@ def replay(
     return losses, [draw.write(model.writer()) for _ in range(n_samples)]
 
 
-def main(learner: Callable[[dict[str, Any]], Any]) -> None:
+def main(learner: Callable[[Weights], Any]) -> None:
     """The command line of this file and of `microgpt_numpy`: NAMES [STEPS] -> losses, then samples."""
     names = Path(sys.argv[1]).read_text(encoding="utf-8").splitlines()
     steps = int(sys.argv[2]) if len(sys.argv) > 2 else STEPS

@@ -25,11 +25,14 @@ from headwise.courses.microgpt import (
     n_head,
 )
 
+Back = Callable[
+    [Any], Any
+]  # the slope of what a step gives -> that of what it was given
 # added to scores: a token sees none that come later
 LATER = np.triu(np.full((block_size, block_size), -np.inf), 1)
 
 
-def rmsnorm(x: Any) -> tuple[Any, Callable[[Any], Any]]:
+def rmsnorm(x: Any) -> tuple[Any, Back]:
     """The norm, and the way back from its slope to that of x."""
     scale = ((x * x).mean(-1, keepdims=True) + 1e-5) ** -0.5
     y = x * scale
@@ -68,7 +71,7 @@ class Learner:
         )
         return [*rest, fc2.reshape(c, 4 * c)]
 
-    def forward(self, ids: Sequence[int]) -> tuple[Any, Callable[[Any], Any]]:
+    def forward(self, ids: Sequence[int]) -> tuple[Any, Back]:
         """The logits (t,v) after each of the ids, and the way back from their slope to that of the vector."""
         wte, wpe, lm_head, wqkv, wo, fc1, fc2 = self.parts(self.flat)
         t = len(ids)

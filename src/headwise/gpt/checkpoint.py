@@ -29,6 +29,8 @@ from headwise.files import read_bytes, write_json, write_whole
 from headwise.gpt.gpt import GPT, GPTConfig
 from headwise.layer.projections import shapes_alone
 
+Tensors = dict[str, Tensor]  # by their names
+
 # For transformers, which else may drop the spaces before commas and full stops from what it decodes.
 TOKENIZER_CONFIG = {
     "tokenizer_class": "PreTrainedTokenizerFast",
@@ -107,7 +109,7 @@ def load_model(folder: str | Path) -> tuple[GPT, Tokens]:
     return model.eval(), Tokens.from_file(folder / "tokenizer.json")
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_tensors(path: Path) -> tuple[Tensors, dict[str, str]]:
     """The tensors of a safetensors file, and the strings by their names in its header.
 
     Raises HeadwiseError for a file that is damaged.
@@ -124,9 +126,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     return tensors, json.loads(data[8 : 8 + size]).get("__metadata__") or {}
 
 
-def write_tensors(
-    path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]
-) -> None:
+def write_tensors(path: Path, tensors: Tensors, metadata: dict[str, str]) -> None:
     """Write a safetensors file, whole or not at all."""
     on_cpu = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     write_whole(path, save(on_cpu, metadata))
@@ -220,13 +220,13 @@ def _transposed(name: str, tensor: Tensor) -> Tensor:
     return tensor.T if ".c_" in name and tensor.ndim == 2 else tensor
 
 
-def _meta_state(config: GPTConfig) -> dict[str, Tensor]:
+def _meta_state(config: GPTConfig) -> Tensors:
     """Our tensors by their names, which have a shape each and no numbers: nothing of their size is made."""
     with shapes_alone():
         return GPT(config).state_dict()
 
 
-def to_hf(model: GPT) -> dict[str, Tensor]:
+def to_hf(model: GPT) -> Tensors:
     """The tensors under the names of the form. Biases that only the form has are zeros."""
     state = model.state_dict()
     tensors = {}
@@ -238,10 +238,10 @@ def to_hf(model: GPT) -> dict[str, Tensor]:
     return tensors
 
 
-def from_hf(config: GPTConfig, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def from_hf(config: GPTConfig, tensors: Tensors) -> Tensors:
     """The reverse of `to_hf`: our tensors by our names. Raises KeyError for one too many or too few."""
     stacks = _stacks(config)
-    state = dict[str, Tensor]()
+    state = Tensors()
     foreign = set(tensors) - set(stacks)
     if foreign:
         raise KeyError(f"the config has no place for {min(foreign)}")

@@ -86,7 +86,7 @@ class Exercise:
         title = self.texts[language]["title"]
         return say("exercise", number=self.number, count=len(exercises()), title=title)
 
-    def source(self, language: str, solved: bool = False, answer: str = "") -> str:
+    def source(self, language: str) -> str:
         """The file that a learner gets: text, question, code."""
         text = self.texts[language]
         say = speaker(language)
@@ -95,7 +95,7 @@ class Exercise:
             parts.append(say("picture", figure=self.figure_file(language)))
         parts += [say("question"), wrapped(text["question"])]
         head = "\n\n".join(parts)
-        return f'"""{head}\n"""\n\nanswer = "{answer}"  # {say("choose")}\n\n\n{self.code(language, solved)}'
+        return f'"""{head}\n"""\n\nanswer = ""  # {say("choose")}\n\n\n{self.code(language, solved=False)}'
 
     def variants(self) -> dict[str, str]:
         """The solution with each bug, by its place in `bugs`, then with each two of them."""
