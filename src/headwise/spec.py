@@ -107,18 +107,18 @@ class AttentionSpec:
     def __post_init__(self) -> None:
         if self.rope is not None and not isinstance(self.rope, RoPE):
             raise HeadwiseError(f"rope={self.rope!r} must be a RoPE, such as RoPE()")
-        # vars(self) is the way around a frozen dataclass, which refuses self.rope = ...
+        # The way around a frozen dataclass, which refuses self.rope = ...
+        sizes = vars(self)
         for name in ("d_model", "n_heads"):
-            vars(self)[name] = require_size(name, getattr(self, name))
+            sizes[name] = require_size(name, sizes[name])
         for name in SIZES:
-            if vars(self)[name] is None:
-                vars(self)[name] = self._usual(name)
+            if sizes[name] is None:
+                sizes[name] = self._usual(name)
             if name == "kv_index":
-                vars(self)[name] = resolve_kv_index(
-                    self.n_heads, self.n_kv_heads, self.kv_index
-                )
+                heads = self.n_heads, self.n_kv_heads
+                sizes[name] = resolve_kv_index(*heads, sizes[name])
             else:
-                vars(self)[name] = require_size(name, getattr(self, name))
+                sizes[name] = require_size(name, sizes[name])
         self._check_options()
 
     def _usual(self, name: str) -> int | tuple[int, ...]:

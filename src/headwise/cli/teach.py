@@ -249,9 +249,7 @@ def _step(course: Course, new: bool) -> Facts:
         if verdict.status != "passed":
             status = verdict.status
     exercise = course.current
-    following = None
-    if exercise:
-        following = course.path(exercise)
+    following = exercise and course.path(exercise)
     if exercise is None:
         paragraphs.append(say("all_done", count=count))
     elif status in ("new", "done"):

@@ -90,7 +90,7 @@ class Course:
         is open.
         """
         verdict = mark(exercise, read_text(self.path(exercise)), self.language)
-        if (verdict.status == "wrong" and not verdict.bugs) and exercise.checked:
+        if verdict.status == "wrong" and not verdict.bugs and exercise.checked:
             verdict = self._named_by_check(exercise, verdict)
         key = str(exercise.number)
         passed = {*self.passed} - {exercise.number}
