@@ -70,11 +70,7 @@ def marked(
 ) -> str:
     """A phrase with its facts; what it emphasises stands between the two `marks`."""
     # Marks first: a star in a value is no mark.
-    text = re.sub(
-        r"\*([^*]+)\*",
-        lambda mark: f"{marks[0]}{mark[1]}{marks[1]}",
-        table()[key][lang],
-    )
+    text = re.sub(r"\*([^*]+)\*", rf"{marks[0]}\1{marks[1]}", table()[key][lang])
     values = {name: said(fact, lang) for name, fact in facts.items()}
     return re.sub(_PLACE, lambda place: _value(place, values), text)
 
