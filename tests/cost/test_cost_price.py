@@ -114,7 +114,6 @@ def test_each_variant_is_the_price_of_that_config() -> None:
     shape = llama()
     rows = variants(shape, make_setting(shape, **limits))
     assert [row.name for row in rows] == ["MHA", "GQA-16", "GQA-8", "GQA-4", "GQA-2", "MQA"]
-    assert [row.n_kv_heads for row in rows] == [32, 16, 8, 4, 2, 1]
     assert [row.name for row in rows if row.present] == ["GQA-8"]
     for row in rows:
         bill = price(LLAMA | {"num_key_value_heads": row.n_kv_heads}, **limits)
@@ -129,8 +128,7 @@ def test_each_variant_is_the_price_of_that_config() -> None:
 
 def test_variants() -> None:
     prices = [price(LLAMA | {"num_key_value_heads": n}).prefill for n in (32, 8, 1)]
-    assert len({bill.attention_flops for bill in prices}) == 1
-    assert len({bill.layer_flops for bill in prices}) == 3
+    assert [len({getattr(each, f"{part}_flops") for each in prices}) for part in ("attention", "layer")] == [1, 3]
     shape = llama()
     rows = variants(shape, make_setting(shape, memory="16.5GB"))
     assert [row.longest_context == 0 for row in rows] == [True, True, False, False, False, False]
