@@ -344,7 +344,7 @@ def test_a_reading_may_err_by_rounding_and_no_more(dtype: torch.dtype, way: str,
 def test_numbers_in_the_lower_half_of_a_format_forbid(dtype: torch.dtype) -> None:
     """Models add up such masks with biases, so that it need not be the most negative number itself."""
     low = torch.finfo(dtype).min
-    allowed, bias = reading.numbers_added(torch.tensor([[low, 0.75 * low, 0.25 * low, -3.0, 0.0]], dtype=dtype))
+    allowed, bias = reading.masks_of(torch.tensor([[low, 0.75 * low, 0.25 * low, -3.0, 0.0]], dtype=dtype))
     assert allowed.array.flatten().tolist() == [False, False, True, True, True]
     assert bias.array.flatten()[[0, 1, 3, 4]].tolist() == [0.0, 0.0, -3.0, 0.0]
 

@@ -12,6 +12,8 @@ from torch import Tensor
 from headwise.errors import HeadwiseError
 from headwise.spec import require_size
 
+Tensors = tuple[Tensor, ...]  # keys, then values; none before the first token
+
 
 class KVCache:
     """Keys (B,G,S,D) and values (B,G,S,E) of the tokens seen so far, for one layer and one batch.
@@ -44,15 +46,14 @@ class KVCache:
             )
         self.max_length, self.window = max_length, window
         self.length = 0  # tokens seen
-        self.reorders = (
-            0  # how often documents changed places, for callers that add up over calls
-        )
+        # how often documents changed places, for callers that add up over calls
+        self.reorders = 0
         # of keys (B,G,room,D) and of values (B,G,room,E), once there are some
-        self._buffers: tuple[Tensor, ...] = ()
+        self._buffers: Tensors = ()
         # the rows that are held: tokens before them are dropped, room is behind
         self._begin = self._end = 0
         # what it will hold once `take` counts the new tokens: buffers, their rows from and to, and how many are new
-        self._offered: tuple[tuple[Tensor, ...], int, int, int] | None = None
+        self._offered: tuple[Tensors, int, int, int] | None = None
         self._layer: int | None = None  # number of the layer that filled it
         self.holds_context = False  # has it the keys of a cross attention's context?
         # what those keys and values were made of, mostly one tensor
@@ -73,7 +74,7 @@ class KVCache:
         """Bytes of the keys and values held; the room that waits for more is not counted."""
         return sum(view.numel() * view.element_size() for view in self._views())
 
-    def _views(self) -> tuple[Tensor, ...]:
+    def _views(self) -> Tensors:
         """The keys and the values held; nothing before the first."""
         return tuple(buffer[:, :, self._begin : self._end] for buffer in self._buffers)
 
@@ -138,8 +139,8 @@ class KVCache:
         if self._buffers:
             _check_fit("keys", self._buffers[0], k)
             _check_fit("values", self._buffers[1], v)
-        self.check_room(k.shape[2])
         n_new = k.shape[2]
+        self.check_room(n_new)
         # before the first token, views of `k` and `v` without rows
         held = self._views() or (k[:, :, :0], v[:, :, :0])
         if torch.is_grad_enabled() or any(view.requires_grad for view in held):
@@ -159,7 +160,7 @@ class KVCache:
         keys, values = (buffer[:, :, self._begin : end] for buffer in self._buffers)
         return keys, values
 
-    def _move(self, held: tuple[Tensor, ...], room: int) -> None:
+    def _move(self, held: Tensors, room: int) -> None:
         """New buffers of `room` rows, with what is held at their beginning."""
         kept = held[0].shape[2]
         # buffers made in inference mode could not be written outside of it

@@ -45,10 +45,8 @@ def trace(q: Array, k: Array, v: Array, options: Options) -> Trace[Array]:
 
     # before k and v are repeated for query heads
     if allowed is not None:
-        axes = (1,) * (4 - allowed.ndim)
-        alive = living_keys(
-            allowed.reshape(*axes, *allowed.shape), index, sizes, np.stack
-        )
+        allowed = allowed[(None,) * (4 - allowed.ndim)]
+        alive = living_keys(allowed, index, sizes, np.stack)
         if not alive.all():
             k, v = np.where(alive, k, 0), np.where(alive, v, 0)
     k, v = k.astype(dtype, copy=False), v.astype(dtype, copy=False)

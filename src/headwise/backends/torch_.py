@@ -468,7 +468,7 @@ def _readable(values: Any) -> bool:
 
 
 def _four_axes(x: Tensor) -> Tensor:
-    return x.reshape((1,) * (4 - x.ndim) + tuple(x.shape))
+    return x[(None,) * (4 - x.ndim)]
 
 
 class Rotation:
@@ -497,12 +497,12 @@ class Rotation:
         edge = -self.dim if self.last else self.dim
         parts = list(x_bhtd.tensor_split([edge], -1))
         x = parts[self.last]
-        if self.rope.interleaved:
-            a, b = x[..., 0::2], x[..., 1::2]
-            turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
-        else:
-            a, b = x.chunk(2, -1)
-            turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+        is_interleaved = self.rope.interleaved
+        a, b = (x[..., 0::2], x[..., 1::2]) if is_interleaved else x.chunk(2, -1)
+        both = [a * cos - b * sin, b * cos + a * sin]
+        turned = (
+            torch.stack(both, -1).flatten(-2) if is_interleaved else torch.cat(both, -1)
+        )
         parts[self.last] = turned.to(x_bhtd.dtype)
         is_whole = self.dim == x_bhtd.shape[-1]
         return parts[self.last] if is_whole else torch.cat(parts, -1)

@@ -82,8 +82,7 @@ def parts(module: nn.Module) -> dict[str, tuple[Tensor, nn.Parameter]]:
                 of_module[f"{ours}_proj.{kind}"] = rows, parameter
             continue
         for theirs, ours in RENAMED.items():
-            if name.startswith(theirs):
-                name = ours + name.removeprefix(theirs)
+            name = name.replace(theirs, ours)
         of_module[name] = parameter.detach(), parameter
     return of_module
 

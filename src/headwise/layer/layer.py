@@ -210,9 +210,10 @@ class MultiHeadAttention(AttentionLayer):
             values = None if values is None else values[None]
         whole = self.mask_with(mask)
         self.check(x, context, values, whole, cache, positions)
-        if context is not None or (cache and cache.holds_context):
-            return x, context, values, whole, True
-        return x, context, values, self.mask_with(mask, cache, x.shape[1]), False
+        cross = context is not None or bool(cache and cache.holds_context)
+        if not cross:
+            whole = self.mask_with(mask, cache, x.shape[1])
+        return x, context, values, whole, cross
 
     def check(
         self,
@@ -225,21 +226,6 @@ class MultiHeadAttention(AttentionLayer):
     ) -> None:
         """Raise HeadwiseError when a call does not fit the layer; `mask` is that of layer and call together."""
         self.check_self(x, mask, cache, positions)
-        if cache:
-            if cache.window is not None and context is None:
-                check_rolling(cache.window, mask)
-            # A context with a cache that rolls is refused below, whatever the mask.
-            is_context = cache.holds_context or (
-                context is not None and cache.window is None
-            )
-            for part in mask.parts() if mask and is_context else ():
-                # in pieces: where their queries stand must not hang on how many there are
-                if part.aligned():
-                    raise HeadwiseError(
-                        f"{part!r} with a cache of a context: where its queries stand hangs on their number, and a "
-                        f"piece of them does not know how many came before; give it an offset= in each call, or leave "
-                        f"the cache out"
-                    )
         if context is not None:
             self._check_context(x, context, cache, values)
         elif values is not None:
@@ -254,6 +240,17 @@ class MultiHeadAttention(AttentionLayer):
                 raise HeadwiseError(
                     f"this layer reads keys of width d_context={spec.d_context} and values of width d_values="
                     f"{spec.d_values}, and x has {spec.d_in}; pass context=, and values= where they differ"
+                )
+            if cache and cache.window:
+                check_rolling(cache.window, mask)
+            return
+        # in pieces: where their queries stand must not hang on how many there are
+        for part in mask.parts() if mask and cache else ():
+            if part.aligned():
+                raise HeadwiseError(
+                    f"{part!r} with a cache of a context: where its queries stand hangs on their number, and a "
+                    f"piece of them does not know how many came before; give it an offset= in each call, or leave "
+                    f"the cache out"
                 )
 
     def _check_context(
@@ -286,7 +283,7 @@ class MultiHeadAttention(AttentionLayer):
             raise HeadwiseError(
                 "context= with rope=: queries and keys of two sequences share no positions; drop one"
             )
-        if cache and cache.window is not None:
+        if cache and cache.window:
             raise HeadwiseError(
                 f"context= with a cache of window={cache.window}: a context stays whole; drop window="
             )

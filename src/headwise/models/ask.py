@@ -117,7 +117,7 @@ def declare(model: nn.Module, logits: Any = None, unembed: Any = None) -> None:
         for path, module in model.named_modules()
         if (path == unembed or module is unembed) and hasattr(module, "weight")
     ]
-    if unembed is not None and not paths:
+    if unembed and not paths:
         raise HeadwiseError(
             f"{unembed!r} is no module with a weight in {type(model).__name__}; pass the module, or its path"
         )
@@ -237,9 +237,9 @@ def answering(model: nn.Module) -> Literal["next", "masked", "first"]:
     Raises HeadwiseError for a model that answers with none.
     """
     prediction, reason = _shown(model)
-    if prediction is None and has_encoder(model) and _head_of(model) is not None:
+    if has_encoder(model) and _head_of(model):
         return "first"
-    if prediction is None or not reads_tokens(model):
+    if not (prediction and reads_tokens(model)):
         raise HeadwiseError(
             f"{type(model).__name__} answers a text with no token{reason}, so there is no prediction to be explained; "
             f"load the model with its language-model head"
@@ -396,7 +396,7 @@ def _losses(logits: Tensor, targets: Tensor) -> Tensor:
 def embeddings(model: Any) -> tuple[Tensor, Tensor] | None:
     """W_E and W_U, (V,C) each; None where a model has no such pair."""
     head, adapter = _head_of(model), adapter_of(model)
-    if head is None:
+    if not head:
         return None
     table = _part(model, adapter.embed) if adapter else model.get_input_embeddings()
     if not table:
@@ -408,7 +408,7 @@ def embeddings(model: Any) -> tuple[Tensor, Tensor] | None:
 def output_matrix(model: nn.Module) -> tuple[Tensor, Tensor | None]:
     """W_U (V,C) and its bias (V,), which turn the last hidden state into logits."""
     head = _head_of(model)
-    if head is None:
+    if not head:
         raise HeadwiseError(
             f"{type(model).__name__} has no output matrix, so no part of it adds to a logit"
         )

@@ -73,7 +73,7 @@ def gguf_config(path: Path) -> dict[str, Any]:
         config = transformers.AutoConfig.from_pretrained(
             path.parent, gguf_file=path.name, **LOCAL
         )
-    return dict(config.to_dict())
+    return config.to_dict()
 
 
 def meta_model(fields: Mapping[str, Any]) -> tuple[Any, str | None]:
@@ -194,7 +194,7 @@ def _architecture(folder: Path, config: Mapping[str, Any]) -> Any:
     names = config.get("architectures")
     if not names:
         return transformers.AutoModel
-    name = names[0] if isinstance(names, list) else names
+    name = names[0]
     kind = getattr(transformers, str(name), None)
     if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
         code = FOREIGN_CODE if "auto_map" in config else ""
@@ -221,7 +221,7 @@ class FolderTokens(TextTokens):
         # ids, where they are found among the framed ones.
         framed = self._read("a", add_special_tokens=True).input_ids
         plain = self.encode("a")
-        for start in reversed(range(len(framed) - len(plain) + 1)):
+        for start in reversed(range(len(framed))):
             end = start + len(plain)
             if framed[start:end] == plain:
                 self.frame = framed[:start], framed[end:]
@@ -238,30 +238,30 @@ class FolderTokens(TextTokens):
         return len(self._tokenizer)
 
     def encode(self, text: str) -> list[int]:
-        ids = list(self._read(text).input_ids)
+        ids = self._read(text).input_ids
         return ids[self._begun(ids) :]
 
     def _begun(self, ids: Sequence[int]) -> int:
         """How many ids of what the model expects before a text are there, as in one from a chat template."""
         before = self.frame[0]
-        is_begun = len(ids) > len(before) and list(ids[: len(before)]) == before
-        return len(before) if is_begun else 0
+        count = len(before)
+        return count if len(ids) > count and list(ids[:count]) == before else 0
 
     def places(self, text: str) -> list[tuple[int, int]]:
         framed = self._read(text, return_offsets_mapping=True)
         return [*map(tuple, framed.offset_mapping)][self._begun(framed.input_ids) :]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+        return self._tokenizer.decode(list(ids), skip_special_tokens=True)
 
     def shown(self, ids: Sequence[int]) -> tuple[str, ...]:
         shown = []
         for i in ids:
-            text = str(self._tokenizer.decode([i]))
+            text = self._tokenizer.decode([i])
             # A token of no text, or of a part of a character, which decodes to U+FFFD: it is shown as the vocabulary
             # writes it, where it has the id.
             if not text or "\ufffd" in text:
-                text = str(self._tokenizer.convert_ids_to_tokens(i) or f"[{i}]")
+                text = self._tokenizer.convert_ids_to_tokens(i) or f"[{i}]"
             shown.append(text)
         return tuple(shown)
 

@@ -171,7 +171,7 @@ def attach(
     with ExitStack() as stack:
         taps: dict[nn.Module, Tap] = {}
         for site in sites:
-            module: Any = site.module
+            module = site.module
             if is_watchable(module):
                 stack.enter_context(observe(module, partial(handle, site)))
             else:
@@ -274,7 +274,7 @@ class Tap:
         if w_o is None and (self.projection or site.members):
             # DiffLlama lays the same maps over other values in a second call: these are the same heads.
             last = self.waiting[-1] if self.waiting else None
-            self.normed = last is not None  # a second call is mixed with the first
+            self.normed = bool(last)  # a second call is mixed with the first
             if not (last and last.q.is_set_to(call.q) and last.k.is_set_to(call.k)):
                 self.waiting.append(call)
             return None
@@ -502,7 +502,7 @@ def _tapped(taps: Mapping[nn.Module, Tap]) -> Iterator[None]:
 def _replace_interface() -> None:
     """What the attention interface of transformers hands out is ours until the last block of all threads ends."""
     # It is loaded, since a model of it is watched.
-    interface: Any = sys.modules["transformers"].AttentionInterface
+    interface = sys.modules["transformers"].AttentionInterface
     get = interface.get_interface
     if get.__module__ == __name__:  # another block has put ours there
         return

@@ -250,9 +250,8 @@ def open_folder(
         raise HeadwiseError(
             "device_map= places a model of transformers; pass device= for a run of headwise, or alone"
         )
-    numbers: Any = computed_in(dtype)  # "auto", or torch's name of the format
-    if numbers != "auto":
-        numbers = getattr(torch, numbers)
+    # torch itself has nothing called "auto"
+    numbers: Any = getattr(torch, computed_in(dtype), "auto")
     tokens: TextTokens | None
     if is_own(path):
         model, tokens = load_run(path)

@@ -78,14 +78,13 @@ def read_call(asked: Asked) -> Call:
     dtype = torch.promote_types(q.dtype, torch.promote_types(k.dtype, v.dtype))
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     call = Call(asked.module, q, k, v, options_of(asked), asked.out)
+    whole = asked.out
     if asked.keywords.get("dropout"):
         # What dropout has dropped is not known: the function runs once more, without it.
         keywords = {**asked.keywords, "dropout": 0.0}
         with torch.no_grad():
-            whole, *_ = asked.function(*asked[:5], **keywords)
-        check(call._replace(out=whole.transpose(1, 2)), backend == "eager")
-    else:
-        check(call, backend == "eager")
+            whole = asked.function(*asked[:5], **keywords)[0].transpose(1, 2)
+    check(call._replace(out=whole), backend == "eager")
     return call
 
 
@@ -118,7 +117,7 @@ def options_of(asked: Asked) -> Options:
         if mask is not None:
             parts += masks_of(mask, bools_allow)
     if keywords.get("position_bias") is not None and "flash" not in maker:
-        parts += numbers_added(keywords["position_bias"])
+        parts += masks_of(keywords["position_bias"], False)
     return Options(
         mask=all_of(parts),
         scale=keywords.get("scaling"),
@@ -129,17 +128,14 @@ def options_of(asked: Asked) -> Options:
 
 
 def masks_of(mask: Tensor, bools_allow: bool = True) -> list[Mask]:
-    """A mask of up to four axes; where bools do not allow, they are added to the scores, as 0 and 1."""
+    """A mask of up to four axes. Where bools do not allow, they are added to the scores, as 0 and 1.
+
+    Of what is added the most negative numbers stand for "may not".
+    """
+    mask = mask[(None,) * (4 - mask.ndim)]  # axes of length 1 in front
     if mask.dtype == torch.bool and bools_allow:
-        # axes of length 1 in front: (T,S) -> (1,1,T,S)
-        return [Allowed(mask[(None,) * (4 - mask.ndim)])]
-    return numbers_added(mask)
-
-
-def numbers_added(added: Tensor) -> list[Mask]:
-    """What is added to the scores, of up to four axes; the most negative numbers stand for "may not"."""
-    added = added[(None,) * (4 - added.ndim)]
-    added = added if added.is_floating_point() else added.float()
+        return [Allowed(mask)]
+    added = mask if mask.is_floating_point() else mask.float()
     # Half of the least number: a mask made in another format, or added to a bias, need not be that number to the bit.
     allowed = added > torch.finfo(added.dtype).min / 2
     return [Allowed(allowed), Bias(torch.where(allowed, added, 0))]
@@ -216,13 +212,13 @@ def check(call: Call, eager: bool) -> None:
     if multiplied == torch.float32 and torch.is_autocast_enabled(device):
         multiplied = torch.get_autocast_dtype(device)
     # flash attention casts float32 to the dtype of the weights
-    formats = [multiplied, call.out.dtype]
+    steps_of = [torch.finfo(dtype).eps for dtype in (multiplied, call.out.dtype)]
     if eager:  # transformers computes that softmax in float32, in a float64 model too
-        formats.append(torch.float32)
-    digits = max(torch.finfo(dtype).eps for dtype in formats)
+        steps_of.append(2**-23)
     if call.q.is_cuda and torch.backends.cuda.matmul.allow_tf32:
         # torch may multiply in TF32, which keeps 10 bits of each factor
-        digits = max(digits, 2**-10)
+        steps_of.append(2**-10)
+    digits = max(steps_of)
     # a document that is nothing but padding may have turned to NaN
     score = float(steps.scores.nan_to_num().abs().max())
     value = float(call.v.nan_to_num(0, 0, 0).abs().max())

@@ -244,7 +244,7 @@ def _other_sites(
         holders = module, getattr(module, "config", None), config
         members = tuple(modules[member] for member in lists.get(path, ()))
         n_heads = len(members) or _ran.get(module) or _told_count(*holders) or 0
-        family = FAMILIES.get(str(getattr(config, "model_type", None)))
+        family = FAMILIES.get(getattr(config, "model_type", ""))
         matrices = _matrices(modules, path, family, free)
         cross = _is_cross(modules, path)
         yield Site(name, module, n_heads, cross, free, matrices, members)
@@ -492,7 +492,7 @@ def loaded(*modules: nn.Module) -> Iterator[None]:
     """A block in which modules have their weights, where accelerate brings them from the disk for each call alone."""
     with ExitStack() as stack:
         for part in itertools.chain(*(module.modules() for module in modules)):
-            hook: Any = getattr(part, "_hf_hook", None)
+            hook = getattr(part, "_hf_hook", None)
             if hook and any(x.is_meta for x in part.parameters(recurse=False)):
                 hook.pre_forward(part)
                 stack.callback(hook.post_forward, part, None)

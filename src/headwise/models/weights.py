@@ -111,7 +111,7 @@ def family_of(model: nn.Module) -> Family:
         return family_for(OURS)
     # A model without a config is refused by the name of its class.
     config = getattr(model, "config", None)
-    return family_for(str(getattr(config, "model_type", type(model).__name__)))
+    return family_for(getattr(config, "model_type", type(model).__name__))
 
 
 def our_layers(model: nn.Module) -> list[MultiHeadAttention]:
@@ -134,8 +134,7 @@ def sites(model: nn.Module) -> list[Site]:
 
     Raises HeadwiseError where the family has no record.
     """
-    name = family_of(model).name
-    is_ours = name == OURS
+    is_ours = family_of(model).name == OURS
     return [
         site
         for site in sites_of(model)
@@ -350,7 +349,7 @@ def _views(model: nn.Module, site: Site) -> dict[str, Tensor]:
             views[f"b{name}"] = bias.view(n, -1)
     offset = family_of(model).norm_offset
     for name in "qk":
-        norm: Any = getattr(site.module, f"{name}_norm", None)
+        norm = getattr(site.module, f"{name}_norm", None)
         if norm:
             # Without an offset nothing is added, not even 0: a sum is a copy, and to write there misses the module.
             views[f"{name}_gain"] = norm.weight + offset if offset else norm.weight

@@ -35,6 +35,7 @@ from headwise.models.ask import run_body
 from headwise.models.hook import hooked
 from headwise.models.weights import AttentionWeights, sites
 
+Features = tuple[int, ...]  # of a head, by their numbers
 # of generalised Procrustes analysis; its sum of squares falls in each, by less than 0.1 % in a 13th
 ROUNDS = 12
 
@@ -98,21 +99,21 @@ def mean_norm(heads: Tensor) -> Tensor:
 class KeyRule:
     """Which turns of a layer's keys leave its function as it is; every feature of a head is in one of these."""
 
-    planes: tuple[tuple[int, ...], ...]  # pairs that may turn freely
+    planes: tuple[Features, ...]  # pairs that may turn freely
     # features that may only change sign, all of a set together
-    signs: tuple[tuple[int, ...], ...]
-    free: tuple[int, ...]  # features that may be mixed by any orthogonal matrix
+    signs: tuple[Features, ...]
+    free: Features  # features that may be mixed by any orthogonal matrix
 
 
 def key_rule(weights: AttentionWeights) -> KeyRule:
     """The rule of a layer, by its RoPE and its qk-norm, as the table at the top of this file has it."""
     gains = [x for x in (weights.q_gain, weights.k_gain) if x is not None]
 
-    def alike(features: tuple[int, ...]) -> bool:
+    def alike(features: Features) -> bool:
         """Does no gain tell these features apart, so that they may be mixed?"""
         return all(len(set(gain[list(features)].tolist())) < 2 for gain in gains)
 
-    signs: list[tuple[int, ...]] = [pair for pair in weights.pairs if not alike(pair)]
+    signs: list[Features] = [pair for pair in weights.pairs if not alike(pair)]
     rest = unrotated(weights)
     if not alike(rest):  # then none of them is mixed: each may change sign by itself
         signs += [(d,) for d in rest]
@@ -120,7 +121,7 @@ def key_rule(weights: AttentionWeights) -> KeyRule:
     return KeyRule(tuple(filter(alike, weights.pairs)), tuple(signs), rest)
 
 
-def unrotated(weights: AttentionWeights) -> tuple[int, ...]:
+def unrotated(weights: AttentionWeights) -> Features:
     """The features of keys that RoPE leaves as they are."""
     rotated = {feature for pair in weights.pairs for feature in pair}
     return tuple(d for d in range(weights.wk.shape[1]) if d not in rotated)
@@ -193,6 +194,6 @@ def closest(heads: Tensor) -> Tensor:
     return maps
 
 
-def as_complex(heads: Tensor, planes: tuple[tuple[int, ...], ...]) -> Tensor:
+def as_complex(heads: Tensor, planes: tuple[Features, ...]) -> Tensor:
     """(...,D,X) -> (...,P,X): the two features of a plane as one complex number."""
     return torch.complex(*heads[..., torch.tensor(planes), :].unbind(-2))

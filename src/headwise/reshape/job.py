@@ -87,6 +87,7 @@ from headwise.reshape.heal import (
     measure,
 )
 
+Documents = tuple[Tensor, ...]  # of ids, each (T,)
 # tokens of a document, at most: a round choice, more take more memory
 LONGEST = 1024
 # numbers, at most, in the logits of a batch that is only read: 256 MiB in float32
@@ -354,8 +355,8 @@ class Calibration:
     The child is made and healed on `train`; `held_out` follows the healing and measures.
     """
 
-    train: tuple[Tensor, ...]
-    held_out: tuple[Tensor, ...]
+    train: Documents
+    held_out: Documents
     statistics: list[Tensor]  # of `train`, for alignment and importance
     # Held out: these follow a healing, and the best weights are chosen on them,
     glance: list[Tensor]
@@ -420,7 +421,7 @@ def calibrate(name: str, text: Any, folder: Folder) -> Calibration:
         halves = stream[: _end(stream)], stream[_end(stream) :]
         cuts = (cut([half], size) for half in halves)
         parts = [[[*before, *ids, *after] for ids in pieces] for pieces in cuts]
-    documents: list[tuple[Tensor, ...]] = []
+    documents: list[Documents] = []
     for part in parts:
         # Documents of a single token are left out: it predicts nothing.
         kept = [ids for ids in part if len(ids) > 1]
