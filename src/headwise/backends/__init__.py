@@ -138,9 +138,9 @@ def _prepared(q: Any, k: Any, v: Any, mask: Any) -> tuple[Any, ...]:
 def _kind(name: str, x: Any) -> str:
     # What was never imported has made no tensor or array; to ask so loads neither library.
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-    if torch is not None and isinstance(x, torch.Tensor):
+    if torch and isinstance(x, torch.Tensor):
         return "torch"
-    if numpy is not None and isinstance(x, numpy.ndarray):
+    if numpy and isinstance(x, numpy.ndarray):
         return "numpy"
     if isinstance(x, list | tuple):
         return "list"

@@ -81,17 +81,17 @@ def _softmax(masked_bhts: Array, sink: Array | None) -> tuple[Array, Array]:
     # `initial`: there may be no keys, S = 0
     top = masked_bhts.max(-1, keepdims=True, initial=-np.inf)
     empty = top == -np.inf  # rows that may attend nothing
+    numbers = np.finfo(masked_bhts.dtype)
     if sink is not None:
-        sink = np.minimum(sink, np.finfo(sink.dtype).max)  # inf - inf would be NaN
+        sink = np.minimum(sink, numbers.max)
         top = np.maximum(top, sink)
-    top = np.where(top == -np.inf, 0, top)  # -inf - -inf would be NaN
+    top = np.maximum(top, numbers.min)  # inf - inf and -inf - -inf would be NaN
     weights = masked_bhts - top
     np.exp(weights, out=weights)
     total = weights.sum(-1, keepdims=True)
     if sink is not None:
         total = total + np.exp(sink - top)
-    # the weights of an empty row are 0 already; 1 avoids 0 / 0
-    total = np.where(empty, 1, total)
+    total = np.maximum(total, 1)  # as it is but in an empty row: 0 / 1, not 0 / 0
     weights /= total
     return weights, np.where(empty, -np.inf, np.log(total) + top)[..., 0]
 

@@ -163,7 +163,8 @@ def trace(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Trace[Tensor]:
 
 
 def _explicit(call: _Call, q: Tensor, k: Tensor, v: Tensor) -> Trace[Tensor]:
-    mask, softcap, dropout = call.options.mask, call.options.softcap, call.dropout
+    options = call.options
+    mask, softcap, dropout = options.mask, options.softcap, options.dropout
     # All keys and no band: every mask speaks for itself, as nothing is cut away.
     seen = _dense(call.grid, None, mask.parts() if mask else (), call, slice(None))
     k, v = call.pick(*seen.protect(k, v))
@@ -198,7 +199,7 @@ class _Call:
             raise HeadwiseError(
                 f"devices differ: q is on {q.device}, k on {k.device}, v on {v.device}; move them to one"
             )
-        self.sizes, self.options, self.dropout = sizes, options, options.dropout
+        self.sizes, self.options = sizes, options
         self.index = resolve_kv_index(sizes.H, sizes.G, options.kv_index)
         # of all steps: float32 or wider
         self.dtype = torch.promote_types(q.dtype, torch.float32)
@@ -266,7 +267,7 @@ class _Call:
                 k,
                 v,
                 mask,
-                self.dropout,
+                self.options.dropout,
                 causal,
                 scale=self.scale,
                 enable_gqa=has_groups,

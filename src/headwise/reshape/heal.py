@@ -235,24 +235,17 @@ def heal_child(
             # Before the first step, too: the child may then be at its best.
             if stopping or done % every == 0:
                 pair, distance = compared(parent, child, held_out)
-                loss = pair.after if pair else None
-                curve.append(HealPoint(done, tokens, loss, distance))
+                held_out_loss = pair.after if pair else None
+                curve.append(HealPoint(done, tokens, held_out_loss, distance))
                 report(curve[-1])
                 if distance < curve[best].distance or not kept:  # NaN is never the best
                     best = len(curve) - 1
                     kept = {name: p.detach().clone() for name, p in weights.items()}
                 if stopping or len(curve) - 1 - best >= recipe.patience:
                     break
-            loss_of_step = distillation_loss(parent, child, ids, recipe.hidden)
+            loss = distillation_loss(parent, child, ids, recipe.hidden)
             rate = warm_cosine(done, recipe.steps, warmup, final=0.0)
-            take_step(
-                loss_of_step,
-                weights.values(),
-                optimizers,
-                done,
-                rate,
-                recipe.clip,
-            )
+            take_step(loss, weights.values(), optimizers, done, rate, recipe.clip)
             silence(child, silent)
             tokens += ids.numel()
             stopping = interrupted()
