@@ -43,7 +43,7 @@ def test_weights_are_not_drawn_anew_between_the_steps_of_a_cache() -> None:
 @every("version", [(version,) for version in SOME], [version.label for version in SOME])
 def test_every_version_is_named(version: tuple[Version]) -> None:
     pair = len(version[0].bugs) == 2
-    verdict = judge(version[0], 120 if pair else 8)  # pairs are looked for until the time is over
+    verdict = judge(version[0], 120 if pair else 60)  # pairs are looked for until the time is over
     assert verdict.right is not bool(version[0].bugs), verdict
     assert set(verdict.bugs) == set(version[0].bugs), verdict
 
@@ -135,7 +135,7 @@ def test_a_mask_may_have_a_spanish_name() -> None:
 def test_what_the_check_has_no_form_of_is_not_called_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headwise.checker.examine.REPAIRING", 1.0)  # no line is at fault, and all of it goes by
     cooled = correct_code("nano").replace("att = F.softmax(att", "att = F.softmax(torch.asinh(att)")
-    verdict = judge(Version("strange", 0, (), cooled), 10)  # of which the search has three, and takes them
+    verdict = judge(Version("strange", 0, (), cooled), 20)  # of which the search has six, and takes them
     assert (verdict.right, verdict.exit_code) == (None, 2), verdict
     assert any("differ from the correct form" in reason for reason in verdict.not_checked)
 

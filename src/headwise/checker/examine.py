@@ -252,7 +252,11 @@ class Examiner:
                 )
                 if is_asked and not theirs and len(guessed) < 2:
                     name = vars(error)["facts"]["name"]
-                    attempts += [({**sizes, name: x}, theirs) for x in GUESSES]
+                    # a text that the code compares it with
+                    code = ast.unparse(self.scope.tree)
+                    texts = re.findall(rf"\b{name} == '(\w+)'", code)
+                    for value in (*texts, *GUESSES):
+                        attempts.append(({**sizes, name: value}, theirs))
 
     def _sizes(self) -> list[tuple[Settings, bool]]:
         """What a class may be built with, the likeliest first, and whether its own defaults come before ours."""
@@ -289,7 +293,8 @@ class Examiner:
             if is_read and meaning_of(name) == "WIDTH":
                 # a constant of the file, of which a head is a part
                 heads = size.HEADS if value % size.HEADS == 0 else 4
-                later.append({"HEADS": heads, "HEAD_DIM": value // heads})
+                each = {"WIDTH": value, "HEAD_DIM": value // heads}
+                later.append({"HEADS": heads, **each})
         for name, number in re.findall(r"(\w+) = (\d+)\n", self.scope.code):
             if meaning_of(name) == "HEAD_DIM":  # a width that stands in the code
                 later.append({"WIDTH": 2 * int(number)})
@@ -1147,6 +1152,8 @@ class Examiner:
 
     def _is_fixed(self) -> bool:
         """Does it take a text that fills the context, and stop at a shorter one?"""
+        if any(map(CALL["positions"].fullmatch, arguments_of(self.target.thing))):
+            return False  # whoever builds it sets the positions of each text
         x = np.ones((size.BATCH, size.CONTEXT, size.WIDTH))
         try:
             module = build(self.target, self.options.args)

@@ -123,6 +123,44 @@ class Dense(Lazy):
     call = forward
 
 
+class DenseGeneral(Dense):
+    """flax's layer over several axes: `features` (h,d) of those that come out; `axis` of those that are summed."""
+
+    def __init__(self, features: Any, axis: Any = -1, **named: Any) -> None:
+        self.features, self.n_axes = np.atleast_1d(features), np.size(axis)
+        super().__init__(int(np.prod(features)), **named)
+
+    def forward(self, x: Any, *_: Any) -> Any:
+        lead = x.shape[: x.ndim - self.n_axes]
+        return super().forward(x.reshape(*lead, -1)).reshape(*lead, *self.features)
+
+    call = forward
+
+
+def vmap(function: Any, in_axes: Any = 0, out_axes: int = 0) -> Any:
+    """JAX's map over an axis of each argument, None for those that stay whole."""
+
+    def mapped(*args: Any) -> Any:
+        axes = in_axes if isinstance(in_axes, tuple | list) else [in_axes] * len(args)
+        cut = [
+            itertools.repeat(x) if axis is None else np.moveaxis(x, axis, 0)
+            for x, axis in zip(args, axes, strict=True)
+        ]
+        rows = [function(*row) for row in zip(*cut, strict=False)]
+        if isinstance(rows[0], tuple):
+            return tuple(np.stack(part, out_axes) for part in zip(*rows, strict=True))
+        return np.stack(rows, out_axes)
+
+    return mapped
+
+
+def where(condition: Any, *values: Any) -> Any:
+    """As JAX has it: NumPy takes None for a condition that never holds."""
+    if condition is None:
+        raise TypeError("NoneType is no condition")
+    return np.where(condition, *values)
+
+
 class Plain:
     """A layer without weights, which in eval does what `step` does."""
 
@@ -181,9 +219,18 @@ def norm(*_: Any, **__: Any) -> Any:
     return importlib.import_module("torch.nn").Identity()
 
 
+def init(x: Any, **named: Any) -> Any:
+    return importlib.import_module("torch.nn.init").trunc_normal_(x, **named)
+
+
+def conv1d(out: int, *sizes: int) -> Any:
+    """GPT-2's name for a linear layer: what comes out, then what goes in."""
+    return linear(sizes[-1], out)
+
+
 LENT: dict[str, Any] = {
     **dict.fromkeys(("clones", "get_clones", "_get_clones"), clones),
-    **dict.fromkeys(("RMSNorm", "LayerNorm"), norm),
+    **dict.fromkeys(("RMSNorm", "LayerNorm", "DropPath"), norm),
     "softmax": softmax,
     **dict.fromkeys(
         ("ScaledDotProductAttention", "ScaleDotProductAttention", "Attention"),
@@ -192,6 +239,10 @@ LENT: dict[str, Any] = {
     "scaled_dot_product_attention": lambda *args, **named: attend(*args, **named)[0],
     **dict.fromkeys(("Linear", "ColumnParallelLinear", "RowParallelLinear"), linear),
     "Dense": Dense,
+    "DenseGeneral": DenseGeneral,
+    "Conv1D": conv1d,
+    "trunc_normal_": init,
+    "to_2tuple": lambda x: x if isinstance(x, tuple) else (x, x),
     "Softmax": lambda *_, **__: Plain(softmax),
     "Dropout": lambda *_, **__: Plain(lambda x: x),
     "dropout": lambda x, *_, **__: x,
@@ -211,10 +262,25 @@ OF_NUMPY: dict[str, Any] = {
     "LayerNormalization": LENT["Dropout"],
     "relu": lambda x: np.maximum(x, 0),
     "jit": lambda function, **_: function,
+    "vmap": vmap,
+    "field": lambda static=False, **named: dataclasses.field(**named),
+    "Conv1D": None,  # in Keras a convolution
     "matmul": matmul,
     "transpose": lambda x, axes=None, perm=None: np.transpose(x, perm or axes),
     "cast": lambda x, dtype: np.asarray(x).astype(dtype),
     "range": np.arange,
+    "where": where,
+    "int_shape": np.shape,
+    "convert_to_tensor": lambda x, *_, **__: np.asarray(x),
+    "reshape": lambda x, shape, **_: np.reshape(x, shape),
+    "merge_param": lambda _, field, given: field if given is None else given,
+    "static_field": dataclasses.field,
+}
+
+OF_JAX_RANDOM: dict[str, Any] = {
+    "split": lambda key, n=2: [key] * n,
+    **dict.fromkeys(("key", "PRNGKey"), np.random.default_rng),
+    **dict.fromkeys(("normal", "uniform"), lambda key, shape, *_, **__: drawn(shape)),
 }
 
 
@@ -244,6 +310,10 @@ def stand_in(name: str) -> Any:
     if name == "fancy_einsum":
         return types.SimpleNamespace(einsum=named_einsum)
     last = name.rpartition(".")[2]
+    if name.startswith("jax.random."):
+        return OF_JAX_RANDOM.get(last)
+    if re.search(r"\binitializers\.\w+$", name):
+        return lambda *_, **__: lambda key, shape, *_: drawn(shape)
     for place in (OF_NUMPY, vars(np)) if LIKE_NUMPY.match(name) else ():
         if last in place and not isinstance(place[last], types.ModuleType):
             return place[last]

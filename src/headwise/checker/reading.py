@@ -36,6 +36,7 @@ from headwise.checker.contract import (
 )
 from headwise.checker.form import Weights
 from headwise.checker.lent import LENT, Unturned, unchanged
+from headwise.checker.source import Stub
 
 # Role -> the pattern of a whole name, from parts in names.toml: "wq", "qproj" and "toqueries" are q. The first
 # role that fits counts.
@@ -57,7 +58,10 @@ ROTATES_PART = (
 # of its features that models rotate: all, half as GLM, a quarter as GPT-NeoX
 FRACTIONS = (1, 0.5, 0.25)
 # What says that code may add its input to what comes out.
-RESIDUAL = r"residual|return (?![^\n]*(cos|sin))[^\n]*\+|\+ ?(x|inputs?\w*|quer\w+|q|hidden\w*)\b|\b(x|h|inputs?|q|quer\w+) \+"
+RESIDUAL = (
+    r"residual|return (?![^\n]*(cos|sin))[^\n]*\+|"
+    r"\+ ?(x|inputs?\w*|quer\w+|q|hidden\w*)\b|\b(x|h|inputs?|q|quer\w+) \+"
+)
 # Of a path: "b", "b_q", "bq", "q_bias", "sesgo". It decides where two axes leave open whether an array is a bias.
 _BIAS = re.compile(r"(^|_|\.)b(ias)?(_|$|\.)|^b[qkvo]$|bias|beta|sesgo", re.I)
 # numbers of an array: what has more waits for keys and values, or is too slow. A round choice
@@ -113,7 +117,8 @@ def arrays_of(target: Any) -> list[Array]:
     def visit(value: Any, path: str, linear: bool) -> None:
         value = unwrapped(value)
         # no layer is that deep, and objects may hold one another
-        if path.count(".") > 6 or id(value) in seen:
+        is_deep = path.count(".") > 6
+        if is_deep or id(value) in seen or isinstance(value, Stub):
             return
         seen.add(id(value))  # shared weights count once
         numbers = _numbers_of(value)
@@ -140,7 +145,9 @@ def arrays_of(target: Any) -> list[Array]:
 
 def _waits(array: Array) -> bool:
     """Is it a mask, which has two numbers, or infinite ones; or one of NumPy's that waits for keys and values?"""
-    if not np.isfinite(array.value).all():
+    if np.isnan(array.value).any():  # memory that nothing was written into yet
+        return False
+    if np.isinf(array.value).any():
         return True
     if array.value.ndim < 2 or getattr(array.holder, "requires_grad", False):
         return False
@@ -297,12 +304,14 @@ def _give_by_place(parts: Parts) -> None:
 
 # Names of the matrices of latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1): down to what queries, or keys
 # and values, are made of; up to each of them; and the features that are rotated, of a key the same for all heads.
+_DOWN = r"(a|d|down|to|compr\w*|latent)?"
+_UP = r"(b|u|up|expand\w?|decompr\w*)?"
 LATENT = {
-    "dkv": "w?(d|down|to)?(kv)(a|d|down|compress|latent)?|w?downkv|w?kvlatent|w?dwk|down|compr\\w*|latent",
-    "dq": "w?(dq|q(a|d|down|compress|latent)|downq)",
-    "q": "w?(uq|q(b|u|up)?|upq)(c|content|nope)?",
-    "k": "w?(u|up|expand\\w?|decompress)?k(up|u|b)?(c|content|nope)?",
-    "v": "w?(u|up|expand\\w?|decompress)?v(up|u|b)?(c|content)?",
+    "dkv": rf"w?{_DOWN}kv{_DOWN}|w?dwk|down|compr\w*|latent",
+    "dq": "w?(dq|q(a|d|down|compr\\w*|latent)|downq)",
+    "q": rf"w?{_UP}q{_UP}(c|content|nope)?",
+    "k": rf"w?{_UP}k{_UP}(c|content|nope)?",
+    "v": rf"w?{_UP}v{_UP}(c|content)?",
     "qr": "w?(q|uq|qup)(r|rope|rotary)",
     "kr": "w?(k|uk|kup)(r|rope|rotary)",
 }
@@ -594,8 +603,9 @@ def _matrix(array: Array, width: int, n: int, side: str, output: bool) -> Any:
         )
     if array.linear or (_is_square(array) and side == "out-in"):
         return value.T
-    # Where it has two sizes, the one that is C tells: the first axis; of W_O, whose `output` is 1, the second.
-    return value if value.shape[output] == width else value.T
+    # Of two sizes the one that is C tells: it is the first axis, of W_O the second. A layer may give another width.
+    is_turned = value.shape[not output] == width and not _is_square(array)
+    return value.T if is_turned else value
 
 
 def _read(

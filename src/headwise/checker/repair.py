@@ -75,6 +75,8 @@ def _versions(source: Source, name: str) -> Iterator[tuple[int, str]]:
             if isinstance(getattr(statement, "value", None), ast.Constant):
                 continue  # documentation
             for number in range(statement.lineno, (statement.end_lineno or 0) + 1):
+                if "is not None" in source.lines[number - 1]:
+                    continue  # a part that is left out explains nothing
                 for text in edits(source.lines[number - 1], meant):
                     yield number, text
             node: Any

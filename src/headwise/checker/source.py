@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from headwise.checker.bugs import UncheckedError, read_toml
-from headwise.checker.lent import LIKE_NUMPY, stand_in
+from headwise.checker.lent import LIKE_NUMPY, stand_in, unchanged
 
 # What names of classes and functions tell: att(ention), rotary positions, in English or Spanish.
-ATTENTION = re.compile(r"att|mha|mqa|gqa|head|sdpa|atenc|cabeza", re.I)
+ATTENTION = re.compile(r"att|mhs?a|mqa|gqa|head|sdpa|atenc|cabeza", re.I)
 ROTARY = re.compile(r"rope|rotar|rotat", re.I)
 # before a pattern in bugs.toml: it is looked for below a softmax; see `line_of`
 AFTER = "after softmax: "
@@ -49,7 +49,7 @@ _END = r"(_?(new|in|input|states?|heads?|x|vec\w*|emb\w*|feat\w*|tensor))?\w?$"
 # Names of what attention takes: q, k_new, x_v, values, consultas.
 QUERY, KEY, VALUE = DATA = tuple(
     re.compile(
-        rf"^(_|x_?|encodings_for_|input_?|in_|pre_?|src_?)*({words}){_END}", re.I
+        rf"^(_|x_?|enc(odings)?(_for)?_|input_?|in_|pre_?|src_?)*({words}){_END}", re.I
     )
     for words in (
         "q|query|queries|consultas?|requ[eê]tes?",
@@ -453,7 +453,9 @@ class Stub:
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[Any, ...]:
         """As the base of a class: a module of torch where its name says so, else what fails when it is built."""
         if self._name.endswith(("Module", "Layer", "Model")):
-            return (importlib.import_module("torch.nn").Module,)
+            module = importlib.import_module("torch.nn").Module
+            # of Lightning
+            return (type("Module", (module,), {"save_hyperparameters": unchanged}),)
         if self._name.endswith(("Config", "Mixin", "ABC", "Protocol", "Enum")):
             return ()
         return (type("Missing", (), {"__init__": self.__iter__}),)
