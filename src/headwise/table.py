@@ -50,17 +50,16 @@ def number(value: float | None, decimals: int, signed: bool = False) -> str:
         return MISSING
     rounded = round(value, decimals) or 0.0  # -0.0 becomes 0.0
     sign = "+" if signed and rounded else ""
-    return f"{rounded:{sign},.{decimals}f}".replace(
-        "-", "\u2212"
-    )  # the sign of typography, as wide as a plus
+    # the minus of typography is as wide as a plus
+    return f"{rounded:{sign},.{decimals}f}".replace("-", "\u2212")
 
 
 def scaled(value: float, base: int, units: Sequence[str]) -> str:
     """A number with the unit that fits it, three digits: `scaled(327680, 1024, BINARY)` is `320 KiB`."""
     power = 0
     while abs(value) >= base and power < len(units) - 1:
-        value = value / base
-        power = power + 1
+        value /= base
+        power += 1
     # which would write 1,000 as 1e+03
     digits = f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return f"{digits} {units[power]}".rstrip()

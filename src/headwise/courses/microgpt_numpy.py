@@ -25,9 +25,8 @@ from headwise.courses.microgpt import (
     n_head,
 )
 
-Back = Callable[
-    [Any], Any
-]  # the slope of what a step gives -> that of what it was given
+# the slope of what a step gives -> that of what it was given
+Back = Callable[[Any], Any]
 # added to scores: a token sees none that come later
 LATER = np.triu(np.full((block_size, block_size), -np.inf), 1)
 

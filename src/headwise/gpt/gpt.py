@@ -225,7 +225,7 @@ class OwnAttention(nn.Module):
             self.is_checked = True
         inputs = x
         # A class without a cache of its own reads all inputs again at each step: they are kept as keys.
-        if cache:
+        if cache is not None:
             kept, _ = cache.append(x[:, None], x[:, None, :, :0])
             inputs = kept[:, 0]
         return self._call(inputs)[:, -x.shape[1] :]
@@ -352,7 +352,7 @@ class GPT(nn.Module):
                 f"{end} tokens exceed the model's context of {self.config.context}; pass fewer, or train with more"
             )
         x = self.token_embedding(ids)
-        if self.position_embedding:
+        if self.position_embedding is not None:
             x = x + self.position_embedding.weight[start:end]
         x = self.embedding_norm(x)
         for layer, block in enumerate(self.blocks):
