@@ -298,10 +298,9 @@ def read_relations(reader: Reader, source: str | Path) -> Relations:
         for item in content["documents"]:
             where = f"{name}, document {len(documents)}"
             documents.append(_labelled(reader, where, **item))
+    except HeadwiseError:  # a ValueError, which says more
+        raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        # a HeadwiseError is a ValueError, and says more
-        if isinstance(error, HeadwiseError):
-            raise
         raise HeadwiseError(
             f"{name}, document {len(documents)} has another form than docs/watching.md shows ({error!r})"
         ) from None
