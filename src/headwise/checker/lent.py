@@ -273,7 +273,7 @@ OF_NUMPY: dict[str, Any] = {
     "int_shape": np.shape,
     "convert_to_tensor": lambda x, *_, **__: np.asarray(x),
     "reshape": lambda x, shape, **_: np.reshape(x, shape),
-    "merge_param": lambda _, field, given: field if given is None else given,
+    "merge_param": lambda _, field, argument: field if argument is None else argument,
     "static_field": dataclasses.field,
 }
 

@@ -169,6 +169,8 @@ class Search:
         if self.pairs:
             rounds += [(2, 2, True), (2, None, True)]
         for number, forms, whole in rounds:
+            if number and time.process_time() > self.until:
+                return None
             if number == 1:
                 # One bug leaves the numbers nearer to those of the right reading. W_Q that is called W_K comes last.
                 readings = sorted(
