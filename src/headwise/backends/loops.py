@@ -52,7 +52,7 @@ def trace(
     kv_index = resolve_kv_index(H, G, kv_index)
     scale = 1 / math.sqrt(D) if scale is None else scale
     grid = _Grid(B, H, T, S)
-    if mask:
+    if mask is not None:
         mask.check(grid)
 
     documents = []
@@ -180,7 +180,7 @@ def _mask_of_head(
     """Who may attend and what is added in one head, (T,S) each."""
     allowed = [[True] * grid.S for _ in range(grid.T)]
     bias: list[list[Scalar]] = [[0.0] * grid.S for _ in range(grid.T)]
-    if not mask:
+    if mask is None:
         return allowed, bias
     for i in range(grid.T):
         for j in range(grid.S):

@@ -100,7 +100,7 @@ def _masks(
     mask: Mask | None, sizes: Sizes, dtype: np.dtype[Any]
 ) -> tuple[Array | None, Array | None]:
     """Who may attend (bool) and what is added, both broadcastable to (B,H,T,S), or None."""
-    if not mask:
+    if mask is None:
         return None, None
     grid = BroadcastGrid((sizes.B, sizes.H, sizes.T, sizes.S), np.asarray, np.arange)
     mask.check(grid)

@@ -79,7 +79,7 @@ def choose(
     """The way of a call; without a grid no mask is asked for its numbers, and without `blocks` there are none."""
     if why_explicit(sizes, options):
         # It reads all keys, and each mask by itself.
-        masks = options.mask.parts() if options.mask else ()
+        masks = () if options.mask is None else options.mask.parts()
         return Path(EXPLICIT, 0, sizes.S, None, masks)
     low, high, rest = _bounds(options.mask, sizes)
     path = _within(sizes, low, high, rest, options, blocks)
@@ -112,7 +112,7 @@ def _bounds(mask: Mask | None, sizes: Sizes) -> tuple[int, int, tuple[Mask, ...]
     # nothing is forbidden yet
     low, high = 1 - sizes.T, sizes.S - 1
     rest = []
-    for part in mask.parts() if mask else ():
+    for part in () if mask is None else mask.parts():
         band = part.band(sizes.T, sizes.S)
         if not band:
             rest.append(part)

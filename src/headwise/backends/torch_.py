@@ -166,7 +166,9 @@ def _explicit(call: _Call, q: Tensor, k: Tensor, v: Tensor) -> Trace[Tensor]:
     options = call.options
     mask, softcap, dropout = options.mask, options.softcap, options.dropout
     # All keys and no band: every mask speaks for itself, as nothing is cut away.
-    seen = _dense(call.grid, None, mask.parts() if mask else (), call, slice(None))
+    seen = _dense(
+        call.grid, None, () if mask is None else mask.parts(), call, slice(None)
+    )
     k, v = call.pick(*seen.protect(k, v))
     scores = by_group(q.to(call.dtype) * call.scale, k.to(call.dtype).transpose(-1, -2))
     capped = scores if softcap is None else torch.tanh(scores / softcap) * softcap
@@ -319,7 +321,7 @@ def checked_grid(
     mask: Mask | None, sizes: Sizes, device: torch.device
 ) -> BroadcastGrid | None:
     """The grid of a whole call, which its mask fits; None without a mask."""
-    if not mask:
+    if mask is None:
         return None
     grid = _grid((sizes.B, sizes.H, sizes.T, sizes.S), device)
     mask.check(grid)

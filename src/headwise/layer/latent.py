@@ -69,7 +69,7 @@ class MultiHeadLatentAttention(AttentionLayer):
     ) -> None:
         # The arguments by name, which are fields of the spec: spelled out above for who calls and for `help`.
         arguments = {**locals(), "qk_norm_eps": norm_eps}
-        if rope_dim and not rope:
+        if rope_dim and rope is None:
             arguments["rope"] = RoPE()
         fields = LatentSpec.__dataclass_fields__.keys() & arguments.keys()
         spec = LatentSpec(**{name: arguments[name] for name in fields})

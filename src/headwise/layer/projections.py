@@ -69,7 +69,7 @@ class AttentionLayer(nn.Module):
     ) -> Mask | None:
         """The layer's own mask joined with that of a call, whose `n_queries` follow what a cache has seen."""
         of_layer = self.spec.mask
-        if not (of_layer and cache):
+        if of_layer is None or cache is None:
             return all_of((of_layer, mask))
         start, first = cache.length, cache.length - cache.kept
         end, parts = start + n_queries, of_layer.parts()
@@ -172,7 +172,8 @@ class AttentionLayer(nn.Module):
             raise bare_mask_error(mask)
         if positions is not None:
             self._check_positions(x, positions)
-        if cache:
+        # an empty cache of others is falsy
+        if cache is not None:
             if not isinstance(cache, KVCache):
                 raise HeadwiseError(
                     f"cache is a {type(cache).__name__}; a layer takes the one KVCache that is its own: pass "

@@ -117,7 +117,7 @@ def declare(model: nn.Module, logits: Any = None, unembed: Any = None) -> None:
         for path, module in model.named_modules()
         if (path == unembed or module is unembed) and hasattr(module, "weight")
     ]
-    if unembed and not paths:
+    if unembed is not None and not paths:
         raise HeadwiseError(
             f"{unembed!r} is no module with a weight in {type(model).__name__}; pass the module, or its path"
         )
@@ -351,7 +351,7 @@ def run_body(model: nn.Module, ids: Tensor) -> None:
     # the modules that have both sides, by the method by which transformers runs the text alone
     modules: Iterator[Any] = model.modules()
     pair = next((x for x in modules if hasattr(x, "get_text_features")), None)
-    if pair:
+    if pair is not None:
         pair.get_text_features(input_ids=ids.to(device_of(model)))
     else:
         # a GPT of ours is its own body: one row of logits is the least

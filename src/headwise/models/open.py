@@ -145,7 +145,7 @@ def folder_of(model: nn.Module, tokenizer: Any = None) -> Folder:
         from headwise.models.hf import FolderTokens
 
         tokens = FolderTokens(tokenizer)
-    elif tokenizer:
+    elif tokenizer is not None:
         tokens = tokenizer if hasattr(tokenizer, "shown") else OwnTokens(tokenizer)
     return Folder(path, model, tokens, context_of(model), family, vocabulary_of(model))
 
