@@ -135,7 +135,7 @@ def test_a_mask_may_have_a_spanish_name() -> None:
 def test_what_the_check_has_no_form_of_is_not_called_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headwise.checker.examine.REPAIRING", 1.0)  # no line is at fault, and all of it goes by
     cooled = correct_code("nano").replace("att = F.softmax(att", "att = F.softmax(torch.asinh(att)")
-    verdict = judge(Version("strange", 0, (), cooled), 20)  # of which the search has six, and takes them
+    verdict = judge(Version("strange", 0, (), cooled), 30)  # of which the search has nine, and takes them
     assert (verdict.right, verdict.exit_code) == (None, 2), verdict
     assert any("differ from the correct form" in reason for reason in verdict.not_checked)
 

@@ -142,7 +142,8 @@ class Search:
         self, readings: Sequence[Reading], cases: Sequence[Case]
     ) -> Explanation:
         """The explanation with the fewest bugs: of the first case, then of each further one on top of it."""
-        so_far = self._first(readings, cases[0], {})
+        is_late = time.process_time() > self.until
+        so_far = None if is_late else self._first(readings, cases[0], {})
         if so_far is None:
             return Explanation(readings[0], unexplained=(cases[0].name,))
         by_case = {cases[0].name: so_far.settings}
@@ -169,8 +170,6 @@ class Search:
         if self.pairs:
             rounds += [(2, 2, True), (2, None, True)]
         for number, forms, whole in rounds:
-            if number and time.process_time() > self.until:
-                return None
             if number == 1:
                 # One bug leaves the numbers nearer to those of the right reading. W_Q that is called W_K comes last.
                 readings = sorted(
