@@ -34,7 +34,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -576,8 +576,10 @@ class Pass:
             return None
         return torch.where(self.seen, ratio.nanmean(-1), math.nan)
 
-    def total(self, name: str) -> Tensor | None:
-        return self.by_name[name] * self.share if name in self.by_name else None
+    def total(self, name: str) -> Any:
+        """A sum over the weights, or what else the pass has under this name; None where it has nothing."""
+        known = name in self.by_name
+        return self.by_name[name] * self.share if known else getattr(self, name, None)
 
     def placed(self, values: Tensor) -> Tensor | None:
         """These numbers of the places of keys, where places are known; 0 of a row that attends nothing."""

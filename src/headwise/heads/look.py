@@ -20,6 +20,7 @@ from headwise.corpus.tokens import Ids
 from headwise.errors import HeadwiseError
 from headwise.heads.ablate import calls_of
 from headwise.heads.blocks import as_numpy, row_weights
+from headwise.heads.table import PLACE
 from headwise.heads.watch import LONGEST
 from headwise.models.ask import evaluating, last_states, logits, predicts, reads_tokens
 from headwise.models.hook import attach
@@ -102,10 +103,10 @@ class Desk:
 
     def about(self) -> Facts:
         """What a page knows before anything is asked."""
-        heads = []
-        for name in self.heads:
-            part, layer, head = parse_head(name)
-            heads.append({"name": name, "part": part, "layer": layer, "head": head})
+        heads = [
+            dict(zip(PLACE, (name, *parse_head(name)), strict=True))
+            for name in self.heads
+        ]
         return {
             "model": self.folder.name,
             "family": self.folder.family,

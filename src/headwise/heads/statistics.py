@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 V = TypeVar("V")  # what a holder has of each statistic: a float, an array, an interval
-# of a finished `Pass`; it gives None where that is not known of the call. A name: the total of that sum.
+# of a finished `Pass`; it gives None where that is not known of the call. A name: what the pass has under it.
 Formula = Callable[[Any], "Tensor | None"] | str
 
 
@@ -75,28 +75,28 @@ class Statistics(ABC, Generic[V]):
     # What grows where a training diverges: the report of Kimi K2 (arXiv 2507.20534) bounds it head by head.
     score_max = Statistic(
         "nats, the largest score of a row, as the softmax reads it; mean over rows",
-        lambda b: b.score_max,
+        "score_max",
     )
     score_peak = Statistic("nats, the largest score of all rows")  # no mean: a maximum
     lse = Statistic(
         "nats, the logarithm of the softmax's denominator",
-        lambda b: b.lse,
+        "lse",
     )
     sink = Statistic(
         "weight that the sink logit takes",
-        lambda b: b.sink_weight,
+        "sink_weight",
     )
     gate = Statistic(
         "what the head's output is multiplied with before W_O, mean over its width",
-        lambda b: b.gate,
+        "gate",
     )
     distance = Statistic(
         "tokens back, the mean over the attention",
-        lambda b: b.distance,
+        "distance",
     )
     spread = Statistic(
         "tokens, the standard deviation around that distance",
-        lambda b: b.spread,
+        "spread",
     )
     # Beside the first key, as a cache that keeps the first tokens and the latest ones does (Xiao et al. 2023).
     reach = Statistic(
@@ -142,7 +142,7 @@ class Statistics(ABC, Generic[V]):
     )
     norm = Statistic(
         "length of what the head adds to the residual stream",
-        lambda b: b.added,
+        "added",
     )
     # Voita et al. 2019, section 5.1; the offset is that at which all documents together look most
     positional = Statistic(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -93,8 +93,7 @@ ABLATE_UP_TO = 10_000_000  # parameters; a larger model is ablated when asked fo
 ABLATIONS = ("auto", "zero", "mean", "none")
 
 Texts = str | Path | Sequence[str | Path] | Sequence[Sequence[int]]
-# the loss; by head its importance, and what silencing it changes
-Effects = tuple[float | None, Mapping[str, float], Mapping[str, Interval]]
+
 Array = NDArray[np.float64]
 NAMES = tuple(all_statistics())  # rows of a tally, in this order
 
@@ -544,7 +543,7 @@ def _judged(
 
 def _effects(
     folder: Folder, text: Text, how: str, progress: Progress, notes: list[str]
-) -> Effects:
+) -> tuple[float | None, Numbers, dict[str, Interval]]:
     """The loss on the first documents, and by head its importance and what silencing it changes; `how` as `ablate`.
 
     A note says why, where there is no loss.

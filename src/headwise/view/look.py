@@ -224,12 +224,9 @@ class Served(ThreadingHTTPServer):
             if asked.get("do") == "adds":
                 return {"adds": _adds(self.desk, asked.get("follow", -1))}
             answer = self.desk.answer(asked)
-            if "maps" in answer:  # as rows, columns, and base64 of 16-bit numbers
-                maps = answer["maps"]
-                answer["maps"] = {
-                    n: (*weights.shape, quantised(weights))
-                    for n, weights in maps.items()
-                }
+            # as rows, columns, and base64 of 16-bit numbers
+            for n, weights in answer.get("maps", {}).items():
+                answer["maps"][n] = *weights.shape, quantised(weights)
             return answer
         except HeadwiseError as error:
             return {"refused": sent(error.args[0])}
