@@ -83,6 +83,9 @@ FAR = 0.01
 EVERY = 16
 
 
+Sums = Mapping[str, Tensor]  # of each row, by the names of a pass
+
+
 class Block(NamedTuple):
     """A block of t queries and s keys: what its heads share. Keys are counted from the first that a query may see.
 
@@ -336,7 +339,7 @@ class Pass:
         heads: slice,
         scores: Tensor,
         e: Tensor,
-        into: Mapping[str, Tensor],
+        into: Sums,
     ) -> tuple[Tensor, Tensor]:
         """Fill e, (n,width), with 2^(score - the largest), and `into` with its sums, (n,) each; the scores are lost.
 
@@ -379,7 +382,7 @@ class Pass:
         return top_run, peak
 
     def _moments(
-        self, powers: Tensor, top_run: Tensor, peak: Tensor, into: Mapping[str, Tensor]
+        self, powers: Tensor, top_run: Tensor, peak: Tensor, into: Sums
     ) -> None:
         """The sums of the place of a key, and of its squared distance from the mean place.
 
@@ -400,7 +403,7 @@ class Pass:
         at_peak = key_off.square_().mul_(peak).sum(-1, keepdim=True)
         torch.sum(squares.scatter_(1, place, at_peak), -1, out=into["squares"])
 
-    def _reach(self, block: Block, e: Tensor, into: Mapping[str, Tensor]) -> None:
+    def _reach(self, block: Block, e: Tensor, into: Sums) -> None:
         """How many of the latest keys hold all but FAR of a row's weight, beside the first key; else NaN."""
         h, t, width = e.shape
         every = slice((len(self.at) - 1 - block.rows.start) % EVERY, None, EVERY)

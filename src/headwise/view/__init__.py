@@ -74,16 +74,16 @@ class Progress:
     LONGEST_GAP = 30.0
 
     def __init__(self, begins: str) -> None:
-        columns = (
-            rich_progress.TextColumn("{task.description}"),
-            rich_progress.MofNCompleteColumn(),
-            rich_progress.TextColumn("{task.fields[numbers]}"),
-            rich_progress.BarColumn(bar_width=24),
-            rich_progress.TimeRemainingColumn(elapsed_when_finished=True),
-        )
         # The bar disappears at the end. Its forecast averages over 600 seconds: rich's 30 hold too few long steps.
         self._bar = rich_progress.Progress(
-            *columns, console=err, transient=True, speed_estimate_period=600
+            "{task.description}",
+            rich_progress.MofNCompleteColumn(),
+            "{task.fields[numbers]}",
+            rich_progress.BarColumn(bar_width=24),
+            rich_progress.TimeRemainingColumn(elapsed_when_finished=True),
+            console=err,
+            transient=True,
+            speed_estimate_period=600,
         )
         self._tasks: dict[str, rich_progress.TaskID] = {}  # the bar of each stage
         self._done = threading.Event()

@@ -95,6 +95,9 @@ def _heads(survey: Survey, columns: tuple[Column, ...]) -> list[Facts]:
     """Every head: numbers, pictures, and the sentence about it."""
     # the page has roles by their place
     roles = {role.name: place for place, role in enumerate(survey.roles)}
+    # tokens of the first document, which `shares` are of; None where the survey does not tell: TOKENS may go on
+    shown = len(survey.tokens) if 0 < len(survey.tokens) < TOKENS else None
+    length = survey.longest if survey.n_documents == 1 else shown
     heads = []
     for profile in survey.profiles:
         rows, across = profile.shares.shape
@@ -106,7 +109,8 @@ def _heads(survey: Survey, columns: tuple[Column, ...]) -> list[Facts]:
                 "uniform": [_rounded(profile.uniform.get(x.key)) for x in columns],
                 "rows": rows,
                 "columns": across,
-                "length": text_length(survey, profile),
+                # the keys of an encoder may be those of another text, or of a sound
+                "length": None if profile.part in ("encoder", "cross") else length,
                 "shares": quantised(profile.shares),
                 "first": quantised(profile.first_key),
                 "says": list(map(sent, head_notes(survey, profile))),
@@ -135,16 +139,6 @@ def _looks(profile: HeadProfile, passage: int) -> Facts:
         "largest": largest,
         "received": quantised(received / largest),
     }
-
-
-def text_length(survey: Survey, profile: HeadProfile) -> int | None:
-    """Tokens of the first document, which `shares` are of; None where the survey does not tell."""
-    if profile.part in ("encoder", "cross"):
-        return None  # the keys are those of the encoder, which may read another text, or hear
-    if survey.n_documents == 1:
-        return survey.longest
-    # a text that long may go on
-    return len(survey.tokens) if 0 < len(survey.tokens) < TOKENS else None
 
 
 def quantised(weights: NDArray[Any]) -> str:
