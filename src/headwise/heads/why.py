@@ -8,7 +8,7 @@ text (its effect when it is patched), and how the answer's log-probability chang
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from headwise.corpus.sources import Progress
 from headwise.corpus.tokens import TextTokens
 from headwise.errors import HeadwiseError
 from headwise.heads.ablate import READ, Edit
@@ -35,6 +34,9 @@ from headwise.models.ask import answering, evaluating
 from headwise.models.open import folder_of, row_of, tokens_of
 from headwise.records import head_name
 from headwise.words import Note
+
+# the name of a stage, the steps done, and of all
+Progress = Callable[[str, int, int], None]
 
 # Positions at which a head is patched alone, at most: those where what it gives differs most between the two texts.
 # A round choice: each one more costs a variant of the text for each of the first heads.
