@@ -148,7 +148,8 @@ def sites_of(model: nn.Module) -> list[Site]:
         matrices = {}
         # modules of others may call W_O as torch does
         for name in ("q_proj", "k_proj", "v_proj", "out_proj", "o_proj"):
-            if part := getattr(module, name, None):
+            part = getattr(module, name, None)
+            if part is not None:
                 matrices[name[0]] = Matrix(part)
         is_layer = isinstance(module, MultiHeadAttention)
         n_heads = module.spec.n_heads if is_layer else module.watched()[0]

@@ -170,8 +170,10 @@ def _interval(value: Interval | None) -> list[float | None] | None:
 
 
 def _rounded(value: float | None) -> float | None:
-    """Six digits, which is more than is shown."""
-    return None if value is None else float(f"{value:.6g}")
+    """Six digits, which is more than is shown; None for what is not finite."""
+    if value is None or not math.isfinite(value):
+        return None
+    return float(f"{value:.6g}")
 
 
 # The sections of words.toml whose phrases the page says.
