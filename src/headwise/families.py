@@ -165,7 +165,7 @@ def _class_name(config: Facts) -> str:
 
 def check_reshapable(folder: Path) -> None:
     """Refuse by its config a family that has no record, or one whose keys and values are made of a latent."""
-    config = check_model(folder)
+    config = {} if is_own(folder) else check_folder(folder)
     # A model of pictures and text has a family for each, and its `model_type` is neither: it is looked at when open.
     if "model_type" in config and "text_config" not in config:
         family_for(str(config["model_type"]))

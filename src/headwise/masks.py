@@ -649,6 +649,8 @@ class _OfArray(Mask):
 
     def _allows_some(self, array: Any) -> bool:
         forbidden = False if isinstance(self, Allowed) else -math.inf
+        if hasattr(array, "any"):  # lists are read number by number
+            return bool((array != forbidden).any())
         return any(x != forbidden for x in flat(array))
 
     def counts_from_first(self) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from cases import refuses, refuses_table
@@ -48,6 +49,14 @@ def text() -> Text:
 @pytest.fixture(scope="module")
 def found(model: GPT, text: Text) -> Survey:
     return survey(model, text)
+
+
+def test_documents_of_any_collection(model: GPT) -> None:
+    ids = [[4, 5, 6, 7], [5, 6, 7, 9, 11]]
+    plain = survey(model, ids, ablate="none")
+    for texts in (iter(ids), dict(enumerate(ids)).values(), pd.Series(ids, index=[5, 7])):
+        found = survey(model, texts, ablate="none")
+        assert found["L1.H2"].entropy == plain["L1.H2"].entropy
 
 
 def test_scores_are_means_over_documents(model: GPT, text: Text, found: Survey) -> None:

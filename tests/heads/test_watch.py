@@ -319,6 +319,16 @@ def test_what_is_seen() -> None:
     assert not hasattr(head, "fame") and not hasattr(head.rows, "delimiter")  # known, but no such keys were marked
 
 
+def test_marks_are_read_once_and_may_be_called_head() -> None:
+    model, ids, tables = gpt_of(), torch.tensor([[1, 2, 3, 0]]), []
+    for marks in (iter([2, 3]), [2, 3]):
+        with hw.watch(model, marks={"head": marks}) as seen, torch.no_grad():
+            model(ids)
+            model(ids)
+        tables.append(seen.table())
+    assert tables[0].rows == tables[1].rows and [row[0] for row in tables[0].rows] == list(seen)
+
+
 def test_rows_of_what_is_real() -> None:
     layer, x = layer_of("causal"), floats(B, T, 29)
     with hw.watch(layer) as seen:

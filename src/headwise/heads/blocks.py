@@ -264,10 +264,8 @@ class Pass:
         inside[self.real_keys, key_block] = 1
         # queries in each block
         rows = torch.bincount(self.row_block, minlength=sums.shape[1])
-        shares, first_key = (
-            sums @ inside / rows[:, None],
-            sums.new_zeros(sums.shape[:2]),
-        )
+        shares = sums @ inside / rows[:, None]
+        first_key = sums.new_zeros(sums.shape[:2])
         if n_blocks and self.first is not None:
             first_key = sums[..., self.first] / rows
         return sums.sum(1), shares / inside.sum(0), shares, first_key
@@ -430,18 +428,19 @@ class Pass:
         # below 0: it has left the keys
         first = -1 if self.first is None else self.first - keys.start
         blocks = self.row_block[rows]
-        marks = F.pad(self.marked[:, keys], (0, width - n_keys))
+        pairs, counted = self._pairs(queries, at, keys, width, first)
         return Block(
-            rows,
-            keys,
-            masked_from - keys.start,
-            allowed,
-            bias,
-            at.to(self.dtype),
-            first,
-            *self._pairs(queries, at, keys, width, first),
-            marks,
-            slice(int(blocks[0]), int(blocks[-1]) + 1),
+            rows=rows,
+            keys=keys,
+            masked_from=masked_from - keys.start,
+            forbidden=allowed,
+            bias=bias,
+            at=at.to(self.dtype),
+            first=first,
+            pairs=pairs,
+            counted=counted,
+            marks=F.pad(self.marked[:, keys], (0, width - n_keys)),
+            blocks=slice(int(blocks[0]), int(blocks[-1]) + 1),
         )
 
     def _keys(self, queries: Tensor) -> tuple[slice, int]:
@@ -581,8 +580,9 @@ class Pass:
 
     def total(self, name: str) -> Any:
         """A sum over the weights, or what else the pass has under this name; None where it has nothing."""
-        known = name in self.by_name
-        return self.by_name[name] * self.share if known else getattr(self, name, None)
+        if name in self.by_name:
+            return self.by_name[name] * self.share
+        return getattr(self, name) if hasattr(type(self), name) else None
 
     def placed(self, values: Tensor) -> Tensor | None:
         """These numbers of the places of keys, where places are known; 0 of a row that attends nothing."""

@@ -93,7 +93,7 @@ def _matrices(
     known = [w for w in map(weights.get, "qkvo") if w is not None]
     if len(known) == 4:
         w_q, w_k, w_v, w_o = known
-        E = w_o.shape[1] // H
+        E = max(1, w_o.shape[1] // H)
         G = len(w_v) // E  # values are as wide as what W_O reads of a head
         rests = w_o.shape[1] % H, len(w_v) % E, len(w_q) % H
         is_whole = not any(rests) and len(w_q) * G == len(w_k) * H

@@ -337,7 +337,9 @@ class _Reader:
         """The entry of `held` for the layer of an attention; None where there is no cache, or it does not say."""
         # by it an attention of transformers finds its keys in the cache
         number = getattr(layer, "layer_idx", -1)
-        return dict(enumerate(self.held)).get(number)
+        if isinstance(number, int) and 0 <= number < len(self.held):
+            return self.held[number]
+        return None
 
     def places(self, call: Call) -> bool:
         """Is it known where the keys of a call of self attention stand in the text of its queries?"""
@@ -430,10 +432,7 @@ def _document(
     look from an image at a text. So lengths are compared before it is believed, and else the call's own mask tells.
     """
     T, S = call.n_queries, call.n_keys
-    # A call may have more documents than the model was given, such as windows of them.
-    padding, ids = (
-        None if x is None or len(x) <= b else x[b] for x in (reader.padding, reader.ids)
-    )
+    padding, ids = _row(reader.padding, b), _row(reader.ids, b)
     # Is what the model around was given, of no model or of other tokens than these queries? It may have added some, or
     # have pooled them.
     is_other = reader.n_tokens != T
@@ -482,8 +481,22 @@ def _document(
     starts = [0]
     if start == 0 and not past and T == S and (rows is None or rows.all()):
         starts = _starts(call, b, reader)
-    known = rows, keys, start, q_ids, k_ids, marks, before, seen_first, starts
-    return Document(*known)
+    return Document(
+        real_rows=rows,
+        real_keys=keys,
+        start=start,
+        q_ids=q_ids,
+        k_ids=k_ids,
+        marks=marks,
+        before=before,
+        first=seen_first,
+        starts=starts,
+    )
+
+
+def _row(values: Tensor | None, b: int) -> Tensor | None:
+    # A call may have more documents than the model was given, such as windows of them.
+    return None if values is None or len(values) <= b else values[b]
 
 
 def _starts(call: Call, b: int, reader: _Reader) -> list[int]:

@@ -251,7 +251,7 @@ class Desk:
             if maps is not None or (factors[:, columns] != 1).any()
         ]
         with attach(listened, take), evaluating(model):
-            rows = torch.tensor(ids).expand(len(factors), -1)
+            rows = torch.tensor(ids).repeat(len(factors), 1)
             if self.kind is None or at < 0:
                 return last_states(model, rows).float().mean(1).cpu()
             # then logits of other positions are not computed

@@ -541,7 +541,8 @@ class Study:
             )
         answers = torch.stack([clean.answer, text.answer])
         if metric is None:  # what the model likes best after each text
-            metric = Compared(*zip(answers.argmax(-1).tolist()))
+            first, second = answers.argmax(-1).tolist()
+            metric = Compared((first,), (second,))
         if isinstance(metric, Compared):
             metric.check(answers.shape[1])
         self.metric = metric
@@ -594,11 +595,11 @@ class Study:
         variants = {}
         for sender in [*self.text.names("out"), *groups]:
             above = order[order.index(place_of(sender)[0]) + 1 : last + 1]
-            variants[sender] = self.variant("out", sender) + [
-                Edit(site, "out", ALL, self.text.calls[site].out[0]) for site in above
-            ]
-            if not above:
-                del variants[sender]
+            if above:
+                variants[sender] = self.variant("out", sender) + [
+                    Edit(site, "out", ALL, self.text.calls[site].out[0])
+                    for site in above
+                ]
         received = defaultdict(list)
         for senders, calls, _ in self.text.batches(variants, order[last]):
             for row, sender in enumerate(senders):

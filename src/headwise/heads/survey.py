@@ -170,6 +170,7 @@ def read_texts(
     sources: Any = [texts] if isinstance(texts, str | Path) else texts
     words = []
     if texts is not None and not isinstance(texts, Text):
+        sources = list(sources)
         words = [str(each) for each in sources if isinstance(each, str | Path)]
     if tokens is not None and not words:
         raise HeadwiseError(

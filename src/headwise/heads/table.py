@@ -83,15 +83,15 @@ class HeadTable(Mapping[str, H]):
 
     def table(self) -> Table:
         """A line for each head: `columns`, and the mean of each statistic."""
-        columns = {"head": list(self), **self.columns()}
+        columns = dict(self.columns())
         means = [head.means for head in self.values()]
         # the statistics that any head has, each once
         for name in dict.fromkeys(name for of_head in means for name in of_head):
             # with 3 decimals
             columns[name] = [number(of_head.get(name), 3) for of_head in means]
-        return Table(
-            list(columns), list(map(list, zip(*columns.values(), strict=True)))
-        )
+        # a mark may be called "head" as well
+        rows = zip(self, *columns.values(), strict=True)
+        return Table(["head", *columns], list(map(list, rows)))
 
     def text(self, width: int = 100) -> str:
         """The table as plain text, for a terminal of that width."""
@@ -133,11 +133,11 @@ class Role:
     ) -> bool:
         """Does a head with these scores have the role? A control has the number of each statistic that it knows."""
         score = scores.get(self.score)
-        limits = (control.get(self.score, -inf) for control in controls)
+        limits = [control.get(self.score, -inf) for control in controls]
         return (
             score is not None
             and score.mean >= self.threshold
-            and score.low > max(limits, default=-inf)
+            and all(score.low > limit for limit in limits)
         )
 
 

@@ -318,9 +318,11 @@ def watch(
             weights = [row_weights(call, b, kept) for b in range(len(documents))]
             seen.add_maps(site, torch.stack(weights), documents[-1])
 
+    marks = {name: list(x) for name, x in marks.items()}  # read for each document
+
     def mark(ids: Tensor) -> Mapping[str, Tensor]:
         # which keys are of the named sets of token ids
-        sets = {name: ids.new_tensor(list(x)) for name, x in marks.items()}
+        sets = {name: ids.new_tensor(x) for name, x in marks.items()}
         return {name: torch.isin(ids, x) for name, x in sets.items()}
 
     with listening(model, note, mark, sites):

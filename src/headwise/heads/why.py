@@ -324,7 +324,10 @@ class _Asked:
                     variants[name, t] = study.variant("out", name, [t])
         effects = study.ask(variants, partial(self.progress, "patching positions"))
         ranked = sorted(effects, key=lambda place: -abs(effects[place]))
-        return dict(ranked[::-1])  # of each head the first stays
+        places: dict[str, int] = {}
+        for name, t in ranked:
+            places.setdefault(name, t)  # the first, which does most
+        return places
 
     def looks(self, name: str, at: int | None) -> tuple[tuple[int, float], ...]:
         """The three places that a head looks at most from where it acts, with their weights; None: in another text."""

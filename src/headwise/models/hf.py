@@ -194,7 +194,7 @@ def _architecture(folder: Path, config: Mapping[str, Any]) -> Any:
     names = config.get("architectures")
     if not names:
         return transformers.AutoModel
-    name = names[0]
+    name = names[0] if isinstance(names, list) else names
     kind = getattr(transformers, str(name), None)
     if not (isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)):
         code = FOREIGN_CODE if "auto_map" in config else ""

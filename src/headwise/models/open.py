@@ -250,8 +250,10 @@ def open_folder(
         raise HeadwiseError(
             "device_map= places a model of transformers; pass device= for a run of headwise, or alone"
         )
-    # torch itself has nothing called "auto"
-    numbers: Any = getattr(torch, computed_in(dtype), "auto")
+    name_of_dtype = computed_in(dtype)
+    numbers: Any = name_of_dtype
+    if name_of_dtype != "auto":
+        numbers = getattr(torch, name_of_dtype)
     tokens: TextTokens | None
     if is_own(path):
         model, tokens = load_run(path)

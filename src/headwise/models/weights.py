@@ -332,7 +332,7 @@ def _views(model: nn.Module, site: Site) -> dict[str, Tensor]:
     views: dict[str, Tensor] = {}
     for name in "qkvo":
         matrix = site.matrices.get(name)
-        kind = type(matrix and matrix.module)
+        kind = type(None if matrix is None else matrix.module)
         # transformers' Conv1D goes by its name, as nothing here imports transformers.
         is_linear = issubclass(kind, nn.Linear) or kind.__name__ == "Conv1D"
         if not (matrix and is_linear):

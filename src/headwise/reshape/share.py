@@ -127,7 +127,7 @@ class Sharing(Change):
 
     def check_family(self, folder: Path) -> None:
         # None: a model of pictures and text, whose language model is looked at when open
-        family = FAMILIES.get(read_config(folder).get("model_type", ""))
+        family = FAMILIES.get(str(read_config(folder).get("model_type")))
         if family and not family.grouped:
             raise HeadwiseError(
                 f"{family.name}'s config has no num_key_value_heads, so what shares its heads' keys and values "
