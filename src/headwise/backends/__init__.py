@@ -70,13 +70,7 @@ def attend(
     """
     options = Options(mask, scale, softcap, sink, dropout, gate, kv_index)
     backend, is_one_head, *heads = _prepared(q, k, v, mask)
-    # Torch alone has a way that keeps no steps.
-    has_way = hasattr(backend, "attend")
-    out = (
-        backend.attend(*heads, options)
-        if has_way
-        else backend.trace(*heads, options).out
-    )
+    out: AnyArray = backend.attend(*heads, options)
     return out[0][0] if is_one_head else out
 
 

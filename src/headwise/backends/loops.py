@@ -29,6 +29,11 @@ Vector = Sequence[Scalar]
 Matrix = Sequence[Vector]
 
 
+def attend(q: list[Any], k: list[Any], v: list[Any], options: Options) -> list[Any]:
+    """Multi-head attention of nested lists; see `headwise.attend`."""
+    return trace(q, k, v, options).out
+
+
 def trace(
     q: list[Any], k: list[Any], v: list[Any], options: Options
 ) -> Trace[list[Any]]:

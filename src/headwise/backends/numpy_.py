@@ -27,8 +27,18 @@ from headwise.spec import (
 Array = NDArray[Any]
 
 
+def attend(q: Array, k: Array, v: Array, options: Options) -> Array:
+    """Multi-head attention of NumPy arrays; see `headwise.attend`."""
+    return _steps(q, k, v, options, keep=False).out
+
+
 def trace(q: Array, k: Array, v: Array, options: Options) -> Trace[Array]:
     """As `attend`, with every step kept. Steps are float32 for float16 and float32 inputs, else float64."""
+    return _steps(q, k, v, options, keep=True)
+
+
+def _steps(q: Array, k: Array, v: Array, options: Options, keep: bool) -> Trace[Array]:
+    """All steps. Without `keep` the weights are written over the scores, and only `out` is to be read."""
     if options.dropout:
         raise HeadwiseError(
             f"dropout={options.dropout} on NumPy arrays: dropout needs the torch backend; pass torch tensors"
@@ -45,8 +55,10 @@ def trace(q: Array, k: Array, v: Array, options: Options) -> Trace[Array]:
 
     # before k and v are repeated for query heads
     if allowed is not None:
-        allowed = allowed[(None,) * (4 - allowed.ndim)]
-        alive = living_keys(allowed, index, sizes, np.stack)
+        axes = (1,) * (4 - allowed.ndim)
+        alive = living_keys(
+            allowed.reshape(*axes, *allowed.shape), index, sizes, np.stack
+        )
         if not alive.all():
             k, v = np.where(alive, k, 0), np.where(alive, v, 0)
     k, v = k.astype(dtype, copy=False), v.astype(dtype, copy=False)
@@ -66,34 +78,38 @@ def trace(q: Array, k: Array, v: Array, options: Options) -> Trace[Array]:
     masked = capped if bias is None else capped + bias
     if allowed is not None:
         masked = np.where(allowed, masked, dtype.type(-np.inf))
-    weights, lse = _softmax(masked, sink)
+    # `masked` may be the same array as `scores`: writing over it changes both
+    weights, lse = _softmax(masked, sink, None if keep else masked)
     out = by_group(weights, v)
     if gate is not None:
         out = out * gate
     return Trace(scores, capped, masked, weights, lse, out.astype(q.dtype, copy=False))
 
 
-def _softmax(masked_bhts: Array, sink: Array | None) -> tuple[Array, Array]:
-    """Weights (B,H,T,S), and the log-sum-exp of scores and sink (B,H,T).
+def _softmax(
+    masked_bhts: Array, sink: Array | None, out: Array | None
+) -> tuple[Array, Array]:
+    """Weights (B,H,T,S), in `out` if given, and the log-sum-exp of scores and sink (B,H,T).
 
     A row of -inf gives zeros and -inf. The sink is one more logit of a row, whose own weight is left out.
     """
     # `initial`: there may be no keys, S = 0
     top = masked_bhts.max(-1, keepdims=True, initial=-np.inf)
     empty = top == -np.inf  # rows that may attend nothing
-    numbers = np.finfo(masked_bhts.dtype)
     if sink is not None:
-        sink = np.minimum(sink, numbers.max)
+        sink = np.minimum(sink, np.finfo(sink.dtype).max)  # inf - inf would be NaN
         top = np.maximum(top, sink)
-    top = np.maximum(top, numbers.min)  # inf - inf and -inf - -inf would be NaN
-    weights = masked_bhts - top
+    top = np.where(top == -np.inf, 0, top)  # -inf - -inf would be NaN
+    weights = np.subtract(masked_bhts, top, out=out)
     np.exp(weights, out=weights)
     total = weights.sum(-1, keepdims=True)
     if sink is not None:
         total = total + np.exp(sink - top)
-    total = np.maximum(total, 1)  # as it is but in an empty row: 0 / 1, not 0 / 0
+    # the weights of an empty row are 0 already; 1 avoids 0 / 0
+    total = np.where(empty, 1, total)
     weights /= total
-    return weights, np.where(empty, -np.inf, np.log(total) + top)[..., 0]
+    lse = np.where(empty, -np.inf, np.log(total) + top)
+    return weights, lse[..., 0]
 
 
 def _masks(
