@@ -206,9 +206,8 @@ def _added(
     # The 1.0 is for a logit near 0, which is a difference of large parts.
     if abs(whole.total - logit) > CLOSE * max(abs(logit), 1.0) + rounding:
         is_adapted = any(list(layer.projection.children()) for layer in layers)
-        remedy = ""
-        if is_adapted:
-            remedy = "; merge the adapter of its output projections first"
+        merge = "; merge the adapter of its output projections first"
+        remedy = merge if is_adapted else ""
         raise HeadwiseError(
             f"{kind}: the parts sum to {whole.total:.6g}, the logit is {logit:.6g}: "
             f"what its layers add up is not known well enough{remedy}"
