@@ -93,7 +93,7 @@ def test_no_function_is_long() -> None:
 # Last rise: the small change of a line that makes code right, in `check` and in `learn`; values that no name tells and
 # windows in `check`; a question about one's own sentence.
 # 3,137 nodes and 15 files of it are solutions of exercises, which were texts in TOML before.
-MOST = {"nodes": 253_477, "files": 131, "circles": 0, "messages": 0, "options": 90, "test lines": 23_118}
+MOST = {"nodes": 253_433, "files": 131, "circles": 0, "messages": 0, "options": 90, "test lines": 23_118}
 
 
 def test_the_package_grows_no_more() -> None:

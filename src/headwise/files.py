@@ -10,6 +10,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,9 @@ def packaged(name: str) -> Path:
     return Path(__file__).parent / name
 
 
+@cache
 def read_toml(name: str) -> dict[str, Any]:
-    """A TOML file that comes with the package, by its path in it."""
+    """A TOML file that comes with the package, by its path in it; each is read once."""
     return tomllib.loads(packaged(name).read_text(encoding="utf-8"))
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Any
 
 from headwise.errors import HeadwiseError
+from headwise.files import read_toml
 from headwise.table import escaped
 from headwise.words import LANGUAGES, check_lang, unknown
 
@@ -48,18 +47,11 @@ class Bug:
 
 
 @cache
-def read_toml(name: str) -> dict[str, Any]:
-    """The content of a data file of the checker."""
-    file = resources.files("headwise.checker").joinpath(name)
-    return tomllib.loads(file.read_text(encoding="utf-8"))
-
-
-@cache
 def catalogue() -> dict[str, Bug]:
     """All bugs by their ids, in the order of the file."""
     bugs = {}
-    names = read_toml("bugs.toml")["names"]
-    for name, entry in read_toml("bugs.toml")["bug"].items():
+    names = read_toml("checker/bugs.toml")["names"]
+    for name, entry in read_toml("checker/bugs.toml")["bug"].items():
         # `pop` takes it out of what `read_toml` keeps, too, and nobody else reads these entries.
         parts = ("name", "wrong", "fix")
         texts = {
@@ -82,9 +74,9 @@ def bug_named(name: str) -> Bug:
 
 
 def words(lang: str) -> Mapping[str, str]:
-    """The phrases of this room in a language."""
+    """The phrases of this package in a language."""
     check_lang(lang)
-    phrases: Mapping[str, str] = read_toml("words.toml")[lang]
+    phrases: Mapping[str, str] = read_toml("checker/words.toml")[lang]
     return phrases
 
 

@@ -31,12 +31,12 @@ from headwise.checker.bugs import (
     UncheckedError,
     Verdict,
     bug_named,
-    read_toml,
     speaker,
 )
 from headwise.checker.form import Inputs
 from headwise.checker.lent import stand_in, unchanged
 from headwise.checker.source import CALLS, DATA, MASK, ROTARY, Source, methods_of
+from headwise.files import read_toml
 
 # No two of these sizes are equal, so that no axis can be taken for another.
 BATCH, TOKENS, HEADS, KV_HEADS, HEAD_DIM, CONTEXT = 5, 7, 6, 2, 8, 16
@@ -60,7 +60,7 @@ VALUES: dict[str, Any] = {
     "none": None,
     "rng": np.random.default_rng(0),
 }
-NAMES = read_toml("names.toml")
+NAMES = read_toml("checker/names.toml")
 CALL = {name: re.compile(pattern, re.I) for name, pattern in NAMES["call"].items()}
 # a tensor of the file's own has one of these
 COMPUTES = {"__matmul__", "__mul__", "matmul", "dot"}

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from headwise.checker.bugs import Settings, read_toml
+from headwise.checker.bugs import Settings
+from headwise.files import read_toml
 
 Inputs = tuple[Any, Any, Any]  # queries, keys and values
 Arrays = Mapping[str, Any]  # by their roles
 
 # Every step of the layer, as it is right.
-CORRECT: Settings = read_toml("bugs.toml")["correct"]
+CORRECT: Settings = read_toml("checker/bugs.toml")["correct"]
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from headwise.checker.bugs import UncheckedError, read_toml
+from headwise.checker.bugs import UncheckedError
 from headwise.checker.lent import LIKE_NUMPY, stand_in, unchanged
+from headwise.files import read_toml
 
 # What names of classes and functions tell: att(ention), rotary positions, in English or Spanish.
 ATTENTION = re.compile(r"att|mhs?a|mqa|gqa|head|sdpa|atenc|cabeza", re.I)
@@ -339,7 +340,9 @@ def meanings_of(scope: Source, whole: Source, name: str) -> list[str]:
     texts = {key: MASK.sub("mask", text) for key, text in texts.items()}
     name = MASK.sub("mask", name.lower())
     rules = [
-        rule for rule in read_toml("names.toml")["masks"] if _fits(rule, texts, name)
+        rule
+        for rule in read_toml("checker/names.toml")["masks"]
+        if _fits(rule, texts, name)
     ]
     own_text = _told(scope.text)
     told = own_text or _told(whole.text)

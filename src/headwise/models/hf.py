@@ -106,10 +106,8 @@ def meta_model(fields: Mapping[str, Any]) -> tuple[Any, str | None]:
                     f"{field} is missing, and there is no size without it"
                 )
         named = fields.get("architectures") or [""]
-        by_words, causal = (
-            transformers.AutoModelForCausalLM,
-            transformers.MODEL_FOR_CAUSAL_LM_MAPPING,
-        )
+        by_words = transformers.AutoModelForCausalLM
+        causal = transformers.MODEL_FOR_CAUSAL_LM_MAPPING
         automatic = by_words if type(config) in causal else transformers.AutoModel
         model_class = getattr(transformers, str(named[0]), None)
         build = getattr(model_class, "_from_config", automatic.from_config)
