@@ -59,7 +59,7 @@ SLIPS = [
 @every("right, slip, line", SLIPS)
 def test_a_slip_without_a_name_is_found_by_the_change_that_mends_it(right: str, slip: str, line: int) -> None:
     code = correct_code("correct_interleaved")
-    verdict = judge(Version("correct_interleaved", 1, (), code.replace(right, slip)), 15)
+    verdict = judge(Version("correct_interleaved", 1, (), code.replace(right, slip)))
     (finding,) = verdict.findings
     assert verdict.right is False and finding.line == line and slip in finding.quote
     assert finding.fix.split("`")[1] == ast.unparse(ast.parse(code.splitlines()[line - 1].strip()))
@@ -132,10 +132,9 @@ def test_a_mask_may_have_a_spanish_name() -> None:
 
 
 @pytest.mark.slow
-def test_what_the_check_has_no_form_of_is_not_called_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwise.checker.examine.REPAIRING", 1.0)  # no line is at fault, and all of it goes by
+def test_what_the_check_has_no_form_of_is_not_called_wrong() -> None:
     cooled = correct_code("nano").replace("att = F.softmax(att", "att = F.softmax(torch.asinh(att)")
-    verdict = judge(Version("strange", 0, (), cooled), 30)  # of which the search has nine, and takes them
+    verdict = judge(Version("strange", 0, (), cooled), 10)  # all of it goes by
     assert (verdict.right, verdict.exit_code) == (None, 2), verdict
     assert any("differ from the correct form" in reason for reason in verdict.not_checked)
 
@@ -359,9 +358,8 @@ def test_arguments_reach_a_file_as_they_are_written(invoke: Invoke, tmp_path: Pa
     assert "step by step" in str(hw.check(f"{path}:Attention", args={"zork": 3}).checked)
 
 
-def test_what_was_to_be_done_before_a_call_is_no_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_to_be_done_before_a_call_is_no_bug(tmp_path: Path) -> None:
     """A name of a file that is not here, a method to be called first, axes or a part that we do not have."""
-    monkeypatch.setattr("headwise.checker.examine.REPAIRING", 1.0)  # where no line is at fault, all of it goes by
     right = correct_code("nano")
     inner = "B, T, self.n_head"
     with_part = right.replace("(self, config", "(self, config, rope").replace(

@@ -72,7 +72,10 @@ STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 @dataclass(frozen=True)
 class Options:
-    """What the caller of a check says; see `headwise.check`. `seconds` are of the search for bugs."""
+    """What the caller of a check says; see `headwise.check`.
+
+    seconds  of the processor, for the search for bugs, and as many for the one change that mends the code
+    """
 
     causal: bool | None = None
     args: Settings = field(default_factory=dict)

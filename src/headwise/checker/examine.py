@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
@@ -93,8 +93,6 @@ SAYS = size.NAMES["says"]
 # Values for what no name tells: a width first.
 GUESSES = (size.WIDTH, size.HEADS, size.HEAD_DIM, size.TOKENS, 1, False, None)
 TEXTS = (size.BATCH, size.TOKENS, size.WIDTH)
-# Seconds of the processor in which changes are tried: a round choice.
-REPAIRING = 6.0
 # Of the largest number. bfloat16 keeps 8 bits, so one rounding is off by 0.4 % at most; but several follow one
 # another, and of a score of 5 that is an error of 2 % in its weight.
 TOLERANCE_OF_16_BITS = 2e-2
@@ -137,14 +135,15 @@ def examine(target: Target) -> Verdict:
         mended = examiner.repaired(bug, evidence) if is_called else None
         if mended is None:
             raise
-        return mended
+        return target.verdict(False, (mended,))
     # that documents meet a property shows, and no pattern tells its line
     bug = "batch-mixed" if "batch-mixed" in verdict.bugs else UNKNOWN
     if verdict.right or (verdict.bugs and bug == UNKNOWN):
         return verdict
     told = [each.evidence for each in verdict.findings if each.bug == bug]
     evidence = told[0] if told else target.say("repair_evidence")
-    return examiner.repaired(bug, evidence) or verdict
+    mended = examiner.repaired(bug, evidence)
+    return target.verdict(False, (mended,)) if mended else verdict
 
 
 def _misspelt(error: str) -> re.Match[str] | None:
@@ -169,7 +168,9 @@ class Examiner:
         # are its own defaults kept, of which one may switch a mask off?
         self.keeps_defaults = False
         self.left = len(target.not_checked)
-        self.until = time.process_time() + 1.5 * target.options.seconds
+        self.was_repaired = False  # was a small change looked for?
+        # `seconds` for single bugs and pairs, and as many for a small change
+        self.until = time.process_time() + 2 * target.options.seconds
         self.names = set[str]()  # of the cases that came to an end
         self.rests = False  # are matrices whose role nothing tells 0?
         # is nothing of what was called a guess?
@@ -724,12 +725,19 @@ class Examiner:
             key=lambda trial: trial.attention.layout is not first.attention.layout
         )
         is_narrow = self.scope.says(r"half\(|float16|autocast")
-        rounds = [(trial, False) for trial in ready[:3]]
         may_mix = "batch-mixed" in first.shown or is_narrow
         self.is_sure = not (first.attention.guessed or first.parts.unread)
+        # By how many forms of each of two bugs: those of the usual forms come first, which takes seconds.
+        rounds: list[tuple[Trial, Sequence[int | None]]]
+        rounds = [(trial, ()) for trial in ready[:3]]
         if not may_mix and self.is_sure:
-            rounds.append((first, True))
+            rounds += [(first, (2,)), (first, (None,))]
         for trial, pairs in rounds:
+            if pairs == (None,):
+                told = (self._clue(first), self.target.say("repair_evidence"))
+                if mended := self.repaired(UNKNOWN, "; ".join(told)):
+                    self._notes(first)
+                    return self.target.verdict(False, (mended,))
             for guess, cases in trial.guesses:
                 share = 1 / len(rounds) / len(trial.guesses)
                 search = self._search(trial, share, pairs)
@@ -773,8 +781,8 @@ class Examiner:
                     return trial, guess, cases, explanation
         return None
 
-    def repaired(self, bug: str, evidence: str) -> Verdict | None:
-        """The verdict that the line is wrong which one small change makes right; None where there is no such line."""
+    def repaired(self, bug: str, evidence: str) -> Finding | None:
+        """The line that one small change makes right; None where there is no such line, or it was sought before."""
 
         def is_right(version: Target) -> bool:
             other = Examiner(version)
@@ -785,14 +793,15 @@ class Examiner:
             return False
 
         target = self.target
-        if target.guesses or target.lacks or not (self.certain and self.is_sure):
+        is_sure = self.certain and self.is_sure
+        if self.was_repaired or target.guesses or target.lacks or not is_sure:
             return None
-        repair = repaired(target, is_right, REPAIRING)
+        self.was_repaired = True
+        repair = repaired(target, is_right, self.options.seconds)
         if repair is None:
             return None
         line, quote, text = repair
-        finding = Finding(bug, line, quote, evidence, target.say("repair", right=text))
-        return target.verdict(False, (finding,))
+        return Finding(bug, line, quote, evidence, target.say("repair", right=text))
 
     def _taken(
         self, trial: Trial, causal: bool, cases: list[Case], explanation: Any
@@ -824,7 +833,9 @@ class Examiner:
         ahead = [replace(c, masks=replace(c.masks, causal=True)) for c in cases]
         return [(False, cases), (True, ahead)]
 
-    def _search(self, trial: Trial, share: float, pairs: bool = False) -> Search:
+    def _search(
+        self, trial: Trial, share: float, pairs: Sequence[int | None] = ()
+    ) -> Search:
         """The search among the bugs for which this code has what they need."""
         # may stand for a forbidden score
         fills = [number for number in self.scope.numbers if number < 1e-3]
@@ -1002,15 +1013,19 @@ class Examiner:
             sure = [x for x in explanation.bugs if "mask" not in bug_named(x).needs]
             bugs = [bug for bug in bugs if bug in shown or bug in sure]
             right = False if bugs else None
-            cases = [c for c in trial.cases if c.name in explanation.unexplained]
-            clue = stage_of(explanation, (cases or trial.cases)[0], target.say)
-            target.left_out("unexplained", evidence=clue)
+            target.left_out("unexplained", evidence=self._clue(trial))
         # A weight at rest may have been a factor, and T5 has none beside its positions.
         is_doubtful = self.rests and "scale-missing" in bugs
         if right is False and (target.lacks or is_doubtful):
             right, bugs = None, []
         findings = [self._finding(trial, bug) for bug in dict.fromkeys(bugs)]
         return target.verdict(right, tuple(findings))
+
+    def _clue(self, trial: Trial) -> str:
+        """What can be said of the first case that nothing explains."""
+        explanation = trial.explanation
+        cases = [c for c in trial.cases if c.name in explanation.unexplained]
+        return stage_of(explanation, (cases or trial.cases)[0], self.target.say)
 
     def _notes(self, trial: Trial) -> None:
         """What was checked and what not, as phrases."""

@@ -278,15 +278,20 @@ def weighted(x: Any, how: str) -> Any:
     """
     # `guarded` is what comes after it: "" or "-guarded"
     kind, _, guarded = how.partition("-shared")
-    positive = np.where(x > 0, x, 0.0)
-    functions = {
-        "none": x,
-        "square": x * x,
-        "exp": np.exp(x),
-        "sigmoid": 1 / (1 + np.exp(-x)),
-    }
-    functions |= {"relu": positive, "relu-square": positive * positive}
-    weights = functions[kind]
+    # only what is asked for: a search computes this a hundred thousand times
+    match kind:
+        case "none":
+            weights = x
+        case "square":
+            weights = x * x
+        case "exp":
+            weights = np.exp(x)
+        case "sigmoid":
+            weights = 1 / (1 + np.exp(-x))
+        case _:
+            weights = np.where(x > 0, x, 0.0)
+    if kind == "relu-square":
+        weights = weights * weights
     if "shared" in how:
         weights = weights / (weights.sum(-1)[..., None] + (1e-9 if guarded else 0.0))
     return weights

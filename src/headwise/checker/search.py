@@ -95,7 +95,7 @@ class Search:
     fills    numbers of the source that may stand for a forbidden score
     seconds  of processor time
     has      what the code has, of that which bugs need; None: all of it
-    pairs    are two bugs at once looked for?
+    pairs    rounds in which two bugs at once are looked for: in so many forms of each, None for all
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Search:
         fills: Sequence[float],
         seconds: float,
         has: Collection[str] | None = None,
-        pairs: bool = True,
+        pairs: Sequence[int | None] = (2, None),
     ) -> None:
         # `examine` sets a larger one for 16 bits
         self.fills, self.pairs, self.tolerance = fills, pairs, TOLERANCE
@@ -162,13 +162,12 @@ class Search:
         self, readings: Sequence[Reading], case: Case, base: Settings
     ) -> Explanation | None:
         """The first that reproduces a case: without a bug, then with one, then with two."""
-        # How many bugs at once, how many forms of each, None for all, and whether queries of padding count: pairs of
-        # the two usual forms come first. What a query of padding gives, nobody reads; it tells bugs apart.
+        # How many bugs at once, how many forms of each, None for all, and whether queries of padding count. What such a
+        # query gives, nobody reads; it tells bugs apart.
         rounds: list[tuple[int, int | None, bool]] = [(0, None, False), (1, None, True)]
         if case.masks.real is not None:
             rounds.append((1, None, False))
-        if self.pairs:
-            rounds += [(2, 2, True), (2, None, True)]
+        rounds += [(2, forms, True) for forms in self.pairs]
         for number, forms, whole in rounds:
             if number == 1:
                 # One bug leaves the numbers nearer to those of the right reading. W_Q that is called W_K comes last.
