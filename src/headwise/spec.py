@@ -269,7 +269,7 @@ class AttentionSpec:
 
     @property
     def causal(self) -> bool:
-        """Is its mask a band that ends at the query itself?"""
+        """Does its mask end at the query itself?"""
         return self._band[1] == 0
 
     @property
@@ -281,11 +281,15 @@ class AttentionSpec:
 
     @property
     def _band(self) -> tuple[int | None, int | None]:
-        """The least and the largest j - i that the mask allows; None: as far as keys go, or no band.
+        """The least and the largest j - i that the bands in the mask allow; None: as far as keys go.
 
         Asked of one query and one key, T = S = 1: there a query stands at its own key, and j - i is a plain distance.
         """
-        return (self.mask and self.mask.band(1, 1)) or (None, None)
+        parts = self.mask.parts() if self.mask else ()
+        bands = [part.band(1, 1) or (None, None) for part in parts]
+        lows = [low for low, _ in bands if low is not None]
+        highs = [high for _, high in bands if high is not None]
+        return max(lows, default=None), min(highs, default=None)
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed, validated anew; other sizes stay as they are."""
