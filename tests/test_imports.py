@@ -61,7 +61,7 @@ def _inside(module: str, package: str, target: str) -> list[str]:
     if target_package == "cli" and package != "cli":
         return [f"{module} imports the command line, {target}"]
     if ORDER.index(target_package) > ORDER.index(package):
-        return [f"{module} imports {target}, which lies to the right of {package}"]
+        return [f"{module} imports {target}, which stands below {package}"]
     if module in APART and target in APART - {module}:
         return [f"{module} imports {target}: backends never import one another"]
     return []

@@ -111,10 +111,11 @@ class Exercise:
         return variants
 
     def written(self, source: str) -> list[tuple[int, str]]:
-        """The lines of a file that no blank has, whatever its language, and their numbers."""
-        blank = "".join(map(self.source, LANGUAGES))
+        """The lines of a file that are not handed out, in any language, and their numbers."""
+        blanks = "\n".join(map(self.source, LANGUAGES)).splitlines()
+        given = {line.strip() for line in blanks}
         lines = enumerate(source.splitlines(), 1)
-        return [(number, line) for number, line in lines if line.strip() not in blank]
+        return [(number, line) for number, line in lines if line.strip() not in given]
 
     def hint(self, language: str, step: int, function: str) -> str:
         """The hint of that number, from 1; where several functions are written, on the one at fault.
