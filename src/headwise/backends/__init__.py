@@ -131,7 +131,8 @@ def _prepared(q: Any, k: Any, v: Any, mask: Any) -> tuple[Any, ...]:
 
 def _kind(name: str, x: Any) -> str:
     # What was never imported has made no tensor or array; to ask so loads neither library.
-    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    torch = sys.modules.get("torch")
+    numpy = sys.modules.get("numpy")
     if torch and isinstance(x, torch.Tensor):
         return "torch"
     if numpy and isinstance(x, numpy.ndarray):

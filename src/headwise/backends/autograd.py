@@ -72,7 +72,8 @@ class Value:
 
     def backward(self) -> None:
         """Fill `.grad` of every Value that this one depends on with d self / d that Value, added to what is there."""
-        layer, below = {self}, {self}
+        layer = {self}
+        below = {self}
         while layer:
             layer = set().union(*[node._inputs for node in layer]) - below
             below |= layer

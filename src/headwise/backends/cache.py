@@ -44,7 +44,8 @@ class KVCache:
             raise HeadwiseError(
                 f"max_length={max_length} and window={window}: a cache is static, or rolls; pass one"
             )
-        self.max_length, self.window = max_length, window
+        self.max_length = max_length
+        self.window = window
         self.length = 0  # tokens seen
         # how often documents changed places, for callers that add up over calls
         self.reorders = 0
@@ -106,7 +107,8 @@ class KVCache:
         self.__init__(self.max_length, self.window)  # type: ignore[misc]
         if "keys" in state:
             self.check_room(int(state["length"]))
-            keys, values = state["keys"], state["values"]
+            keys = state["keys"]
+            values = state["values"]
             self._move((keys, values), max(keys.shape[2], self.max_length or 0))
         self.length = int(state["length"])
         self.holds_context = bool(state["holds_context"])
@@ -145,7 +147,8 @@ class KVCache:
         held = self._views() or (k[:, :, :0], v[:, :, :0])
         if torch.is_grad_enabled() or any(view.requires_grad for view in held):
             # Backward may need what it was given, so nothing is written in place.
-            keys, values = torch.cat([held[0], k], 2), torch.cat([held[1], v], 2)
+            keys = torch.cat([held[0], k], 2)
+            values = torch.cat([held[1], v], 2)
             self._offered = (keys, values), 0, self.kept + n_new, n_new
             return keys, values
         if not self._buffers or self._end + n_new > self._buffers[0].shape[2]:
@@ -170,7 +173,8 @@ class KVCache:
             )
         for buffer, view in zip(self._buffers, held, strict=True):
             buffer[:, :, :kept] = view
-        self._begin, self._end = 0, kept
+        self._begin = 0
+        self._end = kept
 
     def check_room(self, n_new: int) -> None:
         """Raise HeadwiseError where a static cache cannot take that many more tokens."""
@@ -195,7 +199,8 @@ class KVCache:
         if self.holds_context:
             return  # a context is counted once
         if sources[0] is not None:
-            self.holds_context, self._sources = True, sources
+            self.holds_context = True
+            self._sources = sources
         if self._offered:
             self._buffers, self._begin, self._end, n_new = self._offered
             self._offered = None

@@ -114,7 +114,8 @@ def _head(
         for rows in zip(capped, bias, allowed, strict=True)
     ]
     rows = [_softmax(row, sink) for row in masked]
-    weights, lse = [row for row, _ in rows], [log_of_sum for _, log_of_sum in rows]
+    weights = [row for row, _ in rows]
+    lse = [log_of_sum for _, log_of_sum in rows]
     out = [_row_out(*row, v, gate) for row in zip(weights, allowed, strict=True)]
     return Trace(scores, capped, masked, weights, lse, out)
 
@@ -189,8 +190,12 @@ def _mask_of_head(
         return allowed, bias
     for i in range(grid.T):
         for j in range(grid.S):
-            grid.b, grid.h, grid.i, grid.j = b, h, i, j
-            may, extra = mask.allowed(grid), mask.bias(grid)
+            grid.b = b
+            grid.h = h
+            grid.i = i
+            grid.j = j
+            may = mask.allowed(grid)
+            extra = mask.bias(grid)
             bias[i][j] = 0.0 if extra is None else extra
             allowed[i][j] = (may is None or bool(may)) and number(
                 bias[i][j]

@@ -60,11 +60,14 @@ def _steps(q: Array, k: Array, v: Array, options: Options, keep: bool) -> Trace[
             allowed.reshape(*axes, *allowed.shape), index, sizes, np.stack
         )
         if not alive.all():
-            k, v = np.where(alive, k, 0), np.where(alive, v, 0)
-    k, v = k.astype(dtype, copy=False), v.astype(dtype, copy=False)
+            k = np.where(alive, k, 0)
+            v = np.where(alive, v, 0)
+    k = k.astype(dtype, copy=False)
+    v = v.astype(dtype, copy=False)
     # `by_group` takes equal groups of adjacent heads; in any other order each query head gets its own copy of k and v.
     if not is_adjacent(index, sizes.H, sizes.G):
-        k, v = k[:, index], v[:, index]
+        k = k[:, index]
+        v = v[:, index]
 
     # `dtype.type`: a scale or softcap that is a float64 of NumPy would widen the scores.
     scale = 1 / math.sqrt(sizes.D) if options.scale is None else float(options.scale)

@@ -110,7 +110,8 @@ def _bounds(mask: Mask | None, sizes: Sizes) -> tuple[int, int, tuple[Mask, ...]
     from a comparison a condition that later sizes meet too, instead of making a graph for each size.
     """
     # nothing is forbidden yet
-    low, high = 1 - sizes.T, sizes.S - 1
+    low = 1 - sizes.T
+    high = sizes.S - 1
     rest = []
     for part in () if mask is None else mask.parts():
         band = part.band(sizes.T, sizes.S)
@@ -140,7 +141,9 @@ def _within(
     band: Band | None = (low, high)
     # no query sees any key: key 0 stays, with a band that no j - i meets, as a kernel wants a key
     if first >= last:
-        first, last, band = 0, 1, (1, 0)
+        first = 0
+        last = 1
+        band = (1, 0)
     # The least j - i: the first of these keys, the last query. The greatest: the last key, the first query.
     elif low <= first - (sizes.T - 1) and high >= last - 1:
         band = None  # all see all
@@ -182,7 +185,8 @@ def _rows(
     e   x x . .
     .   x x x x   all keys: padding behind the text, which still may look back
     """
-    rows, done = [], 0
+    rows = []
+    done = 0
     for start, stop, first, last in sorted(rectangles):
         begin = min(stop, max(start, first - high))
         end = min(stop, max(begin, last - low))

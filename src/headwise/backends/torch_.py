@@ -76,7 +76,8 @@ def _together(
     """One call of the kernel, with the tensor of all masks where there are some."""
     if path.name == paths.BLOCKS:
         return _in_blocks(call, path, q, *call.pick(k, v))
-    k, v = k[:, :, path.keys], v[:, :, path.keys]
+    k = k[:, :, path.keys]
+    v = v[:, :, path.keys]
     causal = path.name == paths.CAUSAL
     # What the kernel's causal flag says no mask needs to say again.
     band = None if causal else path.band
@@ -96,7 +97,8 @@ def _together(
 
 def _apart(call: _Call, path: paths.Path, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Each document over its own keys, cut out by `split`: the gradient of a slice would be as long as the whole."""
-    outs, S = [], k.shape[2]
+    outs = []
+    S = k.shape[2]
     counts = [n for n, _ in path.documents]
     groups = (torch.split(x, counts) for x in (q, k, v))
     for (n, stretches), q_n, k_n, v_n in zip(path.documents, *groups, strict=True):
@@ -110,7 +112,8 @@ def _apart(call: _Call, path: paths.Path, q: Tensor, k: Tensor, v: Tensor) -> Te
             if not rows.path:
                 part = q_p.new_zeros(*q_p.shape[:3], v.shape[3])
             else:
-                k_p, v_p = keys[rows.keys[0]], values[rows.keys[0]]
+                k_p = keys[rows.keys[0]]
+                v_p = values[rows.keys[0]]
                 grid = _grid((n, q.shape[1], rows.n, k_p.shape[2]), q.device)
                 part = _together(call, rows.path, grid, q_p, k_p, v_p)
             parts.append(part.transpose(1, 2))
@@ -128,8 +131,10 @@ def _in_blocks(
     Block n reads `width` keys, from key n * block + low on; zeros stand before the first key and behind the last.
     """
     assert path.band is not None
-    k, v = k[:, :, path.keys], v[:, :, path.keys]
-    low, high = path.band[0] - path.first, path.band[1] - path.first
+    k = k[:, :, path.keys]
+    v = v[:, :, path.keys]
+    low = path.band[0] - path.first
+    high = path.band[1] - path.first
     (B, H, T, _), S, (block, width) = q.shape, k.shape[2], paths.block_of(low, high)
     n = -(-T // block)
     padding = (0, 0, -low, (n - 1) * block + width + low - S)
@@ -164,7 +169,9 @@ def trace(q: Tensor, k: Tensor, v: Tensor, options: Options) -> Trace[Tensor]:
 
 def _explicit(call: _Call, q: Tensor, k: Tensor, v: Tensor) -> Trace[Tensor]:
     options = call.options
-    mask, softcap, dropout = options.mask, options.softcap, options.dropout
+    mask = options.mask
+    softcap = options.softcap
+    dropout = options.dropout
     # All keys and no band: every mask speaks for itself, as nothing is cut away.
     seen = _dense(
         call.grid, None, () if mask is None else mask.parts(), call, slice(None)
@@ -201,7 +208,8 @@ class _Call:
             raise HeadwiseError(
                 f"devices differ: q is on {q.device}, k on {k.device}, v on {v.device}; move them to one"
             )
-        self.sizes, self.options = sizes, options
+        self.sizes = sizes
+        self.options = options
         self.index = resolve_kv_index(sizes.H, sizes.G, options.kv_index)
         # of all steps: float32 or wider
         self.dtype = torch.promote_types(q.dtype, torch.float32)
@@ -232,7 +240,9 @@ class _Call:
     ) -> Tensor:
         """One call of torch's fused attention: (B,H,T,E). The mask is bool or added; no row of it is empty."""
         B, H, T, _ = q.shape
-        G, width, dtype = k.shape[1], v.shape[-1], q.dtype
+        G = k.shape[1]
+        width = v.shape[-1]
+        dtype = q.dtype
         if self.sink_h11 is not None:
             # half precision would round the sink to 8 or 11 bits
             q, k, v = (x.to(self.dtype) for x in (q, k, v))
@@ -339,11 +349,14 @@ def _dense(
     # len: the compiler knows no truth of a tuple of masks
     if not grid or (not band and len(rest) == 0):
         return _Seen()
-    grid, dtype = grid.of_keys(keys), call.dtype
+    grid = grid.of_keys(keys)
+    dtype = call.dtype
     # `resolve` looks for -inf in the dtype of all steps, and returns the bias as the masks gave it.
     allowed, bias = resolve(rest, grid, torch.where, lambda bias: bias.to(dtype))
     bias = None if bias is None else _four_axes(bias).to(dtype)
-    read_by_all, low, high = allowed is None, 1, 0
+    read_by_all = allowed is None
+    low = 1
+    high = 0
     if band is not None:
         low, high = band
         # of `j - i`, each pair would take eight bytes
@@ -485,7 +498,8 @@ class Rotation:
     """
 
     def __init__(self, rope: RoPE, head_dim: int, last: bool = False) -> None:
-        self.rope, self.last = rope, last
+        self.rope = rope
+        self.last = last
         self.dim = rope.dim or head_dim
         # YaRN multiplies cosines and sines by a factor
         self.frequencies, self.factor = rope.frequencies(head_dim)
@@ -512,7 +526,8 @@ class Rotation:
 
     def _angles(self, x_bhtd: Tensor, start: int, positions: Tensor | None) -> Tensor:
         """Cosines and sines, (2, T, dim/2) or (2, B, 1, T, dim/2)."""
-        device, end = x_bhtd.device, start + x_bhtd.shape[2]
+        device = x_bhtd.device
+        end = start + x_bhtd.shape[2]
         if positions is not None:
             angles = self._cos_sin(positions.to(device))
             return angles[:, :, None] if positions.ndim == 2 else angles

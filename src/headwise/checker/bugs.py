@@ -118,7 +118,8 @@ class UncheckedError(HeadwiseError):
     """Why code could not be checked: the key of a phrase, and the facts that go into it. By itself it is in English."""
 
     def __init__(self, key: str, /, **facts: Any) -> None:
-        self.key, self.facts = key, facts
+        self.key = key
+        self.facts = facts
         super().__init__(self.text("en"))
 
     def text(self, lang: str) -> str:

@@ -63,7 +63,8 @@ def cache_bug(
 
     x  (B,T,C); `whole` (B,T,C) is what the layer gives for it at once
     """
-    names, code = cache_arguments(attention), target.scope.code
+    names = cache_arguments(attention)
+    code = target.scope.code
     # What stands in the code once alone is a parameter that nobody reads.
     used = {role for n, role in names.items() if len(re.findall(rf"\b{n}\b", code)) > 1}
     if not used or (used == {"start"} and "cache" not in code):
@@ -73,7 +74,8 @@ def cache_bug(
     asked = {**attention.tables(0, LONG), **(mask(0, LONG) if mask else {})}
     with contextlib.suppress(Exception):
         asked[attention.inputs[0]] = to_kind(text, attention.kind)
-        x, whole = text, pick(attention.result(asked, LONG), text.shape)
+        x = text
+        whole = pick(attention.result(asked, LONG), text.shape)
     if mask and x is not text:
         return None
     if not mask:  # what sees the future as a whole cannot be the same step by step
@@ -146,9 +148,11 @@ class _Steps:
         """The bug and what shows it; None where no cache is kept from call to call."""
         tokens = self.x.shape[1]
         worst: dict[str, str] = {}
-        failures, is_filled_wrong = [], False
+        failures = []
+        is_filled_wrong = False
         # Three ways to cut the text, the hardest first; code that is right in it is right.
-        pieces, singles = (3, 1, 2, tokens - 6), (1,) * tokens
+        pieces = (3, 1, 2, tokens - 6)
+        singles = (1,) * tokens
         for steps in (pieces, (3, *singles[3:]), singles):
             try:
                 out, held = self.read(steps)
@@ -187,7 +191,8 @@ class _Steps:
 
     def read(self, steps: tuple[int, ...]) -> tuple[Any, list[Any]]:
         """Output (B,T,C) of the pieces joined, and the arrays that the cache holds at the end."""
-        attention, state = self.attention, self.state()
+        attention = self.attention
+        state = self.state()
         attention.restart()
         outs = []
         start = 0

@@ -103,6 +103,9 @@ class Target:
     # does the identity stand in for a function that may scale, mask or project?
     lacks: bool = False
     unnamed: str = ""  # a parameter of its call of which nothing is known
+    sizes: Settings = field(
+        default_factory=dict
+    )  # what it was built with, where not the usual ones
 
     def say(self, key: str, /, **facts: Any) -> str:
         return speaker(self.options.lang)(key, **facts)
@@ -165,7 +168,8 @@ class Target:
         self, right: bool | None, findings: tuple[Finding, ...] = (), reason: str = ""
     ) -> Verdict:
         left_out = [reason, *self.not_checked] if reason else self.not_checked
-        checked, lang = tuple(self.checked), self.options.lang
+        checked = tuple(self.checked)
+        lang = self.options.lang
         return Verdict(
             self.name, self.kind, right, findings, checked, tuple(left_out), lang
         )
@@ -222,9 +226,11 @@ class Config:
     ) -> None:
         if isinstance(defaults, dict):
             defaults = types.SimpleNamespace(**{str(k): defaults[k] for k in defaults})
-        self._sizes, self._defaults, self._theirs = sizes, defaults, theirs
+        self._sizes = sizes
+        self._defaults = defaults
+        self._theirs = theirs
         # `self.dropout.p` is of a module
-        section = r"(?:(?<!\bself)\.|\[')(\w+)(?=\.[a-z]|'\]\[)"
+        section = r"(?:(?<!\bself)\.|\[')(\w+)(?=\.[a-z]|(?:'\])?\[')"
         self._sections = set(re.findall(section, code))
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -263,7 +269,8 @@ def build(target: Target, sizes: Settings, theirs: bool = False) -> Any:
     # what stands in none of the branches below is left at the learner's default
     arguments: dict[str, Any] = {}
     for name, parameter in arguments_of(target.thing).items():
-        plain, default = name.lower(), parameter.default
+        plain = name.lower()
+        default = parameter.default
         # some write `n_heads=int`
         required = default is parameter.empty or default in (int, float, bool)
         is_record = CALL["config"].fullmatch(plain) or (
@@ -936,7 +943,8 @@ def _bound(target: Target, call: Callable[..., Any], module: Any) -> Attention:
 
 def adapter_of(target: Target) -> str:
     """The lines of a function in the file that brings an object to the contract: `...` where no name tells a value."""
-    thing, name = target.thing, target.name
+    thing = target.thing
+    name = target.name
 
     def filled(call: Any, texts: int) -> str:
         parts = []

@@ -127,9 +127,11 @@ def examine(target: Target) -> Verdict:
     try:
         verdict = examiner.verdict()
     except Exception as error:
-        bug, evidence = "raises", in_one_line(error)
+        bug = "raises"
+        evidence = in_one_line(error)
         if isinstance(error, UncheckedError):
-            bug, evidence = UNKNOWN, error.text(target.options.lang)
+            bug = UNKNOWN
+            evidence = error.text(target.options.lang)
         # of what was not called at all no change tells anything
         is_called = getattr(error, "key", "returns_shape") == "returns_shape"
         mended = examiner.repaired(bug, evidence) if is_called else None
@@ -158,7 +160,9 @@ class Examiner:
     """One check: the object, what is known of it, and every error on the way."""
 
     def __init__(self, target: Target) -> None:
-        self.target, self.options, self.scope = target, target.options, target.scope
+        self.target = target
+        self.options = target.options
+        self.scope = target.scope
         # so that every check of the same code gives the same verdict
         self.rng = np.random.default_rng(0)
         self.errors: list[Exception] = []
@@ -211,7 +215,8 @@ class Examiner:
 
     def builds(self) -> Iterator[Built]:
         """What may be called, the likeliest first: a later one counts where an earlier one does not fit."""
-        thing, args = self.target.thing, self.options.args
+        thing = self.target.thing
+        args = self.options.args
         if self.target.kind == "function":
             for weights, n_heads in self._weights_as_arguments():
                 self.takes_weights = True
@@ -230,6 +235,7 @@ class Examiner:
                 yield made
                 return
             raise UncheckedError("no_qkv", name=self.target.name)
+        self.target.sizes = args
         if not isinstance(thing, type):
             thing = copy.deepcopy(thing)  # it gets other weights, and gradients
             yield Built(thing, call_of(thing), thing)
@@ -239,6 +245,7 @@ class Examiner:
             guessed = sizes.keys() - args.keys() - size.VALUES.keys()
             guessed = {name for name in guessed if meaning_of(name) != "WIDTH"}
             self.target.guesses |= bool(guessed)
+            self.target.sizes = sizes
             try:
                 instance = build(self.target, sizes, theirs)
                 self.keeps_defaults = theirs
@@ -261,7 +268,8 @@ class Examiner:
 
     def _sizes(self) -> list[tuple[Settings, bool]]:
         """What a class may be built with, the likeliest first, and whether its own defaults come before ours."""
-        thing, known = self.target.thing, dict(self.options.args)
+        thing = self.target.thing
+        known = dict(self.options.args)
         names = arguments_of(thing)
         meanings = [*map(meaning_of, names)]
         if self.scope.says(r"/ (\w+\.)*(\w+_)?scal(e|ing)\b"):
@@ -335,7 +343,8 @@ class Examiner:
 
         drawn  the names of the weights, with the places of their statements
         """
-        maker, call = copy.deepcopy(definition), copy.deepcopy(definition)
+        maker = copy.deepcopy(definition)
+        call = copy.deepcopy(definition)
         weights = ", ".join(f"{name}={name}" for name in drawn)
         maker.body[max(drawn.values()) + 1 :] = ast.parse(
             f"return dict({weights})"
@@ -435,14 +444,18 @@ class Examiner:
         # has each head a matrix of its own?
         listed = self.scope.says(rf"\b({three})\[[a-z]\w*\]")
         if listed and heads == 1:
-            heads, groups, d = size.HEADS, size.HEADS, size.HEAD_DIM
+            heads = size.HEADS
+            groups = size.HEADS
+            d = size.HEAD_DIM
         width = heads * d
         apart = sum(
             role == "q" and not re.match(SAYS["bias"], name, re.I)
             for name, role in roles.items()
         )
         if apart > 1:  # each head has matrices of its own name
-            heads, d, width = apart, size.HEAD_DIM, size.WIDTH
+            heads = apart
+            d = size.HEAD_DIM
+            width = size.WIDTH
         ways = ["narrow", "wide", "out-in", "narrow columns", "columns"]
         if heads == 1 and self.scope.says("einsum"):
             ways.append("by head")  # every matrix has an axis of heads
@@ -451,7 +464,9 @@ class Examiner:
             if narrow and ({"o", "qkv"} & {*roles.values()} or d != size.WIDTH):
                 continue
             if way == "by head":
-                heads, groups, d = size.HEADS, size.HEADS, size.HEAD_DIM
+                heads = size.HEADS
+                groups = size.HEADS
+                d = size.HEAD_DIM
             count = {"q": heads, "k": groups, "v": groups, "qkv": heads + 2 * groups}
             if apart > 1 or narrow:
                 count = dict.fromkeys(count, 1)
@@ -518,7 +533,8 @@ class Examiner:
         if built.holder is None:
             yield from self._ways_of_heads(built)
             return
-        target, module = self.target, built.module
+        target = self.target
+        module = built.module
         shown: dict[str, str] = {}
         is_stilled = module is not None and still_parts(module)
         if hasattr(module, "eval"):
@@ -539,8 +555,10 @@ class Examiner:
         is_lazy = "UninitializedParameter" in kinds
         if module is not None and (is_lazy or not parts_of(module, {}).weights):
             # weights that take their shapes at the first call
+            width = target.sizes.get("WIDTH", size.WIDTH)
+            texts = (size.BATCH, size.TOKENS, width)
             for attention in adapters(target, built.call, module, layouts):
-                if self._runs(Trial(attention, [], self._inputs(attention, TEXTS))):
+                if self._runs(Trial(attention, [], self._inputs(attention, texts))):
                     break
         parts = parts_of(built.holder, self.options.mapping)
         is_bare = module is not None and not parts.weights
@@ -553,7 +571,7 @@ class Examiner:
         if self.rests:
             renew(parts.unread, self.rng, 0.0)
         choices = readings(target, built.holder, folded)
-        shape = (size.BATCH, size.TOKENS, width_of(parts, self.options.args))
+        shape = (size.BATCH, size.TOKENS, width_of(parts, target.sizes))
         ways = list(adapters(target, built.call, module, layouts))
         # Does the object gather tokens? A list, or a list for each head, is empty until the first token is there.
         # Not of torch: each of its modules has empty dictionaries, such as those of its hooks.
@@ -670,7 +688,8 @@ class Examiner:
 
     def _masks(self, trial: Trial) -> Iterator[tuple[str, Any]]:
         """None; and where a mask is required, or its default stops the call, some that forbid the future or padding."""
-        attention, before = trial.attention, len(self.errors)
+        attention = trial.attention
+        before = len(self.errors)
         yield "", None
         stopped = " ".join(map(str, self.errors[before:]))
         is_needed = attention.mask and re.search("NoneType|bool", stopped)
@@ -687,7 +706,8 @@ class Examiner:
         self, trial: Trial, allowed: Any, real: Any
     ) -> Iterator[tuple[str, Any]]:
         """The forms in which the code may take a mask (B|1,1,T,S); `real` (B,S) where it is one of padding."""
-        attention, B = trial.attention, len(trial.inputs[0])
+        attention = trial.attention
+        B = len(trial.inputs[0])
         if attention.is_lengths:
             yield "lengths", LENGTHS[:B]
             return
@@ -806,7 +826,9 @@ class Examiner:
     def _taken(
         self, trial: Trial, causal: bool, cases: list[Case], explanation: Any
     ) -> Verdict:
-        trial.causal, trial.cases, trial.explanation = causal, cases, explanation
+        trial.causal = causal
+        trial.cases = cases
+        trial.explanation = explanation
         if not trial.is_asked:
             properties_of(trial, self.target)
         return self._verdict(trial)
@@ -883,8 +905,10 @@ class Examiner:
 
         itself  is it causal without a mask of ours?
         """
-        attention, inputs = trial.attention, trial.inputs
-        B, T = inputs[0].shape[0], inputs[0].shape[-2]
+        attention = trial.attention
+        inputs = trial.inputs
+        B = inputs[0].shape[0]
+        T = inputs[0].shape[-2]
         real = np.arange(T)[None] < LENGTHS[:B, None]  # (B,S)
         before: list[Any] = []
         plain: Any = np.nan
@@ -904,7 +928,8 @@ class Examiner:
         if re.search(SAYS["padding"], attention.mask, re.I) or attention.is_lengths:
             cases = cases[1:]  # by its name it is for padding alone
         for name, allowed, masks in cases:
-            outputs, stopped = {}, 0
+            outputs = {}
+            stopped = 0
             errors: list[Exception] = []
             for form, mask in self._forms(trial, allowed, masks.real):
                 try:
@@ -943,7 +968,8 @@ class Examiner:
         self, trial: Trial, itself: bool, real: Any
     ) -> Iterator[tuple[str, Inputs, Masks, Any]]:
         """What the code takes by choice: lengths of the documents; another text to make keys and values of."""
-        attention, inputs = trial.attention, trial.inputs
+        attention = trial.attention
+        inputs = trial.inputs
         for name, parameter in arguments_of(attention.call).items():
             is_free = parameter.default is None and name != attention.mask
             if not is_free or name not in self.read:
@@ -984,7 +1010,8 @@ class Examiner:
 
     def _verdict(self, trial: Trial) -> Verdict:
         """Put into words what explains the numbers, what properties show, and what nothing explains."""
-        explanation, target = trial.explanation, self.target
+        explanation = trial.explanation
+        target = self.target
         self._notes(trial)
         shown = trial.shown
         bugs = [self._renamed(bug) for bug in explanation.bugs]
@@ -1017,7 +1044,8 @@ class Examiner:
         # A weight at rest may have been a factor, and T5 has none beside its positions.
         is_doubtful = self.rests and "scale-missing" in bugs
         if right is False and (target.lacks or is_doubtful):
-            right, bugs = None, []
+            right = None
+            bugs = []
         findings = [self._finding(trial, bug) for bug in dict.fromkeys(bugs)]
         return target.verdict(right, tuple(findings))
 
@@ -1029,7 +1057,8 @@ class Examiner:
 
     def _notes(self, trial: Trial) -> None:
         """What was checked and what not, as phrases."""
-        attention, target = trial.attention, self.target
+        attention = trial.attention
+        target = self.target
         if attention.layout is LAYOUTS["tbc"]:
             target.did("tokens_first")
         for key in dict.fromkeys(trial.checked):
@@ -1057,7 +1086,8 @@ class Examiner:
                 target.left_out(key, fill=fill)
 
     def _finding(self, trial: Trial, bug: str) -> Any:
-        explanation, say = trial.explanation, self.target.say
+        explanation = trial.explanation
+        say = self.target.say
         told = trial.shown.get(bug)
         evidence = told or evidence_of(bug_named(bug), explanation, trial.cases, say)
         finding = self.target.finding(bug, evidence)
@@ -1084,7 +1114,8 @@ class Examiner:
             or trial.explanation.settings.get("residual")
         ):
             return False
-        source, name = self.target.source, self.target.name
+        source = self.target.source
+        name = self.target.name
         # A list of heads, and a function that loops over them, may join them without W_O, as courses do.
         loop = SAYS["joined"] + r"|range\(" * inspect.isfunction(self.target.thing)
         outside = any(
@@ -1133,7 +1164,8 @@ class Examiner:
 
     def _is_theirs(self, error: Exception) -> bool:
         """Is it a name that their file, their class or torch does not have, or an argument that nothing takes?"""
-        source, text = self.target.source, str(error)
+        source = self.target.source
+        text = str(error)
         # what is passed lies in one piece, so that a view of it fits
         told = "before Module.__init__\\(\\) call|view size is not compatible"
         if re.search(told, text):
@@ -1184,7 +1216,8 @@ class Examiner:
 
     def _placed(self, finding: Finding, error: Exception) -> Finding:
         """The finding at the line of the error. A helper is right most often, and what it is given is not."""
-        frames, source = self._frames(error), self.target.source
+        frames = self._frames(error)
+        source = self.target.source
         callers = [f for f in frames if not re.search(SAYS["helpers"], f.name)]
         line = (callers or frames[:1])[-1].lineno or 1
         quote = source.lines[line - 1].strip()

@@ -201,7 +201,8 @@ def attend(
         else weighted(scores, s["norm"])
     )
     if sink is not None:
-        scores, weights = scores[..., :-1], weights[..., :-1]
+        scores = scores[..., :-1]
+        weights = weights[..., :-1]
     if ok is not None and s["empty"] != "nan":
         weights = np.where(
             ok.any(-1)[..., None], weights, 0.0 if s["empty"] == "zero" else 1 / S
@@ -244,7 +245,8 @@ def _divisor(q: Any, s: Settings) -> float:
 
 def _scores(q: Any, k: Any, s: Settings, size: float) -> Any:
     """Scores (B,h,T,S) before a mask."""
-    T, S = q.shape[2], k.shape[2]
+    T = q.shape[2]
+    S = k.shape[2]
     scores = q @ k.swapaxes(-1, -2)
     # a dot product of the whole width is the sum of those of its heads
     if s["compared"] == "all":
@@ -333,7 +335,8 @@ def allowed_by(masks: Masks, s: Settings, B: int, H: int, T: int, S: int) -> Any
         }
         allowed = allowed & rules.get(s["see"], ahead <= 0)
     if masks.real is not None and s["padding"] != "nothing":
-        document, head = np.arange(B)[:, None], np.arange(H)[None]
+        document = np.arange(B)[:, None]
+        head = np.arange(H)[None]
         # "cycle": the B masks are laid again and again on the B * H maps, so that head 1 of document 0 gets the mask
         # of document 1. "fold": each of the B masks is repeated H times, and the maps stand head by head. "next": the
         # mask of the next document.
@@ -370,7 +373,8 @@ JOINS = {
 
 def output(w: Weights, heads: Any, s: Settings) -> Any:
     """Heads (B,h,T,e) joined, times W_O: (B,T,C). Without a W_Q the heads as they are."""
-    matrix, how = w.matrices.get("o"), s["join"]
+    matrix = w.matrices.get("o")
+    how = s["join"]
     if w.matrices.get("q") is None:
         return heads
     if s["split_q"] == "tokens":  # (B,T,h,e) by then
@@ -425,7 +429,8 @@ def rotate(
         return x
     T, d = x.shape[-2:]
     angles = sign * np.outer(np.arange(T) + start, base ** (-np.arange(0, d, 2) / d))
-    cos, sin = np.cos(angles), np.sin(angles)
+    cos = np.cos(angles)
+    sin = np.sin(angles)
     if table == "cut-sin":
         sin, cos = np.split(np.stack([sin, cos], -1).reshape(T, d), 2, 1)
     elif table == "cut-cos":
@@ -434,7 +439,8 @@ def rotate(
         cos, sin = (np.repeat(each, 2, 1) for each in (cos, sin))
     else:
         cos, sin = (np.concatenate([each, each], 1) for each in (cos, sin))
-    cos, sin = cos.astype(x.dtype), sin.astype(x.dtype)
+    cos = cos.astype(x.dtype)
+    sin = sin.astype(x.dtype)
     # (a, b) -> (a cos - b sin, b cos + a sin) of each pair: `other` has -b in the place of a, and a in that of b.
     if turn == "interleaved":
         other = np.stack([minus * x[..., 1::2], x[..., 0::2]], -1).reshape(x.shape)

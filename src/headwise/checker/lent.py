@@ -95,12 +95,45 @@ def _lazily(call: Any) -> Any:
             self.setup()
             self.build(np.shape([*args, *named.values()][0]))
         Lazy.calls[-1] = self, itertools.count()
+        args = tuple(map(as_array, args))
+        named = {name: as_array(x) for name, x in named.items()}
         try:
             return call(self, *args, **named)
         finally:
             Lazy.calls.pop()
 
     return called
+
+
+class Array(np.ndarray):
+    """One of JAX or TensorFlow, with the methods that NumPy's lack."""
+
+    def split(self, parts: Any, axis: int = 0) -> Any:
+        return split(self, parts, axis)
+
+    def get_shape(self) -> Any:
+        return Shape(self.shape)
+
+
+class Shape(tuple[int, ...]):
+    def as_list(self) -> list[int]:
+        return [*self]
+
+
+def as_array(x: Any) -> Any:
+    return x.view(Array) if type(x) is np.ndarray else x
+
+
+def split(x: Any, parts: Any, axis: int = 0, **named: Any) -> Any:
+    """By a count, by places as JAX has it, or by sizes as TensorFlow has it, which add up to the whole."""
+    parts = named.get("num_or_size_splits", parts)
+    if np.ndim(parts) and sum(parts) == x.shape[axis]:
+        parts = np.cumsum(parts)[:-1]
+    return np.split(x, parts, axis)
+
+
+def variable(initial_value: Any = None, *_: Any, value: Any = None, **__: Any) -> Any:
+    return np.asarray(initial_value if value is None else value)
 
 
 def drawn(shape: Any) -> Any:
@@ -127,7 +160,8 @@ class DenseGeneral(Dense):
     """flax's layer over several axes: `features` (h,d) of those that come out; `axis` of those that are summed."""
 
     def __init__(self, features: Any, axis: Any = -1, **named: Any) -> None:
-        self.features, self.n_axes = np.atleast_1d(features), np.size(axis)
+        self.features = np.atleast_1d(features)
+        self.n_axes = np.size(axis)
         super().__init__(int(np.prod(features)), **named)
 
     def forward(self, x: Any, *_: Any) -> Any:
@@ -154,6 +188,13 @@ def vmap(function: Any, in_axes: Any = 0, out_axes: int = 0) -> Any:
     return mapped
 
 
+def unnamed(function: Any) -> Any:
+    """A function that takes a name for its result as well, as those of TensorFlow do."""
+    if isinstance(function, type) or not callable(function):
+        return function
+    return lambda *args, name=None, **named: function(*args, **named)
+
+
 def where(condition: Any, *values: Any) -> Any:
     """As JAX has it: NumPy takes None for a condition that never holds."""
     if condition is None:
@@ -173,7 +214,8 @@ class Plain:
     def eval(self) -> Any:
         return self
 
-    __call__, train = forward, eval
+    __call__ = forward
+    train = eval
 
 
 def unchanged(x: Any, *others: Any, **_: Any) -> Any:
@@ -271,10 +313,26 @@ OF_NUMPY: dict[str, Any] = {
     "range": np.arange,
     "where": where,
     "int_shape": np.shape,
-    "convert_to_tensor": lambda x, *_, **__: np.asarray(x),
     "reshape": lambda x, shape, **_: np.reshape(x, shape),
     "merge_param": lambda _, field, argument: field if argument is None else argument,
     "static_field": dataclasses.field,
+    "split": split,
+    "gather": lambda x, at, axis=0: np.take(x, at, axis),
+    "unstack": lambda x, num=None, axis=0: [*np.moveaxis(x, axis, 0)],
+    **dict.fromkeys(("Variable", "constant", "convert_to_tensor"), variable),
+    **{f"reduce_{name}": vars(np)[name] for name in ("sum", "mean", "max")},
+    "permute_dimensions": lambda x, pattern: np.transpose(x, pattern),
+    "batch_dot": lambda a, b, axes: (
+        np.moveaxis(a, axes[0], -1) @ np.moveaxis(b, axes[1], 1)
+    ),
+    "repeat_elements": np.repeat,
+    "stop_gradient": LENT["dropout"],
+    "select": np.where,
+    "broadcast": lambda x, sizes: np.broadcast_to(x, (*sizes, *np.shape(x))),
+    "Lambda": lambda step, *_, **__: Plain(step),
+    "Add": lambda: Plain(sum),
+    "Permute": lambda axes: Plain(lambda x: np.transpose(x, (0, *axes))),
+    "Reshape": lambda shape: Plain(lambda x: np.reshape(x, (len(x), *shape))),
 }
 
 OF_JAX_RANDOM: dict[str, Any] = {
@@ -316,7 +374,7 @@ def stand_in(name: str) -> Any:
         return lambda *_, **__: lambda key, shape, *_: drawn(shape)
     for place in (OF_NUMPY, vars(np)) if LIKE_NUMPY.match(name) else ():
         if last in place and not isinstance(place[last], types.ModuleType):
-            return place[last]
+            return unnamed(place[last])
     if re.search(r"rope|rotar", last, re.I):
         return Unturned()
     return LENT.get(last)

@@ -112,7 +112,8 @@ def head_loop(text: str, path: str = "", within: str = "") -> Source | None:
         numbers += spanned
     spanned = range(taken[0].lineno, _span(taken[-1])[-1] + 1)
     body = textwrap.dedent("\n".join(lines[line - 1] for line in spanned))
-    arguments, before = [], []
+    arguments = []
+    before = []
     for name in _free(taken, defined):
         if re.fullmatch(LAYERS, name):
             before.append(f"{name} = 0")
@@ -231,7 +232,8 @@ def _extent(block: list[ast.stmt], defined: set[str]) -> tuple[list[ast.stmt], s
         if (weighted and not projections) or (reads_more and not weighted):
             break
         if isinstance(statement, ast.Assign):
-            end, result = i + 1, ast.unparse(statement.targets[0])
+            end = i + 1
+            result = ast.unparse(statement.targets[0])
         elif isinstance(statement, ast.Return) and statement.value:
             result = ast.unparse(statement.value)
         if weighted:  # W_O: what comes after it is no longer attention

@@ -61,8 +61,10 @@ def properties_of(trial: Trial, target: Target) -> None:
     """Ask each property; what one cannot be asked is left out with its reason."""
     trial.is_asked = True
     attention = trial.attention
-    inputs, mask = trial.cases[0].inputs, trial.mask
-    base, again = attention(inputs, mask), attention(inputs, mask)
+    inputs = trial.cases[0].inputs
+    mask = trial.mask
+    base = attention(inputs, mask)
+    again = attention(inputs, mask)
     still = np.array_equal(base, again, equal_nan=True)
     # torch's own dropout is held still
     drops = target.scope.says("bernoulli|binomial|rand|default_rng|shuffle")
@@ -130,7 +132,7 @@ def _training(
     if drops and not attention.seen.dropped and isinstance(target.thing, type):
         # Would an object that was never in eval drop something?
         with contextlib.suppress(Exception):
-            new = build(target, target.options.args)
+            new = build(target, target.sizes)
             new.train()
             other = replace(attention, call=call_of(new), module=new, seen=Seen())
             other(inputs, trial.mask)
@@ -188,7 +190,8 @@ def _steps(
 
 def _causal_mask(trial: Trial) -> Any:
     """What makes a causal mask for some queries, from `start` on: of a layer that is causal by its mask alone."""
-    explanation, name = trial.explanation, str(trial.attention.mask)
+    explanation = trial.explanation
+    name = str(trial.attention.mask)
     case = next((case for case in trial.cases if case.name == "mask"), None)
     if trial.causal or not explanation or not case or trial.attention.is_lengths:
         return None
@@ -212,8 +215,10 @@ def masks_handed(attention: Attention, target: Target) -> list[Any]:
     """The triangles that a model of the file makes, and hands to the attention as its mask."""
     from unittest.mock import patch
 
-    kind, method = type(attention.module), attention.call.__name__
-    before, handed = getattr(kind, method), []
+    kind = type(attention.module)
+    method = attention.call.__name__
+    before = getattr(kind, method)
+    handed = []
     # of the tokens two or more after another one, and before it
     after = np.triu_indices(TOKENS, 2)
 

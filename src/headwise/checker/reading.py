@@ -216,7 +216,8 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
     """
     parts = Parts(same_head=_is_one_module(target))
     # `named` has every path and each of its parts, by which `mapping` may name an array; `paths` are for the error.
-    named, paths = set[str](), list[str]()
+    named = set[str]()
+    paths = list[str]()
     others: list[Array] = []
     for array in arrays_of(target):
         path = array.path.strip(".")
@@ -385,7 +386,8 @@ def _in_out(array: Array) -> Any:
 
 def _add_unnamed(parts: Parts, others: list[Array]) -> None:
     """Matrices without a role get one that is missing: by a word of their names, or where one shape alone allows it."""
-    weights, left = parts.weights, []
+    weights = parts.weights
+    left = []
     for array in others:
         role = _role_of_words(array.path)
         if array.value.ndim < 2 or role is None or weights.keys() & {role, *role}:
@@ -454,7 +456,7 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
     folded  may the scale 1/sqrt(d) be in a weight, so that code without one is right?
     """
     parts = parts_of(instance, target.options.mapping)
-    width = width_of(parts, target.options.args)
+    width = width_of(parts, target.sizes)
     counts = [heads_of(instance, target)]
     inside = getattr(instance, "__dict__", {})
     kept = {x for x in inside.values() if type(x) is int and 1 < x <= width}
@@ -642,7 +644,8 @@ def _read(
         for held in (matrices, biases):
             if fused in held:
                 held.update(_unfused(held.pop(fused), fused, H, G, order))
-    small, out = matrices["q"].shape, matrices["o"]
+    small = matrices["q"].shape
+    out = matrices["o"]
     is_cut = small[0] == small[1] and 1 < H == width // small[0] and listed == 1
     # W_O reads more features than the projections make: all heads have the same ones.
     is_same = (out is None and parts.same_head) or (
@@ -704,7 +707,8 @@ def _unfused(x: Any, fused: str, H: int, G: int, order: str) -> dict[str, Any]:
     axes = {
         "groups": (G, n, -1), "features": (-1, n), "(d k h)": (-1, n, H), "(d h k)": (-1, H, n),
     }.get(order.removesuffix(" qvk"), (n, -1))  # fmt: skip
-    lead, last = x.shape[:-1], order in ("features", "(d h k)")
+    lead = x.shape[:-1]
+    last = order in ("features", "(d h k)")
     x = x.reshape(*lead, *axes)
     pieces = np.split(x, np.cumsum(shares)[:-1], -1 if last else -2)
     if order[0] == "(":  # of each (d, h), which is brought to (h, d)
@@ -790,7 +794,7 @@ def heads_of(instance: Any, target: Target) -> tuple[int | None, int | None]:
     told = any(re.search(counts, name) for name in unknown)
     is_config = any(map(CALL["config"].fullmatch, names))
     if heads is None and (told or is_config or "HEADS" in meanings):
-        heads = target.options.args.get("HEADS", HEADS)
+        heads = target.sizes.get("HEADS", HEADS)
     return heads, kept_as("KV_HEADS", instance, target)
 
 

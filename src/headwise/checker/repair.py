@@ -33,7 +33,8 @@ def repaired(
     target: Target, is_right: Callable[[Target], bool], seconds: float
 ) -> tuple[int, str, str] | None:
     """The line that one change makes right, as it is, and as it is right then; None where none does in that time."""
-    source, until = target.source, time.process_time() + seconds
+    source = target.source
+    until = time.process_time() + seconds
     if target.name not in source.definitions:
         return None
     for number, text in _versions(source, target.name):
@@ -50,7 +51,8 @@ def repaired(
                 target, thing=thing, source=other, namespace=namespace, checked=[], not_checked=[],
             )  # fmt: skip
             if is_right(version):
-                quote, text = source.lines[number - 1].strip(), text.strip()
+                quote = source.lines[number - 1].strip()
+                text = text.strip()
                 with contextlib.suppress(SyntaxError):  # half of a statement
                     text = ast.unparse(ast.parse(text))
                 return source.number_of(number), quote, text
@@ -84,7 +86,8 @@ def _versions(source: Source, name: str) -> Iterator[tuple[int, str]]:
                 if getattr(node, "lineno", 0) != getattr(node, "end_lineno", None):
                     continue
                 line = source.lines[node.lineno - 1].encode()
-                before, after = line[: node.col_offset], line[node.end_col_offset :]
+                before = line[: node.col_offset]
+                after = line[node.end_col_offset :]
                 for inner in map(ast.unparse, changes_of_node(node)):
                     yield node.lineno, f"{before.decode()}({inner}){after.decode()}"
 

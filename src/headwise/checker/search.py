@@ -46,7 +46,8 @@ class Case:
 
     def queries(self, settings: Settings) -> Any:
         """Which rows of an output anybody reads: those of tokens that are real, and that the code takes to be so."""
-        real, shape = self.masks.real, self.inputs[0].shape
+        real = self.masks.real
+        shape = self.inputs[0].shape
         if real is None or real.shape[1] != shape[-2]:
             return ...
         real = real & counted(real, settings.get("real", "all"))
@@ -75,7 +76,8 @@ class Explanation:
 def close(a: Any, b: Any, tolerance: float = TOLERANCE) -> bool:
     """Are two results equal but for rounding? What is not finite must be so in the same places."""
     try:
-        a, b = np.asarray(a, float), np.asarray(b, float)
+        a = np.asarray(a, float)
+        b = np.asarray(b, float)
     # of an exercise, as JSON has them: text, or lists of several shapes
     except (ValueError, TypeError):
         if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
@@ -106,7 +108,9 @@ class Search:
         pairs: Sequence[int | None] = (2, None),
     ) -> None:
         # `examine` sets a larger one for 16 bits
-        self.fills, self.pairs, self.tolerance = fills, pairs, TOLERANCE
+        self.fills = fills
+        self.pairs = pairs
+        self.tolerance = TOLERANCE
         # Whether there is a mask is told by the case: see `_sets`.
         self.bugs = [
             bug

@@ -80,6 +80,9 @@ class Source:
     @cached_property
     def code(self) -> str:
         """The text without comments and documentation, in small letters, with the spaces that Python would set."""
+        return ast.unparse(self._undocumented()).lower()
+
+    def _undocumented(self) -> ast.Module:
         tree = ast.parse(self.text)  # a tree of its own, which is changed here
         for node in ast.walk(tree):
             body = getattr(node, "body", None)
@@ -87,7 +90,7 @@ class Source:
                 value = body[0].value
                 if isinstance(value, ast.Constant) and isinstance(value.value, str):
                     body[0] = ast.Pass()
-        return ast.unparse(tree).lower()
+        return tree
 
     @cached_property
     def numbers(self) -> list[float]:
@@ -108,11 +111,12 @@ class Source:
 
     def always_says(self, pattern: str) -> bool:
         """Does the code match outside of what stands below a choice? `if mask is None` is none: it gives a default."""
-        tree = ast.parse(self.code)
+        tree = self._undocumented()
         for node in ast.walk(tree):
-            if isinstance(node, ast.If) and "none" not in ast.unparse(node.test):
-                node.body, node.orelse = [ast.Pass()], []
-        return re.search(pattern, ast.unparse(tree)) is not None
+            if isinstance(node, ast.If) and "None" not in ast.unparse(node.test):
+                node.body = [ast.Pass()]
+                node.orelse = []
+        return re.search(pattern, ast.unparse(tree).lower()) is not None
 
     def tells(self, pattern: str) -> bool:
         """Does the text match, with its comments?"""
@@ -609,7 +613,8 @@ class Imports:
     """
 
     def __init__(self, path: Path, known: Mapping[str, Any]) -> None:
-        self.path, self.known = path, known
+        self.path = path
+        self.known = known
         self.lent: list[str] = []
         self.are_tried = False  # is one that fails to raise?
 

@@ -211,7 +211,8 @@ def _examined(target: Target) -> Verdict:
             loop = head_loop(target.source.text, target.source.path, target.name)
         if loop is None:
             raise
-    target.source, target.namespace = loop, {**CALLED, **target.namespace}
+    target.source = loop
+    target.namespace = {**CALLED, **target.namespace}
     run_definitions(loop, NAME, target.namespace)
     target.name, target.thing = NAME, target.namespace[NAME]
     target.__dict__.pop("scope", None)  # it is cached, of what the target was before
@@ -315,7 +316,8 @@ def _random_state_kept() -> Iterator[None]:
 
 def _path_and_name(spec: str, say: Say) -> tuple[Path, str]:
     """The file of FILE or FILE:NAME, and the name, empty where there is none."""
-    path, name = Path(spec), ""
+    path = Path(spec)
+    name = ""
     if not path.exists() and ":" in spec:  # a file may have a colon in its own name
         text, name = spec.rsplit(":", 1)
         path = Path(text)
@@ -458,7 +460,8 @@ def read_source(text: str, path: str = "", name: str = "") -> Source:
 
 def request_of(target: Target) -> dict[str, Any]:
     """What a process of its own is told of something in a file; `read_request` reads it there."""
-    source, options = target.source, target.options
+    source = target.source
+    options = target.options
     # As Python writes them, for JSON would make lists of tuples.
     args = repr(dict(options.args))
     try:

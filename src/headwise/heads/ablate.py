@@ -55,12 +55,14 @@ class Edit(NamedTuple):
 
 def edited(call: Call, edits: Sequence[tuple[int, Edit]]) -> Tensor:
     """What the heads of a call give, (B,H,T,E), with edits; before each edit the number of the text that has it."""
-    out, index = call.out.clone(), kv_index_of(call)
+    out = call.out.clone()
+    index = kv_index_of(call)
     anew = [(row, edit) for row, edit in edits if edit.at in READ]
     parts = {at: getattr(call, at).clone() for at in READ if anew} | {"out": out}
     for row, (_, at, n, value, tokens) in edits:
         if at == "weights":
-            at, value = "out", value @ call.v[row, index[n]].to(value)
+            at = "out"
+            value = value @ call.v[row, index[n]].to(value)
             if call.options.gate is not None:
                 value = value * torch.as_tensor(call.options.gate).to(value)[n]
         part = parts[at][row, n]  # a view: what is written there is in `parts`
@@ -140,7 +142,8 @@ def ablate(
 def _row_mean(out: Tensor, documents: Documents) -> Tensor:
     """The mean over real rows of what a head gives, at each row, (B,T,E); a constant: no gradient flows through it."""
     # All documents of a call start alike. In cross attention none has a start, and all its keys are there at once.
-    T, past = out.shape[1], documents[0].start or 0
+    T = out.shape[1]
+    past = documents[0].start or 0
     if T == 1 or past > 0:
         raise HeadwiseError(
             f"how='mean' in a step of {T} tokens with {past} in the cache has too few rows for a mean, and a cache "
@@ -163,7 +166,8 @@ WAYS: dict[str, Change] = {
 def _resampled(others: list[Tensor], out: Tensor, documents: Documents) -> Tensor:
     """For each document of `out` (B,T,E) the rows that one of the other texts has in its place."""
     past = documents[0].start or 0
-    T, shortest = past + out.shape[1], min(map(len, others))
+    T = past + out.shape[1]
+    shortest = min(map(len, others))
     if shortest < T:
         raise HeadwiseError(
             f"how='resample' at {T} tokens with a text of {shortest}; pass texts of at least {T} tokens"
@@ -316,7 +320,8 @@ def ablation(
     with evaluating(model):
         sites = dict.fromkeys(calls_of(model, batches[0][:1]))
         # each head counts once a batch
-        done, total = 0, sum(site.n_heads for site in sites) * len(batches)
+        done = 0
+        total = sum(site.n_heads for site in sites) * len(batches)
 
         for n, ids in enumerate(batches):
             base = next_token_losses(model, ids, after) if whole is None else whole[n]
@@ -340,7 +345,11 @@ def _silence(h: int, how: str, site: Site, call: Call) -> Tensor:
 def calls_of(model: nn.Module, ids: Tensor) -> list[Site]:
     """The site of each call of attention while the model reads ids (B,T): without a picture some layers do not run."""
     order = []
-    sites, note = sites_of(model), lambda site, call: order.append(site)
+    sites = sites_of(model)
+
+    def note(site: Site, call: Call) -> None:
+        order.append(site)
+
     with attach(sites, note), evaluating(model), torch.no_grad():
         run_body(model, ids)
     return order

@@ -99,7 +99,8 @@ class Linked:
 
         The rate is 1 - 2 |found and right| / (|found| + |right|).
         """
-        right, rows = set(self.links), self.rows
+        right = set(self.links)
+        rows = self.rows
         strongest_kn = maps_knm.argmax(-1).tolist()
         hits = [len(right & set(zip(rows, keys, strict=True))) for keys in strongest_kn]
         n_hit = np.array(hits)
@@ -205,16 +206,19 @@ def align(
     for name in named:
         if name not in names:
             raise unknown_head(name, names)
-    to_choose, to_judge = known[: len(texts)], known[len(texts) :]
+    to_choose = known[: len(texts)]
+    to_judge = known[len(texts) :]
     alone = _figures(to_choose, [[h] for h in range(len(names))])
     order = np.argsort(alone[:, 0].mean(1), kind="stable").tolist()
-    chosen, error = order[:1], alone[order[0], 0].mean()
+    chosen = order[:1]
+    error = alone[order[0], 0].mean()
     while len(chosen) < min(MOST, len(names)):
         wider = [[*chosen, h] for h in range(len(names)) if h not in chosen]
         errors = _figures(to_choose, wider)[:, 0].mean(1)
         if errors.min() >= error:
             break
-        chosen, error = wider[errors.argmin()], errors.min()
+        chosen = wider[errors.argmin()]
+        error = errors.min()
     # By the name that a reader sees; of a straight line no head.
     best = names[chosen[0]]
     sets = {"chosen": chosen, "straight line": [], f"best alone: {best}": chosen[:1]}
@@ -316,7 +320,8 @@ def path_starts(scores_knm: Maps) -> NDArray[np.int64]:
         best[i + 1, :, 1:] = sums + np.maximum.accumulate(entered - sums + scores, 1)
     starts = np.zeros((K, N), np.int64)
     for k in range(K):  # back from the last cell
-        i, j = N, M
+        i = N
+        j = M
         while i:
             starts[k, i - 1] = j - 1  # the last to be written is the first of the row
             steps = (i - 1, j - 1), (i - 1, j), (i, j - 1)
@@ -378,9 +383,12 @@ def _text(
             )
         # The decoder reads the target one token later: row i predicts its token i.
         inputs = {"decoder_input_ids": [int(start), *tokens.encode(record["target"])]}
-        rows, source = _first_tokens(tokens, record["target"], 0), record["source"]
+        rows = _first_tokens(tokens, record["target"], 0)
+        source = record["source"]
     elif {"text", "links"} <= record.keys():
-        inputs, rows, source = {}, None, record["text"]
+        inputs = {}
+        rows = None
+        source = record["text"]
     else:
         raise HeadwiseError(
             f"it has {', '.join(record)}, and a text needs audio, words; source, target, links; text, links"
@@ -410,7 +418,8 @@ def _spoken(
             f"{folder.name} ({folder.family}) hears no speech as Whisper does; pass other texts"
         )
     path = near / record["audio"]
-    samples, extractor = read_wav(path), feature_extractor(folder.path)
+    samples = read_wav(path)
+    extractor = feature_extractor(folder.path)
     seconds = float(extractor.chunk_length)  # what is shorter is filled with silence
     if len(samples) > seconds * RATE:  # the rest would be cut off without a word
         raise HeadwiseError(
@@ -434,7 +443,8 @@ def _spoken(
         ids += [sign, options.task_to_id["transcribe"]]
     first = len(ids)  # the row that predicts the first token of the first word
     ids.append(options.no_timestamps_token_id)
-    starts, begins = [], []
+    starts = []
+    begins = []
     for word, time in record["words"]:
         # the last row so far predicts the word's first token
         starts.append(len(ids) - 1 - first)

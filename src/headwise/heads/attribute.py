@@ -238,7 +238,8 @@ def _logit_scale(
     """
     matrix, bias = output_matrix(model)
     # Some thousand tokens tell it; a float32 copy of a large vocabulary's matrix is not made.
-    some, logits = matrix[:ROWS], logits[:ROWS]
+    some = matrix[:ROWS]
+    logits = logits[:ROWS]
     wide = torch.promote_types(some.dtype, torch.float32)
     raw = (some.to(wide) @ normed.to(some.device, wide)).cpu().double()
     if bias is not None:
@@ -277,7 +278,9 @@ def _way_of(
     block = rows[layer.block]
     # Granite has a factor, and no norm after W_O.
     factor = getattr(layer.block, "residual_multiplier", 1.0)
-    at_w_o, wrote, constant = factor * direction, factor * out, 0.0
+    at_w_o = factor * direction
+    wrote = factor * out
+    constant = 0.0
     is_normed = False
     for child, row in inner.items():
         # What reads W_O's output and gives it back as it is, a dropout for instance, is no norm.
@@ -399,7 +402,8 @@ def _back(norm: nn.Module, row: State, direction: Tensor) -> tuple[Tensor, float
         answer = twin.forward(x)  # so that no hook is called
         return answer.double()  # some norms compute in float32 and give that
 
-    x, y = row.read, normed(row.read)
+    x = row.read
+    y = normed(row.read)
     bias = normed(torch.zeros_like(x))  # of zeros a norm makes its bias
     # LayerNorm subtracts the mean of x; then a constant that is added to all numbers changes nothing.
     centres = _apart(normed(x + x.abs().mean()), y) <= CLOSE

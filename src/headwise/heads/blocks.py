@@ -128,9 +128,12 @@ class Pass:
         only: Collection[str] = (),
         reach: bool = True,
     ) -> None:
-        self.call, self.b, self.document = call, b, document
+        self.call = call
+        self.b = b
+        self.document = document
         _, self.H, self.T, width = call.q.shape
-        self.S, self.device = call.n_keys, call.q.device
+        self.S = call.n_keys
+        self.device = call.q.device
         # In float32 at least: sums of many weights in half precision would lose their digits.
         numbers = call.q if call.weights is None else call.weights
         self.dtype = torch.promote_types(numbers.dtype, torch.float32)
@@ -171,7 +174,8 @@ class Pass:
         index = list(resolve_kv_index(self.H, len(keys), options.kv_index))
         self.group = max(1, self.H // len(keys))  # heads that read the same keys
         if index != [h // self.group for h in range(self.H)]:
-            keys, self.group = keys[index], 1
+            keys = keys[index]
+            self.group = 1
         self.keys = keys.mT.contiguous().mT if self.S > LONG else keys.contiguous()
 
     def _place(self, document: Document) -> None:
@@ -274,7 +278,8 @@ class Pass:
         """All heads of a block of queries, as many at a time as fit."""
         block = self._shared(rows)
         self.at[rows] = block.at
-        t, width = len(block.at), block.marks.shape[1]
+        t = len(block.at)
+        width = block.marks.shape[1]
         # (H,t,D), scaled, so that scores are in bits
         q = self.call.q[self.b, :, self.picked[rows]].to(self.dtype)
         q = (q * (self.scale * LOG2E)).contiguous()
@@ -445,8 +450,10 @@ class Pass:
 
     def _keys(self, queries: Tensor) -> tuple[slice, int]:
         """The keys that windows and causal bounds leave to some queries, and `masked_from`, among all S."""
-        first, last = int(queries[0]), int(queries[-1])
-        low, high = 0, self.S
+        first = int(queries[0])
+        last = int(queries[-1])
+        low = 0
+        high = self.S
         # of weights that a model makes itself nothing is known
         masked_from = self.S if self.call.weights is None else 0
         for mask in self.masks:
@@ -471,7 +478,9 @@ class Pass:
         Of a call that has its weights, their logarithms; a model's own softmax may give NaN to a query that may attend
         nothing.
         """
-        keys, n_keys, weights = block.keys, block.n_keys, self.call.weights
+        keys = block.keys
+        n_keys = block.n_keys
+        weights = self.call.weights
         scores = buffer[..., :n_keys]
         if weights is not None:
             scores.copy_(weights[self.b, heads, self.picked[block.rows], keys])
@@ -493,9 +502,11 @@ class Pass:
         self, queries: Tensor, at: Tensor, keys: slice, width: int, first: int
     ) -> tuple[Tensor, Tensor]:
         """`Block.pairs` and `counted`, in the order of `kinds`."""
-        t, n_keys = len(at), keys.stop - keys.start
+        t = len(at)
+        n_keys = keys.stop - keys.start
         row = torch.arange(t, device=self.device)
-        places, rows = [torch.full_like(at, first)], [row]
+        places = [torch.full_like(at, first)]
+        rows = [row]
         if "self" in self.kinds:
             places += [at - offset for offset in OFFSETS.values()]
             rows += [row] * len(OFFSETS)
@@ -572,7 +583,8 @@ class Pass:
         before = call.before_gate
         if before is None or before.shape != call.out.shape:
             return None
-        after, before = self.out, before[self.b, :, self.picked].to(self.dtype)
+        after = self.out
+        before = before[self.b, :, self.picked].to(self.dtype)
         ratio = after / before
         if torch.equal(after, before) or (ratio < 0).any() or ratio.isinf().any():
             return None
@@ -620,7 +632,8 @@ def run(work: Pass) -> Tensor:
     threads wait for it in every small operation, and 4,096 tokens take five times as long. Short documents have too few
     blocks, and are torch's own.
     """
-    inference, threads = torch.is_inference_mode_enabled(), torch.get_num_threads()
+    inference = torch.is_inference_mode_enabled()
+    threads = torch.get_num_threads()
     is_large = work.H * len(work.at) * work.S >= THREADED
     if threads == 1 or work.device.type != "cpu" or not is_large:
         return work.run(0, 1, inference)
@@ -672,7 +685,8 @@ def measure(
     by_block = run(work)
     with torch.no_grad(), torch.autocast(work.device.type, enabled=False):
         work.finish()
-        seen, rows = work.seen.any(0), {}
+        seen = work.seen.any(0)
+        rows = {}
         for name, x in work.formulas.items():
             of_rows = work.total(x) if isinstance(x, str) else x(work)
             if of_rows is not None:
@@ -713,13 +727,15 @@ def uniform(call: Call) -> Call:
     Where the model made the weights itself, that is what some head of the document looks at.
     """
     B, _, T, _ = call.q.shape
-    S, mask = call.n_keys, call.options.mask
+    S = call.n_keys
+    mask = call.options.mask
     if call.weights is not None:
         mask = Allowed((call.weights > 0).any(1, keepdim=True))
     if mask is not None:
         # one control a layer: where masks differ, the first
         mask = mask.for_heads([0], call.q.shape[1]).without_bias()
-    queries, keys = call.q.new_zeros(B, 1, T, 1), call.q.new_zeros(B, 1, S, 1)
+    queries = call.q.new_zeros(B, 1, T, 1)
+    keys = call.q.new_zeros(B, 1, S, 1)
     call = call._replace(q=queries, k=keys, v=keys, options=Options(mask), out=queries)
     return call._replace(weights=None, before_gate=None)
 

@@ -88,7 +88,8 @@ def _matrices(
     A QR decomposition W_K^T = Q R_K gives a Q of orthonormal columns, which changes no norm: |W_K^T x| = |R_K x|. So
     R_K W_Q (D,C) stands for W_QK (C,C), which is never made.
     """
-    H, is_whole = site.n_heads, False
+    H = site.n_heads
+    is_whole = False
     # (H D,C), (G D,C), (G E,C) and (C,H E)
     known = [w for w in map(weights.get, "qkvo") if w is not None]
     if len(known) == 4:

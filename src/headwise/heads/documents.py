@@ -118,7 +118,8 @@ def unpacked(
         yield call, b, document
         return
     for start, end in itertools.pairwise((*document.starts, call.n_queries)):
-        keys, ids = slice(start, end), document.q_ids
+        keys = slice(start, end)
+        ids = document.q_ids
         marks = {name: mark[keys] for name, mark in document.marks.items()}
         # queries and keys are one sequence here
         ids = None if ids is None else ids[keys]
@@ -152,7 +153,9 @@ def listening(
         # are no distances.
         told = ""
         if site.free and len(call.out) and len(call.out) not in readers.sizes:
-            told, call, reader = PIECES, call._replace(cross=True), _Reader()
+            told = PIECES
+            call = call._replace(cross=True)
+            reader = _Reader()
         cross = call.cross or site.cross
         documents = [
             _document(call, b, cross, reader, marker) for b in range(len(call.q))
@@ -297,7 +300,9 @@ class _Reader:
         if self.first_has_ids:
             ids = arguments.get(self.parameters[0])
         embedded = arguments.get("inputs_embeds")
-        known, self.ids, self.spans = self.ids, None, {}
+        known = self.ids
+        self.ids = None
+        self.spans = {}
         if isinstance(ids, Tensor) and not ids.is_floating_point():
             # By `is`: == would compare the numbers of tensors. Else it ran unwatched, or its documents changed places.
             is_same = cache and self.cache and all(map(is_, cache, self.cache))
@@ -313,9 +318,11 @@ class _Reader:
             and around.ids is not None
             and around.ids.shape == (len(embedded), self.past + embedded.shape[1])
         ):
-            self.ids, self.spans = around.ids, around.spans
+            self.ids = around.ids
+            self.spans = around.spans
         sequence = ids if isinstance(ids, Tensor) else embedded  # (B,T) or (B,T,C)
-        self.n_tokens, self.held = None, []
+        self.n_tokens = None
+        self.held = []
         self.padding = self._real(arguments.get("attention_mask"), around)
         if isinstance(sequence, Tensor):
             self.n_tokens = sequence.shape[1]
@@ -343,7 +350,8 @@ class _Reader:
 
     def places(self, call: Call) -> bool:
         """Is it known where the keys of a call of self attention stand in the text of its queries?"""
-        S, held = call.n_keys, self.held_by(call.layer)
+        S = call.n_keys
+        held = self.held_by(call.layer)
         if held is not None and call.past is None:
             return held[0] == S
         # Ours says where; or they are the latest of all tokens so far; or it reads another layer's keys.
@@ -431,8 +439,10 @@ def _document(
     What the model around was given need not be about these queries and keys: a model may pool its tokens, add some, or
     look from an image at a text. So lengths are compared before it is believed, and else the call's own mask tells.
     """
-    T, S = call.n_queries, call.n_keys
-    padding, ids = _row(reader.padding, b), _row(reader.ids, b)
+    T = call.n_queries
+    S = call.n_keys
+    padding = _row(reader.padding, b)
+    ids = _row(reader.ids, b)
     # Is what the model around was given, of no model or of other tokens than these queries? It may have added some, or
     # have pooled them.
     is_other = reader.n_tokens != T
@@ -455,10 +465,12 @@ def _document(
     gone = max(0, length - S)  # tokens that have left a window
     rows = keys = q_ids = k_ids = None  # as the fields of `Document` have them
     # the number of the first real token among all so far; and see `Document`
-    first, before = 0, -1
+    first = 0
+    before = -1
     if padding is not None:
         real = _longer(padding[None], length)[0]
-        rows, keys = real[-T:], _fit(real, S, False)
+        rows = real[-T:]
+        keys = _fit(real, S, False)
         first = int(real.int().argmax()) if real.any() else 0  # the first True
     # `Lengths` hides keys that are padding: these queries are it, too
     elif T == S and call.options.mask is not None:
@@ -468,10 +480,13 @@ def _document(
     # where the keys stand is not known: S tells nothing, but the cache may tell `gone`
     if not reader.places(call):
         _, gone = reader.held_by(call.layer) or (0, 0)
-        keys, start, ids = _attended(call, b), None, None
+        keys = _attended(call, b)
+        start = None
+        ids = None
     # a model of one's own may have a cache that is not seen
     if ids is not None and len(ids) == length and (T == S or not reader.first_has_ids):
-        q_ids, k_ids = ids[-T:], _fit(ids, S, -1)
+        q_ids = ids[-T:]
+        k_ids = _fit(ids, S, -1)
         before = int(ids[gone - 1]) if gone else -1
     marks: dict[str, Tensor] = {}
     if k_ids is not None:
@@ -501,7 +516,9 @@ def _row(values: Tensor | None, b: int) -> Tensor | None:
 
 def _starts(call: Call, b: int, reader: _Reader) -> list[int]:
     """The first tokens of documents that are packed in row b: none of them sees what comes before it."""
-    T, of_rows, mask = call.n_queries, None, call.options.mask
+    T = call.n_queries
+    of_rows = None
+    mask = call.options.mask
     if reader.positions is not None and reader.positions.shape[1] == T:
         of_rows = reader.positions.cpu() - torch.arange(T)
     for part in () if mask is None else mask.parts():

@@ -73,7 +73,8 @@ class Desk:
                 f"{folder.name} reads no text but what its encoder hears or sees; "
                 f"hw.watch(model, maps=True) has the maps of inputs of your own"
             )
-        self.folder, self.tokens = folder, folder.tokens
+        self.folder = folder
+        self.tokens = folder.tokens
         # what the model predicts: the "next" token, "masked" ones, or None
         self.kind = predicts(folder.model)
         # what is typed where a word is to be hidden; only tokenizers of transformers have it
@@ -193,7 +194,8 @@ class Desk:
         ends = dict(enumerate((end for _, end in places), len(self.tokens.frame[0])))
         words, done = [], 0  # characters of the text that are shown already
         for n, (i, piece) in enumerate(zip(ids, self.tokens.shown(ids), strict=True)):
-            is_sign, is_placed = i in self.signs, n in ends
+            is_sign = i in self.signs
+            is_placed = n in ends
             end = ends.get(n, done)
             written = text[done:end] if is_placed else piece
             # signs stand apart from words, and the first word from signs
@@ -269,7 +271,8 @@ class Desk:
             return "elsewhere", 0.0
         # The first token of a causal map sees nothing behind it: that row has no choice.
         first = 1 if T > 1 and not weights[0, 1:].any() else 0
-        rows, numbers = weights[first:], np.array(ids)
+        rows = weights[first:]
+        numbers = np.array(ids)
         # Below, of each kind which cells of these rows are of it; they broadcast to (rows,T).
         t, s = np.arange(first, T)[:, None], np.arange(T)[None]  # queries and keys
         same_token = (numbers[first:, None] == numbers) & (t != s)
@@ -319,7 +322,8 @@ class Desk:
             if not self.crosses[n] and looks.shape[1] == T:
                 looks[:, skipped] = 0
                 np.fill_diagonal(looks, 0)
-            keys[n], best[n] = looks.argmax(1), looks.max(1)
+            keys[n] = looks.argmax(1)
+            best[n] = looks.max(1)
         # Of equal ones the earlier head first. Four digits are more than the page shows, and keep the answer short.
         orders = np.argsort(-best, axis=0, kind="stable")[:HARDEST].T.tolist()
         return [
@@ -340,7 +344,8 @@ class Desk:
         Where no token is predicted: how alike the mean last state stays under the changes, as a cosine ("kept"), and
         how alike those of the two texts are, without and with the changes ("alike").
         """
-        reading, other = self.readings.get("a"), self.readings.get("b")
+        reading = self.readings.get("a")
+        other = self.readings.get("b")
         if reading is None:
             return {}
         if not self._predicts(reading):
@@ -400,9 +405,11 @@ class Desk:
         rows = []
         outcomes = self._run(reading.ids, reading.at, factors)
         for name, outcome in zip(names, outcomes, strict=True):
-            value, best = _cosine(reading.plain, outcome), ""
+            value = _cosine(reading.plain, outcome)
+            best = ""
             if self._predicts(reading):
-                value, best = float(outcome[follow]), self._token(int(outcome.argmax()))
+                value = float(outcome[follow])
+                best = self._token(int(outcome.argmax()))
             rows.append((name, value, best))
         return {"each": rows, "left": len(self.layers) - 1 - layer}
 

@@ -163,7 +163,8 @@ def patch(
     def tried(study: Study) -> dict[tuple[str, int | None], float]:
         names = _chosen(study.text.names(at), heads)
         sets = {"together": "+".join(names)} if together else {x: x for x in names}
-        moments, variants = _moments(positions, study.text.ids.shape[1]), {}
+        moments = _moments(positions, study.text.ids.shape[1])
+        variants = {}
         for name, t in itertools.product(sets, moments):
             variants[name, t] = study.variant(at, sets[name], moments[t])
         return study.ask(variants)
@@ -243,14 +244,16 @@ def _of_pairs(
 ) -> tuple[dict[Key, Interval], dict[Key, Values], Values]:
     """Shares of the means of what `tried` finds in each pair; these effects (N,); and both ends of each pair, (N,2)."""
     require_next(model)
-    texts, others = texts_of(model, clean), texts_of(model, corrupted)
+    texts = texts_of(model, clean)
+    others = texts_of(model, corrupted)
     n = len(texts)
     if n != len(others):
         raise HeadwiseError(
             f"clean is {n} texts and corrupted {len(others)}; pass as many"
         )
     pairs = zip(texts, others, _metrics(model, target, n), strict=True)
-    ends, effects = [], []
+    ends = []
+    effects = []
     with evaluating(model):
         for number, (first, second, metric) in enumerate(pairs):
             try:
@@ -367,7 +370,8 @@ class Reading:
     """
 
     def __init__(self, model: nn.Module, ids: Tensor, position: int = -1) -> None:
-        self.model, self.position = model, position
+        self.model = model
+        self.position = position
         self.sites = {site.name: site for site in sites_of(model)}
         self.ids = ids[None].to(device_of(model))
         # of each attention that ran, by the name of its site
@@ -486,7 +490,8 @@ class Reading:
                 raise _ReachedError
             return edited(call, edits[site.name])
 
-        n, done = len(variants), itertools.islice(self.outputs.items(), start)
+        n = len(variants)
+        done = itertools.islice(self.outputs.items(), start)
         outputs = {block: _repeated(output, n) for block, output in done}
         model = _begun(self.model, outputs)
         stands_for(model, self.model)
@@ -533,8 +538,10 @@ class Study:
     """One pair of texts in a model, and variants of the corrupted one. Effects are shares of the difference."""
 
     def __init__(self, clean: Reading, text: Reading, metric: Metric | None) -> None:
-        self.clean, self.text = clean, text
-        size, other = clean.ids.shape[1], text.ids.shape[1]
+        self.clean = clean
+        self.text = text
+        size = clean.ids.shape[1]
+        other = text.ids.shape[1]
         if size != other:
             raise HeadwiseError(
                 f"clean is {size} tokens and corrupted {other}; exchange a word for one of as many tokens"

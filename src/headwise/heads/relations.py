@@ -97,7 +97,8 @@ class PairCells:
     """
 
     def __init__(self, document: Labelled) -> None:
-        self.ids, T = document.ids, len(document.ids)
+        self.ids = document.ids
+        T = len(document.ids)
         # relation, rows that look, right keys
         self.pairs = []
         # relation -> all rows that look in one of its pairs
@@ -109,7 +110,8 @@ class PairCells:
         others = set(range(0, T, max(1, T // OTHERS)))
         self.rows = sorted(others.union(*looking.values()))
         place = {row: n for n, row in enumerate(self.rows)}
-        right, elsewhere = [], []
+        right = []
+        elsewhere = []
         self.without = []  # pairs for which no other token has a key at these distances
         for n, (name, queries, keys) in enumerate(self.pairs):
             # A row that looks 3 back is moved to each of the others, with its keys, unless one falls off the document.
@@ -186,7 +188,8 @@ def _followed(
         if not opening or weights[best] < mass.mean:
             best = weights.index(max(weights))
         n, i = pairs[best]
-        ids, (_, queries, keys) = of_pairs[n].ids, of_pairs[n].pairs[i]
+        ids = of_pairs[n].ids
+        (_, queries, keys) = of_pairs[n].pairs[i]
         looks, looked_at = (
             "".join(shown([ids[place] for place in places])).strip()
             for places in (queries, keys)

@@ -78,17 +78,20 @@ HELD_OUT = 4096  # tokens of what a run held out
 EFFECTS = 4096  # tokens that heads are ablated on, in whole documents; two of them at least, for an interval
 CONTROLS = 32  # documents that the controls are measured on: they vary little
 # texts of repeated random tokens, and the most tokens of one before it is repeated
-PROBES, PROBE = (4, 64)
+PROBES = 4
+PROBE = 64
 # offsets that "positional" counts, up to 32 on either side; -1, 0 and 1 have statistics of their own
 DISTANCES = torch.tensor([n for n in range(-32, 33) if abs(n) > 1])
 # multiplications at most for the product of embeddings, so that all tokens of GPT-2 small count
 PRODUCTS = 2**38
 # tokens of the first document whose top keys are kept, and how many keys
-PASSAGE, TOP = (128, 8)
+PASSAGE = 128
+TOP = 8
 EXAMPLES = 5  # of each head
 # A model of more parameters than the first gets an untrained control of so many layers: a whole one takes its memory
 # a second time.
-WHOLE, SAMPLE = 200_000_000, 2
+WHOLE = 200_000_000
+SAMPLE = 2
 ABLATE_UP_TO = 10_000_000  # parameters; a larger model is ablated when asked for: it takes a pass for each head
 ABLATIONS = ("auto", "zero", "mean", "none")
 
@@ -262,14 +265,16 @@ class OfSite:
 
     def __init__(self, site: Site) -> None:
         self.site = site
-        self.means, self.offsets = Running(), Running()
+        self.means = Running()
+        self.offsets = Running()
         self.peaks = np.full(site.n_heads, -math.inf)
         self.examples = [list[tuple[float, int, int, int]]() for _ in site.heads]
         self.pictures: dict[str, NDArray[Any]] = {}
 
     def add_examples(self, number: int, measured: Measured, start: int) -> None:
         """Of each head the row with the largest weight on another token than the first and itself."""
-        rows, argmax = (measured.places + start).cpu(), measured.argmax.cpu()
+        rows = (measured.places + start).cpu()
+        argmax = measured.argmax.cpu()
         is_trivial = (argmax == 0) | (argmax == rows)  # there most heads rest
         weights = measured.rows["confidence"].cpu().double()
         weights, at = weights.masked_fill(is_trivial, -1).max(1)
@@ -283,7 +288,8 @@ class OfSite:
 
     def scores(self, head: int) -> dict[str, Interval]:
         """Every score of a head with its interval over documents."""
-        peak, scores = float(self.peaks[head]), {}
+        peak = float(self.peaks[head])
+        scores = {}
         for i, name in enumerate(NAMES):
             if self.means.n[i, :-1].any():  # of any head
                 scores[name] = self.means.interval(i, head)
@@ -297,7 +303,8 @@ class OfSite:
 
     def even(self) -> Numbers:
         """The control: the same statistics of attention that is spread evenly."""
-        n, mean = self.means.n[:, -1], self.means.mean[:, -1].tolist()
+        n = self.means.n[:, -1]
+        mean = self.means.mean[:, -1].tolist()
         even = {NAMES[i]: mean[i] for i in n.nonzero()[0]}
         # A key that is drawn evenly from n keys stands at a given offset with probability 1/n, its largest weight.
         if "confidence" in even:
@@ -313,7 +320,9 @@ class Tally:
     """
 
     def __init__(self, model: nn.Module, second_half: int, n_even: int) -> None:
-        self.model, self.second_half, self.n_even = model, second_half, n_even
+        self.model = model
+        self.second_half = second_half
+        self.n_even = n_even
         self.sites: dict[str, OfSite] = {}
         # what calls say of their numbers, each once: a set that keeps its order
         self.notes: dict[str, None] = {}
@@ -361,7 +370,8 @@ class Tally:
             document = replace(document, real_rows=is_second)
         w_o = None if repeated else factors_of(site, call)
         measured = measure(call, b, document, w_o)
-        means, even = _means(measured, repeated), np.full((len(NAMES), 1), math.nan)
+        means = _means(measured, repeated)
+        even = np.full((len(NAMES), 1), math.nan)
         if number < self.n_even:
             even = self._even((number, repeated), site, call, b, document)
         of_site.means.add(np.hstack([means, even]))
@@ -399,8 +409,10 @@ class Tally:
 
         text  the number of the document, and whether it has repeated tokens
         """
-        T, S = call.n_queries, call.n_keys
-        mask, key = call.options.mask, None
+        T = call.n_queries
+        S = call.n_keys
+        mask = call.options.mask
+        key = None
         band = (None, None) if mask is None else mask.band(T, S)
         # what another layer may attend is not known where the model makes its weights itself
         if band is not None and call.weights is None:
@@ -421,11 +433,13 @@ class Tally:
                 scores = of_site.scores(head)
                 if copied:
                     scores["copying"] = copied[head]
-                even, relations = of_site.even(), {}
+                even = of_site.even()
+                relations = {}
                 for relation, by_head in self.followed.items():
                     if name in by_head:  # cross attention follows none
                         score = relations[relation] = by_head[name]
-                        scores[relation], even[relation] = score.mass, score.even
+                        scores[relation] = score.mass
+                        even[relation] = score.even
                 examples = []
                 for minus, document, row, key in of_site.examples[head]:
                     ids = text.documents[document]
@@ -477,7 +491,8 @@ def _survey(
     seed: int,
     progress: Progress,
 ) -> Survey:
-    model, documents = folder.model, text.documents
+    model = folder.model
+    documents = text.documents
     relations = () if text.relations is None else described(text.relations)
     roles = (*map(relation_role, relations), *ROLES)
     probes, second_half = repeated_tokens(text, folder.context, seed)
@@ -553,7 +568,8 @@ def _judged(
     profile: HeadProfile, untrained: Numbers, roles: Sequence[Role]
 ) -> dict[str, Any]:
     """What changes of a head by its controls: the roles that it earns, and its relations."""
-    elsewhere, relations = {}, {}
+    elsewhere = {}
+    relations = {}
     for name, score in profile.relations.items():
         relations[name] = replace(score, untrained=untrained.get(name, math.nan))
         # Where no other token has a key at these distances there is no third control.
@@ -571,7 +587,8 @@ def _effects(
 
     A note says why, where there is no loss.
     """
-    model, after = folder.model, text.scored_after
+    model = folder.model
+    after = text.scored_after
     if ask.predicts(model) != "next":
         notes.append(Note.of("note.no_loss", kind=type(model).__name__))
         return None, {}, {}
@@ -647,12 +664,15 @@ def copying(site: Site, vocabulary: Tensor | None) -> list[Interval]:
     logits, or no matrices of whole heads are known.
     """
     with loaded(*filter(None, [site.module, site.projection])):
-        w_o, w_v, H = site.w_o, site.weights("v"), site.n_heads
+        w_o = site.w_o
+        w_v = site.weights("v")
+        H = site.n_heads
     # beside a decoder
     writes_logits = not site.cross and not site.name.startswith("encoder.")
     if vocabulary is None or w_o is None or w_v is None or not writes_logits:
         return []
-    C, E = len(vocabulary), w_o.shape[1] // H
+    C = len(vocabulary)
+    E = w_o.shape[1] // H
     G = len(w_v) // E
     if w_o.shape != (C, H * E) or w_v.shape != (G * E, C) or H % G:
         return []

@@ -516,7 +516,8 @@ class Story:
         lines.append(phrase("why.columns", lang))
         for carried in self.keys:
             if max(abs(carried.k), abs(carried.v)) >= self.CLEAR:
-                k, v = _percent(carried.k), _percent(carried.v)
+                k = _percent(carried.k)
+                v = _percent(carried.v)
                 lines.append(phrase("why.keys", lang, head=carried.head, k=k, v=v))
         for path in self.paths:  # only clear ones were kept
             facts = {**vars(path), "share": _percent(path.effect)}

@@ -90,7 +90,8 @@ class Rows(Statistics[Array]):
     """The numbers of one head row by row, `rows.entropy` or `rows["entropy"]`, (n,) float32 each."""
 
     def __init__(self, site: _SeenSite, head: int) -> None:
-        self._site, self._head = site, head
+        self._site = site
+        self._head = head
 
     def __getitem__(self, name: str) -> Array:
         if name not in self._site.parts:
@@ -110,7 +111,8 @@ class SeenHead(HeadRow[float]):
     def __init__(self, name: str, site: _SeenSite, head: int) -> None:
         self.name = name
         self.rows = Rows(site, head)
-        self._site, self._head = site, head
+        self._site = site
+        self._head = head
 
     def __getitem__(self, name: str) -> float:
         """The mean of a statistic, or of a set of keys named in `marks`.
@@ -355,9 +357,11 @@ def head_maps(model: nn.Module, ids: Ids, tokens: Sequence[str], name: str) -> H
     that exceeds the context of a model of ours, or one of over 400 tokens.
     """
     # a model without a context reads texts of any length
-    longest, why = context_of(model) or LONGEST, "the model's context"
+    longest = context_of(model) or LONGEST
+    why = "the model's context"
     if longest >= LONGEST:
-        longest, why = LONGEST, "the most that whole maps are drawn for"
+        longest = LONGEST
+        why = "the most that whole maps are drawn for"
     require_text(ids, longest, why)
     maps = []
     with watch(model, list(ids), maps=True, only=["confidence"]) as seen:

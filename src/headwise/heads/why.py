@@ -231,7 +231,8 @@ def _compared(
 
     words  of both an id, ids of which the likeliest is meant, or None
     """
-    best, row = text.answer.topk(2).indices.tolist(), text.answer.tolist()
+    best = text.answer.topk(2).indices.tolist()
+    row = text.answer.tolist()
     token, second = (
         max(word, key=row.__getitem__) if isinstance(word, list) else word
         for word in words
@@ -280,7 +281,9 @@ class _Asked:
 
     def heads(self, token: int) -> list[StoryHead]:
         """All heads, those first that carry most, or that add most, or without which most changes."""
-        text, study, names = self.text, self.study, self.text.names("out")
+        text = self.text
+        study = self.study
+        names = self.text.names("out")
         brings = {}
         if study is not None:
             variants = {name: study.variant("out", name) for name in names}
@@ -294,14 +297,16 @@ class _Asked:
             site, h = place_of(name)
             none = torch.zeros_like(text.calls[site].out[0, h])
             silent[name] = [Edit(site, "out", h, none)]
-        chance, stage = Compared((token,)), partial(self.progress, "silencing heads")
+        chance = Compared((token,))
+        stage = partial(self.progress, "silencing heads")
         silenced = text.ask(silent, chance, stage)
         # The change of log p of the token, in nats, without each of these heads.
         before = float(chance(text.answer))
         without = {name: silenced[name] - before for name in silenced}
         if not size:
             ranked.sort(key=lambda name: -abs(without[name]))
-        places, heads = self.places(first), []
+        places = self.places(first)
+        heads = []
         for name in ranked:
             at = places.get(name, self.question.end)
             facts = at, self.looks(name, at), without.get(name), brings.get(name)
@@ -310,7 +315,8 @@ class _Asked:
 
     def places(self, names: Iterable[str]) -> dict[str, int]:
         """Where each head carries most alone, of those PLACES positions where what it gives differs most."""
-        study, variants = self.study, {}
+        study = self.study
+        variants = {}
         if study is None:
             return {}
         for name in names:
@@ -380,7 +386,8 @@ class _Asked:
                 for _, of_layer in groupby(sorted(names), lambda x: place_of(x)[0]):
                     joined.add("+".join(of_layer))
         several = sorted(each for each in joined if "+" in each)
-        stage, paths = partial(self.progress, "following paths"), []
+        stage = partial(self.progress, "following paths")
+        paths = []
         followed = study.paths(receivers, stage, several)
         for (receiver, sender), effect in followed.items():
             if abs(effect) >= CLEAR:
@@ -399,7 +406,8 @@ class _Asked:
             if at is None or call.cross:
                 continue
             for h, row in enumerate(self.text.maps(site)[:, at]):
-                weight, t = float(row.max()), int(row.argmax())
+                weight = float(row.max())
+                t = int(row.argmax())
                 rests = t in (0, at) or not self.question.is_word(t)
                 if weight >= HARD and not rests:
                     looking[t].append((weight, head_name(site, h)))

@@ -26,7 +26,9 @@ RENAMED: dict[str, str] = {}
 for _ours, _course in zip("qkvo", COURSE, strict=True):
     RENAMED |= {f"{_course}.": f"{_ours}_proj.", f"{_ours}_proj_": f"{_ours}_proj."}
 # that both are run on: small, and different primes
-N_TEXTS, N_TOKENS, N_KEYS = (3, 13, 11)
+N_TEXTS = 3
+N_TOKENS = 13
+N_KEYS = 11
 
 
 def from_torch(module: nn.Module) -> MultiHeadAttention:
@@ -51,7 +53,8 @@ def from_torch(module: nn.Module) -> MultiHeadAttention:
 
 def converted(module: nn.Module) -> tuple[MultiHeadAttention, float]:
     """`from_torch`, with the largest difference between layer and module."""
-    is_stock, kind = isinstance(module, nn.MultiheadAttention), type(module).__name__
+    is_stock = isinstance(module, nn.MultiheadAttention)
+    kind = type(module).__name__
     n_heads = getattr(module, "num_heads", None)
     is_course = isinstance(getattr(module, "mask", None), Tensor) and all(
         hasattr(module, name) for name in COURSE
@@ -140,8 +143,10 @@ def _layer(module: nn.Module, n_heads: int, mask: Causal | None) -> MultiHeadAtt
 
 def _difference(layer: MultiHeadAttention, module: Any) -> float:
     """The largest difference of both on random texts in eval mode; HeadwiseError where it is beyond rounding."""
-    spec, like = layer.spec, layer.q_proj.weight
-    layer, module = copy.deepcopy(layer).eval(), copy.deepcopy(module).eval()
+    spec = layer.spec
+    like = layer.q_proj.weight
+    layer = copy.deepcopy(layer).eval()
+    module = copy.deepcopy(module).eval()
     generator = torch.Generator("cpu").manual_seed(0)
 
     def drawn(length: int, width: int) -> Tensor:
@@ -162,7 +167,8 @@ def _difference(layer: MultiHeadAttention, module: Any) -> float:
             pairs.append((layer(x), module(x)))
         else:
             module.batch_first = True
-            x, keys = drawn(N_TOKENS, spec.d_in), drawn(N_KEYS, spec.d_context)
+            x = drawn(N_TOKENS, spec.d_in)
+            keys = drawn(N_KEYS, spec.d_context)
             values = drawn(N_KEYS, spec.d_values)
             # a whole text, a good half, a single key
             lengths = torch.tensor([N_KEYS, N_KEYS // 2 + 1, 1])
@@ -199,8 +205,10 @@ class TorchAttention(nn.Module):
 
     def __init__(self, layer: MultiHeadAttention, batch_first: bool) -> None:
         super().__init__()
-        self.layer, self.batch_first = layer, batch_first
-        self.embed_dim, self.num_heads = layer.spec.d_in, layer.spec.n_heads
+        self.layer = layer
+        self.batch_first = batch_first
+        self.embed_dim = layer.spec.d_in
+        self.num_heads = layer.spec.n_heads
         self.head_dim = layer.spec.head_dim
 
     def forward(
@@ -287,7 +295,9 @@ def replace(model: nn.Module) -> Replaced:
     Raises:
         HeadwiseError: with the name of every module that cannot be replaced, and then nothing is.
     """
-    layers, differences, refused = {}, {}, []
+    layers = {}
+    differences = {}
+    refused = []
     ours: dict[int, Any] = {}  # by the id of a module what stands for it in the copy
     for name, module in model.named_modules():
         if not isinstance(module, nn.MultiheadAttention):

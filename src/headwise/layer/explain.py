@@ -38,7 +38,8 @@ class Explanation:
     def __str__(self) -> str:
         B, H, G, T, S, _, _ = self.sizes
         queries = "1 query" if T == 1 else f"{T} queries"
-        heads, groups = plural(H, "head"), plural(G, "head")
+        heads = plural(H, "head")
+        groups = plural(G, "head")
         summary = f"{self.path}: {queries} of {heads} read {self.keys} of {S} keys of {groups}, batch {B}"
         counts = {"": sum(self.flops.values()), **self.flops}
         flops = [f"{scaled(n, 1000, DECIMAL)} {name}" for name, n in counts.items()]
@@ -73,7 +74,8 @@ def explain(
     # as they were passed: a cache knows the very tensors that it was filled from
     sources = context, context if values is None else values
     x, context, _, mask, _ = layer.prepared(x, context, values, mask, cache, positions)
-    spec, (B, T, _) = layer.spec, x.shape
+    spec = layer.spec
+    (B, T, _) = x.shape
     held = cache.kept if cache else 0
     source = x if context is None else context
     # tokens that become keys

@@ -173,7 +173,8 @@ class Head:
     def cost(self) -> HeadCost:
         """Parameters and cache; see `HeadCost`."""
         spec = self.layer.spec
-        parameters, kv_parameters = spec.query_head_parameters, spec.kv_head_parameters
+        parameters = spec.query_head_parameters
+        kv_parameters = spec.kv_head_parameters
         cache_bytes = spec.cache_values_per_token * self.wq.element_size()
         return HeadCost(
             parameters,

@@ -109,11 +109,13 @@ class MultiHeadLatentAttention(AttentionLayer):
 
         The arguments are those of `MultiHeadAttention.forward`, and so are the errors.
         """
-        is_one_document, x = x.ndim == 2, x[None] if x.ndim == 2 else x
+        is_one_document = x.ndim == 2
+        x = x[None] if x.ndim == 2 else x
         self.check_self(x, self.mask_with(mask), cache, positions)
         if cache and cache.window:
             check_rolling(cache.window, self.mask_with(mask))
-        start, spec = cache.length if cache else 0, self.spec
+        start = cache.length if cache else 0
+        spec = self.spec
         read = (
             x
             if spec.q_latent_dim is None
@@ -144,7 +146,8 @@ class MultiHeadLatentAttention(AttentionLayer):
 
     def watched(self) -> tuple[int, Tensor | None, Tensor | None]:
         """As `records.Watchable` has it; W_V is the product through the latent, but for the norm's division."""
-        up, o_proj = self.kv_up, self.o_proj
+        up = self.kv_up
+        o_proj = self.o_proj
         if not isinstance(up, nn.Linear) or not isinstance(o_proj, nn.Linear):
             return self.spec.n_heads, getattr(o_proj, "weight", None), None
         spec = self.spec
@@ -164,7 +167,8 @@ def products(spec: LatentSpec, T: int, S: int) -> dict[str, int]:
     value's. Absorbed, each of T queries goes through it, and a pair costs twice the width of what is kept, which is
     read once as a key and once as a value: see `absorbed`.
     """
-    up, pairs = spec.expanding_weights, spec.n_heads * T * S
+    up = spec.expanding_weights
+    pairs = spec.n_heads * T * S
     return {
         "expanded": S * up + pairs * (spec.head_dim + spec.value_dim),
         "absorbed": T * up + pairs * 2 * spec.cache_values_per_token,

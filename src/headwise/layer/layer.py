@@ -203,7 +203,8 @@ class MultiHeadAttention(AttentionLayer):
         # layer(x, m, m) is layer(x, m), and layer(x, x, x) is layer(x), as the paper writes self attention. But
         # layer(x, x) stays cross attention: a context alone asks for that.
         if values is not None and values is context:
-            context, values = (None if context is x else context), None
+            context = None if context is x else context
+            values = None
         if x.ndim == 2:
             x = x[None]
             context = None if context is None else context[None]

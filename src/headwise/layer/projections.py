@@ -37,7 +37,8 @@ class AttentionLayer(nn.Module):
 
     def __init__(self, spec: AttentionSpec, rotation: Rotation | None = None) -> None:
         super().__init__()
-        self.spec, self._rotation = spec, rotation
+        self.spec = spec
+        self._rotation = rotation
         # Each gets the `Call` of every forward pass; what it returns, unless None, takes the place of `out`.
         self.watchers = []
         self._number = next(_numbers)  # by which a cache knows its layer
@@ -45,7 +46,8 @@ class AttentionLayer(nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy is another layer: a cache must not take it for this one, and nobody watches it."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self._number, self.watchers = next(_numbers), []
+        self._number = next(_numbers)
+        self.watchers = []
 
     @classmethod
     def from_spec(
@@ -71,8 +73,10 @@ class AttentionLayer(nn.Module):
         of_layer = self.spec.mask
         if of_layer is None or cache is None:
             return all_of((of_layer, mask))
-        start, first = cache.length, cache.length - cache.kept
-        end, parts = start + n_queries, of_layer.parts()
+        start = cache.length
+        first = cache.length - cache.kept
+        end = start + n_queries
+        parts = of_layer.parts()
         # whether a mask forbids what comes later, code that is traced cannot look up
         highs = [(part.band(1, 1) or (None, None))[1] for part in parts]
         is_causal = torch.compiler.is_compiling() or any(

@@ -113,9 +113,11 @@ class Exercise:
     def written(self, source: str) -> list[tuple[int, str]]:
         """The lines of a file that are not handed out, in any language, and their numbers."""
         blanks = "\n".join(map(self.source, LANGUAGES)).splitlines()
-        given = {line.strip() for line in blanks}
+        handed_out = {line.strip() for line in blanks}
         lines = enumerate(source.splitlines(), 1)
-        return [(number, line) for number, line in lines if line.strip() not in given]
+        return [
+            (number, line) for number, line in lines if line.strip() not in handed_out
+        ]
 
     def hint(self, language: str, step: int, function: str) -> str:
         """The hint of that number, from 1; where several functions are written, on the one at fault.

@@ -177,7 +177,9 @@ def _tried(model: nn.Module, way: Any, unembed: str | None = None) -> Adapter:
         rows = _tensor_in(way(model, ids))
     if rows.ndim != 3 or rows.shape[:2] != ids.shape or not rows.is_floating_point():
         raise HeadwiseError(f"it gives {tuple(rows.shape)} of {rows.dtype}")
-    embed, context, last = None, None, None
+    embed = None
+    context = None
+    last = None
     for module, read, gave in seen:
         if read.numel() == ids.numel() and read.flatten().equal(ids[0]):
             embed = embed or paths[module]
@@ -197,7 +199,8 @@ def _try_predicting(model: nn.Module) -> Prediction:
 
     Raises whatever the model raises.
     """
-    size, most = vocabulary_of(model) or 0, context_of(model) or 8
+    size = vocabulary_of(model) or 0
+    most = context_of(model) or 8
     # Two texts can be drawn as below from 5 ids on; 8 ids and 4 tokens are round choices, and only toys have fewer.
     if not reads_tokens(model) or size < 8 or most < 4:
         return None
@@ -270,7 +273,8 @@ def _wide_row(model: nn.Module, position: int) -> Iterator[None]:
     def widen(module: Any, args: tuple[Tensor, ...], gave: Tensor) -> Tensor | None:
         if gave.dtype.itemsize > 2 or gave.ndim != 3:
             return None
-        rest, state = gave.float(), args[0][:, position].float()
+        rest = gave.float()
+        state = args[0][:, position].float()
         # A float32 copy of a large vocabulary's matrix is not held as a whole.
         pieces = torch.split(module.weight, ROWS)
         wide = torch.cat([state @ rows.float().T for rows in pieces], -1)
@@ -372,7 +376,8 @@ def next_token_losses(
         )
     predicted = logits(model, ids).flatten(0, 1)
     # The last row has nothing to predict: it gets the first token, and is left out.
-    targets, step = ids.roll(-1, 1).flatten(), max(1, LOGITS // predicted.shape[1])
+    targets = ids.roll(-1, 1).flatten()
+    step = max(1, LOGITS // predicted.shape[1])
     # Memory for all rows in float32, and what the way back keeps of it, takes longer to come than the loss to count.
     parts = [
         checkpoint(_losses, *part, use_reentrant=False, preserve_rng_state=False)
@@ -395,7 +400,8 @@ def _losses(logits: Tensor, targets: Tensor) -> Tensor:
 
 def embeddings(model: Any) -> tuple[Tensor, Tensor] | None:
     """W_E and W_U, (V,C) each; None where a model has no such pair."""
-    head, adapter = _head_of(model), adapter_of(model)
+    head = _head_of(model)
+    adapter = adapter_of(model)
     if not head:
         return None
     table = _part(model, adapter.embed) if adapter else model.get_input_embeddings()
@@ -525,7 +531,8 @@ class Reader:
             self.cache = self.model.new_caches()
 
     def __call__(self, ids: Tensor) -> Tensor:
-        model, ids = self.model, ids.to(device_of(self.model))
+        model = self.model
+        ids = ids.to(device_of(self.model))
         if isinstance(model, GPT):
             return model(ids, self.cache, last_only=True)[0, -1]
         self.text = ids if self.text is None else torch.cat([self.text, ids], 1)

@@ -120,7 +120,8 @@ def meta_model(fields: Mapping[str, Any]) -> tuple[Any, str | None]:
             # a class may want what the config lacks; its text part may do
             text = config.get_text_config(decoder=True)
             if text is config:
-                text, part = _filled(config), None
+                text = _filled(config)
+                part = None
             elif type(text) in causal:
                 build = by_words.from_config
             with suppress(Exception):
@@ -274,7 +275,8 @@ def feature_extractor(folder: Path) -> Any:
 @contextmanager
 def quiet() -> Iterator[None]:
     """No progress bars and warnings of the library inside this block: what matters is said by our own errors."""
-    level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    level = logging.get_verbosity()
+    has_bars = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:

@@ -91,7 +91,8 @@ class Within:
     """A function that acts where `here` says so; a copy of it, made with the model that holds it, never does."""
 
     def __init__(self, here: Callable[[], bool], act: Callable[..., Any]) -> None:
-        self.here, self.act = here, act
+        self.here = here
+        self.act = act
 
     def __call__(self, *args: Any) -> Any:
         return self.act(*args) if self.here() else None
@@ -216,7 +217,8 @@ class Tap:
     """
 
     def __init__(self, site: Site, handler: Handler, early: bool = False) -> None:
-        self.site, self.handler = site, handler
+        self.site = site
+        self.handler = handler
         self.kind = type(site.module).__name__
         # W_O; None: not known
         is_left = early and not site.free
@@ -257,7 +259,8 @@ class Tap:
         self.heard = True
         if isinstance(call, str):
             return self.refuse(call)
-        site, n_heads = self.site, call.out.shape[1]
+        site = self.site
+        n_heads = call.out.shape[1]
         # 0: the module does not say how many it has
         if site.n_heads not in (0, n_heads):
             return self.refuse(
@@ -290,7 +293,8 @@ class Tap:
         self.of_members[number] = call._replace(note="")
         if len(self.of_members) < len(self.site.members):
             return None
-        calls, self.of_members = self.of_members, {}
+        calls = self.of_members
+        self.of_members = {}
         module = self.site.module
         return self.take(_side_by_side(module, [calls[n] for n in sorted(calls)]))
 
@@ -309,7 +313,8 @@ class Tap:
         rows = self.rows_in(joined)
         if rows is None:  # what W_O reads are not the heads of the calls that wait
             return self.end()
-        calls, self.waiting = self.waiting, []
+        calls = self.waiting
+        self.waiting = []
         counts = [_n_rows(call) for call in calls]
         parts = [*torch.split(rows.reshape(-1, rows.shape[-1]), counts)]
         changed = False
@@ -344,7 +349,8 @@ class Tap:
         order is not known. In a free attention they are what the heads gave, and may also lie as (T,B,C). An earlier
         block may have changed them since: then what was there before is compared.
         """
-        before, out = _before.get(joined, joined), self.waiting[0].out
+        before = _before.get(joined, joined)
+        out = self.waiting[0].out
         is_one_call = len(self.waiting) == 1
         n_rows = sum(map(_n_rows, self.waiting))
         of_one_document = all(len(call.out) == 1 for call in self.waiting)
@@ -362,7 +368,8 @@ class Tap:
             # The very bits; torch.equal takes NaN for another number than NaN.
             if torch.allclose(heads, gave, rtol=0, atol=0, equal_nan=True):
                 return joined
-            joined, before = joined.transpose(0, 1), before.transpose(0, 1)
+            joined = joined.transpose(0, 1)
+            before = before.transpose(0, 1)
         return None
 
     def end(self, *args: Any) -> None:
@@ -372,7 +379,8 @@ class Tap:
         """
         calls, self.waiting, self.ran = self.waiting, [], self.ran or bool(args)
         self.of_members = {}
-        sure, self.sure = self.sure, True
+        sure = self.sure
+        self.sure = True
         if calls and not sure:
             self.refuse(
                 f"{self.kind} has heads and texts in one axis, and its W_O does not read them side by side"
@@ -410,7 +418,8 @@ class Tap:
         of transformers calls is attention, and its reason is raised at once.
         """
         # calls that wait are parts of what is refused
-        note, self.waiting = f"{self.site.name}: {why}, no map", []
+        note = f"{self.site.name}: {why}, no map"
+        self.waiting = []
         none = torch.empty(0, 1, 0, 0)
         call = Call(self.site.module, none, none, none, Options(), none, note=note)
         if not self.site.free or self.handler(call) is not None:
@@ -425,7 +434,9 @@ def _n_rows(call: Call) -> int:
 
 def _side_by_side(module: nn.Module, calls: Sequence[Call]) -> Call | str:
     """The calls of one head each as a call of all of them; or why they are none."""
-    first, kinds, masks = calls[0], set(), []
+    first = calls[0]
+    kinds = set()
+    masks = []
     for call in calls:
         mask = call.options.mask
         parts: Any = mask.parts() if mask else ()

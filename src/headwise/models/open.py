@@ -244,7 +244,8 @@ def open_folder(
     """
     path = located(path)
     if device == "auto":
-        device, placing = "cpu", {"device_map": "auto", **placing}
+        device = "cpu"
+        placing = {"device_map": "auto", **placing}
     place = device_named(device)
     if placing and (place.type != "cpu" or is_own(path)):
         raise HeadwiseError(

@@ -51,7 +51,9 @@ def pack_model(model: nn.Module, tokens: object) -> dict[str, Any]:
         return {"reason": "tokenizer", "part": part}
     # Where each token is shown as the vocabulary writes it, the list is not packed (None at the end).
     shown = tokens.shown(range(len(tokens)))
-    config, spec, state = model.config, model.config.attention, model.state_dict()
+    config = model.config
+    spec = model.config.attention
+    state = model.state_dict()
     if config.tied:
         del state["lm_head.weight"]  # the embedding once more
     # in float32 with the lowest byte first (<), whatever the machine's own order is

@@ -60,7 +60,8 @@ def read_call(asked: Asked) -> Call:
 
     Whether keys and values are of another text the interface does not tell.
     """
-    name, backend = type(asked.module).__name__, asked.implementation
+    name = type(asked.module).__name__
+    backend = asked.implementation
     if not mask_function(backend):
         raise HeadwiseError(
             f"{name} runs its attention by {backend!r}, which has no mask function, so no mask tells what it reads; "
@@ -76,7 +77,9 @@ def read_call(asked: Asked) -> Call:
     q, k, v = (x.expand(len(asked.out), -1, -1, -1) for x in asked[1:4])
     # Autocast takes values of 16 bits beside queries and keys that a rotation made float32.
     dtype = torch.promote_types(q.dtype, torch.promote_types(k.dtype, v.dtype))
-    q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    q = q.to(dtype)
+    k = k.to(dtype)
+    v = v.to(dtype)
     call = Call(asked.module, q, k, v, options_of(asked), asked.out)
     whole = asked.out
     if asked.keywords.get("dropout"):
@@ -97,7 +100,9 @@ def mask_function(backend: str) -> str:
 
 def options_of(asked: Asked) -> Options:
     """Mask, scale, softcap and sinks of a call, as the backend reads them."""
-    keywords, mask, T = asked.keywords, asked.mask, asked.q.shape[2]
+    keywords = asked.keywords
+    mask = asked.mask
+    T = asked.q.shape[2]
     maker = mask_function(asked.implementation)
     causal = keywords.get("is_causal")
     # As the functions of transformers decide it, here and below.
@@ -156,7 +161,9 @@ class OfFunction(Mask):
 
 def _flash_masks(asked: Asked, causal: bool) -> list[Mask]:
     """What flash attention reads: it lays real tokens side by side, the last query of a text beside its last key."""
-    B, T, S = len(asked.q), asked.q.shape[2], asked.k.shape[2]
+    B = len(asked.q)
+    T = asked.q.shape[2]
+    S = asked.k.shape[2]
     window = asked.keywords.get("sliding_window")
     left = window - 1 if window else None
     right = 0 if causal else left
@@ -208,7 +215,8 @@ def check(call: Call, eager: bool) -> None:
         (steps.out.to(theirs.dtype) - theirs).abs().amax(-1).where(sees_some, 0)
     )
     # The format in which q and k were multiplied, whose rounding is allowed.
-    multiplied, device = call.q.dtype, call.q.device.type
+    multiplied = call.q.dtype
+    device = call.q.device.type
     if multiplied == torch.float32 and torch.is_autocast_enabled(device):
         multiplied = torch.get_autocast_dtype(device)
     # flash attention casts float32 to the dtype of the weights

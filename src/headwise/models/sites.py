@@ -41,7 +41,8 @@ Listed = dict[str, list[str]]  # paths that go together, by what they share
 BASE = ("transformers.modeling_utils", "PreTrainedModel")
 # Names by which modules and configs call the same thing, tried in this order: of the number of heads, and parts of a
 # path that say that an attention is cross attention. They stand in families.toml.
-COUNTS, CROSS = USUAL["counts"], frozenset(USUAL["cross"])
+COUNTS = USUAL["counts"]
+CROSS = frozenset(USUAL["cross"])
 # of W_Q to W_O, and of the first three in one
 PROJECTIONS = USUAL["projections"] | {"packed": USUAL["packed"]}
 # Of W_O in classes that people write: whether it reads the heads is seen when it runs.
@@ -92,7 +93,8 @@ class Site:
 
         None where it is not known, or not all that its module does.
         """
-        module, matrix = self.module, self.matrices.get(name)
+        module = self.module
+        matrix = self.matrices.get(name)
         if hasattr(module, "watched"):
             _, w_o, w_v = module.watched()
             return {"o": w_o, "v": w_v}.get(name)
@@ -240,7 +242,8 @@ def _other_sites(
     names = _names(model, modules, innermost)
     for path in paths:
         # "whole": the model itself, whose path is ""
-        name, module = names.get(path, f"{path or 'whole'}.L0"), modules[path]
+        name = names.get(path, f"{path or 'whole'}.L0")
+        module = modules[path]
         config = None if free else _config_around(modules, path)
         holders = module, getattr(module, "config", None), config
         members = tuple(modules[member] for member in lists.get(path, ()))

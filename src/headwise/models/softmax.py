@@ -41,7 +41,8 @@ from headwise.models.reading import check, masks_of, probed_rows
 from headwise.records import Call
 from headwise.spec import Options
 
-FUSED, PACKED = F.scaled_dot_product_attention, F.multi_head_attention_forward
+FUSED = F.scaled_dot_product_attention
+PACKED = F.multi_head_attention_forward
 # The second function with a `has_torch_function` that says no. So it does not hand itself to us as one call: what it
 # calls comes here, one by one.
 SPELLED_OUT = types.FunctionType(
@@ -186,7 +187,8 @@ def _product(
 
     What the axes of an einsum are is told by the letters that its three parts share.
     """
-    p, v = pair[side], pair[1 - side]
+    p = pair[side]
+    v = pair[1 - side]
     if min(p.ndim, v.ndim) < 2:
         return None
     if not isinstance(equation, str):
@@ -197,11 +199,16 @@ def _product(
     parts = inputs.split(",")
     if not arrow or len(parts) != 2:
         return None
-    weights, values = _letters(parts[side], p), _letters(parts[1 - side], v)
+    weights = _letters(parts[side], p)
+    values = _letters(parts[1 - side], v)
     out = _letters(out, result)
-    w, x, y = set(weights), set(values), set(out)
+    w = set(weights)
+    x = set(values)
+    y = set(out)
     # Keys are summed over; queries stand in the weights and in the output, features in the values and in the output.
-    keys, queries, features = w & x - y, w & y - x, x & y - w
+    keys = w & x - y
+    queries = w & y - x
+    features = x & y - w
     # heads that share values are such axes, too; queries are the one that is as long as the keys
     if len(queries) > 1:
         sizes = dict(zip(weights, p.shape, strict=True))
@@ -334,7 +341,8 @@ class Listener(TorchFunctionMode):
         result = func(*args, **keywords)
         if func is FUSED:
             return self._hand(partial(_fused, result, args, keywords), result)
-        name, inputs = getattr(func, "__name__", ""), [*args, *keywords.values()]
+        name = getattr(func, "__name__", "")
+        inputs = [*args, *keywords.values()]
         if name in PRODUCTS:
             return self._multiplied(name, inputs, result)
         if func is F.linear:
@@ -420,7 +428,8 @@ class Listener(TorchFunctionMode):
         result   what torch has given
         product  how the heads lie in it; None: as they are
         """
-        running, w_o = self.running[-1], self.running[-1].packed.get("out_proj_weight")
+        running = self.running[-1]
+        w_o = self.running[-1].packed.get("out_proj_weight")
         taps = [
             block[running.module] for block in self.blocks if running.module in block
         ]
@@ -433,7 +442,8 @@ class Listener(TorchFunctionMode):
                 call, sure = read(running)
             except UnreadError as why:
                 running.refused = True
-                call, sure = str(why), True
+                call = str(why)
+                sure = True
             takes = [partial(tap.take, sure=sure, w_o=w_o) for tap in taps]
             gave = handed(call, takes)
             if gave is None:
@@ -447,7 +457,8 @@ class Listener(TorchFunctionMode):
     @contextmanager
     def silence(self) -> Iterator[None]:
         """Inside this block nobody listens: those who do compute."""
-        before, self.quiet = self.quiet, True
+        before = self.quiet
+        self.quiet = True
         try:
             yield
         finally:
@@ -486,7 +497,8 @@ def handed(call: Any, takes: Iterable[Callable[[Any], Tensor | None]]) -> Tensor
     for take in takes:
         changed = take(call)
         if changed is not None:
-            out, call = changed, call._replace(out=changed)
+            out = changed
+            call = call._replace(out=changed)
     return out
 
 
@@ -510,7 +522,8 @@ def _laid(x: Tensor, lead: Sequence[int], n_heads: int) -> Tensor:
 
 def _n_heads(running: Running, shape: Sequence[int]) -> tuple[int, bool]:
     """How many heads a call of weights of this shape has, and is their order sure? Raises UnreadError where unknown."""
-    stated, (*lead, _, _) = running.n_heads, shape
+    stated = running.n_heads
+    (*lead, _, _) = shape
     # (B,G,r,T,S): query heads by the key/value head they read
     if len(lead) == 3 and stated == lead[1] * lead[2]:
         return stated, True
@@ -548,7 +561,8 @@ def _mapped(product: Product, whole: bool, running: Running) -> tuple[Call, bool
 
     whole  is each row still what a softmax gave?
     """
-    lead, weights = product.out.shape[:-2], product.weights.detach()
+    lead = product.out.shape[:-2]
+    weights = product.weights.detach()
     shape = *lead, *weights.shape[-2:]
     H, sure = _n_heads(running, shape)
     tensors = weights.expand(shape), product.v, product.out
@@ -559,7 +573,8 @@ def _mapped(product: Product, whole: bool, running: Running) -> tuple[Call, bool
     probed = p[:, :, rows].to(wide)
     # By rounding alone, weights of float32 miss a sum of 1 by less than 1e-3, those of 8 or 11 bits by some roundings,
     # for which 8 are allowed.
-    sums, close = probed.sum(-1), max(1e-3, 8 * torch.finfo(weights.dtype).eps)
+    sums = probed.sum(-1)
+    close = max(1e-3, 8 * torch.finfo(weights.dtype).eps)
     # A row that may attend nothing sums to 0, or is NaN; weights changed after the softmax may sum to less than 1.
     odd = (sums > 1 + close) | (probed < -close).any(-1)
     if whole:
@@ -570,7 +585,8 @@ def _mapped(product: Product, whole: bool, running: Running) -> tuple[Call, bool
             f"what {running.kind} multiplies with values is no distribution over keys: a row of {S} weights sums to "
             f"{float(sums[odd][0]):.5g}, and the least weight is {float(probed.min()):.5g}"
         )
-    values, theirs = v.detach().to(wide), out.detach()[:, :, rows].to(wide)
+    values = v.detach().to(wide)
+    theirs = out.detach()[:, :, rows].to(wide)
     # A wrong reading is off by about the size of the values. Sums in another order are off by some roundings of it; 64
     # of them, a round number, lie far from either. A rounding counts as 1e-6 at least, in float32 and float64, too.
     rounding = max(torch.finfo(out.dtype).eps, 1e-6)
@@ -581,7 +597,8 @@ def _mapped(product: Product, whole: bool, running: Running) -> tuple[Call, bool
             f"in {running.kind} weights times values differ from what it goes on with"
         )
     # not known; the weights stand for them
-    q, k = p.new_empty(B, H, T, 0), p.new_empty(B, v.shape[1], S, 0)
+    q = p.new_empty(B, H, T, 0)
+    k = p.new_empty(B, v.shape[1], S, 0)
     return running.call(q, k, v, Options(), out)._replace(weights=p), sure
 
 
@@ -597,12 +614,15 @@ def _fused(
     """
     asked = dict(zip(FUSED_NAMES, args, strict=False)) | keywords
     q, k, v, mask = (asked.get(name) for name in FUSED_NAMES[:4])
-    dropout, causal = asked.get("dropout_p", 0.0), asked.get("is_causal", False)
+    dropout = asked.get("dropout_p", 0.0)
+    causal = asked.get("is_causal", False)
     if q.is_nested or k.is_nested:
         raise UnreadError(
             f"{running.kind} gives its attention nested tensors; pad them"
         )
-    lead, T, S = q.shape[:-2], q.shape[-2], k.shape[-2]
+    lead = q.shape[:-2]
+    T = q.shape[-2]
+    S = k.shape[-2]
     H, sure = _n_heads(running, (*lead, T, S))
     q, k, v, out = (_laid(x, lead, H) for x in (q, k, v, result))
     # documents and heads are not two axes

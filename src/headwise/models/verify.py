@@ -32,11 +32,13 @@ LONGEST_WINDOW = 512  # a longer window is crossed where `tokens` says so
 SHORTER = 7  # tokens that the second text of a padded batch has fewer
 # A way may change a state by so many times what an ulp changes, or by so many roundings of its largest number. Of 1,356
 # answers that were equal on 161 families, the largest took 0.75 of that.
-ALLOWED, FLOOR = 8.0, 32.0
+ALLOWED = 8.0
+FLOOR = 32.0
 # the path of a layer that lies in no other
 LAYER = re.compile(r"((?![0-9]+[.])[^.]+[.])*[0-9]+")
 EMBEDDING, WHOLE = "embedding", "logits"  # before the first layer; behind the last one
-MASK, POSITIONS = "attention_mask", "position_ids"
+MASK = "attention_mask"
+POSITIONS = "position_ids"
 
 # What each layer gave, (B,T,C) by its path in the order of the call.
 States = dict[str, Tensor]
@@ -106,7 +108,8 @@ def verify(model: nn.Module, tokens: int | None = None) -> Verified:
     Raises:
         HeadwiseError: for a model that takes no token ids, and for a text that it cannot take.
     """
-    size, kind = ask.vocabulary_of(model) or 0, type(model).__name__
+    size = ask.vocabulary_of(model) or 0
+    kind = type(model).__name__
     if size < 8:
         raise HeadwiseError(
             f"{kind} does not say its vocab_size; verify needs a model of token ids"
@@ -130,14 +133,16 @@ def verify(model: nn.Module, tokens: int | None = None) -> Verified:
 
 def _answers(model: Any, first: Tensor, second: Tensor) -> Iterator[Answer]:
     """Of each way that is asked about two texts (T,)."""
-    alone, T = [(first, 0, 0)], len(first)
+    alone = [(first, 0, 0)]
+    T = len(first)
     bounds: Bounds = {}
     # twice, for what a batch shares, such as angles, is no state of a text
     twice = [*alone, (first, 1, 0)]
     with _Rounded():
         again = _read(model, twice)
     for name, states in _read(model, twice).items():
-        eps, largest = torch.finfo(states.dtype).eps, float(states.abs().max())
+        eps = torch.finfo(states.dtype).eps
+        largest = float(states.abs().max())
         rounding = float((again[name] - states).abs().max())
         half = eps**0.5 * largest  # of the digits
         bound = max(FLOOR * eps * largest, ALLOWED * min(rounding, half))
@@ -154,8 +159,10 @@ def _answers(model: Any, first: Tensor, second: Tensor) -> Iterator[Answer]:
             reason = kind.removeprefix("HeadwiseError: ") + " ".join(str(error).split())
             return Answer(question, way, "not asked", reason=reason[:200])
 
-    cut, told = min(SHORTER, T - 1), [MASK]
-    prefix, steps = [T // 2, *[1] * (T - T // 2)], [T - 3, 1, 1, 1]
+    cut = min(SHORTER, T - 1)
+    told = [MASK]
+    prefix = [T // 2, *[1] * (T - T // 2)]
+    steps = [T - 3, 1, 1, 1]
     right, left = ([*alone, (second[cut:], 1, start)] for start in (0, cut))
     # Does it take positions that count the tokens of a text from 0? (RoBERTa counts from another number.)
     if answer("", "", alone, [POSITIONS]).status == "equal":
@@ -213,7 +220,8 @@ def _read(
     lengths  of the pieces
     static   has the cache a fixed number of places?
     """
-    taken, cached = ask.parameters_of(model), ask.cache_name(model)
+    taken = ask.parameters_of(model)
+    cached = ask.cache_name(model)
     if lengths:
         inputs = [*inputs, cached]
     for name in inputs:
@@ -227,9 +235,12 @@ def _read(
     positions = mask.clone()
     for text, row, start in parts:
         place = row, slice(start, start + len(text))
-        ids[place], mask[place] = text, 1
+        ids[place] = text
+        mask[place] = 1
         positions[place] = torch.arange(len(text))
-    cache, states, end = ask.Reader(model).cache, [], 0
+    cache = ask.Reader(model).cache
+    states = []
+    end = 0
     if static:
         # here: a model of ours needs no transformers
         from headwise.models.hf import static_cache
@@ -239,7 +250,8 @@ def _read(
         raise HeadwiseError("it does not predict the next token of this text")
     fixed = {"use_cache": bool(lengths)} if "use_cache" in taken else {}
     for piece in torch.split(ids, lengths or width, 1):
-        start, end = end, end + piece.shape[1]
+        start = end
+        end = end + piece.shape[1]
         # the mask is one of the tokens in the cache, too
         told = {MASK: mask[:, :end], POSITIONS: positions[:, start:end], cached: cache}
         with _kept(model, piece) as of_piece:

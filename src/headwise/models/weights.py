@@ -209,7 +209,8 @@ def with_layers(
     Layers are taken one by one and written at once: what makes them holds one at a time.
     """
     before = head_counts(model)
-    n_heads, n_kv_heads = n_heads or before[0], n_kv_heads or before[1]
+    n_heads = n_heads or before[0]
+    n_kv_heads = n_kv_heads or before[1]
     if problem := cannot_carry(model, n_heads, n_kv_heads):
         raise HeadwiseError(problem)
     if (n_heads, n_kv_heads) == before[:2]:
@@ -289,7 +290,8 @@ def _rebuilt(model: nn.Module, n_heads: int, n_kv_heads: int) -> nn.Module:
         elif own_layers(model):
             new = _with_heads(model, n_heads, n_kv_heads)
         else:
-            config.num_attention_heads, config.num_key_value_heads = n_heads, n_kv_heads
+            config.num_attention_heads = n_heads
+            config.num_key_value_heads = n_kv_heads
             config.head_dim = head_dim
             # transformers notes the dtype in the config, too; a GPT of ours gets it by `cast`.
             new = kind._from_config(config, dtype=parameter.dtype)
@@ -339,7 +341,8 @@ def _views(model: nn.Module, site: Site) -> dict[str, Tensor]:
             raise HeadwiseError(
                 f"W_{name.upper()} of {type(site.module).__name__} is no nn.Linear; dequantise or unfuse it"
             )
-        weight, bias = matrix.weight, matrix.bias
+        weight = matrix.weight
+        bias = matrix.bias
         if name == "o":
             views["wo"] = weight.view(len(weight), n_heads, -1)
             continue

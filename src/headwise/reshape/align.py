@@ -79,7 +79,8 @@ def activations(weights: AttentionWeights, part: str, root: Tensor) -> Tensor:
 
     A qk-norm divides by the norm of each vector: here, of the mean one. Computed in the format of `root` (X,X).
     """
-    w, bias = getattr(weights, f"w{part}"), getattr(weights, f"b{part}")
+    w = getattr(weights, f"w{part}")
+    bias = getattr(weights, f"b{part}")
     bias = w.new_zeros(w.shape[:2]) if bias is None else bias
     heads = (torch.cat([w, bias[..., None]], 2).to(root) @ root).to(w)
     gain = getattr(weights, f"{part}_gain", None)
@@ -159,7 +160,8 @@ def key_maps(heads: Tensor, rule: KeyRule) -> Tensor:
         first, second = torch.tensor(rule.planes).T
         numbers = closest(as_complex(heads, rule.planes)[:, :, None])[..., 0, 0]
         maps[:, first, first] = maps[:, second, second] = numbers.real
-        maps[:, second, first], maps[:, first, second] = numbers.imag, -numbers.imag
+        maps[:, second, first] = numbers.imag
+        maps[:, first, second] = -numbers.imag
     # A set changes sign as a whole: its features lie behind one another. Real numbers of modulus 1 are signs.
     for features in map(list, rule.signs):
         signs = closest(heads[:, None, None, features].flatten(3))

@@ -65,7 +65,8 @@ class Damage:
             ("parameters", *self.parameters.counts),
         ]
         if self.loss:
-            before, after = self.loss.before, self.loss.after
+            before = self.loss.before
+            after = self.loss.after
             figures = f"{before:.4f}", f"{after:.4f}", f"{after - before:+.4f}"
             rows.insert(0, ("loss, nats per token", *figures))
         return rows
@@ -95,12 +96,16 @@ def compared(
     Losses are None where no next token is predicted.
     """
     is_next = predicts(parent) == "next"
-    distance, losses, n_tokens, n_predicted = 0.0, [0.0, 0.0], 0, 0
+    distance = 0.0
+    losses = [0.0, 0.0]
+    n_tokens = 0
+    n_predicted = 0
     for ids in batches:
         both = answers(parent, ids), answers(child, ids)  # (B,T,V) each
         distance += divergence(*both).item() * ids.numel()
         following = ids[:, 1:].flatten()
-        n_tokens, n_predicted = n_tokens + ids.numel(), n_predicted + len(following)
+        n_tokens = n_tokens + ids.numel()
+        n_predicted = n_predicted + len(following)
         for i, logits in enumerate(both if is_next else ()):
             predicted = logits[:, :-1].flatten(0, 1).float()
             loss = F.cross_entropy(predicted, following.to(logits.device))
@@ -122,7 +127,8 @@ def measure(
     dtype    in which the models are stored, which sizes their caches; None: in which they compute
     """
     loss, kl = compared(parent, child, held_out)
-    both, tokens = (parent, child), context or LENGTH
+    both = (parent, child)
+    tokens = context or LENGTH
     return Damage(
         loss=loss,
         kl=kl,

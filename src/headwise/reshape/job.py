@@ -281,7 +281,8 @@ def _opened(
         source = open_folder(path, device=device)
         # A processor without bfloat16 computes in float32; the config still says how the folder is stored.
         stored = getattr(source.model.config, "dtype", None)
-    model, kind = source.model, type(source.model).__name__
+    model = source.model
+    kind = type(source.model).__name__
     family_of(model)  # raises for a model whose family has no record
     require_held(model, "a change of heads")
     # one without logits, or with a head for something else, such as a classifier's
@@ -328,7 +329,8 @@ def check_config(path: Path, change: Change) -> None:
     for section in (config.get("text_config"), config.get(OURS)):
         fields |= section if isinstance(section, dict) else {}
     sizes = {USUAL.get(name, name): size for name, size in fields.items()}
-    n_layers, n_heads = sizes.get("num_hidden_layers"), sizes.get("num_attention_heads")
+    n_layers = sizes.get("num_hidden_layers")
+    n_heads = sizes.get("num_attention_heads")
     if n_layers and n_heads:  # what is left to a class, the open model has
         n_kv_heads = sizes.get("num_key_value_heads") or n_heads
         change.check_sizes(n_layers, n_heads, n_kv_heads)
@@ -414,10 +416,12 @@ def calibrate(name: str, text: Any, folder: Folder) -> Calibration:
     end = _end(rows)
     about: tuple[str, ...] = ()
     if isinstance(text, verbs.VerbCorpus):
-        end, about = len(text.train_lines), (verbs.WHOLE_LINES,)
+        end = len(text.train_lines)
+        about = (verbs.WHOLE_LINES,)
     parts: Sequence[Iterable[list[int]]] = rows[:end], rows[end:]
     if not lines and len(rows) == 1:  # one stream
-        stream, size = rows[0], length - len(before) - len(after)
+        stream = rows[0]
+        size = length - len(before) - len(after)
         halves = stream[: _end(stream)], stream[_end(stream) :]
         cuts = (cut([half], size) for half in halves)
         parts = [[[*before, *ids, *after] for ids in pieces] for pieces in cuts]
@@ -452,7 +456,8 @@ def _end(items: Sequence[Any]) -> int:
 
 def spread(documents: Sequence[Tensor], limit: int) -> list[Tensor]:
     """Documents of about `limit` tokens together, spread evenly over the text; or all of them."""
-    total, n = sum(map(len, documents)), len(documents)
+    total = sum(map(len, documents))
+    n = len(documents)
     # as many of mean length as the limit holds
     wanted = n if total <= limit else max(1, n * limit // total)
     return [documents[i * n // wanted] for i in range(wanted)]
@@ -543,7 +548,8 @@ def verify(model: nn.Module, folder: Path, context: int | None) -> str:
         reader = f"transformers {version('transformers')}"
         read = load_folder(folder)
     else:
-        reader, read = "headwise", load_model(folder)[0]
+        reader = "headwise"
+        read = load_model(folder)[0]
     difference = (in_float32(read) - in_float32(model)).abs().max().item()
     if not difference <= TOLERANCE:  # true of NaN, too
         raise HeadwiseError(

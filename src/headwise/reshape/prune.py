@@ -165,7 +165,8 @@ def weakest(
 
     Raises HeadwiseError for a fraction that leaves too few heads, or that removes none.
     """
-    n_layers, (H, G, _) = len(attentions(model)), head_counts(model)
+    n_layers = len(attentions(model))
+    (H, G, _) = head_counts(model)
     wanted = _n_gone(n_layers * H, keep)
     if wanted > n_layers * (H - 1):
         stay = n_layers * H - wanted
@@ -176,7 +177,8 @@ def weakest(
     r = H // G
     groups = [[*range(g * r, g * r + r)] for g in range(G)]
     # `n` of each pool go: groups of a layer, or else heads of a group; one stays in any case.
-    n, pools = min(_n_gone(G, keep), G - 1), [groups]
+    n = min(_n_gone(G, keep), G - 1)
+    pools = [groups]
     if not n:
         n = min(_n_gone(r, keep), r - 1)
         pools = [[[head] for head in group] for group in groups]

@@ -222,17 +222,21 @@ def cheapest(n_heads: int, n_groups: int, price: Callable[[Group], float]) -> Gr
 
     def exchanged(start: Iterable[Iterable[int]]) -> list[frozenset[int]]:
         # rounds over all pairs of heads in different groups, until a round exchanges none
-        groups, improved = [*map(frozenset, start)], True
+        groups = [*map(frozenset, start)]
+        improved = True
         while improved:
             improved = False
             for a, b in itertools.combinations(range(n_groups), 2):
                 for i, j in itertools.product(sorted(groups[a]), sorted(groups[b])):
                     if i not in groups[a] or j not in groups[b]:
                         continue  # an earlier exchange has moved one of them
-                    first, second = groups[a] ^ {i, j}, groups[b] ^ {i, j}
+                    first = groups[a] ^ {i, j}
+                    second = groups[b] ^ {i, j}
                     # 1e-5 is more than rounding, also in float32; by rounding alone heads could be exchanged for ever.
                     if cost(first, second) < cost(groups[a], groups[b]) * (1 - 1e-5):
-                        groups[a], groups[b], improved = first, second, True
+                        groups[a] = first
+                        groups[b] = second
+                        improved = True
         return groups
 
     # Head h in group h % n_groups.
@@ -301,7 +305,8 @@ def aligned(
 
 def pooled(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
     """One key/value head made of each group: the mean of the aligned heads, with the norms that it lacks."""
-    rule, (heads, k, v) = key_rule(weights), aligned(weights, root, n_groups)
+    rule = key_rule(weights)
+    (heads, k, v) = aligned(weights, root, n_groups)
     r = heads.group_size
     counts: Tensor | float = 1.0  # how much each head counts in the mean of the keys
     if heads.k_gain is None:

@@ -30,7 +30,8 @@ def print_price(screen: Screen, price: Price) -> None:
 def _print_parameters(screen: Screen, price: Price) -> None:
     """The parts of the model; one without parameters of its own is tied to another (W_U to the embedding)."""
     # `active` leaves out experts that a token is not sent to, and tables in which it reads one row.
-    total, active = price.parameters.total, price.parameters.active
+    total = price.parameters.total
+    active = price.parameters.active
     parts = price.parameters.parts.items()
     rows = [
         (part, count, f"{count / total:.1%}" if count else "tied")
@@ -63,7 +64,8 @@ def _print_layers(screen: Screen, price: Price) -> None:
 
 def _layer_rows(layer: Layer) -> dict[str, Cell]:
     """What is said of a layer: the label of a row, and the cell."""
-    heads, experts = layer.attention, layer.experts
+    heads = layer.attention
+    experts = layer.experts
     rows: dict[str, Cell] = {"kind": layer.kind}
     if heads is not None:
         # queries and keys are wider than values, or narrower

@@ -45,7 +45,8 @@ class _Handler(BaseHTTPRequestHandler):
     server: Served
     timeout = PATIENCE
     # in the header Server: no versions, which are nobody's business
-    server_version, sys_version = "headwise", ""
+    server_version = "headwise"
+    sys_version = ""
 
     def do_GET(self) -> None:
         path = self._path()
@@ -55,7 +56,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, "there is /")
 
     def do_POST(self) -> None:
-        path, origin = self._path(), self.headers.get("Origin")
+        path = self._path()
+        origin = self.headers.get("Origin")
         if path is None:
             return
         size = self.headers.get("Content-Length", "")
@@ -84,7 +86,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _path(self) -> str | None:
         """The path below the secret; None, once refused, for another host or another secret."""
-        base, path = self.server.base, self.path
+        base = self.server.base
+        path = self.path
         if self.headers.get("Host") not in self.server.hosts:
             self._answer(403, f"ask for http://127.0.0.1:{self.server.server_port}/")
             return None
@@ -160,7 +163,8 @@ class Served(ThreadingHTTPServer):
         self, desk: Desk, port: int = 0, example: str | None = None, lang: str = "en"
     ) -> None:
         """`port` 0 takes a free one. Raises HeadwiseError where the port cannot be had."""
-        self.desk, self.document = desk, look_html(desk.about(), example, lang)
+        self.desk = desk
+        self.document = look_html(desk.about(), example, lang)
         self.base = f"/{secrets.token_urlsafe(16)}"  # before every path
         self._turn = threading.Lock()  # the model answers one question at a time
         # the last reading of each text; two may stand side by side
@@ -201,7 +205,8 @@ class Served(ThreadingHTTPServer):
         """The answer to a question of the page, in a thread of the server."""
         # `slot` is the text, "a" or "b"; `turn` counts the page's questions. It begins with the clock when the page is
         # opened, so that one opened anew begins above the last.
-        slot, turn = str(asked.get("slot")), asked.get("turn")
+        slot = str(asked.get("slot"))
+        turn = asked.get("turn")
         # and no bool, which isinstance would take
         if asked.get("do") == "read" and type(turn) is int:
             # Without a lock: where two threads meet here, a text may be read in vain, and the page drops that answer.
@@ -242,7 +247,8 @@ def _why(desk: Desk) -> Facts:
     """
     from headwise.heads.why import why
 
-    reading, other = desk.readings.get("a"), desk.readings.get("b")
+    reading = desk.readings.get("a")
+    other = desk.readings.get("b")
     if reading is None:
         raise HeadwiseError("there is no text yet")
     story = why(desk.folder.model, reading.text, None if other is None else other.text)

@@ -69,7 +69,8 @@ def attention(model: Any, text: Any) -> DrawnMaps:
     from headwise.heads.watch import head_maps
     from headwise.models.open import folder_of, ids_of
 
-    folder, ids = folder_of(model), [int(i) for i in ids_of(model, text)]
+    folder = folder_of(model)
+    ids = [int(i) for i in ids_of(model, text)]
     # A model without a tokenizer has numbers for words.
     shown = tuple(map(str, ids)) if folder.tokens is None else folder.tokens.shown(ids)
     maps = head_maps(model, ids, shown, folder.name)
@@ -113,7 +114,8 @@ def overlay(
             matplotlib is missing.
     """
     new_figure = figure_class()
-    pixels, weights = _pixels(image), patches(head, grid)
+    pixels = _pixels(image)
+    weights = patches(head, grid)
     height, width = pixels.shape[:2]
     tall = WIDE * height / width
     figure = new_figure(figsize=(WIDE, tall + LINE), facecolor="#fbfaf6")

@@ -221,7 +221,8 @@ def report_html(
     blocks = {"data": json_block(plain_data(data)), "model": json_block(model)}
     if film is not None:
         blocks["film-data"] = json_block(film)
-    name, no_model = data["model"], ""
+    name = data["model"]
+    no_model = ""
     if model is None or "reason" in model:
         key, facts = missing(model or {"reason": "none"})
         way = word("report.open_live") if model else ""

@@ -155,14 +155,16 @@ def _look(survey: Survey, profile: HeadProfile) -> Note:
     scores = {role.name: role.score for role in survey.roles}
     for role in TELLING:
         if role in profile.roles:
-            job, mean = Note.of(key_of("job", role)), profile.means[scores[role]]
+            job = Note.of(key_of("job", role))
+            mean = profile.means[scores[role]]
             return Note.of("sentence.role", job=job, role=role, mean=number(mean, 2))
     if not profile.examples:
         largest = number(profile.means.get("confidence"), 2)
         return Note.of("sentence.nothing", mean=largest)
     hardest = profile.examples[0]  # they come with the largest weight first
     # Without the space that many tokens begin with; the example of a relation comes without it.
-    looks, at = hardest.looks.strip(), hardest.at.strip()
+    looks = hardest.looks.strip()
+    at = hardest.at.strip()
     weight = number(hardest.weight, 2)
     return Note.of("sentence.strongest", looks=looks, at=at, weight=weight)
 
@@ -227,7 +229,8 @@ def _print_facts(screen: Screen, survey: Survey) -> None:
     of = f" of {listed(names, NAMED)}" if names else ""
     if survey.loss is not None and math.isfinite(survey.loss):
         of += f", {survey.loss:.3f} nats per token"
-    heads, layers = plural(len(survey), "head"), plural(n_layers(survey), "layer")
+    heads = plural(len(survey), "head")
+    layers = plural(n_layers(survey), "layer")
     documents = plural(survey.n_documents, "document")
     screen.say(
         f"{survey.model}: {heads} in {layers}; {survey.n_tokens:,} tokens in {documents}{of}"
@@ -292,8 +295,10 @@ def print_relations(screen: Screen, survey: Survey) -> None:
         heads = [head for head in survey.profiles if name in head.relations]
         heads.sort(key=lambda head: -head.relations[name].lead)
         for head in heads[:BEST]:
-            score, star = head.relations[name], "*" * (name in head.roles)
-            mass, right = score.mass, score.accuracy.mean
+            score = head.relations[name]
+            star = "*" * (name in head.roles)
+            mass = score.mass
+            right = score.accuracy.mean
             controls = score.even, score.untrained, score.elsewhere
             shown = [number(figure, 2) for figure in (mass.mean, *controls, right)]
             # Of one document the interval has no ends.

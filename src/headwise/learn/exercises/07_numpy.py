@@ -12,7 +12,8 @@ def softmax(scores):
 class MultiHeadAttention:
     def __init__(self, d_model, n_heads, seed=0):
         assert d_model % n_heads == 0
-        self.n_heads, self.d_head = n_heads, d_model // n_heads
+        self.n_heads = n_heads
+        self.d_head = d_model // n_heads
         rng = np.random.default_rng(seed)
         self.W_Q, self.W_K, self.W_V, self.W_O = (
             (rng.standard_normal((d_model, d_model)) / math.sqrt(d_model)).astype(np.float32) for _ in range(4)

@@ -17,7 +17,9 @@ class CausalAttention(nn.Module):
     def forward(self, x):
         """(B, T, d_in) -> (B, T, d_out)"""
         T = x.shape[1]
-        queries, keys, values = self.W_query(x), self.W_key(x), self.W_value(x)
+        queries = self.W_query(x)
+        keys = self.W_key(x)
+        values = self.W_value(x)
         # scores, mask, softmax, dropout; then the weights times the values
         scores = queries @ keys.transpose(1, 2) / math.sqrt(keys.shape[-1])  #?
         scores = scores.masked_fill(self.mask.bool()[:T, :T], -math.inf)  #?

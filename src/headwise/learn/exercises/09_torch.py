@@ -8,7 +8,9 @@ class MultiHeadAttention(nn.Module):
     def __init__(self, d_in, d_out, context_length, dropout, num_heads, qkv_bias=False):
         super().__init__()
         assert d_out % num_heads == 0
-        self.d_out, self.num_heads, self.head_dim = d_out, num_heads, d_out // num_heads
+        self.d_out = d_out
+        self.num_heads = num_heads
+        self.head_dim = d_out // num_heads
         self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
@@ -25,7 +27,9 @@ class MultiHeadAttention(nn.Module):
     def forward(self, x):
         """(B, T, d_in) -> (B, T, d_out)"""
         B, T, _ = x.shape
-        q, k, v = self.split(self.W_query(x)), self.split(self.W_key(x)), self.split(self.W_value(x))
+        q = self.split(self.W_query(x))
+        k = self.split(self.W_key(x))
+        v = self.split(self.W_value(x))
         # scores, mask, softmax, dropout, as before, now with an axis of heads
         scores = q @ k.transpose(2, 3) / math.sqrt(self.head_dim)  #?
         scores = scores.masked_fill(self.mask.bool()[:T, :T], -math.inf)  #?
