@@ -794,7 +794,11 @@ def adapters(
     if len(first.inputs) == 1:  # and whether it takes another one
         others = filter(CALL["second"].search, arguments_of(call))
         orders += [(*first.inputs, name) for name in others if name != first.mask]
-    kinds = itertools.product(layouts, tables_of(target, first))
+    positions = functools.partial(_positions_of, target, first)
+    tables = [
+        functools.partial(_joined, each, positions) for each in tables_of(target, first)
+    ]
+    kinds = itertools.product(layouts, tables)
     ways = sorted(itertools.product(kinds, orders), key=lambda way: len(way[1]))
     for (name, tables), inputs in ways:
         fixed = {**first.fixed, **tables(0, TOKENS)}
@@ -803,6 +807,26 @@ def adapters(
             first, inputs=inputs, layout=LAYOUTS[name], tables=tables, seen=Seen(), passed=set(),
             fixed=fixed,
         )  # fmt: skip
+
+
+def _joined(
+    tables: Tables, positions: Tables, start: int, tokens: int
+) -> dict[str, Any]:
+    return {**tables(start, tokens), **positions(start, tokens)}
+
+
+def _positions_of(
+    target: Target, attention: Attention, start: int, tokens: int
+) -> dict[str, Any]:
+    """Positions by the names of parameters: of all documents at once, or of each where the code says so."""
+    made = {}
+    for name in attention.fixed:
+        if CALL["positions"].fullmatch(name) and name not in target.options.args:
+            places = np.arange(start, start + tokens)
+            if f"{name.lower()}[:, none" in target.scope.code:
+                places = np.tile(places, (BATCH, 1))
+            made[name] = to_kind(places, attention.kind)
+    return made
 
 
 def tables_of(target: Target, attention: Attention) -> Iterator[Tables]:
@@ -917,13 +941,13 @@ def _bound(target: Target, call: Callable[..., Any], module: Any) -> Attention:
             fixed[name] = target.options.causal is not False
         elif name in target.options.args:
             fixed[name] = target.options.args[name]
+        elif CALL["positions"].fullmatch(name) and (
+            name in required or not re.search(rf"\b{name.lower()} is (not )?none", code)
+        ):
+            fixed[name] = None  # see `_positions_of`
         elif name in required:
-            known = {
-                "positions": np.arange(TOKENS),
-                "segments": np.zeros((BATCH, TOKENS), int),
-            }
-            if places := [known[key] for key in known if CALL[key].fullmatch(name)]:
-                fixed[name] = to_kind(places[0], kind)
+            if CALL["segments"].fullmatch(name):
+                fixed[name] = to_kind(np.zeros((BATCH, TOKENS), int), kind)
                 continue
             is_table = CALL["tables"].search(name) or CALL["nothing"].fullmatch(name)
             fixed[name] = None if is_table else value_of(name, sizes)
@@ -935,8 +959,9 @@ def _bound(target: Target, call: Callable[..., Any], module: Any) -> Attention:
                 target.unnamed, fixed[name] = name, None
             if is_table or meaning_of(name) is None:
                 guessed.append(name)
+    is_asked = mask in required or f"assert {str(mask).lower()} is not none" in code
     return Attention(
-        call, kind, tuple(inputs), mask, mask in required, fixed=fixed, guessed=tuple(guessed),
+        call, kind, tuple(inputs), mask, is_asked, fixed=fixed, guessed=tuple(guessed),
         output=output, gathers=gathers, module=module,
     )  # fmt: skip
 

@@ -172,9 +172,10 @@ class Examiner:
         # are its own defaults kept, of which one may switch a mask off?
         self.keeps_defaults = False
         self.left = len(target.not_checked)
-        self.was_repaired = False  # was a small change looked for?
-        # `seconds` for single bugs and pairs, and as many for a small change
-        self.until = time.process_time() + 2 * target.options.seconds
+        # Were two bugs at once, and a small change, looked for? Of what was built first alone.
+        self.was_paired = self.was_repaired = False
+        # `seconds` for the bugs of what is built first, as many for a small change, half of them for what is built after it
+        self.until = time.process_time() + 2.5 * target.options.seconds
         self.names = set[str]()  # of the cases that came to an end
         self.rests = False  # are matrices whose role nothing tells 0?
         # is nothing of what was called a guess?
@@ -750,7 +751,8 @@ class Examiner:
         # By how many forms of each of two bugs: those of the usual forms come first, which takes seconds.
         rounds: list[tuple[Trial, Sequence[int | None]]]
         rounds = [(trial, ()) for trial in ready[:3]]
-        if not may_mix and self.is_sure:
+        if not may_mix and self.is_sure and not self.was_paired:
+            self.was_paired = True
             rounds += [(first, (2,)), (first, (None,))]
         for trial, pairs in rounds:
             if pairs == (None,):
@@ -806,11 +808,11 @@ class Examiner:
 
         def is_right(version: Target) -> bool:
             other = Examiner(version)
-            for trials in map(other.trials, other.builds()):
-                # in as many cases as before: a change may stop the code where it is given a mask
-                if right := other._right(other._ready(trials)):
-                    return self.names <= {case.name for case in right[2]}
-            return False
+            # as it is built first where it runs at all
+            runs = filter(None, map(other.trials, other.builds()))
+            right = other._right(other._ready(next(runs, [])))
+            # in as many cases as before: a change may stop the code where it is given a mask
+            return right is not None and self.names <= {case.name for case in right[2]}
 
         target = self.target
         is_sure = self.certain and self.is_sure

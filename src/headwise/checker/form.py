@@ -217,8 +217,24 @@ def attend(
         weights = weights / size
     if s["first"] == "lost":
         weights = _without_first(weights)
-    mixing = weights if s["mixes"] == "rows" else weights.swapaxes(-1, -2)
-    return scores, weights, mixing @ v
+    return scores, weights, _mixed(weights, v, s["mixes"])
+
+
+def _mixed(weights: Any, v: Any, how: str) -> Any:
+    """Values (B,h,S,e) under weights (B,h,T,S), rightly by "rows" or in one of the wrong ways: (B,h,T,e)."""
+    total = weights.sum(-1)[..., None]
+    match how:
+        case "columns":
+            return weights.swapaxes(-1, -2) @ v
+        # letters of an einsum: 'bhts,bhue->bhte', 'bhts,bhte->bhte', 'bhtt,bhte->bhte'
+        case "apart":
+            return total * v.sum(-2)[..., None, :]
+        case "own":
+            return total * v
+        case "diagonal":
+            return np.diagonal(weights, 0, -2, -1)[..., None] * v
+        case _:
+            return weights @ v
 
 
 def _divisor(q: Any, s: Settings) -> float:
