@@ -174,7 +174,7 @@ class Examiner:
         self.left = len(target.not_checked)
         # Were two bugs at once, and a small change, looked for? Of what was built first alone.
         self.was_paired = self.was_repaired = False
-        # `seconds` for the bugs of what is built first, as many for a small change, half of them for what is built after it
+        # `seconds` for the bugs of what is built first, as many for a small change, half for what is built later
         self.until = time.process_time() + 2.5 * target.options.seconds
         self.names = set[str]()  # of the cases that came to an end
         self.rests = False  # are matrices whose role nothing tells 0?
