@@ -63,6 +63,13 @@ def test_a_bug_in_a_form_is_named(tmp_path: Path) -> None:
         assert hw.check(path, seconds=200).bugs == (bug,), name
 
 
+def test_a_function_that_trains_with_the_layer_is_not_run(tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    ran = tmp_path / "ran"
+    path.write_text(f"{FORMS['annotated']}\ndef run():\n    MultiHeadedAttention(2, 8)\n    open({str(ran)!r}, 'w')\n")
+    assert hw.check(f"{path}:MultiHeadedAttention", seconds=200).right and not ran.exists()
+
+
 def test_a_notebook_is_read_cell_by_cell_and_its_file_beside_it(tmp_path: Path) -> None:
     text = FORMS["annotated"]
     head, _, tail = text.partition("class MultiHeaded")

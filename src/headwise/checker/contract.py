@@ -903,6 +903,8 @@ def _bound(target: Target, call: Callable[..., Any], module: Any) -> Attention:
     mask = next(iter([*masks, *lengths]), None)
     output = next((name for name in required if CALL["output"].fullmatch(name)), "")
     rest = [name for name in names if name not in (mask, output)]
+    if target.source.says(r"\bjax\b") and not any(map(DATA[2].match, rest)):
+        rest = [name for name in rest if meaning_of(name) != "rng"]  # `key` draws
     # The first name like a query's, the first like a key's, the first like a value's.
     inputs = [name for pattern in DATA for name in [*filter(pattern.match, rest)][:1]]
     gathers: tuple[str, ...] = ()

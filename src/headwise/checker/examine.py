@@ -65,6 +65,7 @@ from headwise.checker.reading import (
     scale_is_folded,
     still_parts,
     styles,
+    to_eval,
     width_of,
 )
 from headwise.checker.repair import repaired
@@ -153,7 +154,7 @@ def _misspelt(error: str) -> re.Match[str] | None:
     match = re.search(r"'(torch\S*|Tensor)'.* has no attribute '(\w+)'", error)
     torch = sys.modules.get("torch")
     names = [*dir(torch), *dir(getattr(torch, "Tensor", None))]
-    return match if match and get_close_matches(match[2], names, 1, 0.9) else None
+    return match if match and get_close_matches(match[2], names, 1, 0.88) else None
 
 
 class Examiner:
@@ -538,10 +539,7 @@ class Examiner:
         module = built.module
         shown: dict[str, str] = {}
         is_stilled = module is not None and still_parts(module)
-        if hasattr(module, "eval"):
-            module.eval()
-        elif hasattr(module, "training"):
-            module.training = False
+        to_eval(module)
         if hasattr(module, "named_parameters"):
             # torch finds no module in a plain list, so that an optimizer never gets its weights.
             known = {*map(id, parameters_of(module))}

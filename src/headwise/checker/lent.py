@@ -124,9 +124,12 @@ def as_array(x: Any) -> Any:
     return x.view(Array) if type(x) is np.ndarray else x
 
 
-def split(x: Any, parts: Any, axis: int = 0, **named: Any) -> Any:
+def split(
+    x: Any, parts: Any = None, axis: int = 0, num_or_size_splits: Any = None
+) -> Any:
     """By a count, by places as JAX has it, or by sizes as TensorFlow has it, which add up to the whole."""
-    parts = named.get("num_or_size_splits", parts)
+    if parts is None:
+        parts = num_or_size_splits
     if np.ndim(parts) and sum(parts) == x.shape[axis]:
         parts = np.cumsum(parts)[:-1]
     return np.split(x, parts, axis)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import inspect
 from collections.abc import Iterator
@@ -235,8 +236,10 @@ def masks_handed(attention: Attention, target: Target) -> list[Any]:
         return before(*args, **named)
 
     ids = to_kind(np.ones((BATCH, TOKENS), int), attention.kind)
-    for name in target.source.definitions:
-        if target.name in target.source.reach(name)[1:]:
+    for name, node in target.source.definitions.items():
+        # a function may train the model
+        is_class = isinstance(node, ast.ClassDef)
+        if is_class and target.name in target.source.reach(name)[1:]:
             model = replace(target, name=name, thing=target.namespace.get(name))
             # it may want anything, and need not be a model
             with contextlib.suppress(Exception), patch.object(kind, method, watched):

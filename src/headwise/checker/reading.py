@@ -191,6 +191,18 @@ def _children(value: Any) -> Any:
     return {**value._parameters, **value._modules, **public}.items()
 
 
+def to_eval(module: Any, depth: int = 4) -> None:
+    """Out of training: by the object's own method, or by the attribute that its parts read."""
+    if hasattr(module, "eval"):
+        module.eval()
+        return
+    if getattr(module, "training", False) is True:
+        module.training = False
+    if depth and not hasattr(module, "detach"):
+        for _, part in _children(module):
+            to_eval(part, depth - 1)
+
+
 def role_of(path: str) -> str | None:
     """q, k, v, o, qkv or kv, by the last part of a path that names a role; a name of W_O counts where no other does."""
     role = None
@@ -767,7 +779,7 @@ def kept_as(meaning: str, instance: Any, target: Target) -> int | None:
     # what the code reads of the file; another class may have other numbers
     is_read = set(names_of([target.scope.tree], ast.Load))
     names = {name: value for name, value in target.namespace.items() if name in is_read}
-    for name, value in target.namespace.items():
+    for name, value in names.items():
         # a class has defaults, of which we passed others
         if CALL["config"].fullmatch(name) and not isinstance(value, type):
             configs.append(value)

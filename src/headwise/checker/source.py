@@ -50,7 +50,8 @@ _END = r"(_?(new|in|input|states?|heads?|x|vec\w*|emb\w*|feat\w*|tensor))?\w?$"
 # Names of what attention takes: q, k_new, x_v, values, consultas.
 QUERY, KEY, VALUE = DATA = tuple(
     re.compile(
-        rf"^(_|x_?|enc(odings)?(_for)?_|input_?|in_|pre_?|src_?)*({words}){_END}", re.I
+        rf"^(_|x_?|to_|enc(odings)?(_for)?_|input_?|in_|pre_?|src_?)*({words}){_END}",
+        re.I,
     )
     for words in (
         "q|query|queries|consultas?|requ[eê]tes?",
