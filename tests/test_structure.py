@@ -91,9 +91,10 @@ def test_no_function_is_long() -> None:
 
 # What `make measure` counts may fall, and rises with a reason alone; who makes it fall lowers the number here.
 # Last rise: the small change of a line that makes code right, in `check` and in `learn`; values that no name tells and
-# windows in `check`; a question about one's own sentence.
+# windows in `check`; a question about one's own sentence; what published files of JAX, Keras and TensorFlow call, and
+# positions of each call, in `check`.
 # 3,137 nodes and 15 files of it are solutions of exercises, which were texts in TOML before.
-MOST = {"nodes": 253_433, "files": 131, "circles": 0, "messages": 0, "options": 90, "test lines": 23_118}
+MOST = {"nodes": 254_028, "files": 131, "circles": 0, "messages": 0, "options": 90, "test lines": 23_126}
 
 
 def test_the_package_grows_no_more() -> None:

@@ -74,8 +74,8 @@ def cache_bug(
     asked = {**attention.tables(0, LONG), **(mask(0, LONG) if mask else {})}
     with contextlib.suppress(Exception):
         asked[attention.inputs[0]] = to_kind(text, attention.kind)
-        x = text
         whole = pick(attention.result(asked, LONG), text.shape)
+        x = text
     if mask and x is not text:
         return None
     if not mask:  # what sees the future as a whole cannot be the same step by step

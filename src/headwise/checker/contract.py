@@ -884,23 +884,28 @@ def tables_of(target: Target, attention: Attention) -> Iterator[Tables]:
         yield functools.partial(usual, which=which, axes=axes)
 
 
-def _bound(target: Target, call: Callable[..., Any], module: Any) -> Attention:
-    """A call with its inputs and its mask told apart, and with values for whatever else it wants."""
-    names, required = list(arguments_of(call)), required_of(call)
-    code = target.scope.code
-    lengths = [name for name in required if CALL["lengths"].fullmatch(name)]
+def _mask_of(call: Callable[..., Any], code: str) -> str | None:
+    """The parameter of a call that takes a mask, or the lengths of the documents."""
+    lengths = [name for name in required_of(call) if CALL["lengths"].fullmatch(name)]
     parameters = arguments_of(call)
     # `causal_mask=False` is a switch, whatever its name says.
     masks = [
         name
-        for name in filter(MASK.search, names)
+        for name in filter(MASK.search, parameters)
         # `head_mask` silences heads
         if not isinstance(parameters[name].default, bool)
         and not CALL["nothing"].fullmatch(name)
     ]
     # of several the one that the code reads
     masks.sort(key=lambda name: len(re.findall(rf"\b{name.lower()}\b", code)) < 2)
-    mask = next(iter([*masks, *lengths]), None)
+    return next(iter([*masks, *lengths]), None)
+
+
+def _bound(target: Target, call: Callable[..., Any], module: Any) -> Attention:
+    """A call with its inputs and its mask told apart, and with values for whatever else it wants."""
+    names, required = list(arguments_of(call)), required_of(call)
+    code = target.scope.code
+    mask = _mask_of(call, code)
     output = next((name for name in required if CALL["output"].fullmatch(name)), "")
     rest = [name for name in names if name not in (mask, output)]
     if target.source.says(r"\bjax\b") and not any(map(DATA[2].match, rest)):

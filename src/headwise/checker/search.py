@@ -76,8 +76,7 @@ class Explanation:
 def close(a: Any, b: Any, tolerance: float = TOLERANCE) -> bool:
     """Are two results equal but for rounding? What is not finite must be so in the same places."""
     try:
-        a = np.asarray(a, float)
-        b = np.asarray(b, float)
+        a, b = np.asarray(a, float), np.asarray(b, float)
     # of an exercise, as JSON has them: text, or lists of several shapes
     except (ValueError, TypeError):
         if isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
