@@ -103,9 +103,8 @@ class Target:
     # does the identity stand in for a function that may scale, mask or project?
     lacks: bool = False
     unnamed: str = ""  # a parameter of its call of which nothing is known
-    sizes: Settings = field(
-        default_factory=dict
-    )  # what it was built with, where not the usual ones
+    # what it was built with, where not the usual ones
+    sizes: Settings = field(default_factory=dict)
 
     def say(self, key: str, /, **facts: Any) -> str:
         return speaker(self.options.lang)(key, **facts)
