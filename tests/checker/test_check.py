@@ -373,7 +373,7 @@ def test_what_was_to_be_done_before_a_call_is_no_bug(tmp_path: Path) -> None:
         right.replace("B, T, C =", "x = x.permute(2, 1, 0); B, T, C =", 1),
     ):
         (tmp_path / "mine.py").write_text(code)
-        verdict = hw.check(tmp_path / "mine.py")
+        verdict = hw.check(tmp_path / "mine.py", seconds=10)
         assert verdict.right is None and "Error" in str(verdict.not_checked), verdict
     # what is made elsewhere and called is the identity
     (tmp_path / "mine.py").write_text(with_part.replace("B, T, C =", "x = self.rope(x); B, T, C =", 1))
