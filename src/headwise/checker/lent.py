@@ -334,7 +334,6 @@ OF_NUMPY: dict[str, Any] = {
     "broadcast": lambda x, sizes: np.broadcast_to(x, (*sizes, *np.shape(x))),
     "Lambda": lambda step, *_, **__: Plain(step),
     "Add": lambda **_: Plain(sum),
-    "Permute": lambda axes: Plain(lambda x: np.transpose(x, (0, *axes))),
     "Reshape": lambda shape: Plain(lambda x: np.reshape(x, (len(x), *shape))),
 }
 
