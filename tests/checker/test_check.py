@@ -43,7 +43,7 @@ def test_weights_are_not_drawn_anew_between_the_steps_of_a_cache() -> None:
 @every("version", [(version,) for version in SOME], [version.label for version in SOME])
 def test_every_version_is_named(version: tuple[Version]) -> None:
     pair = len(version[0].bugs) == 2
-    verdict = judge(version[0], 120 if pair else 60)  # pairs are looked for until the time is over
+    verdict = judge(version[0], 300 if pair else 60)  # far more than a pair takes, on any machine
     assert verdict.right is not bool(version[0].bugs), verdict
     assert set(verdict.bugs) == set(version[0].bugs), verdict
 
