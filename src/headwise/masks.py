@@ -256,6 +256,18 @@ def all_of(masks: Iterable[Mask | None]) -> Mask | None:
     return _joined(operator.and_, masks)
 
 
+def bounds(mask: Mask | None) -> Band:
+    """The least and the largest j - i that the bands in a mask allow; None: as far as keys go.
+
+    Asked of one query and one key, T = S = 1: there a query stands at its own key, and j - i is a plain distance.
+    """
+    parts = mask.parts() if mask else ()
+    bands = [part.band(1, 1) or (None, None) for part in parts]
+    lows = [low for low, _ in bands if low is not None]
+    highs = [high for _, high in bands if high is not None]
+    return max(lows, default=None), min(highs, default=None)
+
+
 def resolve(
     masks: Iterable[Mask],
     grid: Grid,

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 from headwise.errors import HeadwiseError
-from headwise.masks import Mask, bare_mask_error
+from headwise.masks import Mask, bare_mask_error, bounds
 from headwise.positions import RoPE
 from headwise.shapes import shape_of
 
@@ -270,26 +270,14 @@ class AttentionSpec:
     @property
     def causal(self) -> bool:
         """Does its mask end at the query itself?"""
-        return self._band[1] == 0
+        return bounds(self.mask)[1] == 0
 
     @property
     def window(self) -> int | None:
         """Keys that a causal query sees, its own counted; None: all before it."""
-        low = self._band[0]
+        low, _ = bounds(self.mask)
         # -low keys before the query, and its own
         return 1 - low if self.causal and low is not None else None
-
-    @property
-    def _band(self) -> tuple[int | None, int | None]:
-        """The least and the largest j - i that the bands in the mask allow; None: as far as keys go.
-
-        Asked of one query and one key, T = S = 1: there a query stands at its own key, and j - i is a plain distance.
-        """
-        parts = self.mask.parts() if self.mask else ()
-        bands = [part.band(1, 1) or (None, None) for part in parts]
-        lows = [low for low, _ in bands if low is not None]
-        highs = [high for _, high in bands if high is not None]
-        return max(lows, default=None), min(highs, default=None)
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed, validated anew; other sizes stay as they are."""

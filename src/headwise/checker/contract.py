@@ -671,7 +671,7 @@ class Attention:
     learns: bool = False  # does a call find the gradients of the weights, too?
     # of an object that keeps tokens: its attributes before any call
     fresh: dict[str, Any] = field(default_factory=dict)
-    # rotary tables for so many tokens from a position on, by the names of parameters
+    # positions and rotary tables for so many tokens from a position on, by the names of parameters
     tables: Tables = lambda start, tokens: {}
 
     @property
@@ -793,11 +793,7 @@ def adapters(
     if len(first.inputs) == 1:  # and whether it takes another one
         others = filter(CALL["second"].search, arguments_of(call))
         orders += [(*first.inputs, name) for name in others if name != first.mask]
-    positions = functools.partial(_positions_of, target, first)
-    tables = [
-        functools.partial(_joined, each, positions) for each in tables_of(target, first)
-    ]
-    kinds = itertools.product(layouts, tables)
+    kinds = itertools.product(layouts, tables_of(target, first))
     ways = sorted(itertools.product(kinds, orders), key=lambda way: len(way[1]))
     for (name, tables), inputs in ways:
         fixed = {**first.fixed, **tables(0, TOKENS)}
@@ -806,12 +802,6 @@ def adapters(
             first, inputs=inputs, layout=LAYOUTS[name], tables=tables, seen=Seen(), passed=set(),
             fixed=fixed,
         )  # fmt: skip
-
-
-def _joined(
-    tables: Tables, positions: Tables, start: int, tokens: int
-) -> dict[str, Any]:
-    return {**tables(start, tokens), **positions(start, tokens)}
 
 
 def _positions_of(
@@ -829,10 +819,11 @@ def _positions_of(
 
 
 def tables_of(target: Target, attention: Attention) -> Iterator[Tables]:
-    """What makes the rotary tables that a call wants: functions of the file, or the usual ones in several forms."""
+    """What makes the positions and rotary tables that a call wants: functions of the file, or the usual ones."""
     names = [name for name in attention.fixed if CALL["tables"].search(name)]
+    positions = functools.partial(_positions_of, target, attention)
     if not names:
-        yield lambda start, tokens: {}
+        yield positions
         return
     asked = target.options.args
     width = asked.get("HEAD_DIM", HEAD_DIM)
@@ -852,7 +843,7 @@ def tables_of(target: Target, attention: Attention) -> Iterator[Tables]:
             "^(?!.*cos).*sin": both[1],
             "": both,
         }
-        made: dict[str, Any] = {}
+        made = positions(start, tokens)
         for name in names:
             form = next(forms[part] for part in forms if re.search(part, name))
             parts = [
@@ -869,7 +860,7 @@ def tables_of(target: Target, attention: Attention) -> Iterator[Tables]:
             part[start:] for part in (made if isinstance(made, tuple) else (made,))
         ]
         parts = [tuple(parts)] if len(names) == 1 and len(parts) > 1 else parts
-        return dict(zip(names, parts, strict=False))
+        return positions(start, tokens) | dict(zip(names, parts, strict=False))
 
     made = []
     for name, maker in target.namespace.items():

@@ -181,7 +181,6 @@ class Examiner:
         self.rests = False  # are matrices whose role nothing tells 0?
         # is nothing of what was called a guess?
         self.is_sure = not target.guesses
-        self.read = set(names_of([self.scope.tree], ast.expr_context))
         # do the caller, its name or its text say that it is causal?
         is_named = re.search("(?<!non)(?<!non_)causal", target.name, re.I)
         told = is_named or self.scope.tells(SAYS["causal_text"])
@@ -397,9 +396,9 @@ class Examiner:
         theirs = {}  # by meaning; a later place overrides an earlier one
         for place in (values, {n: p.default for n, p in parameters}, self.options.args):
             for name, value in place.items():
-                if name in self.read and type(value) is int:
+                if name in self.scope.names and type(value) is int:
                     theirs[meaning_of(name)] = value
-        named = self.read.intersection(fixed).difference(self.options.args)
+        named = self.scope.names.intersection(fixed).difference(self.options.args)
         for name in filter(is_config, fixed):  # and what is read of a config
             named |= {*re.findall(rf"\b{name}(?:\.|\[')(\w+)", self.scope.code)}
         ours = set(map(meaning_of, named))
@@ -635,7 +634,7 @@ class Examiner:
             for attention in adapters(self.target, built.call, built.module, [name]):
                 data = (*attention.inputs, attention.mask, attention.output)
                 for part in arguments_of(built.call):
-                    is_ours = part in self.read and part not in (
+                    is_ours = part in self.scope.names and part not in (
                         *data,
                         *self.options.args,
                     )
@@ -972,7 +971,7 @@ class Examiner:
         inputs = trial.inputs
         for name, parameter in arguments_of(attention.call).items():
             is_free = parameter.default is None and name != attention.mask
-            if not is_free or name not in self.read:
+            if not is_free or name not in self.scope.names:
                 continue
             with contextlib.suppress(Exception):
                 if CALL["lengths"].fullmatch(name) and attention.rank == 3:
@@ -1173,7 +1172,7 @@ class Examiner:
         # a base or a decorator that is not installed may have what is missing
         stubs = [
             name
-            for name in self.read
+            for name in self.scope.names
             if isinstance(self.target.namespace.get(name), Stub)
         ]
         if stubs or not self._frames(error):

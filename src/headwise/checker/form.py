@@ -222,15 +222,14 @@ def attend(
 
 def _mixed(weights: Any, v: Any, how: str) -> Any:
     """Values (B,h,S,e) under weights (B,h,T,S), rightly by "rows" or in one of the wrong ways: (B,h,T,e)."""
-    total = weights.sum(-1)[..., None]
     match how:
         case "columns":
             return weights.swapaxes(-1, -2) @ v
         # letters of an einsum: 'bhts,bhue->bhte', 'bhts,bhte->bhte', 'bhtt,bhte->bhte'
         case "apart":
-            return total * v.sum(-2)[..., None, :]
+            return weights.sum(-1)[..., None] * v.sum(-2)[..., None, :]
         case "own":
-            return total * v
+            return weights.sum(-1)[..., None] * v
         case "diagonal":
             return np.diagonal(weights, 0, -2, -1)[..., None] * v
         case _:
@@ -306,10 +305,10 @@ def weighted(x: Any, how: str) -> Any:
             weights = np.exp(x)
         case "sigmoid":
             weights = 1 / (1 + np.exp(-x))
+        case "relu-square":
+            weights = np.where(x > 0, x * x, 0.0)
         case _:
             weights = np.where(x > 0, x, 0.0)
-    if kind == "relu-square":
-        weights = weights * weights
     if "shared" in how:
         weights = weights / (weights.sum(-1)[..., None] + (1e-9 if guarded else 0.0))
     return weights

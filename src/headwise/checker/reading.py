@@ -36,7 +36,7 @@ from headwise.checker.contract import (
 )
 from headwise.checker.form import Weights
 from headwise.checker.lent import LENT, Unturned, unchanged
-from headwise.checker.source import Stub, names_of
+from headwise.checker.source import Stub
 
 # Role -> the pattern of a whole name, from parts in names.toml: "wq", "qproj" and "toqueries" are q. The first
 # role that fits counts.
@@ -777,8 +777,8 @@ def kept_as(meaning: str, instance: Any, target: Target) -> int | None:
         x for x in _modules_of(kept) if not type(x).__module__.startswith("torch")
     ]
     # what the code reads of the file; another class may have other numbers
-    is_read = set(names_of([target.scope.tree], ast.Load))
-    names = {name: value for name, value in target.namespace.items() if name in is_read}
+    used = target.scope.names
+    names = {name: value for name, value in target.namespace.items() if name in used}
     for name, value in names.items():
         # a class has defaults, of which we passed others
         if CALL["config"].fullmatch(name) and not isinstance(value, type):

@@ -75,6 +75,11 @@ class Source:
         return ast.parse(self.text)
 
     @cached_property
+    def names(self) -> set[str]:
+        """Names that the code reads or binds."""
+        return set(names_of([self.tree], ast.expr_context))
+
+    @cached_property
     def lines(self) -> list[str]:
         return self.text.splitlines()
 

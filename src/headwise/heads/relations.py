@@ -189,7 +189,7 @@ def _followed(
             best = weights.index(max(weights))
         n, i = pairs[best]
         ids = of_pairs[n].ids
-        (_, queries, keys) = of_pairs[n].pairs[i]
+        _, queries, keys = of_pairs[n].pairs[i]
         looks, looked_at = (
             "".join(shown([ids[place] for place in places])).strip()
             for places in (queries, keys)

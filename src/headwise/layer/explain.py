@@ -75,7 +75,7 @@ def explain(
     sources = context, context if values is None else values
     x, context, _, mask, _ = layer.prepared(x, context, values, mask, cache, positions)
     spec = layer.spec
-    (B, T, _) = x.shape
+    B, T, _ = x.shape
     held = cache.kept if cache else 0
     source = x if context is None else context
     # tokens that become keys

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
@@ -16,7 +15,7 @@ from headwise.backends.cache import KVCache
 from headwise.backends.torch_ import Rotation
 from headwise.errors import HeadwiseError
 from headwise.files import read_toml
-from headwise.masks import Mask, all_of, bare_mask_error
+from headwise.masks import Mask, all_of, bare_mask_error, bounds
 from headwise.records import Call
 from headwise.spec import AttentionSpec, Options
 
@@ -76,13 +75,10 @@ class AttentionLayer(nn.Module):
         start = cache.length
         first = cache.length - cache.kept
         end = start + n_queries
-        parts = of_layer.parts()
+        _, high = bounds(of_layer)
         # whether a mask forbids what comes later, code that is traced cannot look up
-        highs = [(part.band(1, 1) or (None, None))[1] for part in parts]
-        is_causal = torch.compiler.is_compiling() or any(
-            high is not None and high <= 0 for high in highs
-        )
-        rows = (part.rows(start, end, first, is_causal) for part in parts)
+        is_causal = torch.compiler.is_compiling() or (high is not None and high <= 0)
+        rows = (part.rows(start, end, first, is_causal) for part in of_layer.parts())
         return all_of((*rows, mask))
 
     @property
@@ -236,17 +232,14 @@ def normed(norm: nn.Module, x: Tensor) -> Tensor:
 
 def check_rolling(window: int, mask: Mask | None) -> None:
     """A rolling cache has only the latest keys: the mask must want no others, and must not count from the first."""
-    lows = [-math.inf]  # the least j - i of each part with a bound
     for part in mask.parts() if mask else ():
         if part.counts_from_first():
             raise HeadwiseError(
                 f"{part!r} with a cache of window={window}: it counts from the first key, which rolls away; "
                 f"leave it out, or its offset, or use a growing cache"
             )
-        # of one query that stands at its own key
-        low, _ = part.band(1, 1) or (None, None)
-        lows += [] if low is None else [low]
-    if max(lows) < -window:
+    low, _ = bounds(mask)
+    if low is None or low < -window:
         raise HeadwiseError(
             f"a cache of window={window} drops what is older, and this layer looks further back with mask={mask}; "
             f"give the layer Window(left, 0) with left <= {window}, or use a growing cache"

@@ -523,7 +523,7 @@ def _laid(x: Tensor, lead: Sequence[int], n_heads: int) -> Tensor:
 def _n_heads(running: Running, shape: Sequence[int]) -> tuple[int, bool]:
     """How many heads a call of weights of this shape has, and is their order sure? Raises UnreadError where unknown."""
     stated = running.n_heads
-    (*lead, _, _) = shape
+    *lead, _, _ = shape
     # (B,G,r,T,S): query heads by the key/value head they read
     if len(lead) == 3 and stated == lead[1] * lead[2]:
         return stated, True

@@ -166,7 +166,7 @@ def weakest(
     Raises HeadwiseError for a fraction that leaves too few heads, or that removes none.
     """
     n_layers = len(attentions(model))
-    (H, G, _) = head_counts(model)
+    H, G, _ = head_counts(model)
     wanted = _n_gone(n_layers * H, keep)
     if wanted > n_layers * (H - 1):
         stay = n_layers * H - wanted

@@ -306,7 +306,7 @@ def aligned(
 def pooled(weights: AttentionWeights, root: Tensor, n_groups: int) -> AttentionWeights:
     """One key/value head made of each group: the mean of the aligned heads, with the norms that it lacks."""
     rule = key_rule(weights)
-    (heads, k, v) = aligned(weights, root, n_groups)
+    heads, k, v = aligned(weights, root, n_groups)
     r = heads.group_size
     counts: Tensor | float = 1.0  # how much each head counts in the mean of the keys
     if heads.k_gain is None:
