@@ -67,7 +67,8 @@ def cache_bug(
     code = target.scope.code
     # What stands in the code once alone is a parameter that nobody reads.
     used = {role for n, role in names.items() if len(re.findall(rf"\b{n}\b", code)) > 1}
-    if not used or (used == {"start"} and "cache" not in code):
+    writes = re.search(r"\[[^]\n]*\bstart\w*[^]\n]*\] = |cache", code)
+    if not used or (used == {"start"} and not writes):
         return None  # there is none, or a parameter that the code leaves aside
     text = np.random.default_rng(1).normal(size=(len(x), LONG, x.shape[2]))
     # its context may be shorter, or tables of another length were passed

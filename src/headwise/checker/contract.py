@@ -62,6 +62,7 @@ VALUES: dict[str, Any] = {
 }
 NAMES = read_toml("checker/names.toml")
 CALL = {name: re.compile(pattern, re.I) for name, pattern in NAMES["call"].items()}
+COUNTS = ("HEADS", "KV_HEADS")  # what names mean that are no text
 # a tensor of the file's own has one of these
 COMPUTES = {"__matmul__", "__mul__", "matmul", "dot"}
 Tables = Callable[[int, int], dict[str, Any]]  # from a position on, so many tokens
@@ -248,7 +249,8 @@ class Config:
         if name.startswith("__"):
             raise AttributeError(name)
         value = self.get(name, UNFILLED)
-        if name.lower() in self._sections and not isinstance(value, Config):
+        is_section = name.lower() in self._sections or is_config(name)
+        if is_section and not isinstance(value, Config):
             return self
         if value is UNFILLED:
             raise AskedError("asks_config", name=name)
@@ -273,12 +275,14 @@ def build(target: Target, sizes: Settings, theirs: bool = False) -> Any:
         # some write `n_heads=int`
         required = default is parameter.empty or default in (int, float, bool)
         is_record = CALL["config"].fullmatch(plain) or (
-            required
+            (required or isinstance(default, type))
             and meaning_of(name) is None
             and target.scope.says(rf"\b{plain}(\.[a-z_]\w*\b(?!\()|\[')")
         )
-        if default is not None and re.fullmatch(NAMES["call"]["matrix"], plain):
-            arguments[name] = _projection(plain, parameter, target)
+        is_module = required and "Module" in str(parameter.annotation)
+        if is_module and re.fullmatch(NAMES["call"]["projection"], plain):
+            target.guesses = True  # its sizes are a guess
+            arguments[name] = stand_in("Linear")(WIDTH, WIDTH)
         elif is_record and name not in sizes:
             defaults = _defaults(parameter, target)
             arguments[name] = Config(sizes, defaults, theirs, target.scope.code)
@@ -296,6 +300,10 @@ def build(target: Target, sizes: Settings, theirs: bool = False) -> Any:
             )
         elif required or name in sizes or _is_ours(plain, default, theirs):
             value = value_of(name, sizes)
+            unpacked = rf"(?m)^ *(.+,.+) = {plain}$"
+            if value is UNFILLED and (told := re.search(unpacked, target.scope.code)):
+                names = re.findall(r"\w+(?=,|$)", told[1])
+                value = tuple(value_of(each, sizes) for each in names)
             if value is UNFILLED:
                 kind = _annotated(parameter, target.namespace)
                 members = getattr(kind, "__members__", {})  # of an enumeration
@@ -310,21 +318,6 @@ def build(target: Target, sizes: Settings, theirs: bool = False) -> Any:
     return target.thing(**arguments)
 
 
-def _projection(name: str, parameter: inspect.Parameter, target: Target) -> Any:
-    """A matrix that is handed in, or a module, whose sizes are then a guess."""
-    fields = re.findall(r"\w\.(\w+)", target.scope.code)  # also of a config
-    meanings = {meaning_of(each) for each in (*arguments_of(target.thing), *fields)}
-    is_less = name.strip("w_")[0] in "kv" and "KV_HEADS" in meanings
-    out = KV_HEADS * HEAD_DIM if is_less else WIDTH
-    if "Module" in str(parameter.annotation):
-        target.guesses = True
-        return stand_in("Linear")(WIDTH, out)
-    matrix = np.random.default_rng(1).normal(size=(WIDTH, out)) / WIDTH**0.5
-    if target.scope.says(rf"\b{name}\.t\b"):
-        matrix = matrix.T
-    return to_kind(matrix, kind_of_arrays(target))
-
-
 def _is_ours(name: str, default: Any, theirs: bool) -> bool:
     """Is an optional argument ours to set? Sizes and biases are, so that nothing hides; other choices stay theirs.
 
@@ -332,7 +325,9 @@ def _is_ours(name: str, default: Any, theirs: bool) -> bool:
     """
     if theirs:  # a single head would hide how heads are cut
         return default == 1 and meaning_of(name) == "HEADS"
-    if re.search("bias|drop|causal|^p$|soft_?cap|logit_?cap|^mask(ed)?$", name):
+    if re.search(
+        "bias(?!_mask)|drop|causal|^p$|soft_?cap|logit_?cap|^mask(ed)?$", name
+    ):
         return True
     if default is None:
         return re.search("kv|group|theta|max_seq", name) is not None
@@ -771,6 +766,8 @@ class Attention:
         result = self.result(arguments, tokens)
         if self.output:
             result = arguments[self.output]
+            if not np.any(to_array(result)):
+                raise UncheckedError("not_written", name=self.output)
         if result is None:
             name = getattr(self.call, "__name__", "forward")
             raise UncheckedError("no_return", name=name)
@@ -792,7 +789,11 @@ def adapters(
     orders = [first.inputs, first.inputs[::-1]][: len(first.inputs) % 2 or 2]
     if len(first.inputs) == 1:  # and whether it takes another one
         others = filter(CALL["second"].search, arguments_of(call))
-        orders += [(*first.inputs, name) for name in others if name != first.mask]
+        orders += [
+            (*first.inputs, name)
+            for name in others
+            if name != first.mask and meaning_of(name) not in COUNTS
+        ]
     kinds = itertools.product(layouts, tables_of(target, first))
     ways = sorted(itertools.product(kinds, orders), key=lambda way: len(way[1]))
     for (name, tables), inputs in ways:
@@ -886,6 +887,9 @@ def _mask_of(call: Callable[..., Any], code: str) -> str | None:
         if not isinstance(parameters[name].default, bool)
         and not CALL["nothing"].fullmatch(name)
     ]
+    if not masks:  # of another name, told by what the code does with it
+        use = r"~{0}\b|fill_?\({0}\b|where\({0}\b"
+        masks = [x for x in required_of(call) if re.search(use.format(x.lower()), code)]
     # of several the one that the code reads
     masks.sort(key=lambda name: len(re.findall(rf"\b{name.lower()}\b", code)) < 2)
     return next(iter([*masks, *lengths]), None)
@@ -907,6 +911,7 @@ def _bound(target: Target, call: Callable[..., Any], module: Any) -> Attention:
         data = [
             name for name in rest
             if name in required and not (CALL["free"].search(name) or is_config(name))
+            and meaning_of(name) not in COUNTS
         ]  # fmt: skip
         told = [name for name in data if any(p.match(name) for p in DATA[1:])]
         if len(told) == 2 and len(data) > 2:

@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
@@ -51,12 +51,14 @@ from headwise.checker.contract import (
     layouts_of,
     meaning_of,
     parameters_of,
+    required_of,
     to_kind,
 )
 from headwise.checker.form import Inputs, Masks, Weights
 from headwise.checker.properties import Trial, masks_handed, properties_of
 from headwise.checker.reading import (
     Reading,
+    are_all,
     arrays_of,
     parts_of,
     readings,
@@ -81,6 +83,7 @@ from headwise.checker.source import (
     ENCODINGS,
     FUTURE,
     Stub,
+    attends,
     bound_by,
     laid_out,
     meanings_of,
@@ -100,13 +103,25 @@ TOLERANCE_OF_16_BITS = 2e-2
 
 
 class Table(dict[str, Any]):
-    """Weights by their names, as `attn_wq`. Any other key, as `layer0.attn_wq`, gets that of its role."""
+    """Weights by their names, also as attributes. Any other key, as `layer0.attn_wq`, gets that of its role.
+
+    sections  keys of what has other weights in it, as "attn" in `block["attn"]["c_proj"]`
+    """
+
+    sections: Collection[str] = ()
 
     def __missing__(self, key: str) -> Any:
+        if key in self.sections:
+            return self
         for name, value in self.items():
             if role_of(key) is not None and role_of(name) == role_of(key):
                 return value
         raise KeyError(key)  # code may ask for what is not there, and go on without it
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        raise AttributeError(name)
 
 
 @dataclass
@@ -219,10 +234,10 @@ class Examiner:
         thing = self.target.thing
         args = self.options.args
         if self.target.kind == "function":
-            for weights, n_heads in self._weights_as_arguments():
+            for weights, sizes in self._weights_as_arguments():
                 self.takes_weights = True
                 # for what reads weights of an object
-                holder = types.SimpleNamespace(**weights, n_heads=n_heads)
+                holder = types.SimpleNamespace(**weights, n_heads=sizes["HEADS"])
                 if kind := self.target.number:
                     weights = to_kind(weights, kind)
                 yield Built(holder, functools.partial(thing, **weights))
@@ -232,7 +247,7 @@ class Examiner:
             if len(first.inputs) == 3:
                 yield Built(None, thing, None, self._sizes_of_split(first.fixed))
                 return
-            if made := self._hoisted() or self._adapted():
+            if made := self._beside() or self._hoisted() or self._adapted():
                 yield made
                 return
             raise UncheckedError("no_qkv", name=self.target.name)
@@ -241,9 +256,18 @@ class Examiner:
             thing = copy.deepcopy(thing)  # it gets other weights, and gradients
             yield Built(thing, call_of(thing), thing)
             return
-        attempts = self._sizes()
+        # some are handed their weights
+        drawn: list[Settings] = []
+        for weights, sizes in self._weights_as_arguments():
+            drawn.append({**sizes, **weights})
+        handed = {name for weights in drawn for name in weights}
+        attempts = [
+            ({**sizes, **weights}, theirs)
+            for weights in (*drawn, {})
+            for sizes, theirs in self._sizes()
+        ]
         for sizes, theirs in attempts:  # the list grows in the loop
-            guessed = sizes.keys() - args.keys() - size.VALUES.keys()
+            guessed = sizes.keys() - args.keys() - size.VALUES.keys() - handed
             guessed = {name for name in guessed if meaning_of(name) != "WIDTH"}
             self.target.guesses |= bool(guessed)
             self.target.sizes = sizes
@@ -275,7 +299,10 @@ class Examiner:
         meanings = [*map(meaning_of, names)]
         if self.scope.says(r"/ (\w+\.)*(\w+_)?scal(e|ing)\b"):
             known.setdefault("SCALE", size.VALUES["ROOT"])
-        if self.scope.says(r"window\w*\[0\]"):  # of an image
+        if self.target.number:  # each number is an object, and each product another one
+            known = {"HEADS": 3, "HEAD_DIM": 4, "WIDTH": 12, **known}
+        # of an image
+        if self.scope.says(r"window\w*\[0\]|, \w+ = (self\.)?window"):
             known.setdefault("WINDOW", (size.TOKENS, 1))
         # what is tried before the usual sizes, and after them
         first: list[Settings] = []
@@ -315,6 +342,19 @@ class Examiner:
         )
         return [*before, (known, False), (known, True), *after]
 
+    def _beside(self) -> Built | None:
+        """A function that reads its weights from names of its file, or from a dictionary of such a name."""
+        weights = {
+            name: value
+            for name, value in self.target.namespace.items()
+            if name in self.scope.names
+            and type(value).__name__ in ("ndarray", "Tensor", "list", "dict")
+        }
+        holder = types.SimpleNamespace(**weights)
+        if not are_all(parts_of(holder, self.options.mapping).weights):
+            return None
+        return Built(holder, self.target.thing)
+
     def _hoisted(self) -> Built | None:
         """A function that draws its weights in each call, as one that is handed those of a first call."""
         target = self.target
@@ -324,8 +364,7 @@ class Examiner:
             name, _, value = ast.unparse(step).partition(" = ")
             if isinstance(step, ast.Assign) and role_of(name) and "rand" in value:
                 drawn[name] = place
-        roles = {*map(role_of, drawn)}
-        if not ({"q", "k", "v"} <= roles or "qkv" in roles):
+        if not are_all({*map(str, map(role_of, drawn))}):
             return None
         maker, call = self._parted(definition, drawn)
         first = next(adapters(target, target.thing, None, ["btc"]))
@@ -389,7 +428,7 @@ class Examiner:
         """
         parameters = arguments_of(self.target.thing).items()
         # A name that the code binds itself does not mean the constant of the file.
-        bound = names_of([self.scope.tree], ast.Store)
+        bound = {*names_of([self.scope.tree], ast.Store), *dict(parameters)}
         values = {
             name: x for name, x in self.target.namespace.items() if name not in bound
         }
@@ -409,12 +448,14 @@ class Examiner:
         d = theirs.get("HEAD_DIM") or theirs.get("WIDTH", 0) // heads or size.HEAD_DIM
         return heads, groups, d
 
-    def _weights_as_arguments(self) -> Iterator[tuple[dict[str, Any], int]]:
-        """Matrices and biases by the arguments of a function that takes them, and its heads: narrow first, then wide.
+    def _weights_as_arguments(self) -> Iterator[tuple[dict[str, Any], Settings]]:
+        """Matrices and biases by the arguments of what takes them, and sizes: narrow first, then wide.
 
         Narrow matrices (C,d) fit one head without W_O; they show a scale by the wrong width.
         """
-        names = list(arguments_of(self.target.thing))
+        thing = self.target.thing
+        is_class = isinstance(thing, type)
+        names = required_of(thing) if is_class else list(arguments_of(thing))
         keys = {name: self._keys_of(name) for name in names}  # of a dictionary
         wanted = [
             name for name in names if keys[name] or re.match(SAYS["matrix"], name, re.I)
@@ -422,21 +463,26 @@ class Examiner:
         table = next((n for n in names if re.fullmatch(SAYS["table"], n)), None)
         if len(wanted) > 2:  # `theta` is no table beside them
             table = None
-        if table:  # a dictionary, whose keys stand in the code as texts
-            nodes = [
-                n for n in ast.walk(self.scope.tree) if isinstance(n, ast.Constant)
-            ]
-            wanted = [node.value for node in nodes if isinstance(node.value, str)]
+        if table:  # a record, or a dictionary, whose keys stand in the code as texts
+            nodes = [*ast.walk(self.scope.tree)]
+            wanted = re.findall(
+                rf"\b{table}(?:\.|\[['\"])(\w+)", ast.unparse(self.scope.tree)
+            )
+            constants = [n.value for n in nodes if isinstance(n, ast.Constant)]
+            texts = [value for value in constants if isinstance(value, str)]
+            # those of a class may mean anything
+            wanted += texts * (not is_class)
             # of a matrix and its bias in a dictionary of their own
-            pair = [x for x in wanted if re.fullmatch("w|b|weights?|bias|kernel", x)]
+            words = "(?i)w|b|weights?|bias|kernel"
+            pair = [x for x in wanted if re.fullmatch(words, x)]
             keys |= dict.fromkeys(wanted, pair)
         # Of those, only names that tell a role (q, k, v, o, ...) are given a matrix or a bias.
         roles = {name: role for name in wanted if (role := role_of(name))}
-        if table and roles and "qkv" not in roles.values():
+        if table and roles and not is_class and "qkv" not in roles.values():
             # Code that wrongly takes K for values, too, never names W_V: the table has it all the same; and code may
             # make the names that it asks for.
             roles |= {f"w{role}": role for role in "qkv" if role not in roles.values()}
-        if not ({"q", "k", "v"} <= set(roles.values()) or "qkv" in roles.values()):
+        if not are_all({*roles.values()}):
             return
         # of numbers or matrices of its own
         kind = "lists" if self.target.number else kind_of_arrays(self.target)
@@ -468,15 +514,18 @@ class Examiner:
                 heads = size.HEADS
                 groups = size.HEADS
                 d = size.HEAD_DIM
-            count = {"q": heads, "k": groups, "v": groups, "qkv": heads + 2 * groups}
+            count = {"q": heads, "k": groups, "v": groups, "kv": 2 * groups}
+            count["qkv"] = heads + 2 * groups
             if apart > 1 or narrow:
                 count = dict.fromkeys(count, 1)
             arrays: dict[str, Any] = {}
             for name, role in roles.items():
                 inner = count.get(role, heads) * (size.HEAD_DIM if narrow else d)
                 shape: tuple[int, ...] = (width, inner)
+                is_bias = re.match(SAYS["bias"], name, re.I)
                 if role == "o":
-                    shape = (heads, d, width) if way == "by head" else (inner, width)
+                    by_head = way == "by head" and not is_bias
+                    shape = (heads, d, width) if by_head else (inner, width)
                 elif role != "qkv" and (listed or way == "by head"):
                     shape = (heads, width, d)
                 array = self._drawn(name, shape, way, width)
@@ -485,18 +534,27 @@ class Examiner:
                     if re.match(SAYS["bias"], key):
                         parts[key] = self.rng.normal(size=shape[1])
                 arrays[name] = to_kind(parts or array, kind)
-            yield ({table: Table(arrays)} if table else arrays), heads
+                if table and self.scope.says(rf"\w+, \w+ = {table}\["):
+                    bias = to_kind(self.rng.normal(size=shape[-1]), kind)
+                    arrays[name] = arrays[name], bias
+            sizes = {"HEADS": heads, "WIDTH": width}
+            if table:
+                arrays = {table: Table(arrays)}
+                arrays[table].sections = {
+                    x for x in texts if role_of(x) is None and x not in pair
+                }
+            yield arrays, sizes
 
     def _drawn(self, name: str, shape: tuple[int, ...], way: str, width: int) -> Any:
         """A matrix of that shape, or a bias of its width; where tokens are columns, for the product from the left."""
         if re.match(SAYS["bias"], name, re.I):
-            shape = (shape[1],)
+            shape = shape[-1:] if len(shape) == 2 else shape[::2]
         # 1.2 as in `renew`, which tells why
         array = self.rng.normal(size=shape) * 1.2 / width**0.5
-        if array.ndim == 1:
-            return array[:, None] if "columns" in way else array
-        if array.ndim == 2 and ("columns" in way or way == "out-in"):
-            array = array.T
+        if re.match(SAYS["bias"], name, re.I):
+            return array[..., None] if "columns" in way else array
+        if "columns" in way or (array.ndim == 2 and way == "out-in"):
+            array = array.swapaxes(-1, -2)
         return np.ascontiguousarray(array)
 
     def _keys_of(self, name: str) -> list[str]:
@@ -837,7 +895,8 @@ class Examiner:
         attention = trial.attention
         if not trial.causal:
             return [False]
-        if attention.mask is None or attention.is_lengths or attention.is_told_causal:
+        is_own = attention.mask is None or self._is_for_padding(attention)
+        if is_own or attention.is_told_causal:
             return [True]  # the code makes a mask of its own
         if self.options.causal or self.scope.says(SAYS["kept_mask"]):
             return [True]
@@ -919,13 +978,15 @@ class Examiner:
         if attention.mask is None:
             return
         past = np.tril(np.ones((T, T), bool))
-        of_documents = real[:, None, None] & (past | (not itself))
+        # where the code makes no mask of its own beside one that it is given, that one has the future in it, too
+        is_alone = not itself or self._is_for_padding(attention)
+        of_documents = real[:, None, None] & (past | is_alone)
         cases = [
             ("mask", past[None, None], Masks(True)),
             ("padding", of_documents, Masks(itself, real)),
         ]
-        if re.search(SAYS["padding"], attention.mask, re.I) or attention.is_lengths:
-            cases = cases[1:]  # by its name it is for padding alone
+        if self._is_for_padding(attention):
+            cases = cases[1:]
         for name, allowed, masks in cases:
             outputs = {}
             stopped = 0
@@ -962,6 +1023,12 @@ class Examiner:
             # of another order of axes than the model's
             with contextlib.suppress(Exception):
                 yield "handed", inputs, Masks(True), {"": attention(inputs, mask)}
+
+    def _is_for_padding(self, attention: Attention) -> bool:
+        """Is a mask for padding alone, by its name, its shape, or what the text says of it?"""
+        told = rf"\b{attention.mask}\W[^\n]*(padding|\b1, ?1, ?(s|t|seq|len)\w*)"
+        named = re.search(SAYS["padding"], str(attention.mask), re.I)
+        return bool(named or attention.is_lengths or self.scope.tells(told))
 
     def _chosen(
         self, trial: Trial, itself: bool, real: Any
@@ -1040,8 +1107,9 @@ class Examiner:
             bugs = [bug for bug in bugs if bug in shown or bug in sure]
             right = False if bugs else None
             target.left_out("unexplained", evidence=self._clue(trial))
-        # A weight at rest may have been a factor, and T5 has none beside its positions.
-        is_doubtful = self.rests and "scale-missing" in bugs
+        # A weight at rest may have been a factor, and a number that is a guess; T5 has none beside its positions.
+        is_scale = any(bug.startswith("scale") for bug in bugs)
+        is_doubtful = (self.rests or target.guesses) and is_scale
         if right is False and (target.lacks or is_doubtful):
             right = None
             bugs = []
@@ -1150,6 +1218,12 @@ class Examiner:
         if theirs:
             error = max(theirs, key=self._reached)
             finding = target.finding("raises", in_one_line(error))
+        elif getattr(error, "key", "") in ("no_return", "not_written"):
+            node = target.source.definitions.get(target.name)
+            if node is None or not attends(node):  # it may be half written
+                raise error
+            evidence = error.text(target.options.lang)  # type: ignore[attr-defined]
+            return target.verdict(False, (target.finding("returns-nothing", evidence),))
         elif is_function and not isinstance(error, UncheckedError):
             reason = in_one_line(error)
             raise UncheckedError("call_fails", name=target.name, error=reason)
@@ -1177,6 +1251,16 @@ class Examiner:
         ]
         if stubs or not self._frames(error):
             return False
+        if isinstance(error, UnboundLocalError):
+            name = text.split("'")[1]
+            stop = self._frames(error)[-1].lineno or 0
+            stored = [n for n in ast.walk(source.tree) if isinstance(n, ast.Name)]
+            binds = [
+                n.lineno
+                for n in stored
+                if isinstance(n.ctx, ast.Store) and n.id == name
+            ]
+            return min(binds) >= stop  # it is bound later, if at all
         if type(error) is NameError:
             missing = re.search(r"name '(\w+)' is not", text)
             bound = {name for node in source.tree.body for name in bound_by(node)}

@@ -74,6 +74,8 @@ def compute(
             first = start if place == "q" else 0
             vectors[place] = rotate(vectors[place], ropes[place], first, **turned)
     n_heads = weights.n_heads
+    if s["split_q"] == "exchanged":
+        n_heads = vectors["q"].shape[1]
     if s["queries"] != "apart":
         n_heads = weights.n_kv_heads
         vectors["q"] = _summed(vectors["q"], n_heads, s["queries"])
@@ -135,6 +137,8 @@ def _split(x: Any, n: int, how: str) -> Any:
         return x.reshape(B, T, d, n).swapaxes(2, 3).swapaxes(1, 2)
     if how == "overlap":  # head h starts at feature h, in the place of h * d
         return np.stack([x[:, :, h : h + d] for h in range(n)], 1)
+    if how == "exchanged":  # d heads of width n
+        return x.reshape(B, T, d, n).swapaxes(1, 2)
     # the axes are named anew without moving them: tokens get into other heads
     if how == "raw":
         return x.reshape(B, n, T, d)
@@ -175,7 +179,12 @@ def attend(
     size = _divisor(q, s)
     scores = _scores(q, k, s, size)
     ok = allowed_by(masks, s, B, H, T, S)
-    if ok is not None and s["mask_at"] == "scores":
+    late = ok
+    place = s["mask_at"]
+    if place == "apart":  # padding before the softmax, the future after it
+        ok = allowed_by(Masks(False, masks.real), s, B, H, T, S)
+        late = allowed_by(Masks(masks.causal), s, B, H, T, S)
+    if ok is not None and place in ("scores", "apart"):
         fill = s["fill"]
         # masked before the cap, which lifts -inf to its own lowest number
         if fill == "cap":
@@ -185,7 +194,7 @@ def attend(
         scores = np.where(
             ok, scores, fill if s["fill_by"] == "replace" else scores + fill
         )
-    if ok is not None and s["mask_at"] == "times":
+    if ok is not None and place == "times":
         scores = scores * np.where(ok, 0.0, s["fill"])
     # A softmax of rows is not changed by it; "exp" is, and a softmax along another axis.
     if s["top"] == "row":
@@ -207,11 +216,11 @@ def attend(
         weights = np.where(
             ok.any(-1)[..., None], weights, 0.0 if s["empty"] == "zero" else 1 / S
         )
-    if ok is not None and s["mask_at"] == "weights":
+    if late is not None and place in ("weights", "apart"):
         weights = (
-            weights * ok
+            weights * late
             if s["fill_by"] == "replace"
-            else weights + np.where(ok, 0.0, s["fill"])
+            else weights + np.where(late, 0.0, s["fill"])
         )
     if s["scale_at"] == "weights":
         weights = weights / size
@@ -249,6 +258,7 @@ def _divisor(q: Any, s: Settings) -> float:
         "input": s["input_width"],
         "heads": H,
         "tokens": T,
+        "batch": len(q),
     }
     sizes: dict[Any, float] = {"none": 1}
     for name, width in widths.items():
@@ -338,7 +348,8 @@ def allowed_by(masks: Masks, s: Settings, B: int, H: int, T: int, S: int) -> Any
     # (T,S): how many tokens a key stands after a query. The last of both are the same token, also where S > T.
     ahead = np.arange(S)[None] - np.arange(T)[:, None] - (S - T)
     if s["window"]:
-        allowed = allowed & (np.abs(ahead) < s["window"])
+        back = -ahead if s["see"] == "window" else np.abs(ahead)
+        allowed = allowed & (back < s["window"])
     if masks.causal:
         # Whatever is no rule here, "past" and "inverse", sees the past and itself.
         rules = {
@@ -347,6 +358,7 @@ def allowed_by(masks: Masks, s: Settings, B: int, H: int, T: int, S: int) -> Any
             "future": ahead > 0,
             "later": ahead >= 0,
             "all": True,
+            "window": True,
         }
         allowed = allowed & rules.get(s["see"], ahead <= 0)
     if masks.real is not None and s["padding"] != "nothing":

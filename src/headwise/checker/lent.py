@@ -112,7 +112,9 @@ class Array(np.ndarray):
         return split(self, parts, axis)
 
     def get_shape(self) -> Any:
-        return Shape(self.shape)
+        return Shape(super().shape)
+
+    shape = property(get_shape)
 
 
 class Shape(tuple[int, ...]):
@@ -133,6 +135,13 @@ def split(
     if np.ndim(parts) and sum(parts) == x.shape[axis]:
         parts = np.cumsum(parts)[:-1]
     return np.split(x, parts, axis)
+
+
+def band_part(x: Any, num_lower: int, num_upper: int) -> Any:
+    """As many diagonals below and above the main one as are asked for; all of them where the number is negative."""
+    lowest = 0 if num_lower < 0 else np.triu(x, -num_lower) - x
+    highest = 0 if num_upper < 0 else np.tril(x, num_upper) - x
+    return x + lowest + highest
 
 
 def variable(initial_value: Any = None, *_: Any, value: Any = None, **__: Any) -> Any:
@@ -334,6 +343,8 @@ OF_NUMPY: dict[str, Any] = {
     "broadcast": lambda x, sizes: np.broadcast_to(x, (*sizes, *np.shape(x))),
     "Lambda": lambda step, *_, **__: Plain(step),
     "Add": lambda **_: Plain(sum),
+    "band_part": band_part,
+    "Permute": lambda axes: Plain(lambda x: np.transpose(x, (0, *axes))),
     "Reshape": lambda shape: Plain(lambda x: np.reshape(x, (len(x), *shape))),
 }
 

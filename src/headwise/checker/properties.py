@@ -23,13 +23,12 @@ from headwise.checker.contract import (
     build,
     call_of,
     required_of,
-    to_array,
     to_kind,
 )
 from headwise.checker.form import Inputs
 from headwise.checker.reading import Parts, Reading, parts_of
 from headwise.checker.search import Case, close, stages_of
-from headwise.checker.source import ENCODINGS, laid_out
+from headwise.checker.source import ENCODINGS, MASK, laid_out
 
 
 @dataclass
@@ -216,7 +215,7 @@ def _causal_mask(trial: Trial) -> Any:
 
 
 def masks_handed(attention: Attention, target: Target) -> list[Any]:
-    """The triangles that a model of the file makes, and hands to the attention as its mask."""
+    """The triangles that a model of the file hands to the attention for a mask, or a function of it makes."""
     from unittest.mock import patch
 
     kind = type(attention.module)
@@ -226,13 +225,15 @@ def masks_handed(attention: Attention, target: Target) -> list[Any]:
     # of the tokens two or more after another one, and before it
     after = np.triu_indices(TOKENS, 2)
 
-    def watched(*args: Any, **named: Any) -> Any:
-        arguments = inspect.signature(before).bind(*args, **named).arguments
-        mask = to_array(arguments.get(str(attention.mask)))
+    def keep(mask: Any) -> None:
         if np.shape(mask)[-2:] == (TOKENS, TOKENS):
             low, high = ({*mask[..., i, j].flat} for i, j in (after, after[::-1]))
             if low != high and len(low) == len(high) == 1:
                 handed.append(mask)
+
+    def watched(*args: Any, **named: Any) -> Any:
+        arguments = inspect.signature(before).bind(*args, **named).arguments
+        keep(np.asarray(arguments.get(str(attention.mask))))
         return before(*args, **named)
 
     ids = to_kind(np.ones((BATCH, TOKENS), int), attention.kind)
@@ -245,4 +246,14 @@ def masks_handed(attention: Attention, target: Target) -> list[Any]:
             with contextlib.suppress(Exception), patch.object(kind, method, watched):
                 call = call_of(build(model, {}))
                 call(*[ids] * len(required_of(call)))
+    for name in () if handed else target.source.definitions:
+        maker: Any = target.namespace.get(name)
+        turned = rf"(~|- ?|not ){name.lower()}\(|{name.lower()}\(.*\) ?[=!]="
+        is_turned = target.source.says(turned)  # it is for another layer as it is
+        if inspect.isfunction(maker) and MASK.search(name) and not is_turned:
+            for given in (ids, TOKENS):
+                with contextlib.suppress(Exception):  # it may want anything
+                    mask = np.asarray(maker(*[given] * len(required_of(maker))))
+                    if {*np.ravel(mask)} == {0, 1}:  # one that is added may be, too
+                        keep(mask)
     return handed

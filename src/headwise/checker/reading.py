@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from headwise.checker.contract import (
     VALUES,
     WIDTH,
     WINDOW,
+    Config,
     Target,
     arguments_of,
     meaning_of,
@@ -37,6 +38,7 @@ from headwise.checker.contract import (
 from headwise.checker.form import Weights
 from headwise.checker.lent import LENT, Unturned, unchanged
 from headwise.checker.source import Stub
+from headwise.masks import alibi_slopes
 
 # Role -> the pattern of a whole name, from parts in names.toml: "wq", "qproj" and "toqueries" are q. The first
 # role that fits counts.
@@ -64,6 +66,11 @@ RESIDUAL = (
 )
 # Of a path: "b", "b_q", "bq", "q_bias", "sesgo". It decides where two axes leave open whether an array is a bias.
 _BIAS = re.compile(r"(^|_|\.)b(ias)?(_|$|\.)|^b[qkvo]$|bias|beta|sesgo", re.I)
+# A norm of queries or keys, or of what may stand for them; not that of the text, nor a norm that is built.
+NORMED = (
+    r"(?<!self)\.norm\(|norm\w*, \(|norm\w*\((?![xhydcne]\b)[a-z]\b|"
+    r"norm\w*\([^,)]*\b(w?[qk]|to_[qk]|[qk]_\w+|\w+_[qk]|quer\w*|keys?)\b"
+)
 # numbers of an array: what has more waits for keys and values, or is too slow. A round choice
 LARGEST = 10**7
 _NORM = re.compile(r"norm|(^|\.)ln|_ln\b", re.I)  # of a path: "q_norm", "ln_q", "q_ln"
@@ -165,7 +172,10 @@ def _numbers_of(value: Any) -> Any:
     if isinstance(value, list | tuple) and value and not hasattr(value[0], "shape"):
         # A ragged list raises ValueError, one of other things TypeError, one of tensors with gradients RuntimeError.
         with contextlib.suppress(ValueError, TypeError, RuntimeError):
-            numbers = np.array(value, dtype=float)
+            rows = value
+            if isinstance(value[0], list):  # perhaps of the file's own numbers
+                rows = [[getattr(x, "data", x) for x in row] for row in value]
+            numbers = np.array(rows, dtype=float)
             return numbers if numbers.ndim >= 2 else None
     return None
 
@@ -221,6 +231,12 @@ def role_of(path: str) -> str | None:
     return role
 
 
+def are_all(roles: Collection[str]) -> bool:
+    """Are queries, keys and values among them, by themselves or in one?"""
+    whole = ({"q", "k", "v"}, {"q", "kv"}, {"qkv"})
+    return any(each <= {*roles} for each in whole)
+
+
 def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
     """The arrays of an object by role; `mapping` has the names of attributes whose role no name tells.
 
@@ -247,8 +263,8 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
         if role is None:
             others.append(array)
         else:
-            # A bias may have an axis of heads: b_q (h,d).
-            is_bias = flat or (array.value.ndim == 2 and _BIAS.search(path))
+            # A bias may have an axis of heads: b_q (h,d), or (h,d,1).
+            is_bias = flat or _BIAS.search(path)
             held = parts.biases if is_bias else parts.weights
             held.setdefault(role, []).append(array)
     for wanted, name in mapping.items():
@@ -279,7 +295,7 @@ def _stands_beside(parts: Parts, array: Array, path: str) -> bool:
     if re.search("sink", path) and array.value.size > 1:
         parts.sink = array.value.ravel()
         return True
-    is_gate = re.search(r"(?<![a-z])gate|(^|\.)w?_?g(\.|$)", path)
+    is_gate = re.search(r"(?<![a-z])gate|(^|\.)w?_?g(_proj)?(\.|$)", path)
     if is_gate and (flat or WIDTH in array.value.shape):
         parts.gate[not flat] = array.value if flat else _in_out(array)
         return True
@@ -419,15 +435,24 @@ def _add_unnamed(parts: Parts, others: list[Array]) -> None:
         elif "o" not in weights and made & sizes:
             _give(parts, "o", matrices[0], left)
     known = {id(array) for arrays in weights.values() for array in arrays}
-    parts.unread.extend(x for x in matrices if id(x) not in known)
+    unread = [x for x in matrices if id(x) not in known]
+    modules = {x.path.rpartition(".")[0] for x in unread}
+    # and their biases
+    unread += [
+        x for x in left if x.value.ndim == 1 and x.path.rpartition(".")[0] in modules
+    ]
+    parts.unread.extend(unread)
 
 
 def _give(parts: Parts, role: str, array: Array, others: list[Array]) -> None:
-    """Let a matrix have a role, and the bias of its module too."""
+    """Let a matrix have a role, and the bias that stands beside it and fits."""
     parts.weights[role] = [array]
     module = array.path.rpartition(".")[0]
-    if biases := [each for each in others if each.path == f"{module}.bias"]:
-        parts.biases[role] = biases
+    for each in others:
+        owner, _, name = each.path.rpartition(".")
+        fits = each.value.ndim == 1 and each.value.size in array.value.shape
+        if fits and owner == module and _BIAS.search(name):
+            parts.biases[role] = [each]
 
 
 def _role_of_words(path: str) -> str | None:
@@ -512,7 +537,7 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
     unscaled = parts.gains and target.scope.says(r"scal\w* ?= ?1(\.0)?\b")
     unscaled = unscaled or target.scope.tells(r"\bt5|unscaled")
     scales: list[Settings] = [{}, {"scale": "none"}] if folded or unscaled else [{}]
-    is_normed = target.scope.says(r"norm\(")
+    is_normed = target.scope.says(NORMED)
     if is_normed:  # what is normed has a length of its own, so its scale is a choice
         factors = [n for n in target.scope.numbers if 1 < n < 100 and n % 1]
         scales += [{"scale": n**power} for n in factors[:2] for power in (1, 2)]
@@ -569,8 +594,9 @@ def _extras(target: Target, parts: Parts, inside: Any, heads: Any) -> list[Setti
         windows = [{"window": n + more} for n in sizes for more in (0, 1)]
         extras += [{**extra, **window} for extra in extras for window in windows]
     if heads and target.scope.says("alibi|slope"):
-        usual = 2 ** (-8 / heads * np.arange(1, heads + 1))
-        extras += [{**extra, "slopes": usual} for extra in extras]
+        usual = [2 ** (-8 / heads * head) for head in range(1, heads + 1)]
+        series = [np.array(usual), np.array(alibi_slopes(heads))]
+        extras += [{**e, "slopes": each} for e in extras for each in series]
     for name, value in {**inside, **inside.get("_buffers", {})}.items():
         is_slope = re.search("slope|alibi|^m$", name)
         slopes = to_array(value) if is_slope else None
@@ -674,6 +700,13 @@ def _read(
                 biases[role] = np.tile(biases[role], H)
     # How many features each matrix makes, of all its heads together.
     of_q, of_k, of_v = (matrices[role].shape[1] for role in "qkv")
+    gate = parts.gate
+    if out is not None and of_q == 2 * len(out) and of_k < of_q and listed == 1:
+        # each head's queries have its gate behind them, as in Qwen3-Next
+        both = matrices["q"].reshape(width, H, 2, -1)
+        matrices["q"], of_gate = (both[:, :, i].reshape(width, -1) for i in (0, 1))
+        gate = [0.0, of_gate]
+        of_q //= 2
     d = of_q // H
     shared = parts.same_head or is_same
     # From here the shapes decide, not a name: the heads of keys are as many as heads of width d fit in their
@@ -693,7 +726,7 @@ def _read(
     }
     structural = ("heads-share-projection",) if shared or is_cut else ()
     return Reading(
-        Weights(H, G, matrices, biases, gains, parts.sink, parts.gate),
+        Weights(H, G, matrices, biases, gains, parts.sink, gate),
         {"qk_norm": "rms"} if gains else {},
         structural,
     )
@@ -771,7 +804,10 @@ def styles(
 def kept_as(meaning: str, instance: Any, target: Target) -> int | None:
     """A whole number that the caller, the object, its config, a module of it or the file keeps under such a name."""
     kept = getattr(instance, "__dict__", {})
-    configs = [kept[name] for name in kept if CALL["config"].fullmatch(name)]
+    told = CALL["config"].fullmatch
+    configs = [x for name, x in kept.items() if told(name) or isinstance(x, Config)]
+    parts = [x for x in ast.walk(target.scope.tree) if isinstance(x, ast.Attribute)]
+    fields = {part.attr for part in parts}
     # of torch's own a convolution has `groups`
     modules = [
         x for x in _modules_of(kept) if not type(x).__module__.startswith("torch")
@@ -783,11 +819,18 @@ def kept_as(meaning: str, instance: Any, target: Target) -> int | None:
         # a class has defaults, of which we passed others
         if CALL["config"].fullmatch(name) and not isinstance(value, type):
             configs.append(value)
+    # `self.h` may be the width of a head
+    passed = target.sizes.get("HEADS", HEADS)
+    counts = [value for value in kept.values() if type(value) is int]
+    is_width = meaning == "HEADS" and passed in counts
     for place in (target.options.args, kept, *configs, *modules, names):
         # Of a dictionary its own items; a module that a class leaves out is None, and has none.
         items = place if isinstance(place, dict) else getattr(place, "__dict__", {})
+        if isinstance(place, Config):
+            items = {name: place.get(name) for name in fields}
         for name, value in items.items():
             is_count = type(value) is int and name not in VALUES
+            is_count = is_count and not (is_width and value == HEAD_DIM)
             if is_count and meaning_of(name) == meaning:
                 return value
     return None

@@ -24,7 +24,7 @@ from headwise.checker.source import Source, methods_of, run_definitions
 WORDS = re.compile(r"(\d+\.\d*|\w+|[-+*/<>=@!~]+)")
 OPPOSITE = {
     "+": "-", "-": "+", "*": "/", "/": "*", "<": "<=", "<=": "<", ">": ">=", ">=": ">",
-    "==": "!=", "!=": "==", "=-": "=", "**-": "**", "~": "", "not": "",
+    "==": "!=", "!=": "==", "//": "/", "=-": "=", "**-": "**", "~": "", "not": "",
 }  # fmt: skip
 SMALL = 4  # constants below it are most often axes
 

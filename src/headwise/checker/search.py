@@ -173,11 +173,13 @@ class Search:
         rounds += [(2, forms, True) for forms in self.pairs]
         for number, forms, whole in rounds:
             if number == 1:
-                # One bug leaves the numbers nearer to those of the right reading. W_Q that is called W_K comes last.
-                readings = sorted(
-                    readings,
-                    key=lambda x: ("q_from" in x.settings, self._gap(x, base, case)),
+                # The usual reading first. Of the others, one bug leaves the numbers nearer to those of the right one.
+                # W_Q that is called W_K comes last.
+                usual, *others = readings
+                others.sort(
+                    key=lambda x: ("q_from" in x.settings, self._gap(x, base, case))
                 )
+                readings = [usual, *others]
             for reading in readings:
                 settings = {**reading.settings, **base}
                 for names, change in self._sets(number, forms, settings, case):

@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import json
 import re
+import symtable
 import sys
 import tokenize
 import types
@@ -29,7 +30,10 @@ ROTARY = re.compile(r"rope|rotar|rotat", re.I)
 # before a pattern in bugs.toml: it is looked for below a softmax; see `line_of`
 AFTER = "after softmax: "
 # an argument of such a name is a mask
-MASK = re.compile(r"mask|m[aá]scara|maschera|masque|(?<=_)pad(ding)?$", re.I)
+MASK = re.compile(
+    r"mask|m[aá]scara|maschera|masque|(?<=_)pad(ding)?$|^(is_)?pad(ding|ded)?$|^keep$",
+    re.I,
+)
 # What a class around an attention has beside it.
 AROUND = (
     r"relu\(|gelu\(|silu\(|gru\(|lstm\(|rnn\(|(?<!al)embedding\(|feed_?forward|ffn|mlp"
@@ -228,18 +232,19 @@ def kind_of(node: ast.AST | None) -> str | None:
         "__"
     ):
         return None
-    attends = ATTENTION.search(node.name)
+    named = ATTENTION.search(node.name)
     if isinstance(node, ast.ClassDef):
         # The last word counts: an AttentionBlock has attention in it, and GPTAttention is one.
         words = rf"(config|block|transformer|gpt)(?!.*({ATTENTION.pattern}))"
         is_around = re.search(words, node.name, re.I)
-        return "layer" if _is_called(node) and attends and not is_around else None
+        return "layer" if _is_called(node) and named and not is_around else None
     # A function, told by its name and the names of its arguments.
     names = [argument.arg for argument in (*node.args.args, *node.args.kwonlyargs)]
-    # One argument is too few: `show_heads(weights)` is given nothing to weigh.
-    takes_heads = attends and len(names) > 1 and not HELPER.search(node.name)
+    # `show_heads(weights)` is given nothing to weigh
+    is_told = named and not HELPER.search(node.name)
+    takes_heads = is_told and (len(names) > 1 or attends(node))
     # what turns or keeps queries, keys and values is no attention
-    is_part = not attends and re.search("rope|rotar|rotat|cache", node.name, re.I)
+    is_part = not named and re.search("rope|rotar|rotat|cache", node.name, re.I)
     takes_them = takes_all_three(names) and not is_part
     return "function" if takes_them or takes_heads else None
 
@@ -348,6 +353,7 @@ def meanings_of(scope: Source, whole: Source, name: str) -> list[str]:
     texts = {"text": scope.text, "code": scope.code, "file": whole.code}
     # "máscara" -> "mask"
     texts = {key: MASK.sub("mask", text) for key, text in texts.items()}
+    texts["name"] = name.lower()
     name = MASK.sub("mask", name.lower())
     rules = [
         rule
@@ -536,11 +542,15 @@ def bound_by(node: ast.AST) -> list[str]:
 
 
 def free_names(node: ast.AST) -> set[str]:
-    """Names that a statement reads and does not bind itself; of a definition those of its file."""
-    bound = {part.arg for part in ast.walk(node) if isinstance(part, ast.arg)}
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        bound.update(names_of([node], ast.Store))
-    return set(names_of([node], ast.Load)) - bound
+    """Names that a statement reads of its file, whatever other functions in it call their own."""
+    tables = [symtable.symtable(ast.unparse(node), "<learner>", "exec")]
+    names = set[str]()
+    for table in tables:  # the list grows in the loop
+        tables += table.get_children()
+        for symbol in table.get_symbols():
+            if symbol.is_referenced() and symbol.is_global():
+                names.add(symbol.get_name())
+    return names
 
 
 def needed_statements(source: Source, name: str) -> list[ast.stmt]:
