@@ -18,7 +18,7 @@ import sys
 import time
 import traceback
 import types
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
@@ -47,14 +47,13 @@ from headwise.checker.contract import (
     build,
     call_of,
     is_config,
-    kind_of_arrays,
     layouts_of,
     meaning_of,
     parameters_of,
-    required_of,
     to_kind,
 )
 from headwise.checker.form import Inputs, Masks, Weights
+from headwise.checker.handed import handed
 from headwise.checker.properties import Trial, masks_handed, properties_of
 from headwise.checker.reading import (
     Reading,
@@ -94,34 +93,13 @@ from headwise.table import listed
 
 # words of the learner's code, as patterns, and what they tell
 SAYS = size.NAMES["says"]
+OWN_TRIANGLE = r"\btri[lu]?\(|is_causal"
 # Values for what no name tells: a width first.
 GUESSES = (size.WIDTH, size.HEADS, size.HEAD_DIM, size.TOKENS, 1, False, None)
 TEXTS = (size.BATCH, size.TOKENS, size.WIDTH)
 # Of the largest number. bfloat16 keeps 8 bits, so one rounding is off by 0.4 % at most; but several follow one
 # another, and of a score of 5 that is an error of 2 % in its weight.
 TOLERANCE_OF_16_BITS = 2e-2
-
-
-class Table(dict[str, Any]):
-    """Weights by their names, also as attributes. Any other key, as `layer0.attn_wq`, gets that of its role.
-
-    sections  keys of what has other weights in it, as "attn" in `block["attn"]["c_proj"]`
-    """
-
-    sections: Collection[str] = ()
-
-    def __missing__(self, key: str) -> Any:
-        if key in self.sections:
-            return self
-        for name, value in self.items():
-            if role_of(key) is not None and role_of(name) == role_of(key):
-                return value
-        raise KeyError(key)  # code may ask for what is not there, and go on without it
-
-    def __getattr__(self, name: str) -> Any:
-        if name in self:
-            return self[name]
-        raise AttributeError(name)
 
 
 @dataclass
@@ -234,7 +212,7 @@ class Examiner:
         thing = self.target.thing
         args = self.options.args
         if self.target.kind == "function":
-            for weights, sizes in self._weights_as_arguments():
+            for weights, sizes in handed(self.target, self._sizes_of_split, self.rng):
                 self.takes_weights = True
                 # for what reads weights of an object
                 holder = types.SimpleNamespace(**weights, n_heads=sizes["HEADS"])
@@ -258,16 +236,16 @@ class Examiner:
             return
         # some are handed their weights
         drawn: list[Settings] = []
-        for weights, sizes in self._weights_as_arguments():
+        for weights, sizes in handed(self.target, self._sizes_of_split, self.rng):
             drawn.append({**sizes, **weights})
-        handed = {name for weights in drawn for name in weights}
+        given = {name for weights in drawn for name in weights}
         attempts = [
             ({**sizes, **weights}, theirs)
             for weights in (*drawn, {})
             for sizes, theirs in self._sizes()
         ]
         for sizes, theirs in attempts:  # the list grows in the loop
-            guessed = sizes.keys() - args.keys() - size.VALUES.keys() - handed
+            guessed = sizes.keys() - args.keys() - size.VALUES.keys() - given
             guessed = {name for name in guessed if meaning_of(name) != "WIDTH"}
             self.target.guesses |= bool(guessed)
             self.target.sizes = sizes
@@ -447,127 +425,6 @@ class Examiner:
         groups = theirs.get("KV_HEADS", size.KV_HEADS if "KV_HEADS" in ours else heads)
         d = theirs.get("HEAD_DIM") or theirs.get("WIDTH", 0) // heads or size.HEAD_DIM
         return heads, groups, d
-
-    def _weights_as_arguments(self) -> Iterator[tuple[dict[str, Any], Settings]]:
-        """Matrices and biases by the arguments of what takes them, and sizes: narrow first, then wide.
-
-        Narrow matrices (C,d) fit one head without W_O; they show a scale by the wrong width.
-        """
-        thing = self.target.thing
-        is_class = isinstance(thing, type)
-        names = required_of(thing) if is_class else list(arguments_of(thing))
-        keys = {name: self._keys_of(name) for name in names}  # of a dictionary
-        wanted = [
-            name for name in names if keys[name] or re.match(SAYS["matrix"], name, re.I)
-        ]
-        table = next((n for n in names if re.fullmatch(SAYS["table"], n)), None)
-        if len(wanted) > 2:  # `theta` is no table beside them
-            table = None
-        if table:  # a record, or a dictionary, whose keys stand in the code as texts
-            nodes = [*ast.walk(self.scope.tree)]
-            wanted = re.findall(
-                rf"\b{table}(?:\.|\[['\"])(\w+)", ast.unparse(self.scope.tree)
-            )
-            constants = [n.value for n in nodes if isinstance(n, ast.Constant)]
-            texts = [value for value in constants if isinstance(value, str)]
-            # those of a class may mean anything
-            wanted += texts * (not is_class)
-            # of a matrix and its bias in a dictionary of their own
-            words = "(?i)w|b|weights?|bias|kernel"
-            pair = [x for x in wanted if re.fullmatch(words, x)]
-            keys |= dict.fromkeys(wanted, pair)
-        # Of those, only names that tell a role (q, k, v, o, ...) are given a matrix or a bias.
-        roles = {name: role for name in wanted if (role := role_of(name))}
-        if table and roles and not is_class and "qkv" not in roles.values():
-            # Code that wrongly takes K for values, too, never names W_V: the table has it all the same; and code may
-            # make the names that it asks for.
-            roles |= {f"w{role}": role for role in "qkv" if role not in roles.values()}
-        if not are_all({*roles.values()}):
-            return
-        # of numbers or matrices of its own
-        kind = "lists" if self.target.number else kind_of_arrays(self.target)
-        heads, groups, d = self._sizes_of_split(names) or (1, 1, size.WIDTH)
-        three = "|".join(name.lower() for name in roles if roles[name] in "qkv")
-        # has each head a matrix of its own?
-        listed = self.scope.says(rf"\b({three})\[[a-z]\w*\]")
-        if listed and heads == 1:
-            heads = size.HEADS
-            groups = size.HEADS
-            d = size.HEAD_DIM
-        width = heads * d
-        apart = sum(
-            role == "q" and not re.match(SAYS["bias"], name, re.I)
-            for name, role in roles.items()
-        )
-        if apart > 1:  # each head has matrices of its own name
-            heads = apart
-            d = size.HEAD_DIM
-            width = size.WIDTH
-        ways = ["narrow", "wide", "out-in", "narrow columns", "columns"]
-        if heads == 1 and self.scope.says("einsum"):
-            ways.append("by head")  # every matrix has an axis of heads
-        for way in ways:
-            narrow = "narrow" in way
-            if narrow and ({"o", "qkv"} & {*roles.values()} or d != size.WIDTH):
-                continue
-            if way == "by head":
-                heads = size.HEADS
-                groups = size.HEADS
-                d = size.HEAD_DIM
-            count = {"q": heads, "k": groups, "v": groups, "kv": 2 * groups}
-            count["qkv"] = heads + 2 * groups
-            if apart > 1 or narrow:
-                count = dict.fromkeys(count, 1)
-            arrays: dict[str, Any] = {}
-            for name, role in roles.items():
-                inner = count.get(role, heads) * (size.HEAD_DIM if narrow else d)
-                shape: tuple[int, ...] = (width, inner)
-                is_bias = re.match(SAYS["bias"], name, re.I)
-                if role == "o":
-                    by_head = way == "by head" and not is_bias
-                    shape = (heads, d, width) if by_head else (inner, width)
-                elif role != "qkv" and (listed or way == "by head"):
-                    shape = (heads, width, d)
-                array = self._drawn(name, shape, way, width)
-                parts = dict.fromkeys(keys.get(name, ()), array)
-                for key in parts:
-                    if re.match(SAYS["bias"], key):
-                        parts[key] = self.rng.normal(size=shape[1])
-                arrays[name] = to_kind(parts or array, kind)
-                if table and self.scope.says(rf"\w+, \w+ = {table}\["):
-                    bias = to_kind(self.rng.normal(size=shape[-1]), kind)
-                    arrays[name] = arrays[name], bias
-            sizes = {"HEADS": heads, "WIDTH": width}
-            if table:
-                arrays = {table: Table(arrays)}
-                arrays[table].sections = {
-                    x for x in texts if role_of(x) is None and x not in pair
-                }
-            yield arrays, sizes
-
-    def _drawn(self, name: str, shape: tuple[int, ...], way: str, width: int) -> Any:
-        """A matrix of that shape, or a bias of its width; where tokens are columns, for the product from the left."""
-        if re.match(SAYS["bias"], name, re.I):
-            shape = shape[-1:] if len(shape) == 2 else shape[::2]
-        # 1.2 as in `renew`, which tells why
-        array = self.rng.normal(size=shape) * 1.2 / width**0.5
-        if re.match(SAYS["bias"], name, re.I):
-            return array[..., None] if "columns" in way else array
-        if "columns" in way or (array.ndim == 2 and way == "out-in"):
-            array = array.swapaxes(-1, -2)
-        return np.ascontiguousarray(array)
-
-    def _keys_of(self, name: str) -> list[str]:
-        """The keys of a dictionary that is handed on as `f(x, **name)`: the parameters of f, but for x."""
-        for node in ast.walk(self.scope.tree):
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-                continue
-            function = self.target.namespace.get(node.func.id)
-            spread = [key.value for key in node.keywords if key.arg is None]
-            names = {each.id for each in spread if isinstance(each, ast.Name)}
-            if name in names and callable(function):
-                return list(arguments_of(function))[len(node.args) :]
-        return []
 
     # Calling.
 
@@ -895,8 +752,9 @@ class Examiner:
         attention = trial.attention
         if not trial.causal:
             return [False]
-        is_own = attention.mask is None or self._is_for_padding(attention)
-        if is_own or attention.is_told_causal:
+        is_own = attention.mask is None or attention.is_lengths
+        is_beside = self.scope.says(OWN_TRIANGLE) and self._is_for_padding(attention)
+        if is_own or is_beside or attention.is_told_causal:
             return [True]  # the code makes a mask of its own
         if self.options.causal or self.scope.says(SAYS["kept_mask"]):
             return [True]
@@ -1025,10 +883,14 @@ class Examiner:
                 yield "handed", inputs, Masks(True), {"": attention(inputs, mask)}
 
     def _is_for_padding(self, attention: Attention) -> bool:
-        """Is a mask for padding alone, by its name, its shape, or what the text says of it?"""
-        told = rf"\b{attention.mask}\W[^\n]*(padding|\b1, ?1, ?(s|t|seq|len)\w*)"
-        named = re.search(SAYS["padding"], str(attention.mask), re.I)
-        return bool(named or attention.is_lengths or self.scope.tells(told))
+        """Is a mask for padding alone, by its name, or by the text of code that makes a triangle itself?"""
+        if attention.is_lengths or re.search(
+            SAYS["padding"], str(attention.mask), re.I
+        ):
+            return True
+        about = rf"\b{attention.mask}\W[^\n]*(padding|\b1, ?1, ?(s|t|seq|len)\w*)"
+        told = rf"(?m)^(?!.*(causal|future|ahead|subsequent))[^\n]*{about}"
+        return self.scope.says(OWN_TRIANGLE) and self.scope.tells(told)
 
     def _chosen(
         self, trial: Trial, itself: bool, real: Any
@@ -1260,7 +1122,7 @@ class Examiner:
                 for n in stored
                 if isinstance(n.ctx, ast.Store) and n.id == name
             ]
-            return min(binds) >= stop  # it is bound later, if at all
+            return min(binds, default=0) >= stop  # it is bound later, if at all
         if type(error) is NameError:
             missing = re.search(r"name '(\w+)' is not", text)
             bound = {name for node in source.tree.body for name in bound_by(node)}

@@ -32,6 +32,7 @@ from headwise.checker.contract import (
     Target,
     arguments_of,
     meaning_of,
+    parameters_of,
     to_array,
     unwrapped,
 )
@@ -264,7 +265,7 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
             others.append(array)
         else:
             # A bias may have an axis of heads: b_q (h,d), or (h,d,1).
-            is_bias = flat or _BIAS.search(path)
+            is_bias = flat or (not array.linear and _BIAS.search(path))
             held = parts.biases if is_bias else parts.weights
             held.setdefault(role, []).append(array)
     for wanted, name in mapping.items():
@@ -275,7 +276,9 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
     _give_by_place(parts)
     kept = getattr(target, "__dict__", {})
     counts = {meaning_of(x): kept[x] for x in kept if type(kept[x]) is int}
-    _add_unnamed(parts, _without_latent(parts, others, counts.get("HEADS")))
+    told = [x.get("n_heads") for x in kept.values() if isinstance(x, Config)]
+    heads = counts.get("HEADS", *told[:1])
+    _add_unnamed(parts, _without_latent(parts, others, heads))
     if list(parts.weights) == ["o"] and not (parts.unread or parts.same_head):
         identity = np.eye(_in_out(parts.weights["o"][0]).shape[0])
         parts.weights |= {role: [Array("", identity)] for role in "qkv"}
@@ -336,7 +339,8 @@ def _give_by_place(parts: Parts) -> None:
 _DOWN = r"(a|d|down|to|compr\w*|latent)?"
 _UP = r"(b|u|up|expand\w?|decompr\w*)?"
 LATENT = {
-    "dkv": rf"w?{_DOWN}kv{_DOWN}|w?dwk|down|compr\w*|latent",
+    "dkv": rf"w?{_DOWN}kv{_DOWN}(withmqa)?|w?dwk|down|compr\w*|latent",
+    "ukv": "w?(b|u|up)kv|w?kv(b|u|up)",  # of keys and values, head by head
     "dq": "w?(dq|q(a|d|down|compr\\w*|latent)|downq)",
     "q": rf"w?{_UP}q{_UP}(c|content|nope)?",
     "k": rf"w?{_UP}k{_UP}(c|content|nope)?",
@@ -362,13 +366,22 @@ def _without_latent(
         for key, pattern in LATENT.items():
             if array.value.ndim == 2 and re.fullmatch(pattern, plain):
                 named.setdefault(key, []).append(array)
-    if not {"dkv", "k", "v"} <= set(named):
+    if "dkv" not in named or not {"k", "v"} <= {*named, *"kv" * ("ukv" in named)}:
         return others
     # Each as (C+1,h*d), the bias as one more row: one matrix, or one for each head beside another.
     biases = [*others, *itertools.chain.from_iterable(parts.biases.values())]
     whole = {}
     for key, arrays in named.items():
         whole[key] = np.concatenate([_with_bias(x, biases) for x in arrays], 1)
+    if "ukv" in whole and heads:
+        # behind the latents the key's part that is turned
+        named["k"] = named["v"] = named["ukv"]
+        rank = len(whole["ukv"]) - 1
+        whole["kr"] = whole["dkv"][:, rank:]
+        whole["dkv"] = whole["dkv"][:, :rank]
+        content = whole["q"].shape[1] // heads - whole["kr"].shape[1]
+        whole["q"], whole["qr"] = _cut(whole["q"], heads, content)
+        whole["k"], whole["v"] = _cut(whole.pop("ukv"), heads, content)
     latents = {"q": "dq", "qr": "dq", "k": "dkv", "v": "dkv", "kr": "dkv"}
     for key in latents.keys() & whole:
         down = whole.get(latents[key])
@@ -398,6 +411,13 @@ def _without_latent(
         parts.biases[role] = [replace(first, value=bias)]
     known = {id(array) for arrays in named.values() for array in arrays}
     return [array for array in others if id(array) not in known]
+
+
+def _cut(matrix: Any, heads: int, first: int) -> tuple[Any, Any]:
+    """Of (C,h*d) the `first` features of each head, and the others."""
+    parts = matrix.reshape(len(matrix), heads, -1)
+    cut = parts[..., :first], parts[..., first:]
+    return tuple(part.reshape(len(matrix), -1) for part in cut)
 
 
 def _with_bias(array: Array, biases: list[Array]) -> Any:
@@ -473,11 +493,13 @@ def still_parts(module: Any) -> bool:
     modules: Any = getattr(module, "modules", lambda: [module])
     for parent in list(modules()):
         for name, child in list(_children(parent)):
-            of_heads = re.search(
-                r"(?<![a-z])(q|k|quer\w*|keys?|qk)(?![a-z])", str(name)
-            )
+            words = r"(?<![a-z])(q|k|quer\w*|keys?|qk)(?![a-z])"
+            of_heads = re.search(words, str(name)) is not None
             is_torch = hasattr(child, "named_parameters")
             pattern = "Norm" if is_torch else "Norm|Dropout"
+            # what is narrower than a head is a latent
+            sizes = {weight.numel() for weight in parameters_of(child)}
+            of_heads = of_heads and not any(n < HEAD_DIM for n in sizes)
             if re.search(pattern, type(child).__name__) and not of_heads:
                 still = (
                     sys.modules["torch"].nn.Identity if is_torch else LENT["Dropout"]
@@ -496,6 +518,8 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
     width = width_of(parts, target.sizes)
     counts = [heads_of(instance, target)]
     inside = getattr(instance, "__dict__", {})
+    if counts[0][0] is None and (d := kept_as("HEAD_DIM", instance, target)):
+        counts.insert(0, (width // d, None))
     kept = {x for x in inside.values() if type(x) is int and 1 < x <= width}
     # A count that the object does not keep may be wrong: then each number that it keeps is tried, too.
     if counts[0][0] not in kept:
@@ -701,7 +725,8 @@ def _read(
     # How many features each matrix makes, of all its heads together.
     of_q, of_k, of_v = (matrices[role].shape[1] for role in "qkv")
     gate = parts.gate
-    if out is not None and of_q == 2 * len(out) and of_k < of_q and listed == 1:
+    is_double = out is not None and of_q == 2 * len(out) and of_k < of_q
+    if is_double and listed == 1 and "q" not in biases:
         # each head's queries have its gate behind them, as in Qwen3-Next
         both = matrices["q"].reshape(width, H, 2, -1)
         matrices["q"], of_gate = (both[:, :, i].reshape(width, -1) for i in (0, 1))
@@ -806,8 +831,8 @@ def kept_as(meaning: str, instance: Any, target: Target) -> int | None:
     kept = getattr(instance, "__dict__", {})
     told = CALL["config"].fullmatch
     configs = [x for name, x in kept.items() if told(name) or isinstance(x, Config)]
-    parts = [x for x in ast.walk(target.scope.tree) if isinstance(x, ast.Attribute)]
-    fields = {part.attr for part in parts}
+    tree = target.scope.tree
+    fields = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     # of torch's own a convolution has `groups`
     modules = [
         x for x in _modules_of(kept) if not type(x).__module__.startswith("torch")
