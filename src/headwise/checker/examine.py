@@ -605,7 +605,8 @@ class Examiner:
         before = len(self.errors)
         yield "", None
         stopped = " ".join(map(str, self.errors[before:]))
-        is_needed = attention.mask and re.search("NoneType|bool", stopped)
+        asks = "NoneType|bool|(?i:mask.*none|none.*mask)"
+        is_needed = attention.mask and re.search(asks, stopped)
         if not (attention.mask_required or is_needed):
             return
         B, T, S = len(trial.inputs[0]), *(x.shape[-2] for x in trial.inputs[:2])
@@ -951,12 +952,11 @@ class Examiner:
                 re.fullmatch(bug_named(bug).hidden_by, other) for other in bugs
             )
             # where the output is not right either, a gradient says nothing
-            if trial.explanation.settings.get("act") == "relu":
-                is_hidden = is_hidden or bug == "no-gradient"  # it stops some itself
+            stops = self.rests or trial.explanation.settings.get("act") == "relu"
+            if stops and bug == "no-gradient":
+                is_hidden = True  # what is 0 stops some itself
             if not is_hidden and (explained or bug != "no-gradient"):
                 bugs.append(bug)
-        if self._lacks_output(trial):
-            bugs.append("output-projection-missing")
         drawn = {"dropout-in-eval", "projection-drawn-anew"}.intersection(bugs)
         if explanation.unexplained and drawn:
             explained = True  # no numbers are alike while it draws
@@ -1008,6 +1008,12 @@ class Examiner:
             target.left_out("at_rest", names=listed(paths, 6))
         if trial.explanation.settings.get("residual"):
             target.did("residual")
+        w = trial.explanation.reading.weights
+        is_layer = (
+            target.kind == "layer" and trial.explanation.settings.get("join") != "sum"
+        )
+        if is_layer and w.n_heads > 1 and w.matrices.get("o") is None:
+            target.left_out("no_output")
         for fill in self.scope.numbers if self.scope.says("fill|mask|where") else ():
             # too large to be anything else than a fill; float16 ends at -65504
             if fill <= -1e3:
@@ -1029,30 +1035,6 @@ class Examiner:
             names = ", ".join(f"W_{role.upper()}" for role in roles)
             fixes.append(say("bias_fix", roles=names))
         return replace(finding, fix=" ".join(fixes))
-
-    def _lacks_output(self, trial: Trial) -> bool:
-        """Has it several heads, no matrix W_O, and no other class that may hold it?"""
-        w = trial.explanation.reading.weights
-        # a function that draws its weights shows a step, most often
-        draws = inspect.isfunction(self.target.thing) and not self.takes_weights
-        if (
-            w.n_heads < 2
-            or draws
-            or self.target.kind != "layer"
-            or w.matrices.get("o") is not None
-            or trial.explanation.settings.get("residual")
-        ):
-            return False
-        source = self.target.source
-        name = self.target.name
-        # A list of heads, and a function that loops over them, may join them without W_O, as courses do.
-        loop = SAYS["joined"] + r"|range\(" * inspect.isfunction(self.target.thing)
-        outside = any(
-            name in source.uses(other) for other in source.definitions if other != name
-        )
-        is_around = outside or re.search("bert", name, re.I) or self.scope.says(loop)
-        several = len(trial.parts.weights.get("q", ())) > 1 or trial.parts.unread
-        return not (is_around or several)
 
     def _renamed(self, bug: str) -> str:
         """The bug that gives the numbers of this one in code such as the learner's."""
@@ -1102,7 +1084,9 @@ class Examiner:
         source = self.target.source
         text = str(error)
         # what is passed lies in one piece, so that a view of it fits
-        told = "before Module.__init__\\(\\) call|view size is not compatible"
+        told = (
+            "before Module.__init__\\(\\) call|view size is not compatible|to buffer '"
+        )
         if re.search(told, text):
             return bool(self._frames(error))
         # a base or a decorator that is not installed may have what is missing

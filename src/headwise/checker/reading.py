@@ -706,6 +706,10 @@ def _read(
         for held in (matrices, biases):
             if fused in held:
                 held.update(_unfused(held.pop(fused), fused, H, G, order))
+    if listed > 1 and len(matrices["q"]) * listed == width:
+        # each head's own matrix reads its own part of the input
+        for role in "qkv":
+            matrices[role] = _diagonal(np.split(matrices[role], listed, 1))
     small = matrices["q"].shape
     out = matrices["o"]
     is_cut = small[0] == small[1] and 1 < H == width // small[0] and listed == 1
@@ -755,6 +759,12 @@ def _read(
         {"qk_norm": "rms"} if gains else {},
         structural,
     )
+
+
+def _diagonal(blocks: list[Any]) -> Any:
+    """Matrices along the diagonal of one, with 0 elsewhere."""
+    places = np.eye(len(blocks))
+    return sum(np.kron(np.diag(p), x) for p, x in zip(places, blocks, strict=True))
 
 
 def _unfused(x: Any, fused: str, H: int, G: int, order: str) -> dict[str, Any]:
@@ -888,8 +898,9 @@ def width_of(parts: Parts, sizes: Settings) -> int:
     shape = arrays[0].value.shape
     usual = sizes.get("WIDTH", WIDTH)
     outputs = [n for array in parts.weights.get("o", ()) for n in array.value.shape]
-    if shape == (HEAD_DIM, HEAD_DIM) and usual in outputs:
-        return int(usual)  # one small matrix for the parts of the input
+    is_cut = usual in outputs or len(arrays) * HEAD_DIM == usual
+    if shape == (HEAD_DIM, HEAD_DIM) and is_cut:
+        return int(usual)  # small matrices for the parts of the input
     if arrays[0].linear:
         return int(shape[1])
     return usual if usual in shape else int(max(shape))
@@ -936,7 +947,8 @@ def renew(arrays: list[Array], rng: np.random.Generator, size: float = 1.2) -> N
     """
     for array in arrays:
         shape = array.value.shape
-        spread = 0.4  # of biases, so that one that is missing shows; a round choice
+        # of biases, so that one that is missing shows; a round choice
+        spread = min(0.4, size)
         if len(shape) > 1:
             summed = shape[-1] if array.linear else shape[-2]
             spread = size / max(summed, 1) ** 0.5

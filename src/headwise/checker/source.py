@@ -185,11 +185,11 @@ class Source:
 
     def uses(self, name: str) -> set[str]:
         """Other definitions of the file that one names."""
-        nodes = ast.walk(self.definitions[name])
-        names = {
-            node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
-            for node in nodes
-        }
+        nodes = [*ast.walk(self.definitions[name])]
+        names = {node.id for node in nodes if isinstance(node, ast.Name)}
+        # `layers.attend(x)`, but not the section of a config in `config.transformer.width`
+        calls = [node.func for node in nodes if isinstance(node, ast.Call)]
+        names |= {call.attr for call in calls if isinstance(call, ast.Attribute)}
         return (names & set(self.definitions)) - {name}
 
     def is_blank(self, name: str) -> bool:
