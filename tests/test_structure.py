@@ -94,7 +94,7 @@ def test_no_function_is_long() -> None:
 # windows in `check`; a question about one's own sentence; what published files of JAX, Keras and TensorFlow call, and
 # positions of each call, in `check`.
 # 3,137 nodes and 15 files of it are solutions of exercises, which were texts in TOML before.
-MOST = {"nodes": 253_900, "files": 131, "circles": 0, "messages": 0, "options": 90, "test lines": 23_126}
+MOST = {"nodes": 256_500, "files": 132, "circles": 0, "messages": 0, "options": 90, "test lines": 23_126}
 
 
 def test_the_package_grows_no_more() -> None:

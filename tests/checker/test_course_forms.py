@@ -156,7 +156,7 @@ def called(target: Target) -> tuple[hw.Seen, Stages]:
     try:
         module = build(target, {}).eval()
         return watched(target, module)
-    except (RuntimeError, LookupError):  # it has sizes of its own
+    except (RuntimeError, LookupError, AssertionError):  # it has sizes of its own
         return watched(target, build(target, {}, theirs=True).eval())
 
 

@@ -172,6 +172,7 @@ class Examiner:
         self.until = time.process_time() + 2.5 * target.options.seconds
         self.names = set[str]()  # of the cases that came to an end
         self.rests = False  # are matrices whose role nothing tells 0?
+        self.guessed = set[str]()  # names that no pattern knows, and got a value
         # is nothing of what was called a guess?
         self.is_sure = not target.guesses
         # do the caller, its name or its text say that it is causal?
@@ -238,15 +239,15 @@ class Examiner:
         drawn: list[Settings] = []
         for weights, sizes in handed(self.target, self._sizes_of_split, self.rng):
             drawn.append({**sizes, **weights})
-        given = {name for weights in drawn for name in weights}
+        known = {*args, *size.VALUES, *itertools.chain.from_iterable(drawn)}
         attempts = [
             ({**sizes, **weights}, theirs)
             for weights in (*drawn, {})
             for sizes, theirs in self._sizes()
         ]
         for sizes, theirs in attempts:  # the list grows in the loop
-            guessed = sizes.keys() - args.keys() - size.VALUES.keys() - given
-            guessed = {name for name in guessed if meaning_of(name) != "WIDTH"}
+            guessed = {x for x in sizes.keys() - known if meaning_of(x) != "WIDTH"}
+            self.guessed = guessed
             self.target.guesses |= bool(guessed)
             self.target.sizes = sizes
             try:
@@ -779,7 +780,11 @@ class Examiner:
         # may stand for a forbidden score
         fills = [number for number in self.scope.numbers if number < 1e-3]
         w = trial.readings[0].weights
+        words = {*re.findall(r"\w{2,}", self.scope.code)}
+        words.update(arguments_of(self.target.thing))
         has = {
+            # `head_size` may be the number of heads
+            "number-of-heads": "HEADS" in map(meaning_of, words),
             "heads": w.matrices.get("q") is not None and w.n_heads > 1,
             "weights": self.target.kind == "layer",
             "groups": w.n_heads != w.n_kv_heads,
@@ -970,8 +975,10 @@ class Examiner:
             right = False if bugs else None
             target.left_out("unexplained", evidence=self._clue(trial))
         # A weight at rest may have been a factor, and a number that is a guess; T5 has none beside its positions.
-        is_scale = any(bug.startswith("scale") for bug in bugs)
-        is_doubtful = (self.rests or target.guesses) and is_scale
+        scales = {bug for bug in bugs if bug.startswith("scale")}
+        is_doubtful = scales and (
+            self.guessed or (self.rests and "scale-missing" in scales)
+        )
         if right is False and (target.lacks or is_doubtful):
             right = None
             bugs = []

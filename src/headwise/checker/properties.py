@@ -251,9 +251,9 @@ def masks_handed(attention: Attention, target: Target) -> list[Any]:
         turned = rf"(~|- ?|not ){name.lower()}\(|{name.lower()}\(.*\) ?[=!]="
         is_turned = target.source.says(turned)  # it is for another layer as it is
         if inspect.isfunction(maker) and MASK.search(name) and not is_turned:
-            for given in (ids, TOKENS):
+            for text in (ids, TOKENS):
                 with contextlib.suppress(Exception):  # it may want anything
-                    mask = np.asarray(maker(*[given] * len(required_of(maker))))
+                    mask = np.asarray(maker(*[text] * len(required_of(maker))))
                     if {*np.ravel(mask)} == {0, 1}:  # one that is added may be, too
                         keep(mask)
     return handed

@@ -493,20 +493,23 @@ def still_parts(module: Any) -> bool:
     modules: Any = getattr(module, "modules", lambda: [module])
     for parent in list(modules()):
         for name, child in list(_children(parent)):
-            words = r"(?<![a-z])(q|k|quer\w*|keys?|qk)(?![a-z])"
-            of_heads = re.search(words, str(name)) is not None
             is_torch = hasattr(child, "named_parameters")
             pattern = "Norm" if is_torch else "Norm|Dropout"
-            # what is narrower than a head is a latent
-            sizes = {weight.numel() for weight in parameters_of(child)}
-            of_heads = of_heads and not any(n < HEAD_DIM for n in sizes)
-            if re.search(pattern, type(child).__name__) and not of_heads:
+            is_norm = re.search(pattern, type(child).__name__)
+            if is_norm and not _is_of_heads(str(name), child):
                 still = (
                     sys.modules["torch"].nn.Identity if is_torch else LENT["Dropout"]
                 )
                 setattr(parent, name, still())
                 changed = True
     return changed
+
+
+def _is_of_heads(name: str, norm: Any) -> bool:
+    """Is a norm that of queries or keys? What is narrower than a head is a latent."""
+    is_narrow = any(weight.numel() < HEAD_DIM for weight in parameters_of(norm))
+    words = r"(?<![a-z])(q|k|quer\w*|keys?|qk)(?![a-z])"
+    return not is_narrow and re.search(words, name) is not None
 
 
 def readings(target: Target, instance: Any, folded: bool = False) -> list[Reading]:
@@ -518,12 +521,12 @@ def readings(target: Target, instance: Any, folded: bool = False) -> list[Readin
     width = width_of(parts, target.sizes)
     counts = [heads_of(instance, target)]
     inside = getattr(instance, "__dict__", {})
-    if counts[0][0] is None and (d := kept_as("HEAD_DIM", instance, target)):
-        counts.insert(0, (width // d, None))
     kept = {x for x in inside.values() if type(x) is int and 1 < x <= width}
     # A count that the object does not keep may be wrong: then each number that it keeps is tried, too.
     if counts[0][0] not in kept:
         counts += [(n, None) for n in sorted(kept) if width % n == 0]
+    if counts[0][0] is None and (d := kept_as("HEAD_DIM", instance, target)):
+        counts.insert(0, (width // d, None))
     if "qkv" in parts.weights:  # one key/value head for all
         counts += [(heads, 1) for heads, groups in counts if heads and groups is None]
     # how q, k and v stand in one fused matrix; see `_unfused`
@@ -685,27 +688,7 @@ def _read(
         listed = max(listed, len(parts.weights[role]))
     H = listed if listed > 1 else H or 1
     G = G or H
-    # One W_O for each head, whose biases add up, or one for all; others, such as an MLP's c_proj, are left out.
-    outputs = listed if len(parts.weights.get("o", ())) >= listed else 1
-    matrices: dict[str, Any] = {"o": None}
-    biases: dict[str, Any] = {}
-    for role, arrays in parts.weights.items():
-        pieces = [
-            _matrix(array, width, H if role in "qo" else G, side, role == "o")
-            for array in arrays
-        ]
-        matrices[role] = (
-            np.concatenate(pieces[:outputs])
-            if role == "o"
-            else np.concatenate(pieces, 1)
-        )
-    for role, arrays in parts.biases.items():
-        pieces = [array.value.ravel() for array in arrays]
-        biases[role] = sum(pieces[:outputs]) if role == "o" else np.concatenate(pieces)
-    for fused in {"qkv", "kv"} & set(matrices):
-        for held in (matrices, biases):
-            if fused in held:
-                held.update(_unfused(held.pop(fused), fused, H, G, order))
+    matrices, biases = _joined(parts, H, G, width, order, side, listed)
     if listed > 1 and len(matrices["q"]) * listed == width:
         # each head's own matrix reads its own part of the input
         for role in "qkv":
@@ -759,6 +742,37 @@ def _read(
         {"qk_norm": "rms"} if gains else {},
         structural,
     )
+
+
+def _joined(
+    parts: Parts, H: int, G: int, width: int, order: str, side: str, listed: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Matrices as (in, out) and biases by role, of all heads together.
+
+    listed  heads that have a matrix each, or 1
+    """
+    # One W_O for each head, whose biases add up, or one for all; others, such as an MLP's c_proj, are left out.
+    outputs = listed if len(parts.weights.get("o", ())) >= listed else 1
+    matrices: dict[str, Any] = {"o": None}
+    biases: dict[str, Any] = {}
+    for role, arrays in parts.weights.items():
+        pieces = [
+            _matrix(array, width, H if role in "qo" else G, side, role == "o")
+            for array in arrays
+        ]
+        matrices[role] = (
+            np.concatenate(pieces[:outputs])
+            if role == "o"
+            else np.concatenate(pieces, 1)
+        )
+    for role, arrays in parts.biases.items():
+        pieces = [array.value.ravel() for array in arrays]
+        biases[role] = sum(pieces[:outputs]) if role == "o" else np.concatenate(pieces)
+    for fused in {"qkv", "kv"} & set(matrices):
+        for held in (matrices, biases):
+            if fused in held:
+                held.update(_unfused(held.pop(fused), fused, H, G, order))
+    return matrices, biases
 
 
 def _diagonal(blocks: list[Any]) -> Any:
