@@ -63,6 +63,7 @@ from headwise.checker.reading import (
     readings,
     renew,
     role_of,
+    roles_of,
     scale_is_folded,
     still_parts,
     styles,
@@ -236,9 +237,8 @@ class Examiner:
             yield Built(thing, call_of(thing), thing)
             return
         # some are handed their weights
-        drawn: list[Settings] = []
-        for weights, sizes in handed(self.target, self._sizes_of_split, self.rng):
-            drawn.append({**sizes, **weights})
+        ways = handed(self.target, self._sizes_of_split, self.rng)
+        drawn = [{**sizes, **weights} for weights, sizes in ways]
         known = {*args, *size.VALUES, *itertools.chain.from_iterable(drawn)}
         attempts = [
             ({**sizes, **weights}, theirs)
@@ -343,7 +343,7 @@ class Examiner:
             name, _, value = ast.unparse(step).partition(" = ")
             if isinstance(step, ast.Assign) and role_of(name) and "rand" in value:
                 drawn[name] = place
-        if not are_all({*map(str, map(role_of, drawn))}):
+        if not are_all(roles_of(drawn).values()):
             return None
         maker, call = self._parted(definition, drawn)
         first = next(adapters(target, target.thing, None, ["btc"]))
@@ -842,14 +842,14 @@ class Examiner:
         if attention.mask is None:
             return
         past = np.tril(np.ones((T, T), bool))
-        # where the code makes no mask of its own beside one that it is given, that one has the future in it, too
-        is_alone = not itself or self._is_for_padding(attention)
-        of_documents = real[:, None, None] & (past | is_alone)
+        is_for_padding = self._is_for_padding(attention)
+        # one mask for both may take the place of the code's own triangle
+        of_documents = real[:, None, None] & (past | (not itself) | is_for_padding)
         cases = [
             ("mask", past[None, None], Masks(True)),
             ("padding", of_documents, Masks(itself, real)),
         ]
-        if self._is_for_padding(attention):
+        if is_for_padding:
             cases = cases[1:]
         for name, allowed, masks in cases:
             outputs = {}

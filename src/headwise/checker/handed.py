@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,10 +26,9 @@ from headwise.checker.contract import (
     required_of,
     to_kind,
 )
-from headwise.checker.reading import are_all, role_of
+from headwise.checker.reading import are_all, role_of, roles_of
 
 SAYS = NAMES["says"]
-Split = Callable[[Any], tuple[int, int, int] | None]
 
 
 class Table(dict[str, Any]):
@@ -66,7 +65,7 @@ class Names:
     roles: dict[str, str]
     parts: dict[str, list[str]]
     table: str = ""
-    sections: Collection[str] = field(default_factory=set)
+    sections: Collection[str] = ()
 
 
 def names_of_weights(target: Target, names: list[str]) -> Names:
@@ -76,7 +75,7 @@ def names_of_weights(target: Target, names: list[str]) -> Names:
     wanted = [n for n in names if parts[n] or re.match(SAYS["matrix"], n, re.I)]
     table = next((n for n in names if re.fullmatch(SAYS["table"], n)), "")
     if not table or len(wanted) > 2:  # `theta` is no table beside them
-        return Names(_roles(wanted), parts)
+        return Names(roles_of(wanted), parts)
     tree = target.scope.tree
     wanted = re.findall(rf"\b{table}(?:\.|\[['\"])(\w+)", ast.unparse(tree))
     constants = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant)]
@@ -85,17 +84,13 @@ def names_of_weights(target: Target, names: list[str]) -> Names:
         wanted += texts
     words = "(?i)w|b|weights?|bias|kernel"
     pair = [text for text in wanted if re.fullmatch(words, text)]
-    roles = _roles(wanted)
+    roles = roles_of(wanted)
     if roles and not is_class and "qkv" not in roles.values():
         # Code that wrongly takes K for values, too, never names W_V: the table has it all the same; and code may
         # make the names that it asks for.
         roles |= {f"w{role}": role for role in "qkv" if role not in roles.values()}
     sections = {text for text in texts if role_of(text) is None} - {*pair}
     return Names(roles, dict.fromkeys(wanted, pair), table, sections)
-
-
-def _roles(names: Collection[str]) -> dict[str, str]:
-    return {name: role for name in names if (role := role_of(name))}
 
 
 def _spread(target: Target, name: str) -> list[str]:
@@ -116,7 +111,9 @@ def _is_bias(name: str) -> bool:
 
 
 def handed(
-    target: Target, split_of: Split, rng: np.random.Generator
+    target: Target,
+    split_of: Callable[[Any], tuple[int, int, int] | None],
+    rng: np.random.Generator,
 ) -> Iterator[tuple[dict[str, Any], Settings]]:
     """What to pass for the arguments, and its sizes; nothing where names do not tell queries, keys and values.
 
@@ -129,7 +126,7 @@ def handed(
     arguments = required_of(thing) if is_class else list(arguments_of(thing))
     names = names_of_weights(target, arguments)
     roles = names.roles
-    if not are_all({*roles.values()}):
+    if not are_all(roles.values()):
         return
     says = target.scope.says
     # of numbers or matrices of its own
@@ -141,6 +138,8 @@ def handed(
     if is_listed and heads == 1:
         heads = groups = HEADS
         d = HEAD_DIM
+    # `w, b = params["q"]`
+    is_paired = names.table and says(rf"\w+, \w+ = {names.table.lower()}\[")
     width = heads * d
     apart = [n for n, role in roles.items() if role == "q" and not _is_bias(n)]
     if len(apart) > 1:  # of a name of its own
@@ -175,9 +174,9 @@ def handed(
                 array = array.swapaxes(0, 1)
             parts = dict.fromkeys(names.parts.get(name, ()), array)
             for key in filter(_is_bias, parts):
-                parts[key] = rng.normal(size=shape[1])
+                parts[key] = rng.normal(size=shape[-1])
             weights[name] = to_kind(parts or array, kind)
-            if names.table and says(rf"\w+, \w+ = {names.table}\["):
+            if is_paired:
                 bias = to_kind(rng.normal(size=shape[-1]), kind)
                 weights[name] = weights[name], bias
         if names.table:

@@ -139,9 +139,9 @@ def split(
 
 def band_part(x: Any, num_lower: int, num_upper: int) -> Any:
     """As many diagonals below and above the main one as are asked for; all of them where the number is negative."""
-    lowest = 0 if num_lower < 0 else np.triu(x, -num_lower) - x
-    highest = 0 if num_upper < 0 else np.tril(x, num_upper) - x
-    return x + lowest + highest
+    if num_lower >= 0:
+        x = np.triu(x, -num_lower)
+    return x if num_upper < 0 else np.tril(x, num_upper)
 
 
 def variable(initial_value: Any = None, *_: Any, value: Any = None, **__: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import inspect
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,7 +29,7 @@ from headwise.checker.contract import (
 from headwise.checker.form import Inputs
 from headwise.checker.reading import Parts, Reading, parts_of
 from headwise.checker.search import Case, close, stages_of
-from headwise.checker.source import ENCODINGS, MASK, laid_out
+from headwise.checker.source import ENCODINGS, laid_out
 
 
 @dataclass
@@ -250,7 +251,9 @@ def masks_handed(attention: Attention, target: Target) -> list[Any]:
         maker: Any = target.namespace.get(name)
         turned = rf"(~|- ?|not ){name.lower()}\(|{name.lower()}\(.*\) ?[=!]="
         is_turned = target.source.says(turned)  # it is for another layer as it is
-        if inspect.isfunction(maker) and MASK.search(name) and not is_turned:
+        # `train_masked` is none, and may do anything
+        is_maker = inspect.isfunction(maker) and re.search("(mask|scara)s?$", name)
+        if is_maker and not is_turned:
             for text in (ids, TOKENS):
                 with contextlib.suppress(Exception):  # it may want anything
                     mask = np.asarray(maker(*[text] * len(required_of(maker))))

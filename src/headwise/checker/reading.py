@@ -232,6 +232,11 @@ def role_of(path: str) -> str | None:
     return role
 
 
+def roles_of(names: Collection[str]) -> dict[str, str]:
+    """Those of the names that tell a role, with it."""
+    return {name: role for name in names if (role := role_of(name))}
+
+
 def are_all(roles: Collection[str]) -> bool:
     """Are queries, keys and values among them, by themselves or in one?"""
     whole = ({"q", "k", "v"}, {"q", "kv"}, {"qkv"})
@@ -277,7 +282,7 @@ def parts_of(target: Any, mapping: Mapping[str, str]) -> Parts:
     kept = getattr(target, "__dict__", {})
     counts = {meaning_of(x): kept[x] for x in kept if type(kept[x]) is int}
     told = [x.get("n_heads") for x in kept.values() if isinstance(x, Config)]
-    heads = counts.get("HEADS", *told[:1])
+    heads = counts.get("HEADS") or next(iter(told), None)
     _add_unnamed(parts, _without_latent(parts, others, heads))
     if list(parts.weights) == ["o"] and not (parts.unread or parts.same_head):
         identity = np.eye(_in_out(parts.weights["o"][0]).shape[0])
@@ -366,7 +371,8 @@ def _without_latent(
         for key, pattern in LATENT.items():
             if array.value.ndim == 2 and re.fullmatch(pattern, plain):
                 named.setdefault(key, []).append(array)
-    if "dkv" not in named or not {"k", "v"} <= {*named, *"kv" * ("ukv" in named)}:
+    has_both = {"k", "v"} <= named.keys() or {"q", "ukv"} <= named.keys()
+    if "dkv" not in named or not has_both:
         return others
     # Each as (C+1,h*d), the bias as one more row: one matrix, or one for each head beside another.
     biases = [*others, *itertools.chain.from_iterable(parts.biases.values())]
@@ -621,8 +627,10 @@ def _extras(target: Target, parts: Parts, inside: Any, heads: Any) -> list[Setti
         windows = [{"window": n + more} for n in sizes for more in (0, 1)]
         extras += [{**extra, **window} for extra in extras for window in windows]
     if heads and target.scope.says("alibi|slope"):
-        usual = [2 ** (-8 / heads * head) for head in range(1, heads + 1)]
-        series = [np.array(usual), np.array(alibi_slopes(heads))]
+        usual = 2 ** (-8 / heads * np.arange(1, heads + 1))
+        of_paper = np.array(alibi_slopes(heads))
+        # they are the same where the heads are a power of two
+        series = [usual] if np.allclose(usual, of_paper) else [usual, of_paper]
         extras += [{**e, "slopes": each} for e in extras for each in series]
     for name, value in {**inside, **inside.get("_buffers", {})}.items():
         is_slope = re.search("slope|alibi|^m$", name)
@@ -855,8 +863,6 @@ def kept_as(meaning: str, instance: Any, target: Target) -> int | None:
     kept = getattr(instance, "__dict__", {})
     told = CALL["config"].fullmatch
     configs = [x for name, x in kept.items() if told(name) or isinstance(x, Config)]
-    tree = target.scope.tree
-    fields = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     # of torch's own a convolution has `groups`
     modules = [
         x for x in _modules_of(kept) if not type(x).__module__.startswith("torch")
@@ -876,6 +882,8 @@ def kept_as(meaning: str, instance: Any, target: Target) -> int | None:
         # Of a dictionary its own items; a module that a class leaves out is None, and has none.
         items = place if isinstance(place, dict) else getattr(place, "__dict__", {})
         if isinstance(place, Config):
+            nodes = ast.walk(target.scope.tree)
+            fields = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
             items = {name: place.get(name) for name in fields}
         for name, value in items.items():
             is_count = type(value) is int and name not in VALUES

@@ -194,7 +194,6 @@ class Source:
 
     def is_blank(self, name: str) -> bool:
         """Is a function, or every method of a class but `__init__`, still to be written: `...`, `pass`, or a text?"""
-        empty = r"pass|\.\.\.|raise NotImplementedError.*|['\"].*"
         functions = methods_of(self.definitions.get(name))
         steps = [
             step
@@ -202,9 +201,7 @@ class Source:
             if function.name != "__init__"
             for step in function.body
         ]
-        return bool(steps) and all(
-            re.fullmatch(empty, ast.unparse(step), re.S) for step in steps
-        )
+        return bool(steps) and all(map(_is_empty, steps))
 
     def reach(self, name: str) -> list[str]:
         """A definition and all that it uses, it first."""
@@ -212,6 +209,14 @@ class Source:
         for each in reached:  # the loop goes on over what is added within it
             reached += sorted(self.uses(each) - set(reached))
         return reached
+
+
+def _is_empty(step: ast.stmt) -> bool:
+    """Is a statement what stands where code is still to be written? `...` is a constant, as a text is."""
+    match step:
+        case ast.Pass() | ast.Expr(value=ast.Constant()):
+            return True
+    return ast.unparse(step).startswith("raise NotImplementedError")
 
 
 def _first(function: ast.FunctionDef) -> ast.stmt:
